@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steers a language model towards positive movie reviews: SFT on a review corpus, then PPO against a
+sentiment score.
+
+    python examples/ppo_sentiment.py
+
+downloads nothing: the corpus is written by a grammar, the tokenizer is trained on it, and a small GPT-2
+learns to write such reviews before PPO steers it. Any part can be the real thing. The recipe of trlX and TRL,
+a GPT-2 that has read IMDB, is
+
+    python examples/ppo_sentiment.py --config configs/ppo_imdb.yaml --model lvwerra/gpt2-imdb \\
+        --dataset stanfordnlp/imdb --reward my_rewards:positive
+
+Every field of the PPO recipe is a flag (`--method.target 4`), and so is every field of the SFT recipe
+(`--sft.train.total_steps 400`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from sentiment.corpus import Corpus, load_corpus, make_corpus
+from sentiment.judge import Checkpoint, judge
+from sentiment.pretrain import pretrain
+from sentiment.report import report
+from sentiment.rewards import reward_named
+
+import jrl
+from jrl.trainers.overrides import apply_overrides
+
+RECIPES = Path(__file__).resolve().parents[1] / "configs"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the example; what it leaves is in `--output-dir`."""
+    flags, ppo_overrides, sft_overrides = parse(argv)
+    began, console, folder = time.perf_counter(), Console(), Path(flags.output_dir)
+    config = apply_overrides(jrl.TRLConfig.load_yaml(flags.config), ppo_overrides)
+    reward_fn, corpus = reward_named(flags.reward), read_corpus(flags)
+
+    start = flags.model
+    if start is None:
+        console.rule("Supervised fine-tuning")
+        sft_config = apply_overrides(jrl.TRLConfig.load_yaml(flags.sft_config), sft_overrides)
+        start = pretrain(corpus, folder, config=sft_config, tokenizer_path=flags.tokenizer, seed=flags.seed)
+    tokenizer_path = flags.tokenizer or start
+    reference = Checkpoint(start, tokenizer_path)
+    options = dict(seed=flags.seed, gen_kwargs=config.method.gen_kwargs)
+    before = judge(
+        corpus.eval_prompts, reference.complete(corpus.eval_prompts, **options), reward_fn, reference
+    )
+
+    console.rule("PPO")
+    trainer = jrl.train(
+        model_path=start,
+        reward_fn=reward_fn,
+        prompts=corpus.train_prompts,
+        eval_prompts=corpus.eval_prompts,
+        config=config.evolve(
+            train={"seed": flags.seed, "checkpoint_dir": str(folder / "ppo")},
+            tokenizer={"tokenizer_path": str(tokenizer_path)},
+        ),
+    )
+    if trainer.interrupted:
+        console.print(
+            f"Stopped early. Resume with --model {start} --train.resume_from_checkpoint {folder / 'ppo'}"
+        )
+        return 0
+    policy = Checkpoint(trainer.save_pretrained(folder / "policy"))
+    after = judge(corpus.eval_prompts, policy.complete(corpus.eval_prompts, **options), reward_fn, reference)
+    seconds = time.perf_counter() - began
+    report(console, folder, before, after, trainer.history, target_kl=config.method.target, seconds=seconds)
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str], list[str]]:
+    """The flags, the overrides of the PPO recipe, and those of the SFT recipe (`--sft.` in front)."""
+    top = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="Any other --a.b flag overrides a field of the recipe.",
+    )
+    top.add_argument("--seed", type=int, default=0, help="of corpus, weights, data order and samples")
+    top.add_argument(
+        "--output-dir", default=time.strftime("runs/ppo_sentiment/%Y%m%d-%H%M%S"), help="run folder"
+    )
+    top.add_argument("--model", help="checkpoint to start PPO from (directory or hub id); skips SFT")
+    top.add_argument(
+        "--tokenizer", help="directory or hub id; default: the model's, or one trained on the corpus"
+    )
+    top.add_argument("--dataset", help="reviews: a .txt, .jsonl or .csv file, or a `datasets` name")
+    top.add_argument("--reward", default="vader", help="`vader` or an importable module:function")
+    top.add_argument("--config", default=RECIPES / "ppo_sentiment.yaml", help="PPO recipe")
+    top.add_argument("--sft-config", default=RECIPES / "sft_sentiment.yaml", help="SFT recipe")
+    top.add_argument("--num-reviews", type=int, default=4000, help="size of the generated corpus")
+    top.add_argument("--num-eval-prompts", type=int, default=256, help="held-out prompts")
+    flags, rest = top.parse_known_args(argv)
+    stages: dict[bool, list[str]] = {False: [], True: []}
+    sft = False
+    for word in rest:
+        sft = word.startswith("--sft.") if word.startswith("--") else sft
+        stages[sft].append(word.replace("--sft.", "--", 1))
+    return flags, stages[False], stages[True]
+
+
+def read_corpus(flags: argparse.Namespace) -> Corpus:
+    """The reviews named by `--dataset`, or written for the occasion."""
+    if flags.dataset is not None:
+        return load_corpus(flags.dataset, num_eval_prompts=flags.num_eval_prompts, seed=flags.seed)
+    return make_corpus(flags.num_reviews, num_eval_prompts=flags.num_eval_prompts, seed=flags.seed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards of the example: VADER's compound score, or a function of your own named on the command line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+
+@functools.cache
+def _analyzer() -> SentimentIntensityAnalyzer:
+    return SentimentIntensityAnalyzer()
+
+
+def vader(samples: Sequence[str]) -> list[float]:
+    """How positive each text reads: a lexicon's compound score in [−1, 1]; 0 where no word is known.
+
+    Reference: Hutto and Gilbert 2014, "VADER: a parsimonious rule-based model for sentiment analysis of
+    social media text".
+    """
+    return [_analyzer().polarity_scores(sample)["compound"] for sample in samples]
+
+
+def reward_named(name: str) -> Callable[..., Any]:
+    """The reward function that `--reward` names: `vader`, or an importable `module:function`."""
+    if name == "vader":
+        return vader
+    from jrl.cli import load_function
+
+    return load_function(name)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jrl.train` and the model in a notebook: `load_model`, `save_model`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.mesh import tree_shardings
+from jrl.models.checkpoint import load_checkpoint, save_checkpoint
+from jrl.models.model import CausalLM
+from jrl.rollout.generate import make_generate
+from jrl.trainers.base import Trainer
+from jrl.trainers.config import TRLConfig, default_ppo_config, default_sft_config
+from jrl.trainers.registry import get_trainer
+from jrl.typing import ModelInputs, Params, PRNGKey, SamplingKnobs
+
+
+def train(
+    model_path: Any = None,
+    reward_fn: Callable[..., Any] | None = None,
+    dataset: tuple[Sequence[Any], Sequence[float]] | None = None,
+    samples: Sequence[Any] | None = None,
+    rewards: Sequence[float] | None = None,
+    prompts: Sequence[Any] | None = None,
+    eval_prompts: Sequence[Any] | None = None,
+    metric_fn: Callable[..., Any] | None = None,
+    config: TRLConfig | None = None,
+    stop_sequences: Sequence[str] | None = None,
+) -> Trainer:
+    """Trains a language model: online with a reward function, or offline on samples.
+
+    Args:
+      model_path: Directory or hub id of a Hugging Face checkpoint, or a transformers config object for random
+        weights; replaces `config.model.model_path`.
+      reward_fn: Called with keywords `samples`, `prompts`, `outputs`, `tokenizer`, `output_tokens` and one for each
+        metadata key, as far as its signature accepts them; returns one float a sample, or one list a sample with a
+        float for each of its `output_tokens`.
+      dataset: `(samples, rewards)`; deprecated, use those arguments.
+      samples: Strings, `[prompt, output]` pairs or longer dialogues.
+      rewards: One a sample, for offline reinforcement learning.
+      prompts: Strings, or dicts with `"prompt"` and metadata; left untouched. Default: the BOS text.
+      eval_prompts: Likewise; default: the first `batch_size` prompts, or the BOS text.
+      metric_fn: `metric_fn(samples, prompts, outputs, **metadata)` returns name → list of floats, or name → float.
+      config: Default: PPO where `reward_fn` is given, else SFT.
+      stop_sequences: Texts that end a completion.
+    Returns:
+      The trainer, after `learn()`.
+    Raises:
+      ValueError: If the arguments do not say what to train on, or do not fit the configured trainer.
+    """
+    if dataset is not None:
+        warnings.warn("`dataset` is deprecated: pass `samples` and `rewards`.", DeprecationWarning, stacklevel=2)
+        samples, rewards = dataset
+    if reward_fn is None and samples is None:
+        raise ValueError("Nothing to train on: give `reward_fn` (online) or `samples` (offline).")
+    if rewards is not None and samples is not None and len(rewards) != len(samples):
+        raise ValueError(f"`rewards` must have one entry a sample: got {len(rewards)} for {len(samples)} samples.")
+    if config is None:
+        config = default_ppo_config() if reward_fn is not None else default_sft_config()
+        warnings.warn(
+            f"No `config` given: using the default one for {config.train.trainer}, with model "
+            f"{config.model.model_path!r}.",
+            stacklevel=2,
+        )
+    if model_path is not None:
+        config = config.evolve(model={"model_path": model_path})
+    trainer_class = get_trainer(config.train.trainer)
+    trainer = trainer_class(
+        config, reward_fn=reward_fn, metric_fn=metric_fn, stop_sequences=tuple(stop_sequences or ())
+    )
+    trainer.add_data(samples=samples, rewards=rewards, prompts=prompts, eval_prompts=eval_prompts)
+    trainer.learn()
+    return trainer
+
+
+@dataclass(frozen=True)
+class Model:
+    """A causal language model without state: parameters are always an argument.
+
+    Attributes:
+      lm: Architecture and checkpoint names.
+    """
+
+    lm: CausalLM
+
+    def logits(
+        self, params: Params, tokens: Int[Array, "B T"], attention_mask: Bool[Array, "B T"] | None = None
+    ) -> Float[Array, "B T V"]:
+        """Next-token logits, float32, of left- or right-padded rows."""
+        return self.lm.logits(params, tokens, attention_mask)
+
+    def generate(
+        self,
+        params: Params,
+        tokens: Int[Array, "B P"],
+        attention_mask: Bool[Array, "B P"],
+        key: PRNGKey,
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+    ) -> Int[Array, "B T"]:
+        """Samples `max_new_tokens` ids a row, pad after the end.
+
+        Args:
+          params: Of the model.
+          tokens: Left-padded prompts.
+          attention_mask: True on real tokens.
+          key: Same key, same samples; row i depends on its number, not on its neighbours.
+          max_new_tokens: Width of the result.
+          temperature: > 0; traced under jit, as `top_p`.
+          top_k: 0 keeps all.
+          top_p: 1 keeps all.
+          eos_token_id: Default: the checkpoint's.
+          pad_token_id: Default: the checkpoint's, else the first EOS.
+        """
+        eos = self.lm.hf_config.eos_token_id if eos_token_id is None else eos_token_id
+        eos_ids = () if eos is None else tuple(eos) if isinstance(eos, Sequence) else (int(eos),)
+        pad = self.lm.hf_config.pad_token_id if pad_token_id is None else pad_token_id
+        generate = make_generate(
+            self.lm.policy(),
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=eos_ids,
+            pad_token_id=pad if pad is not None else (eos_ids or (0,))[0],
+            top_k=top_k,
+        )
+        knobs = SamplingKnobs(jnp.asarray(temperature, jnp.float32), jnp.asarray(top_p, jnp.float32))
+        inputs = ModelInputs(jnp.asarray(tokens), jnp.asarray(attention_mask, bool))
+        return generate(params, {}, inputs, jnp.arange(np.shape(tokens)[0]), knobs, key).tokens
+
+
+def load_model(
+    path_or_id_or_config: Any, *, dtype: Any = None, mesh: jax.sharding.Mesh | None = None, key: PRNGKey | None = None
+) -> tuple[Model, Params]:
+    """A model and its parameters from a checkpoint, or random ones from a transformers config object.
+
+    Args:
+      path_or_id_or_config: Directory, hub id, or config object.
+      dtype: Of the parameters; default float32.
+      mesh: Where they go; default: the first device.
+      key: Of the random parameters; required with a config object.
+    """
+    if isinstance(path_or_id_or_config, str | os.PathLike):
+        loaded = load_checkpoint(path_or_id_or_config, dtype=dtype or jnp.float32, mesh=mesh)
+        return Model(loaded.model), loaded.params
+    if key is None:
+        raise ValueError("`key` is required to initialise a model from a config object, got None.")
+    lm = CausalLM.from_config(path_or_id_or_config)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype or jnp.float32), lm.init(key))
+    return Model(lm), params if mesh is None else jax.device_put(params, tree_shardings(mesh, params)[0])
+
+
+def save_model(directory: str | os.PathLike[str], model: Model, params: Params, tokenizer: Any = None) -> None:
+    """Writes a Hugging Face checkpoint that transformers loads with equal logits.
+
+    Args:
+      directory: Made if missing.
+      model: What the parameters belong to.
+      params: The whole tree.
+      tokenizer: Stored beside the model where given.
+    """
+    save_checkpoint(directory, model.lm, params, tokenizer=tokenizer)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: `jrl ppo|sft --config recipe.yaml --method.cliprange 0.1`, `jrl generate`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jrl.api import load_model, train
+from jrl.data.batching import pad_left
+from jrl.data.sources import load_prompts, load_samples
+from jrl.data.tokenizer import load_tokenizer
+from jrl.trainers.base import Trainer
+from jrl.trainers.config import TRLConfig, default_ppo_config, default_sft_config
+from jrl.trainers.overrides import apply_overrides
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that `module:function` names; modules of the working directory are found too.
+
+    Raises:
+      ValueError: If there is no such module or function, with what there is.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ValueError(f"expected `module:function`, as in `my_rewards:politeness`, got {name!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise
+        raise ValueError(f"there is no module {module_name!r} (asked for as {name!r}).") from error
+    function = vars(module).get(function_name)
+    if not callable(function):
+        found = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise ValueError(f"{module_name!r} has no function {function_name!r}; it has {found}.")
+    return function
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and the flags that are not configuration."""
+    top = argparse.ArgumentParser(
+        prog="jrl",
+        description="Reinforcement-learning post-training of language models in JAX.",
+        epilog="Every field of the configuration is a dotted flag too: --train.seed 3 --method.cliprange=0.1",
+    )
+    commands = top.add_subparsers(dest="command", required=True)
+    ppo = commands.add_parser("ppo", help="online PPO against a reward function")
+    ppo.add_argument("--reward", required=True, metavar="MODULE:FUNCTION", help="reward function")
+    ppo.add_argument("--prompts", required=True, metavar="FILE_OR_DATASET", help="one prompt a line, record or row")
+    sft = commands.add_parser("sft", help="supervised fine-tuning")
+    sft.add_argument("--samples", required=True, metavar="FILE_OR_DATASET", help="texts, or prompt-output pairs")
+    for command in (ppo, sft):
+        command.add_argument("--config", metavar="YAML", help="recipe; default: the method's default config")
+        command.add_argument("--eval-prompts", metavar="FILE_OR_DATASET", help="evaluation prompts")
+        command.add_argument("--metric", metavar="MODULE:FUNCTION", help="evaluation metrics")
+        command.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop sequence; repeatable")
+    generate = commands.add_parser("generate", help="complete prompts with a checkpoint")
+    generate.add_argument("--model", required=True, metavar="DIRECTORY", help="checkpoint")
+    generate.add_argument("--prompt", action="append", required=True, help="repeatable")
+    generate.add_argument("--max-new-tokens", type=int, default=40)
+    generate.add_argument("--temperature", type=float, default=1.0)
+    generate.add_argument("--top-k", type=int, default=0)
+    generate.add_argument("--top-p", type=float, default=1.0)
+    generate.add_argument("--seed", type=int, default=0)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; a mistake in the flags is one line on stderr and exit status 2."""
+    flags, overrides = parser().parse_known_args(argv)
+    try:
+        work = {"ppo": ppo, "sft": sft, "generate": generate}[flags.command](flags, overrides)
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        print(f"jrl {flags.command}: {error}", file=sys.stderr)
+        return 2
+    work()
+    return 0
+
+
+def ppo(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], Trainer]:
+    """`jrl ppo`: flags and files are read now, training starts when the result is called."""
+    return functools.partial(
+        train,
+        config=_config(flags, overrides, default_ppo_config),
+        reward_fn=load_function(flags.reward),
+        prompts=load_prompts(flags.prompts),
+        eval_prompts=load_prompts(flags.eval_prompts) if flags.eval_prompts else None,
+        metric_fn=load_function(flags.metric) if flags.metric else None,
+        stop_sequences=flags.stop,
+    )
+
+
+def sft(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], Trainer]:
+    """`jrl sft`: likewise."""
+    return functools.partial(
+        train,
+        config=_config(flags, overrides, default_sft_config),
+        samples=load_samples(flags.samples),
+        eval_prompts=load_prompts(flags.eval_prompts) if flags.eval_prompts else None,
+        metric_fn=load_function(flags.metric) if flags.metric else None,
+        stop_sequences=flags.stop,
+    )
+
+
+def _config(flags: argparse.Namespace, overrides: list[str], default: Callable[[], TRLConfig]) -> TRLConfig:
+    return apply_overrides(TRLConfig.load_yaml(flags.config) if flags.config else default(), overrides)
+
+
+def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
+    """`jrl generate`: prints every prompt with its completion."""
+    if overrides:
+        raise ValueError(f"unknown flags {overrides}.")
+    tokenizer = load_tokenizer(flags.model)
+    model, params = load_model(flags.model)
+    tokens, mask = pad_left(
+        [tokenizer(text, add_special_tokens=False)["input_ids"] for text in flags.prompt],
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+    def work() -> None:
+        completions = model.generate(
+            params,
+            tokens,
+            mask,
+            jax.random.key(flags.seed),
+            max_new_tokens=flags.max_new_tokens,
+            temperature=flags.temperature,
+            top_k=flags.top_k,
+            top_p=flags.top_p,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        for prompt, output in zip(flags.prompt, tokenizer.batch_decode(completions, skip_special_tokens=True), strict=True):
+            print(f"{prompt}{output}")
+
+    return work

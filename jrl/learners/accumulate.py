@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One optimizer step over microbatches: the brick that every learner is built from.
+
+An objective returns the *sum* of its loss and the weight it would be divided by. Gradients and weights are
+added up over the microbatches and divided once, by the weight of the whole optimizer batch, so neither the
+number of microbatches nor the number of devices changes the step, however ragged the rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.learners.optimizers import learning_rate
+from jrl.learners.state import TrainState
+from jrl.mesh import constrain
+from jrl.ops.metrics import reduce_metrics
+from jrl.typing import Max, Mean, Metrics, Params
+
+Tree = TypeVar("Tree")
+
+
+class Rows(NamedTuple):
+    """Which rows of a batch a microbatch takes.
+
+    Attributes:
+      ids: Row numbers.
+      valid: False on padding, whose id is 0: an objective must give such rows no weight.
+    """
+
+    ids: Int[Array, "*shape"]
+    valid: Bool[Array, "*shape"]
+
+
+Loss = tuple[Float[Array, ""], Float[Array, ""], Metrics]
+"""(loss_sum, weight, metrics)."""
+Objective = Callable[[Params, Rows], Loss]
+"""`(params, rows) -> (loss_sum, weight, metrics)` of the microbatch made of these rows."""
+
+
+class Accumulated(NamedTuple):
+    """What one optimizer batch adds up to.
+
+    Attributes:
+      loss: Sum of the losses over the weight.
+      weight: Of the whole optimizer batch.
+      grads: Gradient of `loss`; NaN throughout where the loss is not finite.
+      metrics: Of all microbatches together.
+    """
+
+    loss: Float[Array, ""]
+    weight: Float[Array, ""]
+    grads: Params
+    metrics: Metrics
+
+
+def take_rows(tree: Tree, ids: Int[Array, "R"]) -> Tree:
+    """Rows of every array of a tree, kept spread over the mesh's batch axes."""
+
+    def take(x: Array) -> Array:
+        return constrain(jnp.take(x, ids, axis=0), "batch", *(None,) * (x.ndim - 1))
+
+    taken: Tree = jax.tree.map(take, tree)
+    return taken
+
+
+def split_rows(num_rows: int, *, batch_size: int, minibatch_size: int) -> tuple[int, int, int]:
+    """How `num_rows` rows are cut into optimizer batches of microbatches.
+
+    The last batch is padded with invalid rows. Where all rows fit into less than one batch, no microbatch of
+    mere padding is made.
+
+    Returns:
+      (optimizer batches, microbatches of each, rows of a microbatch).
+    Raises:
+      ValueError: If `minibatch_size` does not divide `batch_size`.
+    """
+    if minibatch_size < 1 or batch_size % minibatch_size:
+        raise ValueError(
+            f"`minibatch_size` must divide `batch_size` = {batch_size} (rows of an optimizer step), "
+            f"got {minibatch_size}."
+        )
+    batch_rows = min(batch_size, num_rows)
+    rows = min(minibatch_size, num_rows)
+    return -(-num_rows // batch_size), -(-batch_rows // rows), rows
+
+
+def layout_rows(order: Int[Array, "R"], *, batch_size: int, minibatch_size: int) -> Rows:
+    """Rows in the given order as (optimizer batches, microbatches, rows of one), padded at the end."""
+    num_rows = order.shape[0]
+    batches, microbatches, rows = split_rows(num_rows, batch_size=batch_size, minibatch_size=minibatch_size)
+    width = min(batch_size, num_rows)
+    batched = jnp.pad(order, (0, batches * width - num_rows)).reshape(batches, width)
+    valid = (jnp.arange(batches * width) < num_rows).reshape(batches, width)
+    missing = ((0, 0), (0, microbatches * rows - width))
+    shape = (batches, microbatches, rows)
+    return Rows(jnp.pad(batched, missing).reshape(shape), jnp.pad(valid, missing).reshape(shape))
+
+
+def accumulate(objective: Objective, params: Params, microbatches: Rows) -> Accumulated:
+    """Loss and gradient of one optimizer batch, one microbatch in memory at a time.
+
+    Args:
+      objective: Differentiated with respect to `params`.
+      params: Trainable parameters.
+      microbatches: (microbatches, rows of one).
+    Returns:
+      The mean loss and its gradient; 0 where the batch has no weight at all.
+    """
+
+    def loss(params: Params, rows: Rows) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Metrics]]:
+        loss_sum, weight, metrics = objective(params, rows)
+        return loss_sum, (weight, metrics)
+
+    def add(carry: tuple[Any, Any, Any], rows: Rows) -> tuple[tuple[Any, Any, Any], Metrics]:
+        grads, loss_sum, weight = carry
+        (more_loss, (more_weight, metrics)), more_grads = jax.value_and_grad(loss, has_aux=True)(params, rows)
+        carry = (jax.tree.map(jnp.add, grads, more_grads), loss_sum + more_loss, weight + more_weight)
+        return carry, metrics
+
+    zero = jnp.zeros((), jnp.float32)
+    start = (jax.tree.map(jnp.zeros_like, params), zero, zero)
+    (grads, loss_sum, weight), stacked = jax.lax.scan(add, start, microbatches)
+    divisor = jnp.where(weight > 0, weight, 1.0)
+    mean_loss = loss_sum / divisor
+    # A loss that overflowed may still have a finite gradient; the step must be skipped all the same.
+    scale = jnp.where(jnp.isfinite(mean_loss), 1.0 / divisor, jnp.nan)
+    grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
+    return Accumulated(mean_loss, weight, grads, reduce_metrics(stacked))
+
+
+def optimizer_step(
+    state: TrainState, optimizer: optax.GradientTransformation, objective: Objective, microbatches: Rows
+) -> tuple[TrainState, Metrics]:
+    """Accumulates over the microbatches and takes one step.
+
+    A step whose loss or gradient is not finite is skipped: parameters and moments stay, the optimizer's
+    counters say so. A batch without any weight (all its rows are padding) changes nothing and is no failure.
+
+    Args:
+      state: Before the step.
+      optimizer: Wrapped in `optax.apply_if_finite`, as `make_optimizer` returns it.
+      objective: See `Objective`.
+      microbatches: (microbatches, rows of one).
+    Returns:
+      The state, its `step` one higher in every case, and the objective's metrics with `optim/*`: norm of the
+      accumulated gradient before clipping, learning rate, steps skipped so far and those in a row.
+    Raises:
+      TypeError: If the optimizer does not skip non-finite steps.
+    """
+    if not isinstance(state.opt_state, optax.ApplyIfFiniteState):
+        raise TypeError(
+            "`optimizer` must skip non-finite steps: make it with jrl.learners.optimizers.make_optimizer, or "
+            f"wrap it in optax.apply_if_finite; its state is {type(state.opt_state).__name__}."
+        )
+    batch = accumulate(objective, state.params, microbatches)
+
+    def step(_: None) -> tuple[Params, optax.OptState]:
+        updates, opt_state = optimizer.update(batch.grads, state.opt_state, state.params)
+        return optax.apply_updates(state.params, updates), opt_state
+
+    params, opt_state = jax.lax.cond(batch.weight == 0, lambda _: (state.params, state.opt_state), step, None)
+    grad_norm = optax.tree.norm(batch.grads)
+    counted = jnp.isfinite(grad_norm) & (batch.weight > 0)
+    metrics = batch.metrics | {
+        "optim/grad_norm": Mean(jnp.where(counted, grad_norm, 0.0), counted.astype(jnp.float32)),
+        "optim/skipped_steps": Max(opt_state.total_notfinite.astype(jnp.float32)),
+        "optim/skipped_in_a_row": Max(opt_state.notfinite_count.astype(jnp.float32)),
+    }
+    rate = learning_rate(opt_state)
+    if rate is not None:
+        metrics["optim/learning_rate"] = Mean(rate, jnp.ones((), jnp.float32))
+    return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics

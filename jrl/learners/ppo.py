@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proximal policy optimization of a language model: a score for the text, a KL penalty and a value per token.
+
+Reference: Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler et al. 2019, arXiv:1909.08593.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.config import MethodConfig, check_fields
+from jrl.learners.forward import mask_rows, trunk_of_rows, window_features, window_logprobs
+from jrl.learners.ppo_estimates import (
+    ScoreMoments,
+    estimate_advantages,
+    init_score_moments,
+    kl_per_sequence,
+    rollout_metrics,
+    scale_scores,
+)
+from jrl.learners.state import TrainState, init_train_state
+from jrl.losses.ppo import PPOTargets, ppo_loss
+from jrl.ops.kl import adaptive_kl_coef
+from jrl.ops.metrics import max_metric, reduce_metrics
+from jrl.ops.policy_gradient import importance_ratio
+from jrl.typing import (
+    Frozen,
+    Max,
+    Mean,
+    Metrics,
+    Params,
+    PolicyFns,
+    PPOBatch,
+    PRNGKey,
+    Sequences,
+    Trunk,
+    Update,
+)
+
+SCALE_REWARD_MODES = ("running", "ref", "ignored", None, False)
+_FIRST = "ppo/ratio_max_dev_first_minibatch"
+
+
+@dataclass(kw_only=True)
+class PPOConfig(MethodConfig):
+    """Proximal policy optimization of a language model against a reward, with a KL penalty to its reference.
+
+    Attributes:
+      ppo_epochs: Passes over each set of rollouts, usually 1 to 4.
+      num_rollouts: Rollouts collected for one iteration, over all devices.
+      chunk_size: Prompts of one generation call, over all devices; also the batch of an evaluation.
+      init_kl_coef: Weight of the KL penalty in the reward at the start.
+      target: KL per sequence, in nats, that the adaptive controller steers to; None keeps the weight fixed.
+      horizon: Rollouts over which the adaptive controller may move the weight by 20 %.
+      gamma: Discount per token; 1 unless argued.
+      lam: λ of generalised advantage estimation.
+      cliprange: Half-width of the ratio clip.
+      cliprange_value: Half-width of the value clip.
+      vf_coef: Weight of the value loss.
+      entropy_coef: Weight of the entropy bonus; 0 only reports the entropy.
+      scale_reward: "running" divides scores by their running standard deviation, "ref" by `ref_std`;
+        "ignored", None and False leave them. The mean is never subtracted.
+      ref_mean: Mean of the reference scores; None takes mean and deviation of the first iteration's.
+      ref_std: Standard deviation of the reference scores.
+      cliprange_reward: Scores are clipped to ±this before anything else; None, False and 0 are off.
+      gen_kwargs: How to sample; must hold `max_new_tokens`.
+      gen_experience_kwargs: Used instead of `gen_kwargs` for rollouts; evaluation keeps `gen_kwargs`.
+      num_value_layers_unfrozen: Blocks of a separate value branch; 0 reads values from the policy's features.
+    """
+
+    name: str = "PPOConfig"
+    ppo_epochs: int = 4
+    num_rollouts: int = 128
+    chunk_size: int = 128
+    init_kl_coef: float = 0.001
+    target: float | None = None
+    horizon: int = 10000
+    gamma: float = 1.0
+    lam: float = 0.95
+    cliprange: float = 0.2
+    cliprange_value: float = 0.2
+    vf_coef: float = 1.0
+    entropy_coef: float = 0.0
+    scale_reward: str | bool | None = "ignored"
+    ref_mean: float | None = None
+    ref_std: float | None = None
+    cliprange_reward: float | bool | None = 10.0
+    gen_kwargs: dict[str, Any] = field(
+        default_factory=lambda: dict(max_new_tokens=40, top_k=0, top_p=1.0, do_sample=True)
+    )
+    gen_experience_kwargs: dict[str, Any] | None = None
+    num_value_layers_unfrozen: int = 0
+
+    def validate(self) -> None:
+        """Refuses values outside their range."""
+        check_fields(
+            (self.ppo_epochs >= 1, "ppo_epochs", "at least 1", self.ppo_epochs),
+            (self.num_rollouts >= 1, "num_rollouts", "at least 1", self.num_rollouts),
+            (self.chunk_size >= 1, "chunk_size", "at least 1", self.chunk_size),
+            (self.init_kl_coef >= 0, "init_kl_coef", "at least 0", self.init_kl_coef),
+            (
+                self.target is None or self.target > 0,
+                "target",
+                "positive nats per sequence, or None",
+                self.target,
+            ),
+            (self.horizon > 0, "horizon", "positive", self.horizon),
+            (0 <= self.gamma <= 1, "gamma", "in [0, 1]", self.gamma),
+            (0 <= self.lam <= 1, "lam", "in [0, 1]", self.lam),
+            (self.cliprange > 0, "cliprange", "positive", self.cliprange),
+            (self.cliprange_value > 0, "cliprange_value", "positive", self.cliprange_value),
+            (self.vf_coef >= 0, "vf_coef", "at least 0", self.vf_coef),
+            (
+                self.scale_reward in SCALE_REWARD_MODES,
+                "scale_reward",
+                'one of "running", "ref", "ignored", null, false',
+                self.scale_reward,
+            ),
+            (
+                (self.ref_mean is None) == (self.ref_std is None),
+                "ref_std",
+                "given together with `ref_mean`, or neither",
+                self.ref_std,
+            ),
+            (self.ref_std is None or self.ref_std > 0, "ref_std", "positive, or None", self.ref_std),
+            (
+                not self.cliprange_reward or self.cliprange_reward > 0,
+                "cliprange_reward",
+                "positive, or off",
+                self.cliprange_reward,
+            ),
+            (
+                "max_new_tokens" in self.gen_kwargs,
+                "gen_kwargs",
+                "a mapping that holds `max_new_tokens` (the width of the completion window)",
+                self.gen_kwargs,
+            ),
+            (
+                self.gen_experience_kwargs is None or "max_new_tokens" in self.gen_experience_kwargs,
+                "gen_experience_kwargs",
+                "a mapping that holds `max_new_tokens` (it replaces `gen_kwargs` for rollouts), or None",
+                self.gen_experience_kwargs,
+            ),
+            (
+                self.num_value_layers_unfrozen >= 0,
+                "num_value_layers_unfrozen",
+                "at least 0",
+                self.num_value_layers_unfrozen,
+            ),
+        )
+
+
+@struct.dataclass
+class PPOState:
+    """All that PPO carries from one iteration to the next.
+
+    Attributes:
+      train: Parameters and optimizer.
+      kl_coef: Weight of the KL penalty in the next iteration's rewards.
+      moments: Of the scores.
+    """
+
+    train: TrainState
+    kl_coef: Float[Array, ""]
+    moments: ScoreMoments
+
+
+class _Rollouts(NamedTuple):
+    """Everything of a rollout that an epoch reads, row by row."""
+
+    sequences: Sequences
+    trunk: Trunk
+    targets: PPOTargets
+
+
+def init_ppo_state(params: Params, optimizer: optax.GradientTransformation, config: PPOConfig) -> PPOState:
+    """State before the first iteration."""
+    return PPOState(
+        train=init_train_state(params, optimizer),
+        kl_coef=jnp.float32(config.init_kl_coef),
+        moments=init_score_moments(config.ref_std),
+    )
+
+
+def make_ppo_update(
+    policy: PolicyFns,
+    optimizer: optax.GradientTransformation,
+    config: PPOConfig,
+    *,
+    batch_size: int,
+    minibatch_size: int,
+    logprob_chunk_bytes: int,
+    vocab_size: int,
+    temperature: float,
+) -> Update:
+    """One PPO iteration over a set of rollouts: all epochs and minibatches in one compiled call.
+
+    Old log-probabilities and values are those of the batch, from before the first step, in every epoch. Each
+    epoch visits the rollouts in a fresh order; rows without actions come last and weigh nothing.
+
+    Args:
+      policy: The model, with a value head.
+      optimizer: From `make_optimizer`.
+      config: Names of trlX; bound here to the standard terms and nowhere else.
+      batch_size: Rollouts of an optimizer step, over all devices. The last step of an epoch may have fewer.
+      minibatch_size: Rollouts in one forward pass; must divide `batch_size`.
+      logprob_chunk_bytes: Most bytes of logits held at a time.
+      vocab_size: Width of the logits, columns of padding included.
+      temperature: Of the rollouts; divides the logits as it did in the sampler and in scoring.
+    Returns:
+      `(PPOState, frozen, PPOBatch, key) -> (PPOState, metrics)`: `ppo_epochs · ceil(N / batch_size)` steps.
+    Raises:
+      ValueError: If `minibatch_size` does not divide `batch_size`, or the temperature is not positive.
+    """
+    split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
+    if not temperature > 0:
+        raise ValueError(f"`temperature` must be that of the rollouts, positive, got {temperature}.")
+    _warn_of_discount(config)
+    rows_of = partial(layout_rows, batch_size=batch_size, minibatch_size=minibatch_size)
+    logprobs_of = partial(
+        window_logprobs,
+        policy,
+        temperature=temperature,
+        logprob_chunk_bytes=logprob_chunk_bytes,
+        vocab_size=vocab_size,
+        with_entropy=True,
+    )
+
+    def objective(frozen: Frozen, rollouts: _Rollouts, params: Params, rows: Rows) -> Loss:
+        taken = take_rows(rollouts, rows.ids)
+        sequences = mask_rows(taken.sequences, rows.valid)
+        features = window_features(policy, params, frozen, taken.trunk, sequences)
+        now = logprobs_of(params, frozen, features.policy, sequences)
+        out = ppo_loss(
+            now.logprobs,
+            policy.heads(params, features.value)["values"],
+            # Without a bonus the entropy is only reported, and its backward pass would be work for nothing.
+            now.entropy if config.entropy_coef else jax.lax.stop_gradient(now.entropy),
+            taken.targets._replace(mask=sequences.mask),
+            clip_range=config.cliprange,
+            value_clip_range=config.cliprange_value,
+            value_coef=config.vf_coef,
+            entropy_coef=config.entropy_coef,
+        )
+        deviation = jnp.abs(importance_ratio(now.logprobs, taken.targets.old_logprobs) - 1)
+        return out.loss_sum, out.weight, out.metrics | {_FIRST: max_metric(deviation, sequences.mask)}
+
+    def update(state: PPOState, frozen: Frozen, batch: PPOBatch, key: PRNGKey) -> tuple[PPOState, Metrics]:
+        sequences, mask = batch.sequences, batch.sequences.mask
+        scores, moments = scale_scores(
+            batch.scores, mask, state.moments, clip_range=config.cliprange_reward, mode=config.scale_reward
+        )
+        targets = estimate_advantages(
+            scores, batch.scored, mask, kl_coef=state.kl_coef, gamma=config.gamma, gae_lambda=config.lam
+        )
+        trunk = trunk_of_rows(policy, frozen, sequences.inputs, minibatch_size=minibatch_size)
+        rollouts = _Rollouts(sequences, trunk, targets)
+
+        def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:
+            return optimizer_step(train, optimizer, partial(objective, frozen, rollouts), rows)
+
+        epochs = [rows_of(_shuffled(mask, epoch_key)) for epoch_key in jax.random.split(key, config.ppo_epochs)]
+        steps = jax.tree.map(lambda *epoch: jnp.concatenate(epoch), *epochs)
+        train, stacked = jax.lax.scan(step, state.train, steps)
+        metrics = _metrics_of_steps(stacked) | rollout_metrics(batch, targets)
+        metrics["kl/coef"] = Mean(state.kl_coef, jnp.ones(()))
+        kl_coef = _next_kl_coef(state.kl_coef, kl_per_sequence(batch), config)
+        return PPOState(train=train, kl_coef=kl_coef, moments=moments), metrics
+
+    return update
+
+
+def _warn_of_discount(config: PPOConfig) -> None:
+    if config.gamma < 1:
+        tokens = config.gen_kwargs["max_new_tokens"]
+        warnings.warn(
+            f"`method.gamma` = {config.gamma} discounts per token: at the first of {tokens} tokens, the score of "
+            f"the last counts {config.gamma**tokens:.2g}. For text, 1 is usual.",
+            stacklevel=3,
+        )
+
+
+def _shuffled(mask: Bool[Array, "N T"], key: PRNGKey) -> Int[Array, "N"]:
+    """Rows in random order, those without any action last."""
+    draws = jax.random.uniform(key, mask.shape[:1])
+    return jnp.argsort(jnp.where(jnp.any(mask, axis=1), draws, 2.0)).astype(jnp.int32)
+
+
+def _metrics_of_steps(stacked: Metrics) -> Metrics:
+    """Metrics of all optimizer steps as one; of the ratio's deviation, the first step's alone."""
+    first = stacked.pop(_FIRST)
+    assert isinstance(first, Max)
+    return reduce_metrics(stacked) | {_FIRST: Max(first.value[0])}
+
+
+def _next_kl_coef(kl_coef: Float[Array, ""], kl: Mean, config: PPOConfig) -> Float[Array, ""]:
+    """The controller's answer to the rollouts of this iteration; without a target the weight is fixed."""
+    if config.target is None:
+        return kl_coef
+    return adaptive_kl_coef(
+        kl_coef,
+        kl.total / jnp.maximum(kl.weight, 1.0),
+        target_kl=config.target,
+        horizon=config.horizon,
+        num_rollouts=kl.weight,
+    )

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device mesh and the one table that says which array dimension lives on which mesh axis.
+
+Axes: `data` replicates parameters and splits rows, `fsdp` splits both, `tensor` splits heads, MLP width and
+vocabulary. All are `AxisType.Auto`: the compiler places the collectives, the table here places the arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+
+LOGICAL_TO_MESH: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),
+    "vocab": ("tensor",),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+}
+
+# Path suffix of a parameter (and so of its optimizer moments) -> logical names of its dimensions.
+PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"embed/embedding$", ("vocab", "embed")),
+    (r"position/embedding$", (None, "embed")),
+    (r"lm_head/kernel$", ("embed", "vocab")),
+    (r"lm_head/bias$", ("vocab",)),
+    (r"attn/q/kernel$", ("embed", "heads", None)),
+    (r"attn/q/bias$", ("heads", None)),
+    (r"attn/[kv]/kernel$", ("embed", "kv_heads", None)),
+    (r"attn/[kv]/bias$", ("kv_heads", None)),
+    (r"attn/o/kernel$", ("heads", None, "embed")),
+    (r"mlp/(up|gate)/kernel$", ("embed", "mlp")),
+    (r"mlp/(up|gate)/bias$", ("mlp",)),
+    (r"mlp/down/kernel$", ("mlp", "embed")),
+    (r"v_head/hidden/kernel$", ("embed", "mlp")),
+)
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh over all devices, or over those given.
+
+    Args:
+      data: Size of the data axis; −1 takes what the others leave.
+      fsdp: Size of the fully-sharded axis.
+      tensor: Size of the tensor axis.
+      devices: Defaults to `jax.devices()`.
+    Raises:
+      ValueError: If the product of the sizes is not the number of devices.
+    """
+    devices = list(devices) if devices is not None else jax.devices()
+    sizes = [data, fsdp, tensor]
+    known = math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and len(devices) % known == 0:
+        sizes[sizes.index(-1)] = len(devices) // known
+    if -1 in sizes or math.prod(sizes) != len(devices):
+        raise ValueError(
+            f"`mesh` must multiply to the number of devices, {len(devices)}; got data={data}, fsdp={fsdp}, "
+            f"tensor={tensor}. At most one size may be -1 (the rest)."
+        )
+    return jax.make_mesh(tuple(sizes), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def partition_spec(
+    mesh: Mesh, logical: Sequence[str | None], shape: Sequence[int]
+) -> tuple[PartitionSpec, list[str]]:
+    """Mesh axes of an array's dimensions, and the logical names that had to be replicated.
+
+    A dimension that the mesh axes do not divide is replicated: right, only larger, so it is reported and not refused.
+    """
+    spec: list[tuple[str, ...] | None] = []
+    replicated = []
+    for name, size in zip(logical, shape, strict=True):
+        axes = LOGICAL_TO_MESH[name] if name else ()
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if parts == 1:
+            spec.append(None)
+        elif size % parts:
+            spec.append(None)
+            replicated.append(f"{name} ({size} over {parts})")
+        else:
+            spec.append(axes)
+    return PartitionSpec(*spec), replicated
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A key path of `jax.tree_util` as "a/b/c"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def tree_shardings(mesh: Mesh, tree: Any) -> tuple[Any, list[str]]:
+    """Shardings of a whole tree of arrays or shapes: parameters, optimizer state, reference.
+
+    Returns:
+      A tree of `NamedSharding`, and one line for every dimension that was replicated because it does not divide.
+    """
+    report = []
+
+    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        name = path_name(path)
+        for pattern, logical in PARAMETER_AXES:
+            if re.search(pattern, name) and len(logical) == np.ndim(leaf):
+                spec, replicated = partition_spec(mesh, logical, np.shape(leaf))
+                report.extend(f"{name}: {what} is replicated" for what in replicated)
+                return NamedSharding(mesh, spec)
+        return NamedSharding(mesh, PartitionSpec())
+
+    return jax.tree_util.tree_map_with_path(sharding, tree), report
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows split over the data and fsdp axes, everything else whole."""
+    return NamedSharding(mesh, PartitionSpec(LOGICAL_TO_MESH["batch"]))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same value on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
+    """Pins an intermediate's dimensions to the mesh in force; without one, returns it untouched."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    spec, _ = partition_spec(mesh, logical, x.shape)
+    return jax.lax.with_sharding_constraint(x, spec)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mathematics: pure functions of arrays, callable from a notebook with nothing else of jrl."""
+
+from jrl.ops.alignment import join, length_mask, window_columns, window_states, window_targets
+from jrl.ops.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_straight_through, off_policy_kl
+from jrl.ops.logprobs import TokenLogprobs, entropy_from_logits, logprobs_from_logits, token_logprobs
+from jrl.ops.masking import at_least_float32, masked_mean, masked_sum, masked_variance, whiten, zero_masked
+from jrl.ops.metrics import finalize, max_metric, mean_metric, merge_metrics, reduce_metrics
+from jrl.ops.moments import RunningMoments, init_moments, moments_std, update_moments
+from jrl.ops.policy_gradient import (
+    ClipEvents,
+    clip_events,
+    clipped_surrogate,
+    clipped_value_loss,
+    importance_ratio,
+    value_clip_events,
+)
+from jrl.ops.reductions import LossOut, constant_mean, sequence_mean, token_mean
+from jrl.ops.returns import gae
+from jrl.ops.rewards import clip_scores, missing_eos_penalty, penalize_kl, place_scores
+
+__all__ = [
+    "ClipEvents",
+    "LossOut",
+    "RunningMoments",
+    "TokenLogprobs",
+    "adaptive_kl_coef",
+    "at_least_float32",
+    "clip_events",
+    "clip_scores",
+    "clipped_surrogate",
+    "clipped_value_loss",
+    "constant_mean",
+    "entropy_from_logits",
+    "finalize",
+    "gae",
+    "importance_ratio",
+    "init_moments",
+    "join",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "kl_k3_straight_through",
+    "length_mask",
+    "logprobs_from_logits",
+    "masked_mean",
+    "masked_sum",
+    "masked_variance",
+    "max_metric",
+    "mean_metric",
+    "merge_metrics",
+    "missing_eos_penalty",
+    "moments_std",
+    "off_policy_kl",
+    "penalize_kl",
+    "place_scores",
+    "reduce_metrics",
+    "sequence_mean",
+    "token_logprobs",
+    "token_mean",
+    "update_moments",
+    "value_clip_events",
+    "whiten",
+    "window_columns",
+    "window_states",
+    "window_targets",
+    "zero_masked",
+]

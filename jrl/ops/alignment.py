@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place where tokens are shifted.
+
+A causal model that has read `tokens[: s + 1]` predicts `tokens[s + 1]`. A *window* is a run of T such predictions:
+index t of the window speaks of the state at column `starts + t` and of the action at column `starts + t + 1`. From
+here on every per-token array is (B T), and nothing else slices.
+
+    tokens    p0 p1 p2 a0 a1 eos pad        starts = 2 (prompt length 3, minus 1), T = 4
+    states          p2 a0 a1 eos            columns 2 3 4 5
+    targets         a0 a1 eos pad           columns 3 4 5 6
+    mask             1  1  1   0
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.typing import Completions, ModelInputs, Sequences
+
+
+def window_columns(starts: Int[Array, "B"], *, width: int, length: int) -> Int[Array, "B T"]:
+    """Columns of the states of a window of `width` positions, clipped to the row so that padding may overhang."""
+    columns = starts[:, None] + jnp.arange(width, dtype=starts.dtype)[None, :]
+    return jnp.clip(columns, 0, length - 1)
+
+
+def window_states(hidden: Float[Array, "B L D"], starts: Int[Array, "B"], *, width: int) -> Float[Array, "B T D"]:
+    """Hidden states from which the window's actions are predicted, (B L D) to (B T D)."""
+    columns = window_columns(starts, width=width, length=hidden.shape[1])
+    return jnp.take_along_axis(hidden, columns[:, :, None], axis=1)
+
+
+def window_targets(tokens: Int[Array, "B L"], starts: Int[Array, "B"], *, width: int) -> Int[Array, "B T"]:
+    """The actions of a window: the token one column to the right of each state.
+
+    Example:
+      >>> window_targets(jnp.array([[5, 6, 7, 8, 0]]), jnp.array([1]), width=3).tolist()
+      [[7, 8, 0]]
+    """
+    columns = window_columns(starts + 1, width=width, length=tokens.shape[1])
+    return jnp.take_along_axis(tokens, columns, axis=1)
+
+
+def length_mask(lengths: Int[Array, "B"], *, width: int) -> Bool[Array, "B T"]:
+    """True on the first `lengths` columns of each row: masks come from lengths, never from `tokens == pad`."""
+    return jnp.arange(width, dtype=lengths.dtype)[None, :] < lengths[:, None]
+
+
+def join(prompts: ModelInputs, completions: Completions, *, pad_token_id: int) -> Sequences:
+    """Prompts padded on the left and completions padded on the right, as one right-padded row each.
+
+    Args:
+      prompts: Rows (B P), left-padded.
+      completions: Sampled rows (B T).
+      pad_token_id: Fills the columns after each completion.
+    Returns:
+      Rows of P + T columns, `starts` = prompt length − 1, mask = the sampled tokens.
+    """
+    prompt_width, width = prompts.tokens.shape[1], completions.tokens.shape[1]
+    prompt_lengths = jnp.sum(prompts.attention_mask, axis=1, dtype=jnp.int32)
+    lengths = prompt_lengths + completions.lengths
+    both = jnp.concatenate([prompts.tokens, completions.tokens], axis=1)
+    total = prompt_width + width
+    columns = jnp.arange(total, dtype=jnp.int32)[None, :] + (prompt_width - prompt_lengths)[:, None]
+    tokens = jnp.take_along_axis(both, jnp.minimum(columns, total - 1), axis=1)
+    mask = length_mask(lengths, width=total)
+    return Sequences(
+        inputs=prompts._replace(tokens=jnp.where(mask, tokens, pad_token_id), attention_mask=mask),
+        starts=prompt_lengths - 1,
+        mask=length_mask(completions.lengths, width=width),
+    )

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log-probabilities and entropies of a categorical policy over a large vocabulary.
+
+Everything is float32. The target is selected by comparing with an iota, not by a gather: under a vocabulary
+sharded over devices a gather would fetch whole rows, and its transpose is a scatter, which is slow on
+accelerators and not deterministic on GPUs. Columns of −inf (padded vocabulary, filtered tokens) carry neither
+probability nor gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jrl.ops.checks import Scalar, check_positive
+from jrl.ops.masking import at_least_float32
+
+LogitsFn = Callable[[Float[Array, "*rows D"]], Float[Array, "*rows V"]]
+"""The language-model head with its parameters bound: hidden states to float32 logits."""
+
+
+class TokenLogprobs(NamedTuple):
+    """What is kept of the logits of a window.
+
+    Attributes:
+      logprobs: log π(a_t | s_t) of the targets, in nats.
+      entropy: −Σ π log π over the whole vocabulary, in nats; None unless asked for.
+    """
+
+    logprobs: Float[Array, "B T"]
+    entropy: Float[Array, "B T"] | None
+
+
+def _log_normalized(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
+    """Float32 log-softmax; finite in value and gradient as long as one logit of the row is."""
+    logits = at_least_float32(logits)
+    shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True))
+
+
+def logprobs_from_logits(
+    logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"]
+) -> Float[Array, "*rows"]:
+    """Log-probability of each target under the softmax of its logits, in nats.
+
+    Args:
+      logits: Any float dtype; computed in float32. −inf excludes a token.
+      targets: Ids in [0, V); an id outside selects nothing and gives 0.
+    Returns:
+      log softmax(logits)[target] <= 0; −inf for an excluded target.
+    Example:
+      >>> round(float(logprobs_from_logits(jnp.array([1.0, 2.0, 3.0]), jnp.array(2))), 6)
+      -0.407606
+    """
+    ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    return jnp.sum(jnp.where(ids == targets[..., None], _log_normalized(logits), 0.0), axis=-1)
+
+
+def entropy_from_logits(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    """Entropy −Σ π log π of the softmax over the last axis, in nats, in [0, log V].
+
+    Example:
+      >>> round(float(entropy_from_logits(jnp.array([1.0, 2.0, 3.0]))), 6)
+      0.832396
+    """
+    logprobs = _log_normalized(logits)
+    # 0·log 0 = 0, but 0·(−inf) is NaN, in the gradient as well: an excluded token enters as 0·0.
+    return -jnp.sum(jnp.exp(logprobs) * jnp.where(logprobs > -jnp.inf, logprobs, 0.0), axis=-1)
+
+
+def token_logprobs(
+    logits_fn: LogitsFn,
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    *,
+    temperature: Scalar,
+    chunk_bytes: int,
+    vocab_size: int,
+    with_entropy: bool = False,
+) -> TokenLogprobs:
+    """Log-probabilities of the targets without ever holding all logits, where those would be large.
+
+    Below `chunk_bytes` the logits (B T V) are computed at once, which is faster. Above, chunks of positions
+    run one after the other, and the backward pass computes each chunk's logits again instead of storing them.
+
+    Args:
+      logits_fn: Hidden states (..., D) to logits (..., V).
+      hidden: States from which the targets are predicted.
+      targets: The actions a_t.
+      temperature: Divides the logits, as the sampler does; > 0.
+      chunk_bytes: Most bytes of float32 logits held at a time, summed over devices. At least one position is.
+      vocab_size: V, columns of padding included.
+      with_entropy: Whether to return the entropy as well.
+    Returns:
+      Log-probabilities (and entropies) in float32, unmasked. Both paths agree to rounding.
+    Raises:
+      ValueError: If `temperature`, `chunk_bytes` or `vocab_size` is not positive.
+    """
+    check_positive("temperature", temperature)
+    check_positive("chunk_bytes", chunk_bytes)
+    check_positive("vocab_size", vocab_size)
+
+    def read(hidden: Float[Array, "b t D"], targets: Int[Array, "b t"]) -> TokenLogprobs:
+        logits = at_least_float32(logits_fn(hidden)) / temperature
+        entropy = entropy_from_logits(logits) if with_entropy else None
+        return TokenLogprobs(logprobs_from_logits(logits, targets), entropy)
+
+    num_rows, width = targets.shape
+    positions = max(chunk_bytes // (4 * vocab_size), 1)
+    if num_rows * width <= positions:
+        return read(hidden, targets)
+    grid = _ChunkGrid.covering(num_rows, width, positions=positions)
+    # `read` closes over the head's parameters: constants of the loop, whose gradients the loop adds up.
+    chunks: TokenLogprobs = jax.lax.map(
+        lambda chunk: jax.checkpoint(read)(*chunk), (grid.split(hidden), grid.split(targets))
+    )
+    return TokenLogprobs(
+        logprobs=grid.join(chunks.logprobs),
+        entropy=None if chunks.entropy is None else grid.join(chunks.entropy),
+    )
+
+
+class _ChunkGrid(NamedTuple):
+    """Cuts (B T) into a grid of equal chunks, padded at the end.
+
+    Time is cut first, and rows only where a single column is too large; a chunk then takes every n-th row. So
+    each chunk holds rows of every device that shares the batch, and cutting moves no data between devices.
+    """
+
+    num_rows: int
+    width: int
+    row_chunks: int
+    time_chunks: int
+
+    @classmethod
+    def covering(cls, num_rows: int, width: int, *, positions: int) -> _ChunkGrid:
+        """The coarsest grid with at most `positions` of B·T in a chunk."""
+        row_chunks = -(-num_rows // positions)
+        rows = -(-num_rows // row_chunks)
+        return cls(num_rows, width, row_chunks, time_chunks=-(-width // max(positions // rows, 1)))
+
+    def split(self, x: Array) -> Array:
+        """(B T ...) to (chunk, rows of a chunk, columns of a chunk, ...)."""
+        rows, columns = -(-self.num_rows // self.row_chunks), -(-self.width // self.time_chunks)
+        rest = x.shape[2:]
+        overhang = (rows * self.row_chunks - self.num_rows, columns * self.time_chunks - self.width)
+        x = jnp.pad(x, ((0, overhang[0]), (0, overhang[1]), *((0, 0) for _ in rest)))
+        x = x.reshape(rows, self.row_chunks, self.time_chunks, columns, *rest)
+        x = jnp.moveaxis(x, (1, 2), (0, 1))
+        return x.reshape(self.row_chunks * self.time_chunks, rows, columns, *rest)
+
+    def join(self, chunks: Array) -> Array:
+        """Inverse of `split`: (chunk, rows, columns) to (B T)."""
+        _, rows, columns = chunks.shape
+        x = chunks.reshape(self.row_chunks, self.time_chunks, rows, columns)
+        x = jnp.moveaxis(x, (0, 1), (1, 2)).reshape(rows * self.row_chunks, self.time_chunks * columns)
+        return x[: self.num_rows, : self.width]

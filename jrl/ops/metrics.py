@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics as sums with weights, so that averages over microbatches, minibatches and devices are exact.
+
+A metric is a `Mean` or a `Max` until `finalize` turns it into a number on the host. What nothing contributed
+to has weight 0 and is left out of the record: it is unknown, not zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Shaped
+
+from jrl.ops.checks import check_mask, check_same_shape
+from jrl.ops.masking import at_least_float32, masked_sum
+from jrl.typing import Max, Mean, Metrics
+
+
+def mean_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Mean:
+    """Mean of `x` (numbers, or claims as 0/1) over the True positions of `mask`."""
+    total = masked_sum(x, mask)
+    return Mean(total, jnp.sum(mask, dtype=total.dtype))
+
+
+def max_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Max:
+    """Maximum of `x` over the True positions of `mask`; −inf, which every merge ignores, if there is none."""
+    check_mask(mask)
+    check_same_shape("x", x, "mask", mask)
+    return Max(jnp.max(at_least_float32(x), where=mask, initial=-jnp.inf))
+
+
+def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
+    """Both sets as one; a name that stands in both is averaged by weight, or maximised.
+
+    Raises:
+      TypeError: If one name is a mean here and a maximum there.
+    """
+    merged = {**first, **second}
+    for name in first.keys() & second.keys():
+        merged[name] = _merge(name, first[name], second[name])
+    return merged
+
+
+def _merge(name: str, first: Mean | Max, second: Mean | Max) -> Mean | Max:
+    if isinstance(first, Mean) and isinstance(second, Mean):
+        return Mean(first.total + second.total, first.weight + second.weight)
+    if isinstance(first, Max) and isinstance(second, Max):
+        return Max(jnp.maximum(first.value, second.value))
+    raise TypeError(
+        f"metric {name!r} must be of one kind, got {type(first).__name__} and {type(second).__name__}."
+    )
+
+
+def reduce_metrics(stacked: Metrics) -> Metrics:
+    """Metrics with a leading axis, as `jax.lax.scan` returns them, merged along it."""
+    return {
+        name: Mean(jnp.sum(metric.total, axis=0), jnp.sum(metric.weight, axis=0))
+        if isinstance(metric, Mean)
+        else Max(jnp.max(metric.value, axis=0))
+        for name, metric in stacked.items()
+    }
+
+
+def finalize(metrics: Metrics) -> dict[str, float]:
+    """The numbers to log, on the host: waits for the device.
+
+    Returns:
+      Total over weight, or the maximum. Names to which nothing contributed are missing; NaN stays NaN.
+    Example:
+      >>> mask = jnp.array([True, True, False])
+      >>> finalize({"a": mean_metric(jnp.array([1.0, 2.0, 9.0]), mask), "b": mean_metric(mask, ~mask & mask)})
+      {'a': 1.5}
+    """
+    numbers: dict[str, float] = {}
+    for name, metric in jax.device_get(metrics).items():
+        if isinstance(metric, Max):
+            if metric.value != -math.inf:
+                numbers[name] = float(metric.value)
+        elif metric.weight != 0:
+            numbers[name] = float(metric.total / metric.weight)
+    return numbers

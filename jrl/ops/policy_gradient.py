@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clipped objectives of proximal policy optimisation, one value per action, and what their clipping did.
+
+Shared by every algorithm with a probability ratio. Nothing is masked or reduced here: give masked positions
+harmless inputs (`zero_masked`), and reduce with `jrl.ops.reductions`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jrl.ops.checks import Scalar, check_positive, check_same_shape
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to ± this before exp: far outside any trust region, far inside float32."""
+
+
+def importance_ratio(
+    logprobs: Float[Array, "*shape"], old_logprobs: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """π_θ/π_old of the sampled actions, in [e^−20, e^20]; beyond that it is clamped and passes no gradient.
+
+    Example:
+      >>> ratio = importance_ratio(jnp.array([-1.0, -200.0]), jnp.array([-1.0, -400.0]))
+      >>> jnp.log(ratio).tolist()
+      [0.0, 20.0]
+    """
+    check_same_shape("old_logprobs", old_logprobs, "logprobs", logprobs)
+    return jnp.exp(jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def clipped_surrogate(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    *,
+    clip_range: Scalar,
+) -> Float[Array, "B T"]:
+    """PPO's clipped surrogate as a loss, one value per action.
+
+        ℓ = −min(ρA, clip(ρ, 1−ε, 1+ε)·A),   ρ = π_θ/π_old
+
+    Args:
+      logprobs: log π_θ of the sampled actions, in nats; the only argument to differentiate.
+      old_logprobs: Under the policy before the update.
+      advantages: A, usually whitened.
+      clip_range: ε > 0, half-width of the trust region around ρ = 1; 0.2 is usual.
+    Returns:
+      Loss to minimise, (B T), unreduced. No gradient where A > 0 and ρ > 1+ε, or A < 0 and ρ < 1−ε.
+    Raises:
+      ValueError: If the arrays differ in shape or ε is not positive.
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7, sign reversed.
+    Example:
+      >>> arrays = jnp.array([[-0.5]]), jnp.array([[-1.0]]), jnp.array([[2.0]])  # ρ = 1.65, A = 2
+      >>> round(float(clipped_surrogate(*arrays, clip_range=0.2)[0, 0]), 4)
+      -2.4
+    """
+    check_same_shape("advantages", advantages, "logprobs", logprobs)
+    check_positive("clip_range", clip_range)
+    ratio = importance_ratio(logprobs, old_logprobs)
+    return -jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip_range, 1 + clip_range) * advantages)
+
+
+def clipped_value_loss(
+    values: Float[Array, "B T"],
+    old_values: Float[Array, "B T"],
+    returns: Float[Array, "B T"],
+    *,
+    clip_range: Scalar,
+) -> Float[Array, "B T"]:
+    """Squared error of the critic, with the step from the old value clipped; the larger of the two counts.
+
+        ℓ = ½·max((V − R)², (V_old + clip(V − V_old, −ε, ε) − R)²)
+
+    Args:
+      values: V of the state before each action; the only argument to differentiate.
+      old_values: Before the update.
+      returns: Raw advantages + old values, taken before whitening.
+      clip_range: ε > 0, in units of the value.
+    Returns:
+      Loss >= 0, (B T), unreduced, the ½ included. No gradient where the clipped error is the larger one.
+    Raises:
+      ValueError: If the arrays differ in shape or ε is not positive.
+    Reference: Schulman et al. 2017, code of arXiv:1707.06347 (OpenAI baselines, ppo2); not in the paper.
+    """
+    error, clipped_error = _value_errors(values, old_values, returns, clip_range)
+    return 0.5 * jnp.maximum(error, clipped_error)
+
+
+def value_clip_events(
+    values: Float[Array, "B T"],
+    old_values: Float[Array, "B T"],
+    returns: Float[Array, "B T"],
+    *,
+    clip_range: Scalar,
+) -> Bool[Array, "B T"]:
+    """Where `clipped_value_loss` takes the clipped branch, so that the critic gets no gradient."""
+    error, clipped_error = _value_errors(values, old_values, returns, clip_range)
+    return clipped_error > error
+
+
+def _value_errors(
+    values: Array, old_values: Array, returns: Array, clip_range: Scalar
+) -> tuple[Array, Array]:
+    """Squared errors of the value and of the value clipped around the old one."""
+    check_same_shape("old_values", old_values, "values", values)
+    check_same_shape("returns", returns, "values", values)
+    check_positive("clip_range", clip_range)
+    clipped = old_values + jnp.clip(values - old_values, -clip_range, clip_range)
+    return jnp.square(values - returns), jnp.square(clipped - returns)
+
+
+class ClipEvents(NamedTuple):
+    """Where the clipped surrogate gives no gradient, split by side and by sign of the advantage.
+
+    Attributes:
+      high_positive: A > 0 and ρ > 1+ε: a good action already made likely enough.
+      low_negative: A < 0 and ρ < 1−ε: a bad action already made unlikely enough.
+    """
+
+    high_positive: Bool[Array, "B T"]
+    low_negative: Bool[Array, "B T"]
+
+
+def clip_events(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    *,
+    clip_range: Scalar,
+) -> ClipEvents:
+    """What `clipped_surrogate` clips; one fraction alone would hide clipping on one side only."""
+    ratio = importance_ratio(logprobs, old_logprobs)
+    return ClipEvents(
+        high_positive=(advantages > 0) & (ratio > 1 + clip_range),
+        low_negative=(advantages < 0) & (ratio < 1 - clip_range),
+    )

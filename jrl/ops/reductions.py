@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one loss per action to one number, three ways, chosen by passing the function.
+
+Each returns `(loss_sum, weight)` and never divides: the learner does so once, by the summed weight of the
+whole optimizer batch, which makes accumulation over microbatches and devices exact. A row without actions
+adds 0 to both.
+
+| | Σ loss / Σ weight | who is heard |
+|---|---|---|
+| `token_mean` | Σ ℓ / Σ length | long completions, in proportion to their length |
+| `sequence_mean` | mean of per-completion means | every completion alike, so a token of a long one less |
+| `constant_mean` | Σ ℓ / (N·L) | every token alike, whatever the lengths of the batch |
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jrl.ops.checks import check_batch
+from jrl.ops.masking import masked_mean, masked_sum
+from jrl.typing import Metrics
+
+
+class LossOut(NamedTuple):
+    """What an objective returns.
+
+    Attributes:
+      loss_sum: Undivided loss; differentiate this.
+      weight: What to divide by, once it is summed over the whole optimizer batch.
+      metrics: What to log, as sums with weights.
+    """
+
+    loss_sum: Float[Array, ""]
+    weight: Float[Array, ""]
+    metrics: Metrics
+
+
+def token_mean(
+    losses: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Every action weighs 1: `(Σ ℓ, number of actions)`.
+
+    Example:
+      >>> loss_sum, weight = token_mean(jnp.array([[1.0, 2.0, jnp.nan]]), jnp.array([[True, True, False]]))
+      >>> float(loss_sum), float(weight)
+      (3.0, 2.0)
+    """
+    check_batch(mask, losses=losses)
+    return masked_sum(losses, mask), jnp.sum(mask, dtype=jnp.float32)
+
+
+def sequence_mean(
+    losses: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Every completion weighs 1, however long: `(Σ over rows of the mean ℓ, number of rows with actions)`."""
+    check_batch(mask, losses=losses)
+    return jnp.sum(masked_mean(losses, mask, axis=1)), _num_rows(mask)
+
+
+def constant_mean(
+    losses: Float[Array, "B T"], mask: Bool[Array, "B T"], *, length: int
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Every action weighs 1 against a fixed denominator: `(Σ ℓ, length · number of rows with actions)`.
+
+    Args:
+      losses: One value per action.
+      mask: True on actions.
+      length: L, usually the most tokens a completion may have.
+    Reference: Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO), section 3.2.
+    """
+    check_batch(mask, losses=losses)
+    return masked_sum(losses, mask), length * _num_rows(mask)
+
+
+def _num_rows(mask: Bool[Array, "B T"]) -> Float[Array, ""]:
+    """Rows with at least one action: the others are padding of the batch."""
+    return jnp.sum(jnp.any(mask, axis=1), dtype=jnp.float32)

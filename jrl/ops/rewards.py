@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From scores to per-token rewards.
+
+The order is fixed: clip the scores (`clip_scores`) → scale them (`jrl.ops.moments`) → place them on the last
+action (`place_scores`) → subtract the KL penalty (`penalize_kl`) → advantages (`jrl.ops.returns`) → whiten.
+Clipping after the KL penalty would hide it; whitening before would rescale it.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jrl.ops.checks import Scalar, check_batch, check_mask, check_positive, check_same_shape
+from jrl.ops.kl import kl_k1
+from jrl.ops.masking import zero_masked
+
+
+def clip_scores(scores: Float[Array, "*shape"], *, clip_range: Scalar) -> Float[Array, "*shape"]:
+    """Scores limited to [−clip_range, clip_range]; per token where rewards are dense."""
+    check_positive("clip_range", clip_range)
+    return jnp.clip(scores, -clip_range, clip_range)
+
+
+def missing_eos_penalty(
+    scores: Float[Array, "B"], terminated: Bool[Array, "B"], *, penalty: Scalar
+) -> Float[Array, "B"]:
+    """Scores minus `penalty` (>= 0) for completions that the length limit cut before they ended.
+
+    Reference: Huang et al. 2024, arXiv:2403.17031, detail 3 ("EOS trick").
+    Example:
+      >>> missing_eos_penalty(jnp.array([1.0, 1.0]), jnp.array([True, False]), penalty=2.0).tolist()
+      [1.0, -1.0]
+    """
+    check_mask(terminated, name="terminated")
+    check_same_shape("terminated", terminated, "scores", scores)
+    return jnp.where(terminated, scores, scores - penalty)
+
+
+def place_scores(scores: Float[Array, "B"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """Puts each row's score on its last action (the EOS, or the token before the cut), 0 elsewhere.
+
+    Args:
+      scores: One number a completion.
+      mask: True on actions, holes allowed. A row without any gets 0 everywhere.
+    Returns:
+      Per-token scores.
+    Example:
+      >>> place_scores(jnp.array([7.0]), jnp.array([[True, True, False]])).tolist()
+      [[0.0, 7.0, 0.0]]
+    """
+    check_mask(mask)
+    check_same_shape("scores", scores, "mask[:, 0]", mask[:, 0])
+    actions_from_here = jnp.cumsum(mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1]
+    is_last = mask & (actions_from_here == 1)
+    return jnp.where(is_last, scores[:, None], 0.0)
+
+
+def penalize_kl(
+    scores: Float[Array, "B T"],
+    logprobs: Float[Array, "B T"],
+    ref_logprobs: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    kl_coef: Scalar,
+) -> Float[Array, "B T"]:
+    """Rewards of the actions: scores minus β·k1 on each one.
+
+    Args:
+      scores: Per-token scores, already clipped, scaled and placed.
+      logprobs: Under the policy that acted, in nats.
+      ref_logprobs: Under the reference.
+      mask: True on actions.
+      kl_coef: β >= 0.
+    Returns:
+      Rewards; 0 where `mask` is False. A reward is data: the caller does not differentiate it.
+    Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
+    """
+    check_batch(mask, scores=scores, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    penalty = kl_coef * kl_k1(zero_masked(logprobs, mask), zero_masked(ref_logprobs, mask))
+    return zero_masked(scores, mask) - penalty

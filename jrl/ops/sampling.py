@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logit processors and the draw itself.
+
+A processor is `(logits, context) -> logits`; a sampler is a tuple of them. The draw inverts the distribution
+function at one uniform number a row: which id comes out depends on that row's logits and number alone, so neither
+neighbours nor sharding can change it, and a token costs one random number a row instead of V.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.ops.checks import check_positive
+from jrl.ops.logprobs import logprobs_from_logits
+
+
+class SamplingContext(NamedTuple):
+    """What a processor may look at besides the logits.
+
+    Attributes:
+      num_sampled: Tokens this call has sampled so far, the same for every row.
+      seen: True for ids that occur in the row so far, its prompt included; None unless a processor asks for it.
+      temperature: Divides the logits.
+      top_p: Mass of the nucleus.
+    """
+
+    num_sampled: Int[Array, ""]
+    seen: Bool[Array, "B V"] | None
+    temperature: Float[Array, ""]
+    top_p: Float[Array, ""]
+
+
+Processor = Callable[[Float[Array, "B V"], SamplingContext], Float[Array, "B V"]]
+
+
+def apply_temperature(logits: Float[Array, "B V"], temperature: Float[Array, ""]) -> Float[Array, "B V"]:
+    """Logits over temperature; > 0, below 1 sharpens."""
+    return logits / temperature
+
+
+def keep_top_k(logits: Float[Array, "B V"], *, k: int) -> Float[Array, "B V"]:
+    """−inf outside the k largest logits; all that tie with the k-th stay.
+
+    Args:
+      logits: Processed so far.
+      k: Static; V or more keeps all.
+    Raises:
+      ValueError: If k is not positive.
+    """
+    check_positive("k", k)
+    if k >= logits.shape[-1]:
+        return logits
+    smallest = jax.lax.top_k(logits, k)[0][..., -1:]
+    return jnp.where(logits >= smallest, logits, -jnp.inf)
+
+
+def keep_top_p(logits: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Array, "B V"]:
+    """−inf outside the nucleus: the smallest set of most probable tokens with at least `top_p` of the mass.
+
+    The most probable token always stays, and so do ties with the least probable one kept. `top_p` may be traced;
+    at 1 nothing is removed.
+
+    Reference: Holtzman et al. 2020, arXiv:1904.09751, section 3.1.
+    """
+    ordered = jax.lax.sort(jax.nn.softmax(logits, axis=-1), dimension=-1)[..., ::-1]
+    before = jnp.cumsum(ordered, axis=-1) - ordered
+    kept = jnp.where(before < top_p, ordered, jnp.inf)
+    threshold = jnp.min(kept, axis=-1, keepdims=True)
+    outside = jax.nn.softmax(logits, axis=-1) < threshold
+    return jnp.where(outside & (top_p < 1.0), -jnp.inf, logits)
+
+
+def forbid(logits: Float[Array, "B V"], token_ids: Sequence[int]) -> Float[Array, "B V"]:
+    """−inf for these ids."""
+    ids = jnp.arange(logits.shape[-1])
+    forbidden = jnp.any(ids[None, :] == jnp.asarray(token_ids)[:, None], axis=0)
+    return jnp.where(forbidden[None, :], -jnp.inf, logits)
+
+
+def penalize_repetition(
+    logits: Float[Array, "B V"], seen: Bool[Array, "B V"], *, penalty: float
+) -> Float[Array, "B V"]:
+    """Divides positive and multiplies negative logits of ids that occurred already.
+
+    Reference: Keskar et al. 2019, arXiv:1909.05858, section 4.1, in the sign-aware form of transformers.
+    """
+    check_positive("penalty", penalty)
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def make_processors(
+    *,
+    eos_token_ids: Sequence[int] = (),
+    top_k: int = 0,
+    min_new_tokens: int = 0,
+    repetition_penalty: float = 1.0,
+    suppress_token_ids: Sequence[int] = (),
+) -> tuple[Processor, ...]:
+    """The processors that these settings call for, in the usual order: penalties, then temperature, then filters."""
+    processors: list[Processor] = []
+    if repetition_penalty != 1.0:
+
+        def repetition(logits: Float[Array, "B V"], context: SamplingContext) -> Float[Array, "B V"]:
+            assert context.seen is not None
+            return penalize_repetition(logits, context.seen, penalty=repetition_penalty)
+
+        processors.append(repetition)
+    if suppress_token_ids:
+        processors.append(lambda logits, context: forbid(logits, suppress_token_ids))
+    if min_new_tokens > 0 and eos_token_ids:
+        processors.append(
+            lambda logits, context: jnp.where(
+                context.num_sampled < min_new_tokens, forbid(logits, eos_token_ids), logits
+            )
+        )
+    processors.append(lambda logits, context: apply_temperature(logits, context.temperature))
+    if top_k > 0:
+        processors.append(lambda logits, context: keep_top_k(logits, k=top_k))
+
+    def nucleus(logits: Float[Array, "B V"], context: SamplingContext) -> Float[Array, "B V"]:
+        # Traced, so that a sweep compiles once; the sort is skipped at run time where it would keep everything.
+        return jax.lax.cond(context.top_p < 1.0, lambda x: keep_top_p(x, context.top_p), lambda x: x, logits)
+
+    processors.append(nucleus)
+    return tuple(processors)
+
+
+def inverse_cdf(logits: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[Array, "B"]:
+    """The id at which the distribution function passes `uniform`, for each row.
+
+    Two levels: sums of about √V blocks find the block, a running sum inside it finds the id. A token without
+    probability is never returned, whatever rounding does.
+
+    Args:
+      logits: At least one finite entry a row; −inf excludes.
+      uniform: In [0, 1), one a row.
+    Returns:
+      Sampled ids, (B,) int32.
+    """
+    rows, size = logits.shape
+    width = max(1, math.isqrt(size))
+    blocks = -(-size // width)
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True)).astype(jnp.float32)
+    grid = jnp.pad(weights, ((0, 0), (0, blocks * width - size))).reshape(rows, blocks, width)
+    block, rest = _pass(jnp.sum(grid, axis=-1), uniform)
+    inside = jnp.take_along_axis(grid, block[:, None, None], axis=1)[:, 0]
+    column, _ = _pass(inside, rest)
+    return (block * width + column).astype(jnp.int32)
+
+
+def _pass(weights: Float[Array, "B C"], uniform: Float[Array, "B"]) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """First column whose running sum passes `uniform` of the total, and how far into that column, in [0, 1)."""
+    sums = jnp.cumsum(weights, axis=-1)
+    target = uniform[:, None] * sums[:, -1:]
+    # Strictly greater: a column without weight repeats the sum before it, so it can never be the first to pass.
+    passed = (sums > target) & (weights > 0)
+    last = weights.shape[-1] - 1 - jnp.argmax((weights > 0)[:, ::-1], axis=-1)
+    column = jnp.where(jnp.any(passed, axis=-1), jnp.argmax(passed, axis=-1), last)
+    here = jnp.take_along_axis(weights, column[:, None], axis=-1)[:, 0]
+    before = jnp.take_along_axis(sums, column[:, None], axis=-1)[:, 0] - here
+    return column, jnp.clip((target[:, 0] - before) / here, 0.0, 1.0)
+
+
+def draw(
+    logits: Float[Array, "B V"], uniform: Float[Array, "B"] | None
+) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """Samples (or, without random numbers, takes the most probable id), with its log-probability in nats.
+
+    Args:
+      logits: Processed: temperature and filters applied.
+      uniform: One number in [0, 1) a row; None is greedy.
+    Returns:
+      Ids and their log-probabilities under the processed distribution.
+    """
+    tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32) if uniform is None else inverse_cdf(logits, uniform)
+    return tokens, logprobs_from_logits(logits, tokens)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling: prefill, then one compiled loop over tokens with a key/value cache and an early exit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.ops.sampling import Processor, SamplingContext, draw, make_processors
+from jrl.typing import (
+    Cache,
+    Completions,
+    Features,
+    Frozen,
+    ModelInputs,
+    Params,
+    PolicyFns,
+    PRNGKey,
+    SamplingKnobs,
+)
+
+
+class Generate(Protocol):
+    """A sampler."""
+
+    def __call__(
+        self,
+        params: Params,
+        frozen: Frozen,
+        prompts: ModelInputs,
+        row_ids: Int[Array, "B"],
+        knobs: SamplingKnobs,
+        key: PRNGKey,
+    ) -> Completions:
+        """Samples one completion a row."""
+        ...
+
+
+class _Loop(NamedTuple):
+    """What one token hands to the next.
+
+    Attributes:
+      step: Tokens sampled.
+      cache: Keys and values of everything before.
+      tokens: Sampled so far, pad behind.
+      logprobs: Theirs.
+      lengths: Theirs, the EOS included.
+      done: True for rows that have sampled an EOS.
+      seen: Ids that occurred, where a processor needs them.
+    """
+
+    step: Int[Array, ""]
+    cache: Cache
+    tokens: Int[Array, "B T"]
+    logprobs: Float[Array, "B T"]
+    lengths: Int[Array, "B"]
+    done: Bool[Array, "B"]
+    seen: Bool[Array, "B V"] | None
+
+
+def make_generate(
+    policy: PolicyFns,
+    *,
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+    do_sample: bool = True,
+    top_k: int = 0,
+    min_new_tokens: int = 0,
+    repetition_penalty: float = 1.0,
+    suppress_token_ids: Sequence[int] = (),
+) -> Generate:
+    """A sampler with these static settings; the caller jits it. Temperature and top-p are traced.
+
+    Token t of row i is drawn with `fold_in(fold_in(key, row_ids[i]), t)`: samples depend neither on the row's
+    neighbours, nor on the order in which rows come, nor on the mesh.
+
+    Args:
+      policy: The model.
+      max_new_tokens: Width of the result.
+      eos_token_ids: Sampling one of these ends the row; it is part of the completion.
+      pad_token_id: Fills what follows. It may equal an EOS: masks come from lengths.
+      do_sample: False takes the most probable token.
+      top_k: 0 keeps all tokens.
+      min_new_tokens: No EOS before that many tokens.
+      repetition_penalty: 1 is off.
+      suppress_token_ids: Never sampled.
+    Returns:
+      `(params, frozen, prompts, row_ids, knobs, key) -> Completions` for left-padded prompts.
+    """
+    processors = make_processors(
+        eos_token_ids=eos_token_ids,
+        top_k=top_k,
+        min_new_tokens=min_new_tokens,
+        repetition_penalty=repetition_penalty,
+        suppress_token_ids=suppress_token_ids,
+    )
+
+    def generate(
+        params: Params,
+        frozen: Frozen,
+        prompts: ModelInputs,
+        row_ids: Int[Array, "B"],
+        knobs: SamplingKnobs,
+        key: PRNGKey,
+    ) -> Completions:
+        rows, width = prompts.tokens.shape
+        row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
+
+        def sample(loop: _Loop, hidden: Float[Array, "B D"]) -> _Loop:
+            logits = policy.logits(params, frozen, hidden)
+            drawn = _draw(logits, loop, processors, row_keys if do_sample else None, knobs)
+            return _append(loop, drawn, eos_token_ids, pad_token_id)
+
+        def more(loop: _Loop) -> Bool[Array, ""]:
+            return (loop.step < max_new_tokens) & ~jnp.all(loop.done)
+
+        def next_token(loop: _Loop) -> _Loop:
+            newest = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.step - 1, 1, axis=1)
+            inputs = ModelInputs(newest, jnp.ones_like(newest, dtype=bool))
+            features, cache = policy.decode(params, frozen, inputs, loop.cache)
+            return sample(loop._replace(cache=cache), features.policy[:, 0])
+
+        features, cache = policy.decode(params, frozen, prompts, policy.init_cache(rows, width + max_new_tokens - 1))
+        start = _Loop(
+            step=jnp.zeros((), jnp.int32),
+            cache=cache,
+            tokens=jnp.full((rows, max_new_tokens), pad_token_id, jnp.int32),
+            logprobs=jnp.zeros((rows, max_new_tokens), jnp.float32),
+            lengths=jnp.zeros((rows,), jnp.int32),
+            done=jnp.zeros((rows,), bool),
+            seen=None if repetition_penalty == 1.0 else _seen(prompts, _vocab_size(policy, params, frozen, features)),
+        )
+        # The first token needs no decoding beyond the prompt, and the last one is never read.
+        end = jax.lax.while_loop(more, next_token, sample(start, features.policy[:, -1]))
+        return Completions(end.tokens, end.lengths, end.done, end.logprobs)
+
+    return generate
+
+
+def _draw(
+    logits: Float[Array, "B V"],
+    loop: _Loop,
+    processors: tuple[Processor, ...],
+    row_keys: PRNGKey | None,
+    knobs: SamplingKnobs,
+) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """The next id of every row and its log-probability under the processed distribution; greedy without keys."""
+    context = SamplingContext(loop.step, loop.seen, knobs.temperature, knobs.top_p)
+    for process in processors:
+        logits = process(logits, context)
+    if row_keys is None:
+        return draw(logits, None)
+    uniform = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, loop.step)))(row_keys)
+    return draw(logits, uniform)
+
+
+def _append(
+    loop: _Loop,
+    drawn: tuple[Int[Array, "B"], Float[Array, "B"]],
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+) -> _Loop:
+    """Writes the drawn ids into the rows that still run."""
+    tokens, logprobs = drawn
+    tokens = jnp.where(loop.done, pad_token_id, tokens)
+    ended = jnp.zeros_like(loop.done)
+    for eos in eos_token_ids:
+        ended |= tokens == eos
+    seen = loop.seen
+    if seen is not None:
+        seen |= jnp.arange(seen.shape[1])[None, :] == tokens[:, None]
+    return loop._replace(
+        step=loop.step + 1,
+        tokens=jax.lax.dynamic_update_slice_in_dim(loop.tokens, tokens[:, None], loop.step, axis=1),
+        logprobs=jax.lax.dynamic_update_slice_in_dim(
+            loop.logprobs, jnp.where(loop.done, 0.0, logprobs)[:, None], loop.step, axis=1
+        ),
+        lengths=loop.lengths + ~loop.done,
+        done=loop.done | (~loop.done & ended),
+        seen=seen,
+    )
+
+
+def _vocab_size(policy: PolicyFns, params: Params, frozen: Frozen, features: Features) -> int:
+    """Columns of the logits, padding included, without computing any."""
+    return int(jax.eval_shape(policy.logits, params, frozen, features.policy[:, -1]).shape[-1])
+
+
+def _seen(prompts: ModelInputs, vocab_size: int) -> Bool[Array, "B V"]:
+    """Ids that occur in each prompt."""
+    rows = jnp.arange(prompts.tokens.shape[0])[:, None]
+    seen = jnp.zeros((prompts.tokens.shape[0], vocab_size), bool)
+    return seen.at[rows, prompts.tokens].max(prompts.attention_mask)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every trainer offers: state, history, generation, evaluation, export. The algorithms are in `ppo.py`, `sft.py`."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl.data.prompts import PromptSet
+from jrl.models.checkpoint import save_checkpoint
+from jrl.models.policy import merge_params
+from jrl.rollout.text import decode_rows
+from jrl.trainers.checkpoint import tree_sha256
+from jrl.trainers.config import TRLConfig
+from jrl.trainers.evaluation import Evaluation, Evaluator
+from jrl.trainers.generation import Sampler, parse_gen_kwargs
+from jrl.trainers.setup import load_policy, mesh_of, place_rows
+from jrl.typing import Params
+
+# Streams of the root key; the trainers fold their iteration numbers into them.
+EVALUATION_STREAM, GENERATION_STREAM, TRAINING_STREAM = 1, 2, 3
+
+
+class Trainer(abc.ABC):
+    """A run of one algorithm on one model.
+
+    Args:
+      config: Copied and validated once; later changes to the caller's object do nothing.
+      reward_fn: Scores completions.
+      metric_fn: Evaluation metrics.
+      stop_sequences: Texts that end a completion.
+
+    Attributes:
+      config: The run's own configuration.
+      state: What trains: an immutable pytree, replaced by every update.
+      frozen: What does not.
+      history: Training records and evaluations, as in `metrics.jsonl`.
+      tokenizer: The transformers tokenizer.
+      lm: The architecture.
+      mesh: The device mesh.
+      run_dir: Folder of checkpoints, metrics and samples (`train.checkpoint_dir`).
+      interrupted: Whether `learn` ended early because the process was asked to stop.
+    """
+
+    with_value_head = False
+
+    def __init__(
+        self,
+        config: TRLConfig,
+        *,
+        reward_fn: Callable[..., Any] | None = None,
+        metric_fn: Callable[..., Any] | None = None,
+        stop_sequences: Sequence[str] = (),
+    ) -> None:
+        self.config = copy.deepcopy(config)
+        self.config.validate()
+        self.reward_fn, self.metric_fn, self.stop_sequences = reward_fn, metric_fn, tuple(stop_sequences)
+        self.run_dir = Path(self.config.train.checkpoint_dir)
+        self.history: list[dict[str, Any]] = []
+        self.interrupted = False
+        self.mesh = mesh_of(self.config)
+        with jax.set_mesh(self.mesh):
+            bundle = load_policy(self.config, self.mesh, with_value_head=self.with_value_head)
+        self.lm, self.policy, self.tokenizer = bundle.lm, bundle.policy, bundle.tokenizer
+        self.frozen, self.replicated = bundle.frozen, bundle.replicated
+        self.sampler = Sampler(self.policy)
+        self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
+        self.root_key = jax.random.key(self.config.train.seed)
+        self.eval_prompts: PromptSet | None = None
+        self.build(bundle.params, bundle.reference)
+
+    @abc.abstractmethod
+    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
+        """Makes optimizer, state and the compiled update from the trainable parameters."""
+
+    @abc.abstractmethod
+    def add_data(
+        self,
+        *,
+        samples: Sequence[Any] | None,
+        rewards: Sequence[float] | None,
+        prompts: Sequence[Any] | None,
+        eval_prompts: Sequence[Any] | None,
+    ) -> None:
+        """Takes what `jrl.train` was given; refuses what this algorithm does not learn from."""
+
+    @abc.abstractmethod
+    def learn(self) -> None:
+        """The algorithm."""
+
+    @property
+    @abc.abstractmethod
+    def params(self) -> Params:
+        """Trainable parameters of the current state."""
+
+    def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> Any:
+        """`gen_kwargs` with the tokenizer's special tokens filled in: (settings, sweep)."""
+        return parse_gen_kwargs(
+            gen_kwargs, eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id
+        )
+
+    def prompt_set(self, prompts: Sequence[Any]) -> PromptSet:
+        """Prompts (strings, or dicts with metadata) within the budget `seq_length - max_new_tokens`."""
+        budget = self.config.train.seq_length - self.settings.max_new_tokens
+        if budget < 1:
+            raise ValueError(
+                f"`train.seq_length` ({self.config.train.seq_length}) leaves no room for a prompt beside "
+                f"`max_new_tokens` ({self.settings.max_new_tokens}); raise it."
+            )
+        return PromptSet(
+            prompts,
+            self.tokenizer,
+            max_length=budget,
+            seed=self.config.train.seed,
+            long_prompts=self.config.train.long_prompts,
+        )
+
+    def default_prompts(self) -> list[str]:
+        """One optimizer batch of the text that starts a document."""
+        start = self.tokenizer.bos_token or self.tokenizer.eos_token
+        return [start] * self.config.train.batch_size
+
+    def add_eval_prompts(self, prompts: Sequence[Any]) -> None:
+        """Sets what `evaluate` samples on."""
+        self.eval_prompts = self.prompt_set(prompts)
+
+    def evaluate(self) -> dict[str, float]:
+        """Samples on the evaluation prompts and returns `reward/mean`, `metrics/<name>`, ..."""
+        found = self.run_evaluation(int(jax.device_get(self.optimizer_steps())))
+        return {} if found is None else found.metrics
+
+    @abc.abstractmethod
+    def optimizer_steps(self) -> jax.Array:
+        """The state's step counter."""
+
+    def run_evaluation(self, step: int) -> Evaluation | None:
+        """One evaluation with the keys of this step; None where there is nothing to evaluate on."""
+        if self.eval_prompts is None:
+            return None
+        evaluator = Evaluator(
+            sampler=self.sampler,
+            prompts=self.eval_prompts,
+            tokenizer=self.tokenizer,
+            settings=self.settings,
+            sweep=self.sweep,
+            chunk_size=self.eval_chunk_size,
+            stop_sequences=self.stop_sequences,
+            reward_fn=self.reward_fn,
+            metric_fn=self.metric_fn,
+        )
+        key = jax.random.fold_in(jax.random.fold_in(self.root_key, EVALUATION_STREAM), step)
+        with jax.set_mesh(self.mesh):
+            return evaluator(self.params, self.frozen, self.mesh, key)
+
+    @property
+    def eval_chunk_size(self) -> int:
+        """Rows of a sampling call in evaluation."""
+        return self.config.train.batch_size
+
+    def generate(
+        self, prompts: Sequence[str], *, gen_kwargs: Mapping[str, Any] | None = None, seed: int = 0
+    ) -> list[str]:
+        """Completions of the prompts, as text.
+
+        Args:
+          prompts: Texts, at most `seq_length - max_new_tokens` tokens each.
+          gen_kwargs: Replaces entries of `method.gen_kwargs`.
+          seed: Same seed, same samples.
+        """
+        settings, _ = self.parse_generation({**self.config.method.gen_kwargs, **(gen_kwargs or {})})
+        found = self.prompt_set(list(prompts))
+        indices = np.arange(len(found))
+        batch = found.rows(indices, width=found.width(indices))
+        key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)
+        with jax.set_mesh(self.mesh):
+            inputs = place_rows(self.mesh, batch.inputs)
+            completions = self.sampler(self.params, self.frozen, inputs, indices, settings, key)
+        tokens, lengths = jax.device_get((completions.tokens, completions.lengths))
+        return decode_rows(
+            self.tokenizer,
+            batch.token_lists,
+            tokens,
+            lengths,
+            eos_token_ids=settings.eos_token_id,
+            stop_sequences=self.stop_sequences,
+        ).outputs
+
+    def save_pretrained(self, directory: str | os.PathLike[str] | None = None) -> Path:
+        """Writes a Hugging Face checkpoint: safetensors, config, generation config, tokenizer, and the value head.
+
+        Args:
+          directory: Defaults to `hf_model` in the run's folder.
+        """
+        target = Path(directory) if directory is not None else self.run_dir / "hf_model"
+        self.model_writer()(target)
+        return target
+
+    def model_writer(self) -> Callable[[Path], None]:
+        """A function that writes the parameters as they are now: copied to the host here, written whenever called."""
+        params = jax.device_get(merge_params(self.params, self.frozen))
+        lm, tokenizer = self.lm, self.tokenizer
+
+        def write(directory: Path) -> None:
+            save_checkpoint(directory, lm, params, tokenizer=tokenizer)
+
+        return write
+
+    def frozen_sha256(self) -> str:
+        """Fingerprint of the frozen arrays, computed once: a checkpoint belongs to one base model."""
+        return self._frozen_sha256
+
+    @functools.cached_property
+    def _frozen_sha256(self) -> str:
+        return tree_sha256(self.frozen)
+
+    def state_is_deleted(self) -> bool:
+        """Whether an update failed half-way, after the donated state was gone."""
+        return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
+
+    def description(self) -> dict[str, Any]:
+        """What a run prints at its start."""
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        frozen = sum(leaf.size for leaf in jax.tree.leaves(self.frozen))
+        return {
+            "algorithm": type(self).__name__,
+            "model": f"{self.lm.hf_config.model_type}, {count:,} parameters train, {frozen:,} are frozen",
+            "mesh": ", ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items()),
+            "folder": str(self.run_dir),
+        } | ({"replicated": "; ".join(self.replicated)} if self.replicated else {})

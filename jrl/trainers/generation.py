@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gen_kwargs`, checked once, and the shell around the compiled sampler that rollouts and evaluation share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.rollout.generate import make_generate
+from jrl.typing import Completions, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, SamplingKnobs
+
+Program = Callable[[Params, Frozen, ModelInputs, jax.Array, SamplingKnobs, PRNGKey], Completions]
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """One setting of the sampler. Hugging Face's names; `do_sample` is on and `top_k` off unless said otherwise.
+
+    Attributes:
+      max_new_tokens: Longest completion, the EOS included.
+      min_new_tokens: EOS is suppressed before that many tokens.
+      do_sample: False takes the most probable token.
+      temperature: Divides the logits; > 0. Log-probabilities of the rollout use it too.
+      top_k: Keeps the k most probable tokens; 0 keeps all.
+      top_p: Keeps the smallest set of tokens with at least this mass; 1 keeps all.
+      repetition_penalty: Divides positive and multiplies negative logits of tokens already seen; 1 is off.
+      suppress_tokens: Ids that are never sampled.
+      eos_token_id: Ends a completion; defaults to the tokenizer's. Several are allowed.
+      pad_token_id: Fills rows after their end; defaults to the tokenizer's.
+    """
+
+    max_new_tokens: int
+    eos_token_id: tuple[int, ...]
+    pad_token_id: int
+    min_new_tokens: int = 0
+    do_sample: bool = True
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    suppress_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses values outside their range."""
+        checks = (
+            (self.max_new_tokens >= 1, "max_new_tokens", "at least 1", self.max_new_tokens),
+            (
+                0 <= self.min_new_tokens <= self.max_new_tokens,
+                "min_new_tokens",
+                "in [0, max_new_tokens]",
+                self.min_new_tokens,
+            ),
+            (self.temperature > 0, "temperature", "positive (greedy is do_sample: false)", self.temperature),
+            (self.top_k >= 0, "top_k", "at least 0 (0 keeps all)", self.top_k),
+            (0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p),
+            (self.repetition_penalty > 0, "repetition_penalty", "positive", self.repetition_penalty),
+        )
+        for holds, name, expected, got in checks:
+            if not holds:
+                raise ValueError(f"gen_kwargs: `{name}` must be {expected}, got {got}.")
+
+    @property
+    def filtered(self) -> bool:
+        """Whether sampling leaves out tokens that the log-probabilities of training still count."""
+        return self.do_sample and (self.top_k > 0 or self.top_p < 1 or self.repetition_penalty != 1)
+
+    @property
+    def knobs(self) -> SamplingKnobs:
+        """The traced part."""
+        return SamplingKnobs(jnp.float32(self.temperature), jnp.float32(self.top_p))
+
+
+def parse_gen_kwargs(
+    gen_kwargs: Mapping[str, Any], *, eos_token_id: int | Sequence[int] | None, pad_token_id: int
+) -> tuple[GenerationSettings, tuple[str, tuple[Any, ...]] | None]:
+    """`gen_kwargs` of a config as settings, and the entry an evaluation sweeps over.
+
+    A list (of scalars) makes a sweep: the returned settings hold its first element, which rollouts use.
+
+    Args:
+      gen_kwargs: The config's dictionary.
+      eos_token_id: The tokenizer's; `gen_kwargs` may override it.
+      pad_token_id: The tokenizer's; `gen_kwargs` may override it.
+    Returns:
+      The settings, and (name, values) of the sweep or None.
+    Raises:
+      ValueError: On an unknown or missing key, a value out of range, or more than one sweep.
+    """
+    known = {field.name for field in fields(GenerationSettings)}
+    values = dict(gen_kwargs)
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], sorted(known), n=1)
+        hint = f" Did you mean `{near[0]}`?" if near else ""
+        raise ValueError(f"gen_kwargs: `{unknown[0]}` is not known; jrl samples with {sorted(known)}.{hint}")
+    if "max_new_tokens" not in values:
+        raise ValueError("gen_kwargs: `max_new_tokens` is required: it fixes the width of the completion window.")
+    lists = ("eos_token_id", "suppress_tokens")
+    sweeps = [name for name, value in values.items() if isinstance(value, list | tuple) and name not in lists]
+    if len(sweeps) > 1:
+        raise ValueError(f"gen_kwargs: one entry may be a list (an evaluation sweep), got {sweeps}.")
+    sweep = (sweeps[0], tuple(values[sweeps[0]])) if sweeps else None
+    if sweep:
+        values[sweep[0]] = sweep[1][0]
+    eos = values.pop("eos_token_id", eos_token_id)
+    eos_ids = () if eos is None else tuple(eos) if isinstance(eos, Sequence) else (int(eos),)
+    settings = GenerationSettings(
+        eos_token_id=eos_ids,
+        pad_token_id=int(values.pop("pad_token_id", pad_token_id)),
+        suppress_tokens=tuple(values.pop("suppress_tokens", ())),
+        **values,
+    )
+    if sweep:  # every value is checked before the run starts, not when its turn comes
+        for value in sweep[1]:
+            replace(settings, **{sweep[0]: value})
+    return settings, sweep
+
+
+class Sampler:
+    """Compiled samplers, one for each static setting; temperature and top-p are traced and share one program."""
+
+    def __init__(self, policy: PolicyFns) -> None:
+        self._policy = policy
+        self._programs: dict[GenerationSettings, Program] = {}
+
+    def program(self, settings: GenerationSettings) -> Program:
+        """The jitted `generate` for these settings, made on first use."""
+        static = replace(settings, temperature=1.0, top_p=1.0)
+        if static not in self._programs:
+            self._programs[static] = jax.jit(
+                make_generate(
+                    self._policy,
+                    max_new_tokens=settings.max_new_tokens,
+                    min_new_tokens=settings.min_new_tokens,
+                    eos_token_ids=settings.eos_token_id,
+                    pad_token_id=settings.pad_token_id,
+                    top_k=settings.top_k,
+                    do_sample=settings.do_sample,
+                    repetition_penalty=settings.repetition_penalty,
+                    suppress_token_ids=settings.suppress_tokens,
+                )
+            )
+        return self._programs[static]
+
+    def __call__(
+        self,
+        params: Params,
+        frozen: Frozen,
+        prompts: ModelInputs,
+        row_ids: np.ndarray,
+        settings: GenerationSettings,
+        key: PRNGKey,
+    ) -> Completions:
+        """Dispatches one sampling call; nothing is waited for.
+
+        Args:
+          params: Trainable parameters.
+          frozen: The rest.
+          prompts: Left-padded rows (B P), already on the mesh.
+          row_ids: Global number of each row: its samples depend on it and on `key` alone.
+          settings: How to sample.
+          key: Of this iteration.
+        """
+        return self.program(settings)(params, frozen, prompts, jnp.asarray(row_ids), settings.knobs, key)

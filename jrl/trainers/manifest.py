@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fingerprints: of files (the manifest that makes a checkpoint whole) and of array trees (the frozen parameters)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl.mesh import path_name
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_BLOCK = 1 << 20
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is missing, damaged, or belongs to another run."""
+
+
+def file_sha256(path: Path, *, sync: bool = False) -> str:
+    """SHA-256 of a file's content, in hexadecimal.
+
+    Args:
+      path: The file.
+      sync: Whether to force it to the disk first, so that a power cut after the rename loses nothing.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_manifest(directory: Path, entries: Mapping[str, Any]) -> None:
+    """Writes `manifest.json` over everything in a folder: the last file of a checkpoint.
+
+    Args:
+      directory: Folder whose files are all written.
+      entries: Further facts to keep in it, plain JSON.
+    """
+    files = {
+        name: {"size": path.stat().st_size, "sha256": file_sha256(path, sync=True)}
+        for name, path in _files(directory).items()
+    }
+    content = {**entries, "format": _FORMAT, "files": files}
+    # The manifest carries its own fingerprint: a flipped bit in it must be noticed as much as one elsewhere.
+    content["sha256"] = _content_sha256(content)
+    target = directory / MANIFEST
+    with target.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(directory)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest's content, its own fingerprint checked.
+
+    Raises:
+      CheckpointError: If it is missing, no JSON, or altered.
+    """
+    try:
+        content = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{directory} has no {MANIFEST}: it is half-written, or no checkpoint."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{directory / MANIFEST} cannot be read ({error}).") from error
+    if not isinstance(content, dict) or content.pop("sha256", None) != _content_sha256(content):
+        raise CheckpointError(f"{directory / MANIFEST} has changed since it was written.")
+    if content["format"] != _FORMAT:
+        raise CheckpointError(
+            f"{directory} has format {content['format']}, this version reads {_FORMAT}: another version "
+            "wrote it."
+        )
+    return content
+
+
+def verify_manifest(directory: Path) -> dict[str, Any]:
+    """Compares every file with the manifest and returns the manifest.
+
+    Raises:
+      CheckpointError: Naming the first file that is missing, unknown, of another size, or altered.
+    """
+    content = read_manifest(directory)
+    present = _files(directory)
+    for name, expected in content["files"].items():
+        if name not in present:
+            raise CheckpointError(f"{directory} lacks the file {name} of its {MANIFEST}.")
+        size = present[name].stat().st_size
+        if size != expected["size"]:
+            raise CheckpointError(
+                f"{directory / name} has {size} bytes, its {MANIFEST} says {expected['size']}."
+            )
+        if file_sha256(present[name]) != expected["sha256"]:
+            raise CheckpointError(f"{directory / name} has changed since it was written (SHA-256 differs).")
+    surplus = sorted(set(present) - set(content["files"]))
+    if surplus:
+        raise CheckpointError(f"{directory} holds {surplus[0]}, which its {MANIFEST} does not know.")
+    return content
+
+
+def tree_sha256(tree: Any) -> str:
+    """SHA-256 over names, types, shapes and bytes of all arrays of a tree; {} has one too.
+
+    Arrays are fetched to the host one by one, so no second copy of the tree is ever held.
+    """
+    digest = hashlib.sha256()
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    for name, leaf in sorted((path_name(path), leaf) for path, leaf in leaves):
+        array = np.asarray(leaf)
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return digest.hexdigest()
+
+
+def sync_directory(directory: Path) -> None:
+    """Forces a folder's list of names to the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    """All files below a folder but the manifest, by relative name."""
+    found = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+    found.pop(MANIFEST, None)
+    return dict(sorted(found.items()))
+
+
+def _content_sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

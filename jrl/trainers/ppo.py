@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PPO against a frozen reference: sample, score, reward, update."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jrl.data.prompts import PromptSet
+from jrl.learners.optimizers import make_optimizer, make_schedule
+from jrl.learners.ppo import PPOState, init_ppo_state, make_ppo_update
+from jrl.mesh import replicated, tree_shardings
+from jrl.trainers.base import TRAINING_STREAM, Trainer
+from jrl.trainers.loop import Run
+from jrl.trainers.ppo_experience import Collector
+from jrl.trainers.registry import register_trainer
+from jrl.typing import Params
+
+
+@register_trainer("PPOTrainer")
+class PPOTrainer(Trainer):
+    """Online PPO. `state` is a `PPOState`: policy and optimizer, KL coefficient, running score moments."""
+
+    with_value_head = True
+    state: PPOState
+
+    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
+        """The reference is copied before the state may be donated; the update is one compiled call an iteration."""
+        train, method = self.config.train, self.config.method
+        if self.settings.filtered:
+            warnings.warn(
+                "Rollouts are filtered (top_k, top_p or repetition_penalty), but log-probabilities count the whole "
+                "vocabulary: ratio and KL refer to the unfiltered policy.",
+                stacklevel=4,
+            )
+        optimizer = make_optimizer(
+            self.config.optimizer.name,
+            self.config.optimizer.kwargs,
+            make_schedule(self.config.scheduler.name, self.config.scheduler.kwargs),
+            max_grad_norm=train.max_grad_norm,
+        )
+        self.ref_params = make_reference()
+        shapes = jax.eval_shape(lambda p: init_ppo_state(p, optimizer, method), params)
+        shardings, _ = tree_shardings(self.mesh, shapes)
+        with jax.set_mesh(self.mesh):
+            self.state = jax.jit(lambda p: init_ppo_state(p, optimizer, method), out_shardings=shardings)(params)
+        self.update = jax.jit(
+            make_ppo_update(
+                self.policy,
+                optimizer,
+                method,
+                batch_size=train.batch_size,
+                minibatch_size=train.minibatch_size or train.batch_size,
+                logprob_chunk_bytes=train.logprob_chunk_bytes,
+                vocab_size=self.lm.config.padded_vocab_size,
+                temperature=self.settings.temperature,
+            ),
+            donate_argnums=0,
+            out_shardings=(shardings, replicated(self.mesh)),
+        )
+
+    def add_data(
+        self,
+        *,
+        samples: Sequence[Any] | None,
+        rewards: Sequence[float] | None,
+        prompts: Sequence[Any] | None,
+        eval_prompts: Sequence[Any] | None,
+    ) -> None:
+        """Takes prompts; the evaluation prompts default to the first `batch_size` of them."""
+        if self.reward_fn is None or samples is not None or rewards is not None:
+            raise ValueError("PPOTrainer learns online: give `reward_fn` and `prompts`, not `samples` or `rewards`.")
+        prompts = list(prompts) if prompts is not None else self.default_prompts()
+        self.add_prompts(prompts)
+        self.add_eval_prompts(eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size])
+
+    def add_prompts(self, prompts: Sequence[Any]) -> None:
+        """Sets what rollouts start from."""
+        train, method = self.config.train, self.config.method
+        self.prompts: PromptSet = self.prompt_set(prompts)
+        self.collect = Collector(
+            self.policy,
+            self.sampler,
+            self.prompts,
+            self.tokenizer,
+            self.rollout_settings(),
+            stop_sequences=self.stop_sequences,
+            reward_fn=self.reward_fn,
+            mesh=self.mesh,
+            num_rollouts=method.num_rollouts,
+            chunk_size=method.chunk_size,
+            logprob_chunk_bytes=train.logprob_chunk_bytes,
+            reward_errors=train.reward_errors,
+            reward_timeout=train.reward_timeout,
+            failures=self.run_dir / "failed_rollouts",
+        )
+
+    def learn(self) -> None:
+        """Runs PPO up to `total_steps` or `epochs` iterations, whichever ends first."""
+        root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
+        with (
+            jax.set_mesh(self.mesh),
+            Run(self, steps_per_iteration=self.steps_per_iteration, num_iterations=self.num_iterations) as run,
+        ):
+            if run.iteration == 0:
+                run.evaluate()
+            for iteration in run.remaining():
+                rollout_key, update_key = jax.random.split(jax.random.fold_in(root_key, iteration))
+                experience = self.collect(
+                    self.params,
+                    self.frozen,
+                    self.ref_params,
+                    iteration,
+                    rollout_key,
+                    while_sampling=run.flush,
+                    stopwatch=run.stopwatch,
+                )
+                self.state, metrics = self.update(self.state, self.frozen, experience.batch, update_key)
+                run.after(experience.metrics, metrics, experience.rows)
+            self.interrupted = run.stopped
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Optimizer steps of one update: passes times optimizer batches."""
+        method = self.config.method
+        return method.ppo_epochs * math.ceil(method.num_rollouts / self.config.train.batch_size)
+
+    @property
+    def num_iterations(self) -> int:
+        """`epochs`, or as many as `total_steps` needs, rounded up: an update is atomic."""
+        return min(self.config.train.epochs, math.ceil(self.config.train.total_steps / self.steps_per_iteration))
+
+    def rollout_settings(self) -> Any:
+        """`gen_experience_kwargs` where given, else `gen_kwargs` at the first value of a sweep."""
+        if self.config.method.gen_experience_kwargs is None:
+            return self.settings
+        settings, sweep = self.parse_generation(self.config.method.gen_experience_kwargs)
+        if sweep:
+            raise ValueError(f"gen_experience_kwargs: `{sweep[0]}` is a list; only `gen_kwargs` may be swept.")
+        return settings
+
+    @property
+    def params(self) -> Params:
+        """Trainable parameters, the value head included."""
+        return self.state.train.params
+
+    def optimizer_steps(self) -> jax.Array:
+        """The state's step counter."""
+        return self.state.train.step
+
+    @property
+    def eval_chunk_size(self) -> int:
+        """Evaluation samples as many rows a call as a rollout does."""
+        return self.config.method.chunk_size

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Supervised fine-tuning on strings, prompt-output pairs and dialogues."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jrl.data.dialogue import DialogueSet
+from jrl.learners.optimizers import make_optimizer, make_schedule
+from jrl.learners.sft import make_sft_update
+from jrl.learners.state import TrainState, init_train_state
+from jrl.mesh import replicated, tree_shardings
+from jrl.trainers.base import TRAINING_STREAM, Trainer
+from jrl.trainers.loop import Run
+from jrl.trainers.registry import register_trainer
+from jrl.trainers.setup import place_rows
+from jrl.typing import Params
+
+
+@register_trainer("SFTTrainer")
+class SFTTrainer(Trainer):
+    """Next-token training. `state` is a `TrainState`; one iteration is one optimizer step."""
+
+    state: TrainState
+
+    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
+        """No reference is made: nothing is compared."""
+        del make_reference
+        train = self.config.train
+        optimizer = make_optimizer(
+            self.config.optimizer.name,
+            self.config.optimizer.kwargs,
+            make_schedule(self.config.scheduler.name, self.config.scheduler.kwargs),
+            max_grad_norm=train.max_grad_norm,
+        )
+        shapes = jax.eval_shape(lambda p: init_train_state(p, optimizer), params)
+        shardings, _ = tree_shardings(self.mesh, shapes)
+        with jax.set_mesh(self.mesh):
+            self.state = jax.jit(lambda p: init_train_state(p, optimizer), out_shardings=shardings)(params)
+        self.update = jax.jit(
+            make_sft_update(
+                self.policy,
+                optimizer,
+                minibatch_size=train.minibatch_size or train.batch_size,
+                logprob_chunk_bytes=train.logprob_chunk_bytes,
+                vocab_size=self.lm.config.padded_vocab_size,
+            ),
+            donate_argnums=0,
+            out_shardings=(shardings, replicated(self.mesh)),
+        )
+
+    def add_data(
+        self,
+        *,
+        samples: Sequence[Any] | None,
+        rewards: Sequence[float] | None,
+        prompts: Sequence[Any] | None,
+        eval_prompts: Sequence[Any] | None,
+    ) -> None:
+        """Takes samples; evaluation starts from the BOS text unless prompts are given."""
+        if samples is None or rewards is not None or prompts is not None:
+            raise ValueError("SFTTrainer learns from `samples`: give those, and neither `rewards` nor `prompts`.")
+        self.add_samples(samples)
+        self.add_eval_prompts(eval_prompts if eval_prompts is not None else self.default_prompts())
+
+    def add_samples(self, samples: Sequence[Any]) -> None:
+        """Sets what is learned: strings, [prompt, output] pairs, or longer dialogues."""
+        self.samples = DialogueSet(
+            samples, self.tokenizer, max_length=self.config.train.seq_length, seed=self.config.train.seed
+        )
+
+    def learn(self) -> None:
+        """Runs up to `total_steps`, or `epochs` passes over the samples."""
+        root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
+        batch_size = self.config.train.batch_size
+        with (
+            jax.set_mesh(self.mesh),
+            Run(self, steps_per_iteration=1, num_iterations=self.num_iterations) as run,
+        ):
+            if run.iteration == 0:
+                run.evaluate()
+            for iteration in run.remaining():
+                with run.stopwatch("data"):
+                    sequences = place_rows(self.mesh, self.samples.batch(iteration, batch_size))
+                key = jax.random.fold_in(root_key, iteration)
+                self.state, metrics = self.update(self.state, self.frozen, sequences, key)
+                run.after({}, metrics)
+            self.interrupted = run.stopped
+
+    @property
+    def num_iterations(self) -> int:
+        """`total_steps`, or what `epochs` passes take if that is less."""
+        passes = math.ceil(len(self.samples) / self.config.train.batch_size)
+        return min(self.config.train.total_steps, self.config.train.epochs * passes)
+
+    @property
+    def params(self) -> Params:
+        """Trainable parameters."""
+        return self.state.params
+
+    def optimizer_steps(self) -> jax.Array:
+        """The state's step counter."""
+        return self.state.step

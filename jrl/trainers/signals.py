@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An orderly end on Ctrl-C and SIGTERM: finish the iteration, save, exit 0."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class GracefulStop:
+    """While entered, the first SIGINT or SIGTERM only sets a flag that a loop reads between two iterations.
+
+    A second SIGINT raises `KeyboardInterrupt` at once, for whoever does not want to wait. Outside the main
+    thread Python lets nobody install handlers; there it does nothing, and `requested` stays False.
+
+    Attributes:
+      requested: Whether a signal arrived.
+      received: Name of the first signal, such as "SIGTERM"; None before.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._previous: dict[signal.Signals, signal.Handlers] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal arrived."""
+        return self.received is not None
+
+    def __enter__(self) -> Self:
+        """Installs the handlers."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Puts the previous handlers back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.received is None:
+            self.received = signal.Signals(number).name

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clocks and counters of a run: what `time/*` and `perf/*` report. Excluded from every exactness promise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+class CompileCounter:
+    """Counts XLA compilations in this process from the moment it is made.
+
+    A run that recompiles after its first iterations is a defect of shapes, so `perf/compilations` is always logged.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, duration: float, **metadata: str | int) -> None:
+        del duration, metadata
+        self.count += event == _COMPILE_EVENT
+
+
+class Stopwatch:
+    """Adds up seconds by name; `take` returns them as `time/<name>` and starts anew."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Measures the block."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """The sums so far, and empties them."""
+        taken = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
+        self._seconds = {}
+        return taken

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shape letters, batch types and the contracts that every algorithm is written against.
+
+Letters, used in every signature: **B** sequence (row), **L** position of a whole sequence, **T** position of the
+completion window, **V** vocabulary, **D** width, **N** heads, **K** key/value heads, **H** head width, **P** prompt
+position, **C** position of a seq2seq encoder's input.
+
+An algorithm knows a model only as `PolicyFns`. What a model stores where (hydra branch, adapters, encoder) stays
+behind those functions, so a new kind of model changes no algorithm and a new algorithm changes no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from jaxtyping import Array, Bool, Float, Int, Key
+
+PRNGKey = Key[Array, ""]
+Params = Mapping[str, Any]
+"""Nested mapping of arrays, one entry a module, one a layer (`layers_0`, ...); never stacked over layers."""
+Frozen = Params
+"""Everything that does not train. Never donated: it may share buffers with the reference."""
+Trunk = Any
+"""What the frozen trunk hands to the branch: hidden states (B L D), or None where the embedding itself trains."""
+Cache = Any
+"""Key/value cache of a decoder: an explicit argument and result of `PolicyFns.decode`."""
+
+
+class ModelInputs(NamedTuple):
+    """What a language model reads.
+
+    Attributes:
+      tokens: Ids of the decoder.
+      attention_mask: True on real tokens. Padding may be on either side; positions are counted over real tokens.
+      segment_ids: Of packed rows: nothing attends across two segments, and positions restart. None: one segment.
+      context_tokens: Ids an encoder reads (seq2seq only).
+      context_mask: True on the encoder's real tokens (seq2seq only).
+    """
+
+    tokens: Int[Array, "B L"]
+    attention_mask: Bool[Array, "B L"]
+    segment_ids: Int[Array, "B L"] | None = None
+    context_tokens: Int[Array, "B C"] | None = None
+    context_mask: Bool[Array, "B C"] | None = None
+
+
+class Features(NamedTuple):
+    """Last hidden states, after the final norm.
+
+    Attributes:
+      policy: Read by the language-model head.
+      value: Read by value and Q heads: the same array, unless the value function has a branch of its own.
+    """
+
+    policy: Float[Array, "*rows D"]
+    value: Float[Array, "*rows D"]
+
+
+@dataclass(frozen=True)
+class PolicyFns:
+    """All an algorithm may know of a model: pure functions of `(params, frozen)`.
+
+    The log-probability of a token is a composition: `logits(params, frozen, branch(params, frozen,
+    trunk(frozen, inputs), inputs, dropout_key).policy)`. The cut between trunk and branch lets the policy and its
+    reference share one trunk pass, and lets a trunk's output be reused for as long as only `params` change.
+
+    Attributes:
+      trunk: `(frozen, inputs) -> trunk`. The layers below the first trainable one; None where there are none.
+      branch: `(params, frozen, trunk, inputs, dropout_key) -> Features` with rows (B L). `dropout_key` None means
+        deterministic; RL always passes None.
+      logits: `(params, frozen, hidden) -> logits`, (..., D) to (..., V) float32, with bias, scale and soft-cap
+        inside; columns of a padded vocabulary are −inf.
+      heads: `(params, hidden) -> {name: array}` from `Features.value`, (..., D): the value head gives `"values"`
+        (...,) float32; a model without heads gives {}.
+      init_cache: `(batch_size, length) -> cache`, empty, for `length` positions in all.
+      decode: `(params, frozen, inputs, cache) -> (Features, cache)` with rows (B, L of inputs). Appends the inputs to
+        the cache: the left-padded prompt first (prefill), then one token a call.
+    """
+
+    trunk: Callable[[Frozen, ModelInputs], Trunk]
+    branch: Callable[[Params, Frozen, Trunk, ModelInputs, PRNGKey | None], Features]
+    logits: Callable[[Params, Frozen, Float[Array, "*rows D"]], Float[Array, "*rows V"]]
+    heads: Callable[[Params, Float[Array, "*rows D"]], dict[str, Array]]
+    init_cache: Callable[[int, int], Cache]
+    decode: Callable[[Params, Frozen, ModelInputs, Cache], tuple[Features, Cache]]
+
+
+class Sequences(NamedTuple):
+    """Right-padded prompt + completion rows and the window in which the completion is learned from.
+
+    Attributes:
+      inputs: The rows, (B L).
+      starts: Index of the state before the first completion token: prompt length − 1.
+      mask: Window position t speaks of the action at column `starts + 1 + t`; True where it was chosen by the policy
+        (or demonstrated), False on padding and on environment turns. A row without any is padding.
+    """
+
+    inputs: ModelInputs
+    starts: Int[Array, "B"]
+    mask: Bool[Array, "B T"]
+
+
+class SamplingKnobs(NamedTuple):
+    """Traced sampling numbers: changing them recompiles nothing.
+
+    Attributes:
+      temperature: Divides the logits; > 0.
+      top_p: Mass of the nucleus kept; 1 keeps all.
+    """
+
+    temperature: Float[Array, ""]
+    top_p: Float[Array, ""]
+
+
+class Completions(NamedTuple):
+    """What the sampler wrote.
+
+    Attributes:
+      tokens: Sampled ids, pad after the end.
+      lengths: Number of sampled tokens, the EOS included.
+      terminated: True where the row ended by EOS; False where the length limit cut it.
+      logprobs: Of the sampled ids under the processed distribution (after temperature and filters); 0 after the end.
+    """
+
+    tokens: Int[Array, "B T"]
+    lengths: Int[Array, "B"]
+    terminated: Bool[Array, "B"]
+    logprobs: Float[Array, "B T"]
+
+
+class Scored(NamedTuple):
+    """One scoring pass over a completion window, unfiltered logits divided by the rollout temperature.
+
+    Attributes:
+      logprobs: Under the policy at the time of scoring.
+      ref_logprobs: Under the frozen reference.
+      values: V(s_t), the state before action t.
+    """
+
+    logprobs: Float[Array, "B T"]
+    ref_logprobs: Float[Array, "B T"]
+    values: Float[Array, "B T"]
+
+
+class PPOBatch(NamedTuple):
+    """All rollouts of one PPO iteration.
+
+    Attributes:
+      sequences: Prompts and completions.
+      scored: Log-probabilities and values from before the first optimizer step.
+      scores: The user's reward per token: a scalar reward sits on the last action of its row.
+    """
+
+    sequences: Sequences
+    scored: Scored
+    scores: Float[Array, "N T"]
+
+
+class Mean(NamedTuple):
+    """A metric as a sum and its weight, so that means over microbatches, devices and steps are exact."""
+
+    total: Float[Array, ""]
+    weight: Float[Array, ""]
+
+
+class Max(NamedTuple):
+    """A metric that aggregates by its maximum."""
+
+    value: Float[Array, ""]
+
+
+Metrics = dict[str, Mean | Max]
+
+
+class Update(Protocol):
+    """One learner update: pure; the caller jits it and donates the state."""
+
+    def __call__(self, state: Any, frozen: Frozen, batch: Any, key: PRNGKey) -> tuple[Any, Metrics]:
+        """Returns the new state and what to log of it."""
+        ...
+
+
+class RewardFn(Protocol):
+    """The user's reward: called with keywords only, and only with those its signature accepts.
+
+    Keywords: `samples`, `prompts`, `outputs` (texts), `tokenizer`, `output_tokens` (the sampled ids) and one for each
+    metadata key of the prompts. Returns one float a sample, or one list of floats a sample, one a token.
+    """
+
+    def __call__(self, *, samples: list[str], prompts: list[str], outputs: list[str]) -> Any:
+        """Returns the rewards."""
+        ...

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Supervised fine-tuning on a tabular policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.learners.sft import SFTConfig, make_sft_update
+from jrl.learners.state import init_train_state
+from jrl.ops.metrics import finalize
+from jrl.typing import ModelInputs, Sequences
+from tests.learners.batches import CHUNK_BYTES, sgd
+from tests.learners.tabular import VOCAB, tabular_params, tabular_policy
+
+PARAMS, FROZEN = tabular_params(seed=3)
+# Two rows of unequal weight: prompt 2 5 | 3 4 1, and prompt 6 | 1.
+TOKENS = jnp.array([[2, 5, 3, 4, 1], [6, 1, 0, 0, 0]])
+BATCH = Sequences(
+    ModelInputs(TOKENS, jnp.array([[True] * 5, [True, True, False, False, False]])),
+    starts=jnp.zeros(2, jnp.int32),
+    mask=jnp.array([[False, True, True, True], [True, False, False, False]]),
+)
+
+
+def run(batch: Sequences, *, batch_size: int = 8, minibatch_size: int = 8) -> tuple[Any, dict[str, float]]:
+    """Parameters after one step of gradient descent, and metrics."""
+    optimizer = sgd(1.0)
+    update = make_sft_update(
+        tabular_policy(),
+        optimizer,
+        batch_size=batch_size,
+        minibatch_size=minibatch_size,
+        logprob_chunk_bytes=CHUNK_BYTES,
+        vocab_size=VOCAB,
+    )
+    state, metrics = jax.jit(update)(init_train_state(PARAMS, optimizer), FROZEN, batch, jax.random.key(0))
+    return state.params, finalize(metrics)
+
+
+def by_hand(pairs: list[tuple[int, int]]) -> tuple[float, np.ndarray]:
+    """Mean −log softmax(table[s])[a] over (s, a), and the table after one step, in float64."""
+    table = np.asarray(PARAMS["table"]["kernel"], np.float64)
+    probs = np.exp(table) / np.exp(table).sum(axis=1, keepdims=True)
+    after = table.copy()
+    for s, a in pairs:
+        after[s] -= (probs[s] - np.eye(VOCAB)[a]) / len(pairs)
+    return float(np.mean([-np.log(probs[s, a]) for s, a in pairs])), after
+
+
+def test_lore_5_12_only_completions_are_learned_as_a_mean_over_all_tokens() -> None:
+    loss, table = by_hand([(5, 3), (3, 4), (4, 1), (6, 1)])
+    params, metrics = run(BATCH)
+    assert metrics["sft/loss"] == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_allclose(params["table"]["kernel"], table, rtol=1e-5, atol=1e-6)
+
+
+def test_lore_5_12_the_prompt_does_not_choose_what_is_learned() -> None:
+    changed = BATCH._replace(inputs=BATCH.inputs._replace(tokens=TOKENS.at[0, 0].set(7)))
+    jax.tree.map(np.testing.assert_array_equal, run(changed), run(BATCH))
+
+
+@pytest.mark.parametrize("minibatch_size", [1, 2])
+def test_lore_5_2_microbatches_of_unequal_weight_share_one_denominator(minibatch_size: int) -> None:
+    params, metrics = run(BATCH, batch_size=2, minibatch_size=minibatch_size)
+    loss, table = by_hand([(5, 3), (3, 4), (4, 1), (6, 1)])
+    np.testing.assert_allclose(params["table"]["kernel"], table, rtol=1e-5, atol=1e-6)
+    assert metrics["sft/loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_too_many_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="`batch` must have at most `batch_size` = 1 rows, got 2"):
+        run(BATCH, batch_size=1, minibatch_size=1)
+
+
+def test_minibatches_must_divide_the_batch() -> None:
+    with pytest.raises(ValueError, match="`minibatch_size` must divide"):
+        run(BATCH, batch_size=8, minibatch_size=3)
+
+
+def test_config_needs_the_length_of_generation() -> None:
+    assert SFTConfig().gen_kwargs["max_new_tokens"] == 40
+    with pytest.raises(
+        ValueError, match=r"`method.gen_kwargs` must be a mapping that holds `max_new_tokens`"
+    ):
+        SFTConfig(gen_kwargs={"top_k": 0})

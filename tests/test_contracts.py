@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every `make_*_update` keeps one contract: `(state, frozen, batch, key) -> (state, metrics)`.
+
+A new algorithm adds a row to `CASES`, nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jrl.learners
+from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.sft import make_sft_update
+from jrl.learners.state import init_train_state
+from jrl.ops.metrics import finalize
+from jrl.typing import Features, Frozen, Max, Mean, PolicyFns, Update
+from tests.learners.batches import CHUNK_BYTES, adam, copied, random_sequences, stored_rollouts
+from tests.tiny import tiny_policy
+
+NUM_ROWS = 8
+WIDTH = random_sequences(NUM_ROWS).mask.shape[1]
+
+
+class Case(NamedTuple):
+    """One algorithm.
+
+    Attributes:
+      make: `(policy, logprob_chunk_bytes, vocab_size, minibatch_size) -> update`.
+      init: `params -> state`.
+      batch: A batch of NUM_ROWS rows.
+    """
+
+    make: Callable[[PolicyFns, int, int, int], Update]
+    init: Callable[[Any], Any]
+    batch: Callable[[], Any]
+
+
+def _ppo(policy: PolicyFns, chunk_bytes: int, vocab_size: int, minibatch_size: int) -> Update:
+    return make_ppo_update(
+        policy,
+        adam(),
+        PPOConfig(ppo_epochs=2, target=1.0, scale_reward="running"),
+        batch_size=4,
+        minibatch_size=minibatch_size,
+        logprob_chunk_bytes=chunk_bytes,
+        vocab_size=vocab_size,
+        temperature=1.0,
+    )
+
+
+def _sft(policy: PolicyFns, chunk_bytes: int, vocab_size: int, minibatch_size: int) -> Update:
+    return make_sft_update(
+        policy,
+        adam(),
+        batch_size=NUM_ROWS,
+        minibatch_size=minibatch_size,
+        logprob_chunk_bytes=chunk_bytes,
+        vocab_size=vocab_size,
+    )
+
+
+CASES = {
+    "ppo": Case(
+        _ppo,
+        lambda params: init_ppo_state(params, adam(), PPOConfig()),
+        lambda: stored_rollouts("llama", 1, num_rows=NUM_ROWS, drift=0.1),
+    ),
+    "sft": Case(_sft, lambda params: init_train_state(params, adam()), lambda: random_sequences(NUM_ROWS)),
+}
+
+
+@functools.cache
+def run(name: str) -> dict[str, Any]:
+    """Three calls of an algorithm's jitted update on the tiny grouped-query model with one unfrozen layer."""
+    case = CASES[name]
+    policy, params, frozen, _ = tiny_policy("llama", 1)
+    traces = []
+    update = case.make(policy, CHUNK_BYTES, 128, 4)
+
+    def counted(state: Any, frozen: Frozen, batch: Any, key: Any) -> Any:
+        traces.append(1)
+        return update(state, frozen, batch, key)
+
+    jitted = jax.jit(counted, donate_argnums=0)
+    before, batch = case.init(copied(params)), case.batch()
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), before)
+    frozen_before = jax.tree.map(np.array, frozen)
+    state, donated = before, jax.tree.leaves(before)
+    for step in range(3):
+        state, metrics = jitted(state, frozen, batch, jax.random.key(step))
+    jax.block_until_ready(state)
+    return dict(
+        update=update,
+        start=shapes,
+        state=state,
+        metrics=metrics,
+        traces=len(traces),
+        compilations=jitted._cache_size(),
+        donated=[leaf.is_deleted() for leaf in donated],
+        frozen=(frozen_before, frozen),
+    )
+
+
+@pytest.fixture(scope="module", params=sorted(CASES))
+def result(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return run(request.param)
+
+
+def test_every_learner_has_a_case() -> None:
+    package = jrl.learners.__path__[0]
+    made = set()
+    import pathlib
+    import re
+
+    for path in pathlib.Path(package).glob("*.py"):
+        made |= set(re.findall(r"^def make_(\w+)_update\(", path.read_text(encoding="utf-8"), re.MULTILINE))
+    assert made == set(CASES)
+
+
+def test_an_update_takes_state_frozen_batch_and_key(result: dict[str, Any]) -> None:
+    assert list(inspect.signature(result["update"]).parameters) == ["state", "frozen", "batch", "key"]
+
+
+def test_the_state_keeps_its_tree_shapes_and_types(result: dict[str, Any]) -> None:
+    after = jax.tree.map(lambda x: (x.shape, x.dtype), result["state"])
+    assert jax.tree.structure(after) == jax.tree.structure(result["start"])
+    assert after == result["start"]
+
+
+def test_lore_7_2_parameters_and_moments_are_float32(result: dict[str, Any]) -> None:
+    types = {leaf.dtype for leaf in jax.tree.leaves(result["state"])}
+    assert types == {np.dtype("float32"), np.dtype("int32"), np.dtype("bool")}
+
+
+def test_an_update_is_traced_and_compiled_once(result: dict[str, Any]) -> None:
+    assert result["traces"] == 1 and result["compilations"] == 1
+
+
+def test_the_state_is_donated_whole(result: dict[str, Any]) -> None:
+    assert all(result["donated"])
+
+
+def test_lore_7_5_frozen_arrays_are_the_same_to_the_bit(result: dict[str, Any]) -> None:
+    jax.tree.map(np.testing.assert_array_equal, *result["frozen"])
+
+
+def test_parameters_move(result: dict[str, Any]) -> None:
+    state = result["state"]
+    _, params, _, _ = tiny_policy("llama", 1)
+    train = getattr(state, "train", state)
+    # All but the value head, which supervised tuning leaves alone.
+    trained = {name: tree for name, tree in train.params.items() if name != "v_head"}
+    for (path, new), old in zip(
+        jax.tree_util.tree_leaves_with_path(trained),
+        jax.tree.leaves({name: params[name] for name in trained}),
+        strict=True,
+    ):
+        assert np.any(np.asarray(new) != np.asarray(old)), path
+
+
+def test_metrics_are_means_and_maxima_of_scalars(result: dict[str, Any]) -> None:
+    for name, metric in result["metrics"].items():
+        assert isinstance(metric, Mean | Max), name
+        assert all(jnp.ndim(part) == 0 for part in metric), name
+        assert name.count("/") == 1, name
+    numbers = finalize(result["metrics"])
+    assert all(np.isfinite(value) for value in numbers.values())
+    assert {"optim/grad_norm", "optim/learning_rate", "optim/skipped_steps"} <= set(numbers)
+
+
+LARGE_VOCAB = 50_257
+
+
+def wide_policy(width: int = 4) -> tuple[PolicyFns, Any]:
+    """A policy whose only large array is its head, and shapes of its parameters."""
+
+    def branch(params: Any, frozen: Any, trunk: Any, inputs: Any, dropout_key: Any) -> Features:
+        hidden = jax.nn.one_hot(inputs.tokens % width, width) * params["scale"]
+        return Features(hidden, hidden)
+
+    policy = PolicyFns(
+        trunk=lambda frozen, inputs: None,
+        branch=branch,
+        logits=lambda params, frozen, hidden: hidden @ params["head"],
+        heads=lambda params, hidden: {"values": hidden @ params["v_head"]},
+        init_cache=lambda batch, length: None,
+        decode=lambda params, frozen, inputs, cache: (branch(params, frozen, None, inputs, None), cache),
+    )
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    return policy, {"scale": shape(()), "head": shape((width, LARGE_VOCAB)), "v_head": shape((width,))}
+
+
+def largest_array(jaxpr: Any) -> int:
+    """Most elements of any array in a jaxpr, inner ones included."""
+
+    def sizes(jaxpr: Any) -> Iterator[int]:
+        for equation in jaxpr.eqns:
+            for variable in equation.outvars:
+                yield int(np.prod(variable.aval.shape))
+            for inner in jax.core.jaxprs_in_params(equation.params):
+                yield from sizes(inner)
+
+    return max(sizes(jaxpr))
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_no_update_holds_the_logits_of_a_whole_minibatch(name: str) -> None:
+    """At B·T = 4 chunks and V = 50,257; with room for all of it, the plain path does hold them."""
+    case = CASES[name]
+    policy, params = wide_policy()
+    minibatch = 4
+    whole = minibatch * WIDTH * LARGE_VOCAB
+    state = jax.eval_shape(case.init, params)
+    batch = jax.eval_shape(case.batch)
+
+    def largest(chunk_bytes: int) -> int:
+        update = case.make(policy, chunk_bytes, LARGE_VOCAB, minibatch)
+        return largest_array(jax.make_jaxpr(update)(state, {}, batch, jax.random.key(0)).jaxpr)
+
+    assert largest(4 * whole // 4) < whole
+    assert largest(4 * whole) >= whole

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one tiny decoder, tokenizer and batch of the test suite. All results are cached: treat them as constants."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast
+
+from jrl.models.heads import init_value_head
+from jrl.models.model import CausalLM
+from jrl.models.policy import init_reference, split_params
+from jrl.typing import ModelInputs, PolicyFns
+
+VOCAB_SIZE = 97
+PAD_ID, EOS_ID = 0, 1
+
+
+def tiny_hf_config(family: str = "gpt2", num_layers: int = 2, **overrides: Any) -> Any:
+    """A transformers config: width 32, vocabulary 97 (which no mesh divides), dropout off."""
+    if family == "gpt2":
+        fields = dict(n_embd=32, n_layer=num_layers, n_head=4, n_positions=128, n_inner=64)
+        fields |= dict(embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
+        config_class = GPT2Config
+    elif family == "llama":
+        fields = dict(hidden_size=32, num_hidden_layers=num_layers, num_attention_heads=4)
+        fields |= dict(num_key_value_heads=2, intermediate_size=64, max_position_embeddings=128)
+        config_class = LlamaConfig
+    else:
+        raise ValueError(f"`family` must be gpt2 or llama, got {family!r}.")
+    # A large initialiser: logits of a fresh model then differ enough to tell right from wrong.
+    fields |= dict(vocab_size=VOCAB_SIZE, bos_token_id=EOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID)
+    return config_class(**(fields | dict(initializer_range=0.1) | overrides))
+
+
+@functools.cache
+def tiny_lm(family: str = "gpt2", num_layers: int = 2, seed: int = 0) -> tuple[CausalLM, Any]:
+    """A tiny model and its whole parameter tree, without a value head. Do not donate these buffers."""
+    lm = CausalLM.from_config(tiny_hf_config(family, num_layers))
+    return lm, lm.init(jax.random.key(seed))
+
+
+@functools.cache
+def tiny_policy(
+    family: str = "gpt2",
+    num_layers_unfrozen: int = -1,
+    value_head: str | None = "mlp",
+    num_layers: int = 2,
+    num_value_layers_unfrozen: int = 0,
+) -> tuple[PolicyFns, Any, Any, Any]:
+    """(policy, params, frozen, ref_params) of the tiny model. Copy `params` before donating them."""
+    lm, params = tiny_lm(family, num_layers)
+    if value_head is not None:
+        params = {**params, "v_head": init_value_head(value_head, lm.config.width, jax.random.key(1))}
+    split = dict(num_layers_unfrozen=num_layers_unfrozen, num_value_layers_unfrozen=num_value_layers_unfrozen)
+    trainable, frozen = split_params(params, lm.config, **split)
+    return lm.policy(value_head=value_head, **split), trainable, frozen, init_reference(trainable)
+
+
+def tiny_prompts(B: int = 4, P: int = 8, seed: int = 0) -> ModelInputs:
+    """Left-padded prompts of ragged lengths; the first row is full, no real token is pad or EOS."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, P + 1, size=B)
+    lengths[0] = P
+    mask = np.arange(P)[None, :] >= P - lengths[:, None]
+    tokens = np.where(mask, rng.integers(2, VOCAB_SIZE, size=(B, P)), PAD_ID)
+    return ModelInputs(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask))
+
+
+@functools.cache
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A real fast tokenizer of 97 ids: printable ASCII by character and one merge, so ids → text is not injective.
+
+    Id 0 is "<pad>", 1 "<eos>", 96 the merged "th": encode(decode([t, h])) is ["th"].
+    """
+    printable = [chr(code) for code in range(32, 127)]
+    # "~" gives up its place to the merge: 2 special + 94 characters + 1 merge = 97.
+    vocabulary = {"<pad>": PAD_ID, "<eos>": EOS_ID}
+    vocabulary |= {char: index + 2 for index, char in enumerate(printable[:-1])}
+    vocabulary["th"] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("t", "h")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        bos_token="<eos>",
+        clean_up_tokenization_spaces=False,
+    )

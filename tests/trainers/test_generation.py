@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from jrl.trainers.generation import GenerationSettings, parse_gen_kwargs
+
+SPECIAL = dict(eos_token_id=1, pad_token_id=0)
+
+
+class TestParseGenKwargs:
+    def test_special_tokens_default_to_the_tokenizers(self):
+        settings, sweep = parse_gen_kwargs({"max_new_tokens": 4}, **SPECIAL)
+        assert (settings.eos_token_id, settings.pad_token_id, sweep) == ((1,), 0, None)
+        assert settings.do_sample and settings.top_k == 0
+
+    def test_several_eos_ids_are_no_sweep(self):
+        settings, sweep = parse_gen_kwargs({"max_new_tokens": 4, "eos_token_id": [3, 5]}, **SPECIAL)
+        assert settings.eos_token_id == (3, 5) and sweep is None
+
+    def test_a_list_is_a_sweep_and_rollouts_use_its_first_value(self):
+        settings, sweep = parse_gen_kwargs({"max_new_tokens": 4, "temperature": [0.7, 1.0]}, **SPECIAL)
+        assert settings.temperature == 0.7 and sweep == ("temperature", (0.7, 1.0))
+
+    def test_two_sweeps_are_refused(self):
+        with pytest.raises(ValueError, match=r"one entry may be a list.*top_p.*temperature"):
+            parse_gen_kwargs({"max_new_tokens": 4, "top_p": [0.5, 1.0], "temperature": [0.7, 1.0]}, **SPECIAL)
+
+    def test_every_value_of_a_sweep_is_checked_before_the_run(self):
+        with pytest.raises(ValueError, match="`temperature` must be positive"):
+            parse_gen_kwargs({"max_new_tokens": 4, "temperature": [0.7, 0.0]}, **SPECIAL)
+
+    def test_unknown_names_name_the_closest(self):
+        with pytest.raises(ValueError, match="Did you mean `temperature`"):
+            parse_gen_kwargs({"max_new_tokens": 4, "temprature": 1.0}, **SPECIAL)
+
+    def test_max_new_tokens_is_required(self):
+        with pytest.raises(ValueError, match="`max_new_tokens` is required"):
+            parse_gen_kwargs({"top_k": 3}, **SPECIAL)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("max_new_tokens", 0),
+            ("min_new_tokens", 9),
+            ("top_k", -1),
+            ("top_p", 0.0),
+            ("top_p", 1.1),
+            ("repetition_penalty", 0.0),
+        ],
+    )
+    def test_values_out_of_range_are_named(self, name, value):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            parse_gen_kwargs({"max_new_tokens": 4, name: value}, **SPECIAL)
+
+
+def test_filtered_tells_whether_log_probabilities_see_more_than_the_sampler():
+    plain = GenerationSettings(max_new_tokens=4, eos_token_id=(1,), pad_token_id=0)
+    assert not plain.filtered
+    assert GenerationSettings(max_new_tokens=4, eos_token_id=(1,), pad_token_id=0, top_k=5).filtered
+    assert GenerationSettings(max_new_tokens=4, eos_token_id=(1,), pad_token_id=0, top_p=0.9).filtered
+    assert not GenerationSettings(
+        max_new_tokens=4, eos_token_id=(1,), pad_token_id=0, top_p=0.9, do_sample=False
+    ).filtered
