@@ -50,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer_path = flags.tokenizer or start
     reference = Checkpoint(start, tokenizer_path)
     options = dict(seed=flags.seed, gen_kwargs=config.method.gen_kwargs)
-    before = judge(
-        corpus.eval_prompts, reference.complete(corpus.eval_prompts, **options), reward_fn, reference
-    )
+    before = judge(reference.complete(corpus.eval_prompts, **options), reward_fn, reference)
 
     console.rule("PPO")
     trainer = jrl.train(
@@ -71,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 0
     policy = Checkpoint(trainer.save_pretrained(folder / "policy"))
-    after = judge(corpus.eval_prompts, policy.complete(corpus.eval_prompts, **options), reward_fn, reference)
+    after = judge(policy.complete(corpus.eval_prompts, **options), reward_fn, reference)
     seconds = time.perf_counter() - began
     report(console, folder, before, after, trainer.history, target_kl=config.method.target, seconds=seconds)
     return 0

@@ -1,2 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """RL post-training of language models in functional JAX/Flax."""
+
+from jrl import losses, ops
+from jrl.api import Model, load_model, save_model, train
+from jrl.data.tokenizer import load_tokenizer
+from jrl.learners.ppo import PPOConfig
+from jrl.learners.sft import SFTConfig
+from jrl.trainers.config import (
+    ModelConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TRLConfig,
+    default_ppo_config,
+    default_sft_config,
+)
+from jrl.trainers.ppo import PPOTrainer
+from jrl.trainers.sft import SFTTrainer
+
+__all__ = [
+    "Model",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PPOConfig",
+    "PPOTrainer",
+    "SFTConfig",
+    "SFTTrainer",
+    "SchedulerConfig",
+    "TRLConfig",
+    "TokenizerConfig",
+    "TrainConfig",
+    "default_ppo_config",
+    "default_sft_config",
+    "load_model",
+    "load_tokenizer",
+    "losses",
+    "ops",
+    "save_model",
+    "train",
+]

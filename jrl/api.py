@@ -58,12 +58,16 @@ def train(
       ValueError: If the arguments do not say what to train on, or do not fit the configured trainer.
     """
     if dataset is not None:
-        warnings.warn("`dataset` is deprecated: pass `samples` and `rewards`.", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "`dataset` is deprecated: pass `samples` and `rewards`.", DeprecationWarning, stacklevel=2
+        )
         samples, rewards = dataset
     if reward_fn is None and samples is None:
         raise ValueError("Nothing to train on: give `reward_fn` (online) or `samples` (offline).")
     if rewards is not None and samples is not None and len(rewards) != len(samples):
-        raise ValueError(f"`rewards` must have one entry a sample: got {len(rewards)} for {len(samples)} samples.")
+        raise ValueError(
+            f"`rewards` must have one entry a sample: got {len(rewards)} for {len(samples)} samples."
+        )
     if config is None:
         config = default_ppo_config() if reward_fn is not None else default_sft_config()
         warnings.warn(
@@ -142,7 +146,11 @@ class Model:
 
 
 def load_model(
-    path_or_id_or_config: Any, *, dtype: Any = None, mesh: jax.sharding.Mesh | None = None, key: PRNGKey | None = None
+    path_or_id_or_config: Any,
+    *,
+    dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    key: PRNGKey | None = None,
 ) -> tuple[Model, Params]:
     """A model and its parameters from a checkpoint, or random ones from a transformers config object.
 
@@ -162,7 +170,9 @@ def load_model(
     return Model(lm), params if mesh is None else jax.device_put(params, tree_shardings(mesh, params)[0])
 
 
-def save_model(directory: str | os.PathLike[str], model: Model, params: Params, tokenizer: Any = None) -> None:
+def save_model(
+    directory: str | os.PathLike[str], model: Model, params: Params, tokenizer: Any = None
+) -> None:
     """Writes a Hugging Face checkpoint that transformers loads with equal logits.
 
     Args:

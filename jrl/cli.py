@@ -41,7 +41,9 @@ def load_function(name: str) -> Callable[..., Any]:
         raise ValueError(f"there is no module {module_name!r} (asked for as {name!r}).") from error
     function = vars(module).get(function_name)
     if not callable(function):
-        found = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        found = sorted(
+            key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+        )
         raise ValueError(f"{module_name!r} has no function {function_name!r}; it has {found}.")
     return function
 
@@ -56,14 +58,20 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     ppo = commands.add_parser("ppo", help="online PPO against a reward function")
     ppo.add_argument("--reward", required=True, metavar="MODULE:FUNCTION", help="reward function")
-    ppo.add_argument("--prompts", required=True, metavar="FILE_OR_DATASET", help="one prompt a line, record or row")
+    ppo.add_argument(
+        "--prompts", required=True, metavar="FILE_OR_DATASET", help="one prompt a line, record or row"
+    )
     sft = commands.add_parser("sft", help="supervised fine-tuning")
-    sft.add_argument("--samples", required=True, metavar="FILE_OR_DATASET", help="texts, or prompt-output pairs")
+    sft.add_argument(
+        "--samples", required=True, metavar="FILE_OR_DATASET", help="texts, or prompt-output pairs"
+    )
     for command in (ppo, sft):
         command.add_argument("--config", metavar="YAML", help="recipe; default: the method's default config")
         command.add_argument("--eval-prompts", metavar="FILE_OR_DATASET", help="evaluation prompts")
         command.add_argument("--metric", metavar="MODULE:FUNCTION", help="evaluation metrics")
-        command.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop sequence; repeatable")
+        command.add_argument(
+            "--stop", action="append", default=[], metavar="TEXT", help="stop sequence; repeatable"
+        )
     generate = commands.add_parser("generate", help="complete prompts with a checkpoint")
     generate.add_argument("--model", required=True, metavar="DIRECTORY", help="checkpoint")
     generate.add_argument("--prompt", action="append", required=True, help="repeatable")
@@ -140,7 +148,9 @@ def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], No
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
-        for prompt, output in zip(flags.prompt, tokenizer.batch_decode(completions, skip_special_tokens=True), strict=True):
+        for prompt, output in zip(
+            flags.prompt, tokenizer.batch_decode(completions, skip_special_tokens=True), strict=True
+        ):
             print(f"{prompt}{output}")
 
     return work

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -115,12 +118,8 @@ def result(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_every_learner_has_a_case() -> None:
-    package = jrl.learners.__path__[0]
     made = set()
-    import pathlib
-    import re
-
-    for path in pathlib.Path(package).glob("*.py"):
+    for path in Path(jrl.learners.__path__[0]).glob("*.py"):
         made |= set(re.findall(r"^def make_(\w+)_update\(", path.read_text(encoding="utf-8"), re.MULTILINE))
     assert made == set(CASES)
 
@@ -205,7 +204,7 @@ def largest_array(jaxpr: Any) -> int:
         for equation in jaxpr.eqns:
             for variable in equation.outvars:
                 yield int(np.prod(variable.aval.shape))
-            for inner in jax.core.jaxprs_in_params(equation.params):
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
                 yield from sizes(inner)
 
     return max(sizes(jaxpr))

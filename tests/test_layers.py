@@ -26,6 +26,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},
         JAX | {"flax", "ml_dtypes", "safetensors", "huggingface_hub", "transformers"},
     ),
+    "jrl.models.safetensors_io": (
+        {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},
+        JAX | {"ml_dtypes", "safetensors", "huggingface_hub"},
+    ),
     "jrl.models.families": (
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},
         JAX | {"flax", "ml_dtypes", "transformers"},
@@ -63,7 +67,7 @@ MODULES = modules()
 
 
 def imports(path: Path, module: str) -> set[str]:
-    """Dotted names a file imports, at whatever depth; `from a import b` counts as a.b where that is a module."""
+    """Dotted names a file imports, at whatever depth; `from a import b` is a.b where that is a module."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

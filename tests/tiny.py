@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one tiny decoder, tokenizer and batch of the test suite. All results are cached: treat them as constants."""
+"""The one tiny decoder, tokenizer and batch of the tests. Results are cached: treat them as constants."""
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ def tiny_prompts(B: int = 4, P: int = 8, seed: int = 0) -> ModelInputs:
 
 @functools.cache
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A real fast tokenizer of 97 ids: printable ASCII by character and one merge, so ids → text is not injective.
+    """A real fast tokenizer of 97 ids: printable ASCII but "~" by character, and one merge.
 
-    Id 0 is "<pad>", 1 "<eos>", 96 the merged "th": encode(decode([t, h])) is ["th"].
+    Id 0 is "<pad>", 1 "<eos>", 96 the merged "th": encode(decode([t, h])) is ["th"], so ids → text → ids
+    is not the identity.
     """
     printable = [chr(code) for code in range(32, 127)]
     # "~" gives up its place to the merge: 2 special + 94 characters + 1 merge = 97.

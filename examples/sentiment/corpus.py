@@ -15,6 +15,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from jrl.data.sources import load_samples
+
 from .grammar import Grammar, Writer, load_grammar, tidy
 
 RULES_FOLDER = Path(__file__).parent / "rules"
@@ -157,8 +159,6 @@ def load_corpus(source: str, *, num_eval_prompts: int, seed: int) -> Corpus:
       num_eval_prompts: Held-out prompts to judge by, at most what the held-out reviews give.
       seed: Of the split and the prompts.
     """
-    from jrl.data.sources import load_samples
-
     reviews = [text.strip() for text in load_samples(source) if text.strip()]
     random.Random(seed).shuffle(reviews)
     num_train = len(reviews) - len(reviews) // 10

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jrl
+from jrl.data.batching import pad_left, pad_right
+from jrl.rollout.rewards import call_reward_fn
+from jrl.rollout.text import Texts, decode_rows
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,10 @@ class Checkpoint:
     def __init__(self, path: str | Path, tokenizer_path: str | Path | None = None) -> None:
         self.model, self.params = jrl.load_model(str(path))
         self.tokenizer = jrl.load_tokenizer(str(tokenizer_path or path))
-        self._logits = jax.jit(self.model.logits)
 
     def complete(
         self, prompts: Sequence[str], *, seed: int, gen_kwargs: dict[str, Any], rows: int = 128
-    ) -> list[str]:
+    ) -> Texts:
         """Samples one completion a prompt.
 
         Args:
@@ -82,88 +85,74 @@ class Checkpoint:
           gen_kwargs: The recipe's; `max_new_tokens`, `temperature`, `top_k` and `top_p` are used.
           rows: Prompts of one call.
         Returns:
-          Texts without special tokens.
+          Texts without special tokens, and the sampled ids.
         """
         options = {name: gen_kwargs[name] for name in ("temperature", "top_k", "top_p") if name in gen_kwargs}
-        key = jax.random.key(seed)
-        outputs: list[str] = []
-        encoded = self._encode(prompts)
+        eos, encoded = self.tokenizer.eos_token_id, self._encode(prompts)
         width = max(map(len, encoded))
+        parts = []
         for start in range(0, len(encoded), rows):
             chunk = encoded[start : start + rows]
-            chunk += [chunk[0]] * (rows - len(chunk))
-            tokens, mask = pad_rows(chunk, width, self.tokenizer.pad_token_id, left=True)
-            completions = self.model.generate(
-                self.params, tokens, mask, jax.random.fold_in(key, start),
+            full = chunk + [chunk[0]] * (rows - len(chunk))  # one shape, one compiled program
+            ids, mask = pad_left(full, pad_token_id=self.tokenizer.pad_token_id, width=width)
+            sampled = self.model.generate(
+                self.params,
+                jnp.asarray(ids),
+                jnp.asarray(mask),
+                jax.random.fold_in(jax.random.key(seed), start),
                 max_new_tokens=gen_kwargs["max_new_tokens"],
-                eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id, **options,
-            )  # fmt: skip
-            outputs += self.tokenizer.batch_decode(np.asarray(completions), skip_special_tokens=True)
-        return outputs[: len(encoded)]
+                eos_token_id=eos,
+                pad_token_id=self.tokenizer.pad_token_id,
+                **options,
+            )
+            tokens = np.asarray(sampled)[: len(chunk)]
+            ended = tokens == eos
+            lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, tokens.shape[1])
+            parts.append(decode_rows(self.tokenizer, chunk, tokens, lengths, eos_token_ids=(eos,)))
+        return Texts.concatenate(parts)
 
-    def perplexity(self, prompts: Sequence[str], outputs: Sequence[str], *, rows: int = 64) -> float:
-        """exp of the mean negative log-likelihood of a completion token, given what stands before it."""
-        heads, tails = self._encode(prompts), self._encode(outputs)
-        pairs = [(head, tail) for head, tail in zip(heads, tails, strict=True) if tail]
-        width = max((len(head) + len(tail) for head, tail in pairs), default=0)
+    def perplexity(self, texts: Texts, *, rows: int = 64) -> float:
+        """exp of the mean negative log-likelihood of a sampled token, EOS included, given what stands before it."""
+        heads = self._encode(texts.prompts)
+        width = max(len(head) + len(tail) for head, tail in zip(heads, texts.output_tokens, strict=True))
         total = count = 0.0
-        for start in range(0, len(pairs), rows):
-            chunk = pairs[start : start + rows]
-            tokens, mask = pad_rows([h + t for h, t in chunk], width, self.tokenizer.pad_token_id, left=False)
-            positions = np.arange(1, width)
-            written = mask[:, 1:] & (positions >= np.array([[len(head)] for head, _ in chunk]))
-            total += float(_nll(self._logits(self.params, tokens, mask), tokens, written))
-            count += float(written.sum())
-        return math.exp(total / count) if count else float("nan")
+        for start in range(0, len(heads), rows):
+            chunk = slice(start, start + rows)
+            whole = [head + tail for head, tail in zip(heads[chunk], texts.output_tokens[chunk], strict=True)]
+            tokens, mask = pad_right(whole, pad_token_id=self.tokenizer.pad_token_id, width=width)
+            states = np.arange(width - 1) >= np.array([[len(head) - 1] for head in heads[chunk]])
+            total += float(self._nll(self.params, tokens, mask, mask[:, 1:] & states))
+            count += float((mask[:, 1:] & states).sum())
+        return math.exp(total / count)
 
-    def mean_length(self, outputs: Sequence[str]) -> float:
-        """Tokens of a completion, on average."""
-        return float(np.mean([len(ids) for ids in self._encode(outputs)]))
+    @functools.cached_property
+    def _nll(self) -> Callable[..., jax.Array]:
+        def nll(params: Any, tokens: jax.Array, mask: jax.Array, sampled: jax.Array) -> jax.Array:
+            """Summed over the tokens after the states where `sampled` (B, T − 1) is True."""
+            logprobs = jax.nn.log_softmax(self.model.logits(params, tokens, mask)[:, :-1])
+            chosen = jnp.take_along_axis(logprobs, tokens[:, 1:, None], axis=-1)[..., 0]
+            return -jnp.sum(jnp.where(sampled, chosen, 0.0))
+
+        return jax.jit(nll)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
-@jax.jit
-def _nll(logits: jax.Array, tokens: jax.Array, written: jax.Array) -> jax.Array:
-    """Summed negative log-likelihood of the tokens where `written` (B, T − 1) is True."""
-    logprobs = jax.nn.log_softmax(logits[:, :-1])
-    chosen = jnp.take_along_axis(logprobs, tokens[:, 1:, None], axis=-1)[..., 0]
-    return -jnp.sum(jnp.where(written, chosen, 0.0))
-
-
-def pad_rows(
-    rows: Sequence[Sequence[int]], width: int, pad_token_id: int, *, left: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ids as one array (B, width), padded on one side, and the mask of real tokens."""
-    tokens = np.full((len(rows), width), pad_token_id, np.int32)
-    mask = np.zeros((len(rows), width), bool)
-    for i, row in enumerate(rows):
-        at = slice(width - len(row), width) if left else slice(0, len(row))
-        tokens[i, at], mask[i, at] = row, True
-    return tokens, mask
-
-
-def judge(
-    prompts: Sequence[str],
-    outputs: Sequence[str],
-    reward_fn: Callable[[list[str]], list[float]],
-    reference: Checkpoint,
-) -> Judgement:
+def judge(texts: Texts, reward_fn: Callable[..., Any], reference: Checkpoint) -> Judgement:
     """Judges one completion a prompt.
 
     Args:
-      prompts: Held-out prompts.
-      outputs: Completions.
-      reward_fn: From whole texts (prompt and completion) to one number each.
+      texts: From `Checkpoint.complete`.
+      reward_fn: As `jrl.train` takes it; of a dense reward the sum counts.
       reference: The checkpoint that PPO starts from.
     """
-    samples = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
+    rewards = call_reward_fn(reward_fn, texts, tokenizer=reference.tokenizer, metadata={})
     return Judgement(
-        prompts=list(prompts),
-        outputs=list(outputs),
-        rewards=[float(reward) for reward in reward_fn(samples)],
-        distinct_2=distinct_2(outputs),
-        length=reference.mean_length(outputs),
-        perplexity=reference.perplexity(prompts, outputs),
+        prompts=texts.prompts,
+        outputs=texts.outputs,
+        rewards=[float(np.sum(reward)) for reward in rewards],
+        distinct_2=distinct_2(texts.outputs),
+        length=float(np.mean(texts.lengths)),
+        perplexity=reference.perplexity(texts),
     )

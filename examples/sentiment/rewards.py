@@ -9,6 +9,8 @@ from typing import Any
 
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
+from jrl.cli import load_function
+
 
 @functools.cache
 def _analyzer() -> SentimentIntensityAnalyzer:
@@ -28,6 +30,4 @@ def reward_named(name: str) -> Callable[..., Any]:
     """The reward function that `--reward` names: `vader`, or an importable `module:function`."""
     if name == "vader":
         return vader
-    from jrl.cli import load_function
-
     return load_function(name)

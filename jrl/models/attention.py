@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal attention with grouped key/value heads, rotary or learned positions, and an explicit cache.
 
-Plain einsums with a float32 softmax: exact, and on a CPU as fast as the fused forms. Padding may be on either side.
+Plain einsums with a float32 softmax: exact, and on a CPU as fast as fused forms. Padding may be on either
+side.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
 from jrl.models.config import TransformerConfig
+
+MASKED_SCORE = float(np.finfo(np.float32).min)
 
 
 class AttentionContext(NamedTuple):
@@ -35,7 +39,7 @@ class AttentionContext(NamedTuple):
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer. Heads lead positions, so that a decode step multiplies without a transpose."""
+    """Keys and values of one layer. Heads come before positions: a decode step then transposes nothing."""
 
     k: Float[Array, "B K S H"]
     v: Float[Array, "B K S H"]
@@ -94,7 +98,7 @@ def full_context(
 
 
 def cached_context(config: TransformerConfig, cache: Cache, positions: Int[Array, "B Q"]) -> AttentionContext:
-    """Context of new columns that read all columns cached before them. `cache.mask` already knows the new ones."""
+    """Context of new columns, which read all cached before them. `cache.mask` already knows the new ones."""
     queries = cache.column + jnp.arange(positions.shape[1])
     columns = jnp.arange(cache.mask.shape[1])
     mask = (queries[None, :, None] >= columns[None, None, :]) & cache.mask[:, None, :]
@@ -124,8 +128,8 @@ def rotate(
 def cached_kv_heads(config: TransformerConfig) -> int:
     """Key/value heads after repetition to the mesh in force.
 
-    Where the tensor axis splits the query heads but not the fewer key/value heads, these are repeated to the least
-    common multiple, so that each device holds just the heads that its queries read.
+    Where the tensor axis splits the query heads but not the fewer key/value heads, these are repeated to the
+    least common multiple, so that each device holds just the heads that its queries read.
     """
     mesh = jax.sharding.get_abstract_mesh()
     tensor = 1 if mesh.empty else mesh.shape["tensor"]
@@ -175,7 +179,9 @@ class Projection(nn.Module):
         kernel = self.param("kernel", init, (*self.inputs, *self.outputs), jnp.float32)
         axes = tuple(range(len(self.inputs)))
         contracted = tuple(axis + x.ndim - len(self.inputs) for axis in axes)
-        y = jax.lax.dot_general(x.astype(self.dtype), kernel.astype(self.dtype), ((contracted, axes), ((), ())))
+        y = jax.lax.dot_general(
+            x.astype(self.dtype), kernel.astype(self.dtype), ((contracted, axes), ((), ()))
+        )
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros_init(), self.outputs, jnp.float32)
             y += bias.astype(self.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
@@ -229,6 +235,7 @@ class Attention(nn.Module):
         q = constrain(q, "batch", None, "heads", None)
         k, v = _spread_kv_heads(self.config, k), _spread_kv_heads(self.config, v)
         if cache is not None:
+            assert context.column is not None
             at = (0, 0, context.column, 0)
             cache = LayerCache(
                 _constrain_cache(jax.lax.dynamic_update_slice(cache.k, k.astype(cache.k.dtype), at)),
@@ -241,12 +248,12 @@ class Attention(nn.Module):
     def _attend(self, q: Array, k: Array, v: Array, mask: Array) -> Array:
         rows, queries, heads, head_dim = q.shape
         kv_heads = k.shape[1]
-        # All queries that read one key/value head form one matrix: a single batched product, no transposed cache.
+        # All queries that read one key/value head form one matrix: the cache is multiplied as it lies.
         q = (q * head_dim**-0.5).swapaxes(1, 2).reshape(rows, kv_heads, -1, head_dim)
         scores = jnp.einsum("bkmh,bksh->bkms", q, k, preferred_element_type=jnp.float32)
         scores = scores.reshape(rows, heads, queries, -1)
-        # A finite floor, not −inf: a row without any key (padding) then averages garbage instead of making NaN.
-        scores = jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min)
+        # A finite floor, not −inf: a row without any key (padding) averages garbage instead of making NaN.
+        scores = jnp.where(mask[:, None], scores, MASKED_SCORE)
         weights = jax.nn.softmax(scores, axis=-1)
         weights = self.dropout(weights, deterministic=not self.has_rng("dropout"))
         weights = weights.astype(v.dtype).reshape(rows, kv_heads, -1, scores.shape[-1])

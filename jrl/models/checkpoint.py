@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face checkpoints, read and written: safetensors, config.json, and a value head beside the model's tensors.
+"""Hugging Face checkpoints, read and written: safetensors, config.json, and a value head beside the model.
 
-The value head goes into the same file under trlX's names (`v_head.0`, `v_head.2`) or TRL's (`v_head.summary`), so
-that these open it and plain transformers passes over it.
+The value head goes into the same file under trlX's names (`v_head.0`, `v_head.2`) or
+TRL's (`v_head.summary`). These open it, and plain transformers passes over it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax import traverse_util
 from jax.sharding import Mesh
 
 from jrl.mesh import tree_shardings
@@ -37,7 +37,7 @@ class Loaded:
     """A checkpoint in memory.
 
     Attributes:
-      model: What it is; `model.value_head` names the kind of value head that the files held, None if they held none.
+      model: What it is; `model.value_head` is the kind of value head that the files held, None without one.
       params: The whole tree, with `v_head` if the files held one.
       replicated: One line for every dimension that the mesh does not divide.
     """
@@ -58,7 +58,7 @@ def load_checkpoint(path_or_id: str | Path, *, dtype: Any = jnp.float32, mesh: M
       mesh: Where to place them; None is the default device.
     Raises:
       FileNotFoundError: If the folder holds no checkpoint, or only a pickled one.
-      ValueError: If the architecture is not supported, or the tensors are not those that config.json announces.
+      ValueError: If the architecture is not supported, or the tensors are not those of its config.json.
     """
     folder = _local_folder(path_or_id)
     model = CausalLM.from_config(_read_hf_config(folder))
@@ -70,8 +70,8 @@ def load_checkpoint(path_or_id: str | Path, *, dtype: Any = jnp.float32, mesh: M
 
     shapes = jax.eval_shape(lambda: _init(model))
     shardings, replicated = (None, []) if mesh is None else tree_shardings(mesh, shapes)
-    flat_shapes = flatten_dict(shapes, sep="/")
-    places = {} if shardings is None else flatten_dict(shardings, sep="/")
+    flat_shapes = _flat(shapes)
+    places = {} if shardings is None else _flat(shardings)
     params = {}
     for entry in entries:
         wanted = jnp.float32 if entry.name.startswith(f"{HEAD}.") else dtype
@@ -81,7 +81,7 @@ def load_checkpoint(path_or_id: str | Path, *, dtype: Any = jnp.float32, mesh: M
             assert part.shape == flat_shapes[path].shape, (entry.name, path, part.shape)
             params[path] = jax.device_put(np.ascontiguousarray(part.astype(wanted)), places.get(path))
     assert set(params) == set(flat_shapes), set(params) ^ set(flat_shapes)
-    return Loaded(model, unflatten_dict(params, sep="/"), tuple(replicated))
+    return Loaded(model, traverse_util.unflatten_dict(params, sep="/"), tuple(replicated))
 
 
 def save_checkpoint(
@@ -95,8 +95,8 @@ def save_checkpoint(
 ) -> None:
     """Writes a folder that transformers (and, for the value head, trlX and TRL) can open.
 
-    All files are complete under another name before the first gets its own. A new folder appears at once; in one that
-    exists, the files are replaced one after the other.
+    All files are complete under another name before the first gets its own. A new folder appears at once; in
+    an old one, the files are replaced one after the other.
 
     Args:
       directory: Made if missing. The model files of an older checkpoint in it are replaced.
@@ -171,7 +171,9 @@ def _local_folder(path_or_id: str | Path) -> Path:
     if not folder.is_dir():
         name = str(path_or_id)
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise FileNotFoundError(f"`model_path` must be a folder or a name on the hub; there is no folder {name!r}.")
+            raise FileNotFoundError(
+                f"`model_path` must be a folder or a name on the hub; there is no folder {name!r}."
+            )
         # Only here: a local folder needs no network client.
         from huggingface_hub import snapshot_download
 
@@ -208,7 +210,9 @@ def _found_value_head(names: Mapping[str, str]) -> str | None:
     return "mlp" if any(name.startswith(f"{HEAD}.") for name in names) else None
 
 
-def _check_coverage(family: Family, entries: list[Entry], names: Mapping[str, str], files: TensorFiles) -> None:
+def _check_coverage(
+    family: Family, entries: list[Entry], names: Mapping[str, str], files: TensorFiles
+) -> None:
     """Every parameter is found, in the shape that the config announces, and every tensor is known."""
     known = {entry.name for entry in entries}
     missing = sorted(known - set(names))
@@ -217,22 +221,22 @@ def _check_coverage(family: Family, entries: list[Entry], names: Mapping[str, st
     unknown = sorted(name for name in names if name not in known and not family.is_ignored(name))
     if unknown:
         raise ValueError(
-            f"{files.folder}: {len(unknown)} tensors have no place in a {family.model_type} model: {_some(unknown)}. "
-            "Is it another architecture, or an adapter?"
+            f"{files.folder}: {len(unknown)} tensors have no place in a {family.model_type} model: "
+            f"{_some(unknown)}. Is it another architecture, or an adapter?"
         )
     for entry in entries:
         shape = files.shape(names[entry.name])
         if shape != entry.shape:
             raise ValueError(
-                f"{files.folder}: {entry.name} must have shape {entry.shape} by config.json, got {shape}. Does the "
-                "config belong to these weights?"
+                f"{files.folder}: {entry.name} must have shape {entry.shape} by config.json, got {shape}. "
+                "Does the config belong to these weights?"
             )
 
 
 def _checkpoint_tensors(model: CausalLM, params: Params) -> dict[str, LazyTensor]:
     if HEAD in params:
         model = replace(model, value_head="mlp" if "hidden" in params[HEAD] else "linear")
-    flat = flatten_dict(dict(params), sep="/")
+    flat = _flat(params)
     entries = _entries(model)
     wrong = sorted({path for entry in entries for path in entry.paths} ^ set(flat))
     if wrong:
@@ -250,6 +254,11 @@ def _checkpoint_tensors(model: CausalLM, params: Params) -> dict[str, LazyTensor
         return LazyTensor(num_bytes, make)
 
     return {entry.name: tensor(entry) for entry in entries}
+
+
+def _flat(tree: Params) -> dict[str, Any]:
+    """A nested mapping as one of "a/b/c"."""
+    return dict(traverse_util.flatten_dict(dict(tree), sep="/"))
 
 
 def _some(names: list[str]) -> str:

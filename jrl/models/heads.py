@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -54,6 +55,15 @@ def check_value_head(kind: str | None) -> None:
 
 
 def init_value_head(kind: str, width: int, key: Array) -> dict[str, Any]:
-    """Fresh parameters of a value head over hidden states of this width."""
+    """Fresh parameters of a value head over hidden states of this width.
+
+    Raises:
+      ValueError: If there is no head of this kind.
+    """
     check_value_head(kind)
-    return ValueHead(kind).init(key, jnp.zeros((1, width)))["params"]
+    return _init(kind, width, key)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _init(kind: str, width: int, key: Array) -> dict[str, Any]:
+    return dict(ValueHead(kind).init(key, jnp.zeros((1, width)))["params"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A causal language model as a value: what it is, how to start it, and what it computes. It holds no arrays."""
+"""A causal language model as a value: what it is, how it starts, what it computes. It holds no arrays."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class CausalLM:
     def init(self, key: PRNGKey) -> dict[str, Any]:
         """Fresh float32 parameters, with a value head where the model has one."""
         model_key, head_key = jax.random.split(key)
-        # Compiled: op by op, the initialisation of a tiny model takes seconds.
-        params = jax.jit(init_decoder, static_argnums=0)(self.config, model_key)
+        params = init_decoder(self.config, model_key)
         if self.value_head is not None:
             params["v_head"] = init_value_head(self.value_head, self.config.width, head_key)
         return params
@@ -75,11 +74,9 @@ class CausalLM:
         positions = token_positions(mask)
         context = full_context(self.config, mask, positions)
         decoder = Decoder(self.config, compute_dtype)
-        variables = {"params": params}
-        x = decoder.apply(variables, jnp.where(mask, tokens, 0), positions, method="embed_tokens")
-        x, _ = decoder.apply(variables, x, context, 0, self.config.num_layers, method="run_layers")
-        hidden = decoder.apply(variables, x, method="norm")
-        return decoder.apply(variables, hidden, method="logits")[..., : self.config.vocab_size]
+        # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
+        logits: Any = decoder.apply({"params": params}, jnp.where(mask, tokens, 0), positions, context)
+        return logits[..., : self.config.vocab_size]
 
     def policy(
         self,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder as `PolicyFns`: what trains, what is frozen, and the cut between trunk and branch.
 
-With `num_layers_unfrozen = k > 0` the last k layers, the final norm and an untied head train, and everything below is
-a frozen trunk that the policy and its reference share: the reference is a copy of the trained part alone (the
-"hydra" of trlX). −1 trains everything; 0 trains nothing but the heads.
+With `num_layers_unfrozen = k > 0` the last k layers, the final norm and an untied head train, and all below
+is a frozen trunk that the policy and its reference share: the reference is a copy of the trained part alone
+(the "hydra" of trlX). −1 trains everything; 0 trains nothing but the heads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make_policy(
       config: The architecture.
       num_layers_unfrozen: How many of the last layers train; −1 is everything, 0 only the heads.
       value_head: "mlp", "linear", or None for a model without values.
-      num_value_layers_unfrozen: Last layers that the value function has copies of its own of; 0 shares the policy's.
+      num_value_layers_unfrozen: How many of the last layers the value function has its own copy of.
       compute_dtype: Of activations and matrix products.
       remat: Recompute each layer in the backward pass: less memory for about a third more compute.
     Raises:
@@ -75,10 +75,7 @@ def make_policy(
         context = full_context(config, inputs.attention_mask, positions, inputs.segment_ids)
         key, value_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         weights = _merged(params, frozen)
-        if cut is None:
-            x = embed(weights, inputs, positions, key)
-        else:
-            x = jax.lax.stop_gradient(trunk)
+        x = embed(weights, inputs, positions, key) if cut is None else jax.lax.stop_gradient(trunk)
         shared, _ = run(weights, x, context, cut or 0, value_start, method="run_layers", dropout_key=key)
         x, _ = run(
             weights, shared, context, value_start, config.num_layers, method="run_layers", dropout_key=key
@@ -99,7 +96,8 @@ def make_policy(
     def heads(params: Params, hidden: Float[Array, "*rows D"]) -> dict[str, Array]:
         if value_head is None:
             return {}
-        return {"values": ValueHead(value_head).apply({"params": params["v_head"]}, hidden)}
+        values: Any = ValueHead(value_head).apply({"params": params["v_head"]}, hidden)
+        return {"values": values}
 
     def init_cache(batch_size: int, length: int) -> Cache:
         def layers(count: int) -> tuple[Any, ...]:
@@ -113,9 +111,7 @@ def make_policy(
             column=jnp.zeros((), jnp.int32),
         )
 
-    def decode(
-        params: Params, frozen: Frozen, inputs: ModelInputs, cache: Cache
-    ) -> tuple[Features, Cache]:
+    def decode(params: Params, frozen: Frozen, inputs: ModelInputs, cache: Cache) -> tuple[Features, Cache]:
         mask = inputs.attention_mask
         counts = jnp.cumsum(mask.astype(jnp.int32), axis=1)
         positions = jnp.maximum(cache.positions[:, None] + counts - 1, 0)
@@ -165,13 +161,13 @@ def branch_start(
     """
     if not -1 <= num_layers_unfrozen <= config.num_layers:
         raise ValueError(
-            f"`num_layers_unfrozen` must be -1 (all), 0 (only heads) or at most the {config.num_layers} layers of "
-            f"the model, got {num_layers_unfrozen}."
+            f"`num_layers_unfrozen` must be -1 (all), 0 (only heads) or at most the "
+            f"{config.num_layers} layers of the model, got {num_layers_unfrozen}."
         )
     if not 0 <= num_value_layers_unfrozen <= config.num_layers:
         raise ValueError(
-            f"`num_value_layers_unfrozen` must be between 0 and the {config.num_layers} layers of the model, got "
-            f"{num_value_layers_unfrozen}."
+            f"`num_value_layers_unfrozen` must be between 0 and the {config.num_layers} layers of the model, "
+            f"got {num_value_layers_unfrozen}."
         )
     if num_layers_unfrozen == -1:
         return None
@@ -223,7 +219,7 @@ def init_reference(trainable: Params) -> dict[str, Any]:
 
 
 def merge_params(params: Params, frozen: Frozen) -> dict[str, Any]:
-    """The whole model again, as `split_params` took it: what a checkpoint holds. The value branch is dropped."""
+    """The whole model again, as `split_params` took it, for a checkpoint. The value branch is dropped."""
     return {name: value for name, value in {**frozen, **params}.items() if name != VALUE_BRANCH}
 
 

@@ -46,7 +46,7 @@ class TensorFiles:
 
     def read(self, name: str) -> np.ndarray:
         """One tensor, in the dtype of the file."""
-        return self._file(self._where[name]).get_tensor(name)
+        return np.asarray(self._file(self._where[name]).get_tensor(name))
 
     def _slice(self, name: str) -> Any:
         file = self._file(self._where[name])
@@ -60,11 +60,15 @@ class TensorFiles:
         if name not in self._open:
             path = self.folder / name
             if not path.is_file():
-                raise FileNotFoundError(f"{path} is missing, though {INDEX} lists it. Is the download complete?")
+                raise FileNotFoundError(
+                    f"{path} is missing, though {INDEX} lists it. Is the download complete?"
+                )
             try:
                 self._open[name] = safe_open(path, "numpy")
             except SafetensorError as error:
-                raise ValueError(f"{path} is not a readable safetensors file: {error}. Is it cut off?") from error
+                raise ValueError(
+                    f"{path} is not a readable safetensors file: {error}. Is it cut off?"
+                ) from error
         return self._open[name]
 
 
@@ -73,8 +77,8 @@ def _no_weights(folder: Path) -> str:
     if not pickled:
         return f"{folder} is not a model checkpoint: it has neither {WEIGHTS} nor {INDEX}."
     return (
-        f"{folder} holds {pickled[0]}, a pickle, which can run code when it is read. Convert it once, where you "
-        f"trust it: python -c \"from transformers import AutoModelForCausalLM as M; "
+        f"{folder} holds {pickled[0]}, a pickle, which can run code when it is read. Convert it once, where "
+        f'you trust it: python -c "from transformers import AutoModelForCausalLM as M; '
         f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
     )
 
@@ -110,7 +114,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, LazyTensor], *, max_shard_
     if len(shards) == 1:
         _write(folder / WEIGHTS, shards[0], tensors)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         _write(folder / file_name, names, tensors)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder, as parts that can each be applied with only their own parameters.
 
-Every family of `jrl.models.families` is this module under some `TransformerConfig`. Master parameters are float32;
-`dtype` is that of the computation; norms, softmax and logits are float32 whatever it is.
+Every family of `jrl.models.families` is this module under some `TransformerConfig`. Master parameters are
+float32; `dtype` is that of the computation; norms, softmax and logits are float32 whatever it is.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,14 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain
-from jrl.models.attention import Attention, AttentionContext, LayerCache, Projection, residual_init_range
+from jrl.models.attention import (
+    Attention,
+    AttentionContext,
+    LayerCache,
+    Projection,
+    residual_init_range,
+    rotations,
+)
 from jrl.models.config import TransformerConfig
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -190,12 +198,19 @@ class Decoder(nn.Module):
             self.lm_head = Head(config, self.dtype)
         self.dropout = nn.Dropout(config.embedding_dropout)
 
-    def __call__(self, tokens: Int[Array, "B L"], context: AttentionContext) -> Float[Array, "B L V"]:
-        """Touches every part once, which is what `init` needs."""
-        positions = jnp.zeros_like(tokens)
+    def __call__(
+        self, tokens: Int[Array, "B L"], positions: Int[Array, "B L"], context: AttentionContext
+    ) -> Float[Array, "B L V"]:
+        """Logits of whole rows, over the padded vocabulary."""
         x = self.embed_tokens(tokens, positions)
         x, _ = self.run_layers(x, context, 0, self.config.num_layers)
         return self.logits(self.norm(x))
+
+    def without_layers(
+        self, tokens: Int[Array, "B L"], positions: Int[Array, "B L"]
+    ) -> Float[Array, "B L V"]:
+        """Touches every part but the layers, which is what `init` needs."""
+        return self.logits(self.norm(self.embed_tokens(tokens, positions)))
 
     def embed_tokens(self, tokens: Int[Array, "B Q"], positions: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
         """The residual stream before the first layer."""
@@ -227,23 +242,35 @@ class Decoder(nn.Module):
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Float32 logits; −inf in the columns that only pad the vocabulary."""
         config = self.config
-        if config.tie_embeddings:
-            logits = self.embed.transposed(hidden, self.dtype)
-        else:
-            logits = self.lm_head(hidden)
+        tied = config.tie_embeddings
+        logits = self.embed.transposed(hidden, self.dtype) if tied else self.lm_head(hidden)
         real = jnp.arange(config.padded_vocab_size) < config.vocab_size
         return jnp.where(real.reshape((1,) * (logits.ndim - 1) + (-1,)), logits, -jnp.inf)
 
 
 def init_decoder(config: TransformerConfig, key: Array) -> dict[str, Any]:
     """Fresh float32 parameters. Rows that pad the vocabulary are 0 and, without gradient, stay so."""
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    context = AttentionContext(
-        jnp.ones((1, 1, 1), bool), *([jnp.zeros((1, 1, config.head_dim // 2))] * 2 if config.rope else [None, None])
-    )
-    params = Decoder(config).init(key, tokens, context)["params"]
+    outer_key, *layer_keys = jax.random.split(key, 1 + config.num_layers)
+    layers = {f"layers_{index}": _init_block(config, layer_keys[index]) for index in range(config.num_layers)}
+    return _init_outer(config, outer_key) | layers
+
+
+# Compiled, because op by op even a tiny model takes seconds; and by layer, because one program for all of them would
+# take as many times longer to compile.
+@functools.partial(jax.jit, static_argnums=0)
+def _init_block(config: TransformerConfig, key: Array) -> dict[str, Any]:
+    ids = jnp.zeros((1, 1), jnp.int32)
+    context = AttentionContext(jnp.ones((1, 1, 1), bool), *rotations(config, ids))
+    variables = Block(config, jnp.float32).init(key, jnp.zeros((1, 1, config.width)), context, None)
+    return dict(variables["params"])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _init_outer(config: TransformerConfig, key: Array) -> dict[str, Any]:
+    ids = jnp.zeros((1, 1), jnp.int32)
+    params: dict[str, Any] = dict(Decoder(config).init(key, ids, ids, method="without_layers")["params"])
     real = jnp.arange(config.padded_vocab_size) < config.vocab_size
-    params["embed"]["embedding"] = jnp.where(real[:, None], params["embed"]["embedding"], 0.0)
+    params["embed"] = {"embedding": jnp.where(real[:, None], params["embed"]["embedding"], 0.0)}
     if not config.tie_embeddings:
-        params["lm_head"]["kernel"] = jnp.where(real[None, :], params["lm_head"]["kernel"], 0.0)
+        params["lm_head"] = {"kernel": jnp.where(real[None, :], params["lm_head"]["kernel"], 0.0)}
     return params

@@ -25,7 +25,9 @@ def window_columns(starts: Int[Array, "B"], *, width: int, length: int) -> Int[A
     return jnp.clip(columns, 0, length - 1)
 
 
-def window_states(hidden: Float[Array, "B L D"], starts: Int[Array, "B"], *, width: int) -> Float[Array, "B T D"]:
+def window_states(
+    hidden: Float[Array, "B L D"], starts: Int[Array, "B"], *, width: int
+) -> Float[Array, "B T D"]:
     """Hidden states from which the window's actions are predicted, (B L D) to (B T D)."""
     columns = window_columns(starts, width=width, length=hidden.shape[1])
     return jnp.take_along_axis(hidden, columns[:, :, None], axis=1)

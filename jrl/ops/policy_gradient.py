@@ -99,7 +99,8 @@ def value_clip_events(
 ) -> Bool[Array, "B T"]:
     """Where `clipped_value_loss` takes the clipped branch, so that the critic gets no gradient."""
     error, clipped_error = _value_errors(values, old_values, returns, clip_range)
-    return clipped_error > error
+    # Within the range both are one number up to rounding, and rounding is no clipping.
+    return (clipped_error > error) & (jnp.abs(values - old_values) > clip_range)
 
 
 def _value_errors(

@@ -2,8 +2,8 @@
 """Logit processors and the draw itself.
 
 A processor is `(logits, context) -> logits`; a sampler is a tuple of them. The draw inverts the distribution
-function at one uniform number a row: which id comes out depends on that row's logits and number alone, so neither
-neighbours nor sharding can change it, and a token costs one random number a row instead of V.
+function at one uniform number a row: which id comes out depends on that row's logits and number alone, so
+neither neighbours nor sharding can change it, and a token costs one random number a row instead of V.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jrl.ops.checks import check_positive
 from jrl.ops.logprobs import logprobs_from_logits
+from jrl.ops.masking import at_least_float32
 
 
 class SamplingContext(NamedTuple):
@@ -25,7 +26,7 @@ class SamplingContext(NamedTuple):
 
     Attributes:
       num_sampled: Tokens this call has sampled so far, the same for every row.
-      seen: True for ids that occur in the row so far, its prompt included; None unless a processor asks for it.
+      seen: True for ids that occur in the row so far, its prompt included; None unless a processor reads it.
       temperature: Divides the logits.
       top_p: Mass of the nucleus.
     """
@@ -63,16 +64,17 @@ def keep_top_k(logits: Float[Array, "B V"], *, k: int) -> Float[Array, "B V"]:
 def keep_top_p(logits: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Array, "B V"]:
     """−inf outside the nucleus: the smallest set of most probable tokens with at least `top_p` of the mass.
 
-    The most probable token always stays, and so do ties with the least probable one kept. `top_p` may be traced;
-    at 1 nothing is removed.
+    The most probable token always stays, and so do ties with the least probable one kept. `top_p` may be
+    traced; at 1 nothing is removed.
 
     Reference: Holtzman et al. 2020, arXiv:1904.09751, section 3.1.
     """
-    ordered = jax.lax.sort(jax.nn.softmax(logits, axis=-1), dimension=-1)[..., ::-1]
-    before = jnp.cumsum(ordered, axis=-1) - ordered
-    kept = jnp.where(before < top_p, ordered, jnp.inf)
-    threshold = jnp.min(kept, axis=-1, keepdims=True)
-    outside = jax.nn.softmax(logits, axis=-1) < threshold
+    ordered = jax.lax.sort(logits, dimension=-1)[..., ::-1]
+    probabilities = jax.nn.softmax(ordered, axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    # Compared as logits, which sorting does not round: probabilities computed twice might differ in the last bit.
+    least = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
+    outside = logits < jnp.minimum(least, ordered[..., :1])
     return jnp.where(outside & (top_p < 1.0), -jnp.inf, logits)
 
 
@@ -102,7 +104,7 @@ def make_processors(
     repetition_penalty: float = 1.0,
     suppress_token_ids: Sequence[int] = (),
 ) -> tuple[Processor, ...]:
-    """The processors that these settings call for, in the usual order: penalties, then temperature, then filters."""
+    """The processors that these settings call for: penalties first, then the temperature, then filters."""
     processors: list[Processor] = []
     if repetition_penalty != 1.0:
 
@@ -124,8 +126,11 @@ def make_processors(
         processors.append(lambda logits, context: keep_top_k(logits, k=top_k))
 
     def nucleus(logits: Float[Array, "B V"], context: SamplingContext) -> Float[Array, "B V"]:
-        # Traced, so that a sweep compiles once; the sort is skipped at run time where it would keep everything.
-        return jax.lax.cond(context.top_p < 1.0, lambda x: keep_top_p(x, context.top_p), lambda x: x, logits)
+        # Traced, so that a sweep compiles once; where all would be kept, the sort is skipped at run time.
+        kept: Array = jax.lax.cond(
+            context.top_p < 1.0, lambda x: keep_top_p(x, context.top_p), lambda x: x, logits
+        )
+        return kept
 
     processors.append(nucleus)
     return tuple(processors)
@@ -135,7 +140,8 @@ def inverse_cdf(logits: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[
     """The id at which the distribution function passes `uniform`, for each row.
 
     Two levels: sums of about √V blocks find the block, a running sum inside it finds the id. A token without
-    probability is never returned, whatever rounding does.
+    probability is never returned, whatever rounding does. Probabilities are met to about 2⁻²³, the spacing of
+    float32 uniforms.
 
     Args:
       logits: At least one finite entry a row; −inf excludes.
@@ -146,7 +152,8 @@ def inverse_cdf(logits: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[
     rows, size = logits.shape
     width = max(1, math.isqrt(size))
     blocks = -(-size // width)
-    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True)).astype(jnp.float32)
+    logits = at_least_float32(logits)
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     grid = jnp.pad(weights, ((0, 0), (0, blocks * width - size))).reshape(rows, blocks, width)
     block, rest = _pass(jnp.sum(grid, axis=-1), uniform)
     inside = jnp.take_along_axis(grid, block[:, None, None], axis=1)[:, 0]
@@ -154,11 +161,13 @@ def inverse_cdf(logits: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[
     return (block * width + column).astype(jnp.int32)
 
 
-def _pass(weights: Float[Array, "B C"], uniform: Float[Array, "B"]) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
-    """First column whose running sum passes `uniform` of the total, and how far into that column, in [0, 1)."""
+def _pass(
+    weights: Float[Array, "B C"], uniform: Float[Array, "B"]
+) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """First column whose running sum passes `uniform` of the total, and how far into it, in [0, 1]."""
     sums = jnp.cumsum(weights, axis=-1)
     target = uniform[:, None] * sums[:, -1:]
-    # Strictly greater: a column without weight repeats the sum before it, so it can never be the first to pass.
+    # A column without weight is never taken, though the rounding of a parallel sum may let it pass first.
     passed = (sums > target) & (weights > 0)
     last = weights.shape[-1] - 1 - jnp.argmax((weights > 0)[:, ::-1], axis=-1)
     column = jnp.where(jnp.any(passed, axis=-1), jnp.argmax(passed, axis=-1), last)
@@ -178,5 +187,7 @@ def draw(
     Returns:
       Ids and their log-probabilities under the processed distribution.
     """
-    tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32) if uniform is None else inverse_cdf(logits, uniform)
+    tokens = (
+        jnp.argmax(logits, axis=-1).astype(jnp.int32) if uniform is None else inverse_cdf(logits, uniform)
+    )
     return tokens, logprobs_from_logits(logits, tokens)

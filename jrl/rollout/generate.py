@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jrl.ops.checks import check_positive
 from jrl.ops.sampling import Processor, SamplingContext, draw, make_processors
 from jrl.typing import (
     Cache,
@@ -91,7 +92,10 @@ def make_generate(
       suppress_token_ids: Never sampled.
     Returns:
       `(params, frozen, prompts, row_ids, knobs, key) -> Completions` for left-padded prompts.
+    Raises:
+      ValueError: If `max_new_tokens` is not positive.
     """
+    check_positive("max_new_tokens", max_new_tokens)
     processors = make_processors(
         eos_token_ids=eos_token_ids,
         top_k=top_k,
@@ -125,7 +129,9 @@ def make_generate(
             features, cache = policy.decode(params, frozen, inputs, loop.cache)
             return sample(loop._replace(cache=cache), features.policy[:, 0])
 
-        features, cache = policy.decode(params, frozen, prompts, policy.init_cache(rows, width + max_new_tokens - 1))
+        features, cache = policy.decode(
+            params, frozen, prompts, policy.init_cache(rows, width + max_new_tokens - 1)
+        )
         start = _Loop(
             step=jnp.zeros((), jnp.int32),
             cache=cache,
@@ -133,7 +139,9 @@ def make_generate(
             logprobs=jnp.zeros((rows, max_new_tokens), jnp.float32),
             lengths=jnp.zeros((rows,), jnp.int32),
             done=jnp.zeros((rows,), bool),
-            seen=None if repetition_penalty == 1.0 else _seen(prompts, _vocab_size(policy, params, frozen, features)),
+            seen=None
+            if repetition_penalty == 1.0
+            else _seen(prompts, _vocab_size(policy, params, frozen, features)),
         )
         # The first token needs no decoding beyond the prompt, and the last one is never read.
         end = jax.lax.while_loop(more, next_token, sample(start, features.policy[:, -1]))
@@ -149,7 +157,7 @@ def _draw(
     row_keys: PRNGKey | None,
     knobs: SamplingKnobs,
 ) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
-    """The next id of every row and its log-probability under the processed distribution; greedy without keys."""
+    """The next id of every row and its processed log-probability; greedy without keys."""
     context = SamplingContext(loop.step, loop.seen, knobs.temperature, knobs.top_p)
     for process in processors:
         logits = process(logits, context)
@@ -181,7 +189,7 @@ def _append(
             loop.logprobs, jnp.where(loop.done, 0.0, logprobs)[:, None], loop.step, axis=1
         ),
         lengths=loop.lengths + ~loop.done,
-        done=loop.done | (~loop.done & ended),
+        done=loop.done | ended,
         seen=seen,
     )
 

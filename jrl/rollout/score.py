@@ -29,32 +29,32 @@ class Score(Protocol):
         ...
 
 
-def make_score(policy: PolicyFns, *, logprob_chunk_bytes: int, vocab_size: int) -> Score:
+def make_score(policy: PolicyFns, *, logprob_chunk_bytes: int) -> Score:
     """A scoring pass over completion windows; the caller jits it.
 
-    Policy and reference share one pass of the frozen trunk; heads run on the window only. Whole rows are scored: a
-    causal model's figures before the end of a completion do not depend on what comes after it.
+    Policy and reference share one pass of the frozen trunk; heads run on the window only. Whole rows are
+    scored: a causal model's figures before the end of a completion do not depend on what comes after it.
 
     Args:
       policy: The model, with a value head.
       logprob_chunk_bytes: Most bytes of logits held at a time.
-      vocab_size: Width of the logits, columns of padding included.
     Returns:
-      `(params, frozen, ref_params, sequences, temperature) -> Scored`, unmasked: what stands at mask 0 is finite and
-      means nothing.
+      `(params, frozen, ref_params, sequences, temperature) -> Scored`, unmasked: what stands at mask 0 is
+      finite and means nothing.
     """
 
     def logprobs(
         params: Params, frozen: Frozen, hidden: jax.Array, sequences: Sequences, temperature: jax.Array
     ) -> jax.Array:
         width = sequences.mask.shape[1]
+        logits_fn = partial(policy.logits, params, frozen)
         return token_logprobs(
-            partial(policy.logits, params, frozen),
+            logits_fn,
             window_states(hidden, sequences.starts, width=width),
             window_targets(sequences.inputs.tokens, sequences.starts, width=width),
             temperature=temperature,
             chunk_bytes=logprob_chunk_bytes,
-            vocab_size=vocab_size,
+            vocab_size=jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1],
         ).logprobs
 
     def score(

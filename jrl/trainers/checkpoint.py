@@ -8,7 +8,6 @@ newest one. `docs/checkpoints.md` has the layout and the rules.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,14 +16,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
 from jrl.trainers.manifest import CheckpointError, read_manifest, sync_directory, write_manifest
 from jrl.trainers.manifest import tree_sha256 as tree_sha256
 from jrl.trainers.resume import (
-    LOCK,
     check_config,
     check_environment,
     checkpoints_in,
@@ -33,6 +31,7 @@ from jrl.trainers.resume import (
     may_resume,
     plain,
 )
+from jrl.trainers.run_folder import lock, recover
 from jrl.trainers.state_io import disk_is_at_fault, fetch_state, read_state, write_state
 
 STATE, MODEL, CONFIG, CURSOR = "state", "hf_model", "config.yaml", "cursor.json"
@@ -86,9 +85,9 @@ class Checkpointer:
         if target is not None and not may_resume(target, self.run_dir, notify):
             target = None
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.run_dir)
+        self._lock = lock(self.run_dir)
         try:
-            self._recover()
+            recover(self.run_dir, notify)
             self._source = None if target is None else find_checkpoint(target, notify)
             self._make_room(overwrite)
         except BaseException:
@@ -206,34 +205,22 @@ class Checkpointer:
     def _path(self, step: int) -> Path:
         return self.run_dir / f"checkpoint_{step}"
 
-    def _recover(self) -> None:
-        """Undoes what a killed run left half-done."""
-        for path in self.run_dir.glob(
-            "checkpoint_*.replaced"
-        ):  # killed between the two renames of `_publish`
-            original = path.with_suffix("")
-            shutil.rmtree(path) if original.exists() else path.rename(original)
-        for path in self.run_dir.glob("checkpoint_*.tmp"):
-            shutil.rmtree(path)
-            self._notify(
-                f"{path.name} was left half-written by a run that was killed; it is removed. Whole "
-                f"checkpoints: {', '.join(p.name for p in checkpoints_in(self.run_dir).values()) or 'none'}."
-            )
-
     def _make_room(self, overwrite: bool) -> None:
         """Leaves in the folder only checkpoints that belong to the run that begins."""
         present = checkpoints_in(self.run_dir)
         if self._source is None or self._source.parent != self.run_dir:
             if present and not overwrite:
+                names = ", ".join(path.name for path in present.values())
                 raise CheckpointError(
-                    f"{self.run_dir} holds checkpoints of an earlier run ({', '.join(p.name for p in "
-                    "present.values())}). Set `train.resume_from_checkpoint` to continue it, "
-                    "`train.overwrite: true` to delete them, or `train.checkpoint_dir` to another folder."
+                    f"{self.run_dir} holds checkpoints of an earlier run ({names}). Set "
+                    "`train.resume_from_checkpoint` to continue it, `train.overwrite: true` to delete them, or "
+                    "`train.checkpoint_dir` to another folder."
                 )
             for path in present.values():
                 shutil.rmtree(path)
             return
-        # Later ones belong to a future that will now be written anew, or are damaged: out of the way, but not lost.
+        # Later ones belong to a future that will now be written anew, or are damaged: out of the way, but not
+        # lost.
         for step, path in present.items():
             if step > int(self._source.name.removeprefix("checkpoint_")):
                 aside = path.with_name(f"superseded_{step}")
@@ -292,23 +279,10 @@ class Checkpointer:
         return [step for step in self._scores if step not in newest and step != self._best_step()]
 
 
-def _lock(run_dir: Path) -> IO[str]:
-    """Takes the folder's lock; the kernel gives it back when the process ends, however it ends."""
-    file = (run_dir / LOCK).open("a", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise CheckpointError(
-            f"Another run is working in {run_dir} (it holds {LOCK}). Wait for it, or set "
-            "`train.checkpoint_dir`."
-        ) from error
-    return file
-
-
 def _score(path: Path) -> float | None:
     """The score a checkpoint carries; a damaged one carries none."""
     try:
-        return read_manifest(path)["best_score"]
+        score: float | None = read_manifest(path)["best_score"]
     except CheckpointError:
         return None
+    return score

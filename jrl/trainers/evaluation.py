@@ -73,7 +73,9 @@ class Evaluator:
             suffix = f"@{name}={value}" if name else ""
             found["completion/length_mean"] = float(np.mean(texts.lengths))
             metrics.update({f"{key_}{suffix}": number for key_, number in found.items()})
-            columns = ([name] if name else []) + ["prompt", "output"] + (["reward"] if scores is not None else [])
+            columns = (
+                ([name] if name else []) + ["prompt", "output"] + (["reward"] if scores is not None else [])
+            )
             columns += list(columns_of_samples)
             for row in range(len(texts.outputs)):
                 cells = ([value] if name else []) + [texts.prompts[row], texts.outputs[row]]
@@ -96,7 +98,9 @@ class Evaluator:
         width = self.prompts.width(everything)
         pending = []
         for start in range(0, total, chunk_size):
-            indices = np.arange(start, start + chunk_size) % total  # the last chunk wraps; surplus rows are dropped
+            indices = (
+                np.arange(start, start + chunk_size) % total
+            )  # the last chunk wraps; surplus rows are dropped
             batch = self.prompts.rows(indices, width=width)
             inputs = place_rows(mesh, batch.inputs)
             pending.append((batch, self.sampler(params, frozen, inputs, indices, settings, key)))

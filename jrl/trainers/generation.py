@@ -100,7 +100,9 @@ def parse_gen_kwargs(
         hint = f" Did you mean `{near[0]}`?" if near else ""
         raise ValueError(f"gen_kwargs: `{unknown[0]}` is not known; jrl samples with {sorted(known)}.{hint}")
     if "max_new_tokens" not in values:
-        raise ValueError("gen_kwargs: `max_new_tokens` is required: it fixes the width of the completion window.")
+        raise ValueError(
+            "gen_kwargs: `max_new_tokens` is required: it fixes the width of the completion window."
+        )
     lists = ("eos_token_id", "suppress_tokens")
     sweeps = [name for name, value in values.items() if isinstance(value, list | tuple) and name not in lists]
     if len(sweeps) > 1:

@@ -85,6 +85,7 @@ class Run:
         try:
             records = self._restore()
             self.loggers = make_loggers(self.trainer.config, self.trainer.run_dir, keep_records=records)
+            self.trainer.history = list(self.loggers.kept_records)
         except BaseException:
             self.checkpoints.close()
             self._stop.__exit__(None, None, None)
@@ -117,7 +118,9 @@ class Run:
         """Whether SIGINT or SIGTERM asked for an orderly stop."""
         return self._stop.requested
 
-    def after(self, host: dict[str, float], device: Metrics, rows: list[dict[str, Any]] | None = None) -> None:
+    def after(
+        self, host: dict[str, float], device: Metrics, rows: list[dict[str, Any]] | None = None
+    ) -> None:
         """Ends an iteration: logs it (its device metrics one iteration late), evaluates and saves where due.
 
         Args:
@@ -132,10 +135,7 @@ class Run:
         if rows is not None:
             self.loggers.log_samples(rows, self.step)
         last = self.iteration == self.num_iterations
-        if last or self._due(self.config.eval_interval, before):
-            improved = self.evaluate()
-        else:
-            improved = False
+        improved = (last or self._due(self.config.eval_interval, before)) and self.evaluate()
         save_best = improved and self.config.save_best
         if last or save_best or self.stopped or self._due(self.config.checkpoint_interval, before):
             self.save()
@@ -153,7 +153,9 @@ class Run:
         self.loggers.log(record, self.step)
         self.loggers.log_table("samples", found.columns, found.rows, self.step)
         score = found.metrics.get("reward/mean", found.metrics.get("metrics/reward"))
-        improved = score is not None and self.step > 0 and (self.best_score is None or score > self.best_score)
+        improved = (
+            score is not None and self.step > 0 and (self.best_score is None or score > self.best_score)
+        )
         if improved:
             self.best_score = score
         return improved
@@ -166,7 +168,7 @@ class Run:
         metrics = finalize(jax.device_get(pending.device))
         now = time.perf_counter()
         times = self.stopwatch.take() | {"time/update": now - pending.dispatched}
-        tokens = pending.host.get("completion/tokens", metrics.get("sft/tokens", 0.0))
+        tokens = pending.host.get("completion/tokens", pending.host.get("sft/tokens", 0.0))
         elapsed, self._iteration_began = now - self._iteration_began, now
         record = {
             "step": pending.step,
@@ -191,7 +193,6 @@ class Run:
     def save(self) -> None:
         """Starts writing a checkpoint of the state as it is now."""
         self.flush(check=False)
-        self.loggers.flush()
         self.checkpoints.save(
             self.step,
             self.trainer.state if self.config.save_optimizer else None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fingerprints: of files (the manifest that makes a checkpoint whole) and of array trees (the frozen parameters)."""
+"""Fingerprints: of files, in the manifest that makes a checkpoint whole, and of trees of arrays."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def tree_sha256(tree: Any) -> str:
     for name, leaf in sorted((path_name(path), leaf) for path, leaf in leaves):
         array = np.asarray(leaf)
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -47,7 +47,9 @@ class PPOTrainer(Trainer):
         shapes = jax.eval_shape(lambda p: init_ppo_state(p, optimizer, method), params)
         shardings, _ = tree_shardings(self.mesh, shapes)
         with jax.set_mesh(self.mesh):
-            self.state = jax.jit(lambda p: init_ppo_state(p, optimizer, method), out_shardings=shardings)(params)
+            self.state = jax.jit(lambda p: init_ppo_state(p, optimizer, method), out_shardings=shardings)(
+                params
+            )
         self.update = jax.jit(
             make_ppo_update(
                 self.policy,
@@ -73,10 +75,14 @@ class PPOTrainer(Trainer):
     ) -> None:
         """Takes prompts; the evaluation prompts default to the first `batch_size` of them."""
         if self.reward_fn is None or samples is not None or rewards is not None:
-            raise ValueError("PPOTrainer learns online: give `reward_fn` and `prompts`, not `samples` or `rewards`.")
+            raise ValueError(
+                "PPOTrainer learns online: give `reward_fn` and `prompts`, not `samples` or `rewards`."
+            )
         prompts = list(prompts) if prompts is not None else self.default_prompts()
         self.add_prompts(prompts)
-        self.add_eval_prompts(eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size])
+        self.add_eval_prompts(
+            eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size]
+        )
 
     def add_prompts(self, prompts: Sequence[Any]) -> None:
         """Sets what rollouts start from."""
@@ -104,7 +110,9 @@ class PPOTrainer(Trainer):
         root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
         with (
             jax.set_mesh(self.mesh),
-            Run(self, steps_per_iteration=self.steps_per_iteration, num_iterations=self.num_iterations) as run,
+            Run(
+                self, steps_per_iteration=self.steps_per_iteration, num_iterations=self.num_iterations
+            ) as run,
         ):
             if run.iteration == 0:
                 run.evaluate()
@@ -132,7 +140,9 @@ class PPOTrainer(Trainer):
     @property
     def num_iterations(self) -> int:
         """`epochs`, or as many as `total_steps` needs, rounded up: an update is atomic."""
-        return min(self.config.train.epochs, math.ceil(self.config.train.total_steps / self.steps_per_iteration))
+        return min(
+            self.config.train.epochs, math.ceil(self.config.train.total_steps / self.steps_per_iteration)
+        )
 
     def rollout_settings(self) -> Any:
         """`gen_experience_kwargs` where given, else `gen_kwargs` at the first value of a sweep."""
@@ -140,7 +150,9 @@ class PPOTrainer(Trainer):
             return self.settings
         settings, sweep = self.parse_generation(self.config.method.gen_experience_kwargs)
         if sweep:
-            raise ValueError(f"gen_experience_kwargs: `{sweep[0]}` is a list; only `gen_kwargs` may be swept.")
+            raise ValueError(
+                f"gen_experience_kwargs: `{sweep[0]}` is a list; only `gen_kwargs` may be swept."
+            )
         return settings
 
     @property

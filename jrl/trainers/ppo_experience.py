@@ -196,7 +196,9 @@ class Collector:
         """Sends one chunk's sampling and scoring to the device; waits for nothing."""
         rows = np.arange(start, start + self._chunk_size)
         count = int(np.sum(rows < len(indices)))
-        rows = np.minimum(rows, len(indices) - 1)  # a short last chunk repeats its last row: same program, row dropped
+        rows = np.minimum(
+            rows, len(indices) - 1
+        )  # a short last chunk repeats its last row: same program, row dropped
         batch = self._prompts.rows(self._prompts.order(indices[rows]), width=width)
         inputs = place_rows(self._mesh, batch.inputs)
         completions = self._sampler(params, frozen, inputs, rows, self._settings, key)
@@ -289,9 +291,17 @@ def assemble(
       counts: Real rows of each chunk.
       pad_token_id: Replaces what is cut off.
     """
-    rows = jax.tree.map(lambda *parts: jnp.concatenate([p[:n] for p, n in zip(parts, counts, strict=True)]), *sequences)
-    together = jax.tree.map(lambda *parts: jnp.concatenate([p[:n] for p, n in zip(parts, counts, strict=True)]), *scored)
+    rows = jax.tree.map(
+        lambda *parts: jnp.concatenate([p[:n] for p, n in zip(parts, counts, strict=True)]), *sequences
+    )
+    together = jax.tree.map(
+        lambda *parts: jnp.concatenate([p[:n] for p, n in zip(parts, counts, strict=True)]), *scored
+    )
     mask = rows.mask & length_mask(lengths, width=rows.mask.shape[1])
-    real = rows.inputs.attention_mask & length_mask(rows.starts + 1 + lengths, width=rows.inputs.tokens.shape[1])
-    inputs = rows.inputs._replace(tokens=jnp.where(real, rows.inputs.tokens, pad_token_id), attention_mask=real)
+    real = rows.inputs.attention_mask & length_mask(
+        rows.starts + 1 + lengths, width=rows.inputs.tokens.shape[1]
+    )
+    inputs = rows.inputs._replace(
+        tokens=jnp.where(real, rows.inputs.tokens, pad_token_id), attention_mask=real
+    )
     return PPOBatch(Sequences(inputs, rows.starts, mask), together, scores)

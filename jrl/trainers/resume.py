@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 
 from jrl.trainers.manifest import CheckpointError, verify_manifest
 
@@ -22,11 +22,27 @@ _NAME = re.compile(r"checkpoint_(\d+)")
 # for it.
 _FREE_FIELDS = frozenset(
     f"train.{name}"
-    for name in (
-        "total_steps epochs checkpoint_interval eval_interval tracker project_name run_name entity_name "
-        "group_name tags logging_dir checkpoint_dir rollout_logging_dir resume_from_checkpoint overwrite "
-        "keep_checkpoints save_best save_optimizer mesh"
-    ).split()
+    for name in [
+        "total_steps",
+        "epochs",
+        "checkpoint_interval",
+        "eval_interval",
+        "tracker",
+        "project_name",
+        "run_name",
+        "entity_name",
+        "group_name",
+        "tags",
+        "logging_dir",
+        "checkpoint_dir",
+        "rollout_logging_dir",
+        "resume_from_checkpoint",
+        "overwrite",
+        "keep_checkpoints",
+        "save_best",
+        "save_optimizer",
+        "mesh",
+    ]
 ) | {"model.model_path", "tokenizer.tokenizer_path"}
 
 
@@ -34,7 +50,7 @@ def environment_record() -> dict[str, Any]:
     """What bit-identical resuming depends on beside the state and the configuration."""
     return {
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": version("jaxlib"),
         "backend": jax.default_backend(),
         "device_count": jax.device_count(),
         "device_kind": jax.devices()[0].device_kind,

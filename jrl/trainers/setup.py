@@ -71,7 +71,7 @@ def load_policy(config: TRLConfig, mesh: Mesh, *, with_value_head: bool) -> Poli
         config.tokenizer.tokenizer_path,
         padding_side=config.tokenizer.padding_side,
         truncation_side=config.tokenizer.truncation_side,
-        **config.tokenizer.tokenizer_extra_configs,
+        extra=config.tokenizer.tokenizer_extra_configs,
     )
     lm, params = _model(config, mesh, config.model.value_head if with_value_head else None)
     check_vocabulary(tokenizer, lm.config.vocab_size)

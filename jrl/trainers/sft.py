@@ -45,6 +45,7 @@ class SFTTrainer(Trainer):
             make_sft_update(
                 self.policy,
                 optimizer,
+                batch_size=train.batch_size,
                 minibatch_size=train.minibatch_size or train.batch_size,
                 logprob_chunk_bytes=train.logprob_chunk_bytes,
                 vocab_size=self.lm.config.padded_vocab_size,
@@ -63,7 +64,9 @@ class SFTTrainer(Trainer):
     ) -> None:
         """Takes samples; evaluation starts from the BOS text unless prompts are given."""
         if samples is None or rewards is not None or prompts is not None:
-            raise ValueError("SFTTrainer learns from `samples`: give those, and neither `rewards` nor `prompts`.")
+            raise ValueError(
+                "SFTTrainer learns from `samples`: give those, and neither `rewards` nor `prompts`."
+            )
         self.add_samples(samples)
         self.add_eval_prompts(eval_prompts if eval_prompts is not None else self.default_prompts())
 
@@ -85,10 +88,11 @@ class SFTTrainer(Trainer):
                 run.evaluate()
             for iteration in run.remaining():
                 with run.stopwatch("data"):
-                    sequences = place_rows(self.mesh, self.samples.batch(iteration, batch_size))
+                    batch = self.samples.batch(iteration, batch_size)
+                    sequences = place_rows(self.mesh, batch)
                 key = jax.random.fold_in(root_key, iteration)
                 self.state, metrics = self.update(self.state, self.frozen, sequences, key)
-                run.after({}, metrics)
+                run.after({"sft/tokens": float(batch.mask.sum())}, metrics)
             self.interrupted = run.stopped
 
     @property

@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -24,7 +24,7 @@ class GracefulStop:
 
     def __init__(self) -> None:
         self.received: str | None = None
-        self._previous: dict[signal.Signals, signal.Handlers] = {}
+        self._previous: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:

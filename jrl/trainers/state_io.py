@@ -22,7 +22,8 @@ def fetch_state(state: Any) -> dict[str, Any]:
     buffer, so that the runtime gives a later update new memory instead of overwriting what is still to be
     written.
     """
-    return jax.device_get(_named_leaves(state))
+    arrays: dict[str, Any] = jax.device_get(_named_leaves(state))
+    return arrays
 
 
 def write_state(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -42,7 +43,7 @@ def read_state(path: Path, like: Any) -> Any:
       CheckpointError: Naming the first array whose name, type or shape differs.
     """
     wanted = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)  # type: ignore[no-untyped-call]
         for name, leaf in _named_leaves(like).items()
     }
     with ocp.StandardCheckpointer() as checkpointer:

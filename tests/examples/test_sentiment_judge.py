@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variety and fluency of completions, by hand and on a model whose distribution is known."""
 
-import numpy as np
 import pytest
 
-from examples.sentiment.judge import distinct_2, pad_rows
+from examples.sentiment.judge import distinct_2
 
 
 @pytest.mark.parametrize(
@@ -19,12 +18,3 @@ from examples.sentiment.judge import distinct_2, pad_rows
 )
 def test_distinct_2(texts, expected):
     assert distinct_2(texts) == expected
-
-
-@pytest.mark.parametrize("left", [True, False])
-def test_pad_rows(left):
-    tokens, mask = pad_rows([[5, 6], [7], []], 3, 0, left=left)
-    np.testing.assert_array_equal(
-        tokens, [[0, 5, 6], [0, 0, 7], [0, 0, 0]] if left else [[5, 6, 0], [7, 0, 0], [0] * 3]
-    )
-    np.testing.assert_array_equal(mask, tokens > 0)

@@ -5,7 +5,8 @@
     trl-venv/bin/pip install trl==0.11.4 transformers==4.46.3 torch==2.13.0
     trl-venv/bin/python tests/golden/make_trl_value_head.py CHECKPOINT_FOLDER TOKENS.npy OUT.npz
 
-`tests/models/test_trl.py` runs it on a folder that jrl has just written, in the environment that JRL_TRL_PYTHON names.
+`tests/models/test_trl.py` runs it on a folder that jrl has just written, with the interpreter that
+JRL_TRL_PYTHON names.
 """
 
 import sys

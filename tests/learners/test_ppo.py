@@ -32,7 +32,7 @@ PARAMS, FROZEN = tabular_params(seed=3)
 
 
 def update_of(config: PPOConfig, optimizer: Any, **sizes: Any) -> Any:
-    """The jitted update of a tabular policy; batches of 8 rollouts in microbatches of 4 unless told otherwise."""
+    """The jitted update of a tabular policy; batches of 8 in microbatches of 4 unless told otherwise."""
     arguments = dict(batch_size=8, minibatch_size=4, temperature=1.0) | sizes
     return jax.jit(
         make_ppo_update(
@@ -101,7 +101,7 @@ def test_lore_5_5_the_first_loss_is_zero_and_its_gradient_is_not(batch: PPOBatch
 
 
 def test_lore_5_9_old_logprobs_are_those_of_the_rollouts_in_every_epoch(batch: PPOBatch) -> None:
-    # One step an epoch: from the second on the ratio is measured from the rollouts, not from the epoch before.
+    # One step an epoch: from the second on, the ratio is measured from the rollouts.
     _, once = one_update(PPOConfig(ppo_epochs=1), batch, batch_size=16)
     assert once["ppo/ratio_mean"] == pytest.approx(1, abs=1e-6)
     state, twice = one_update(PPOConfig(ppo_epochs=2), batch, batch_size=16)

@@ -74,7 +74,11 @@ def test_llama3_scaling_keeps_short_and_stretches_long_wavelengths():
     np.testing.assert_allclose(scaled[short], plain[short], rtol=1e-6)
     np.testing.assert_allclose(scaled[long], plain[long] / 8, rtol=1e-6)
     between = ~short & ~long
-    assert between.any() and (scaled[between] < plain[between]).all() and (scaled[between] > plain[between] / 8).all()
+    assert (
+        between.any()
+        and (scaled[between] < plain[between]).all()
+        and (scaled[between] > plain[between] / 8).all()
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

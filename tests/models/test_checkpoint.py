@@ -30,7 +30,13 @@ def saved(request, tmp_path_factory):
     model, params = tiny_lm(request.param)
     folder = tmp_path_factory.mktemp(request.param) / "model"
     params = with_head(params, "mlp")
-    save_checkpoint(folder, model, params, tokenizer=tiny_tokenizer(), generation_config=GenerationConfig(max_new_tokens=7))
+    save_checkpoint(
+        folder,
+        model,
+        params,
+        tokenizer=tiny_tokenizer(),
+        generation_config=GenerationConfig(max_new_tokens=7),
+    )
     return folder, model, params
 
 
@@ -101,7 +107,9 @@ def test_sharded_files_with_an_index(tmp_path, saved):
     )
     assert_equal_trees(load_checkpoint(tmp_path / "m").params, params)
     (tmp_path / "m" / shards[1]).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{shards[1]} is missing, though model.safetensors.index.json"):
+    with pytest.raises(
+        FileNotFoundError, match=f"{shards[1]} is missing, though model.safetensors.index.json"
+    ):
         load_checkpoint(tmp_path / "m")
 
 
@@ -111,7 +119,11 @@ def test_saving_again_replaces_the_old_files(tmp_path, saved):
     (tmp_path / "m" / "notes.txt").write_text("kept")
     plain = {name: value for name, value in params.items() if name != "v_head"}
     save_checkpoint(tmp_path / "m", model, plain)
-    assert sorted(file.name for file in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors", "notes.txt"]
+    assert sorted(file.name for file in (tmp_path / "m").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "notes.txt",
+    ]
     loaded = load_checkpoint(tmp_path / "m")
     assert loaded.model.value_head is None
     assert_equal_trees(loaded.params, plain)
@@ -157,12 +169,12 @@ def test_unknown_and_missing_tensors_are_named(edited):
     with pytest.raises(ValueError, match=r"1 tensors have no place in a \w+ model: score.weight"):
         load_checkpoint(folder)
     edit(lambda tensors: {k: v for k, v in tensors.items() if k not in ("score.weight", "v_head.2.bias")})
-    with pytest.raises(ValueError, match="1 tensors are missing: v_head.2.bias"):
+    with pytest.raises(ValueError, match=r"1 tensors are missing: v_head\.2\.bias"):
         load_checkpoint(folder)
 
 
 def test_wrong_shapes_are_named(edited):
-    folder, edit = edited
+    folder, _ = edited
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 96}))
     with pytest.raises(ValueError, match=r"weight must have shape \(96, 32\) by config.json, got \(97, 32\)"):
@@ -175,7 +187,10 @@ def test_old_gpt2_files_are_read(tmp_path):
     save_checkpoint(tmp_path / "m", model, params)
     file = tmp_path / "m" / "model.safetensors"
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
-    tensors |= {"h.0.attn.bias": np.ones((1, 1, 8, 8), np.float32), "lm_head.weight": tensors["wte.weight"].copy()}
+    tensors |= {
+        "h.0.attn.bias": np.ones((1, 1, 8, 8), np.float32),
+        "lm_head.weight": tensors["wte.weight"].copy(),
+    }
     save_file(tensors, file)
     assert_equal_trees(load_checkpoint(tmp_path / "m").params, params)
 
@@ -183,17 +198,19 @@ def test_old_gpt2_files_are_read(tmp_path):
 def test_what_is_not_a_checkpoint_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         load_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="not a model checkpoint: it has no config.json"):
+    with pytest.raises(FileNotFoundError, match=r"not a model checkpoint: it has no config\.json"):
         load_checkpoint(tmp_path)
     (tmp_path / "hf_model").mkdir()
     with pytest.raises(FileNotFoundError, match="Its model is in the subfolder hf_model"):
         load_checkpoint(tmp_path)
     model, _ = tiny_lm("gpt2")
     model.hf_config.save_pretrained(tmp_path)
-    with pytest.raises(FileNotFoundError, match="neither model.safetensors nor model.safetensors.index.json"):
+    with pytest.raises(
+        FileNotFoundError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"
+    ):
         load_checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match="holds pytorch_model.bin, a pickle, .*python -c"):
+    with pytest.raises(FileNotFoundError, match=r"holds pytorch_model\.bin, a pickle, .*python -c"):
         load_checkpoint(tmp_path)
 
 
@@ -208,6 +225,8 @@ def test_cut_off_file_is_named(edited):
 def test_half_a_tree_is_not_saved(tmp_path):
     model, _ = tiny_lm("llama")
     _, params, _, _ = tiny_policy("llama", 1)
-    with pytest.raises(ValueError, match=r"missing or unknown: embed/embedding, layers_0.*`merge_params` forgotten"):
+    with pytest.raises(
+        ValueError, match=r"missing or unknown: embed/embedding, layers_0.*`merge_params` forgotten"
+    ):
         save_checkpoint(tmp_path / "m", model, params)
     assert not list(tmp_path.iterdir())

@@ -45,7 +45,9 @@ def test_transforms_invert_each_other(family, overrides):
         tensor = np.arange(np.prod(entry.shape), dtype=np.float32).reshape(entry.shape)
         parts = entry.transform.load(tensor, [shapes[path].shape for path in entry.paths])
         assert [part.shape for part in parts] == [shapes[path].shape for path in entry.paths], entry.name
-        np.testing.assert_array_equal(entry.transform.save(parts, model.config.vocab_size), tensor, entry.name)
+        np.testing.assert_array_equal(
+            entry.transform.save(parts, model.config.vocab_size), tensor, entry.name
+        )
 
 
 def test_linear_golden():

@@ -91,7 +91,11 @@ def test_value_head_equals_torch_layers_on_the_saved_tensors(kind, tmp_path):
     else:
         layers = run = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     layers.load_state_dict(
-        {name.removeprefix("v_head."): torch.tensor(t) for name, t in saved.items() if name.startswith("v_head.")}
+        {
+            name.removeprefix("v_head."): torch.tensor(t)
+            for name, t in saved.items()
+            if name.startswith("v_head.")
+        }
     )
     with torch.no_grad():
         expected = run(torch.tensor(hidden))[:, 0].numpy()
@@ -107,7 +111,9 @@ def test_fresh_torch_models_have_the_same_spread(tmp_path):
     ours = CausalLM.from_config(config).init(jax.random.key(0))
 
     def spread(tree):
-        return {jax.tree_util.keystr(path): leaf.std() for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        return {
+            jax.tree_util.keystr(path): leaf.std() for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
 
     for path, expected in spread(theirs).items():
         np.testing.assert_allclose(spread(ours)[path], expected, rtol=0.05, err_msg=path)

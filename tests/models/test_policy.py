@@ -12,7 +12,7 @@ from jrl.typing import ModelInputs
 from tests.tiny import VOCAB_SIZE, tiny_hf_config, tiny_lm, tiny_policy, tiny_prompts
 
 # (num_layers_unfrozen, num_value_layers_unfrozen) of the two-layer model: each side of every cut.
-CUTS = [(-1, 0), (0, 0), (1, 0), (2, 0), (1, 1), (1, 2), (-1, 1)]
+CUTS = [(-1, 1), (0, 0), (1, 0), (2, 0), (1, 2)]
 
 
 def scorer(policy):
@@ -60,8 +60,7 @@ def test_cut_changes_nothing_and_merge_undoes_the_split(unfrozen, own_layers):
     jax.tree.map(np.testing.assert_array_equal, {k: merged[k] for k in whole}, whole)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("unfrozen", [-1, 0, 1, 2])
+@pytest.mark.parametrize(("family", "unfrozen"), [("gpt2", -1), ("gpt2", 1), ("llama", 0), ("llama", 2)])
 def test_lore_3_6_a_copied_reference_has_exactly_zero_kl(family, unfrozen):
     policy, params, frozen, ref_params = tiny_policy(family, unfrozen)
 
@@ -144,21 +143,24 @@ def test_lore_2_7_cached_decode_equals_scoring(family, unfrozen, own_layers, dty
     )
     inputs = tiny_prompts(4, 72)
     inputs = inputs._replace(attention_mask=inputs.attention_mask.at[:, 8:].set(True))
-    scored = scorer(policy)({k: v for k, v in params.items() if k != "v_head"}, frozen, inputs)[2]
-    decoded = jax.jit(lambda *args: decode_all(policy, *args, prefill=8))(params, frozen, inputs)
-
-    def logprobs(features):
-        return jax.nn.log_softmax(policy.logits(params, frozen, features.policy)[..., :VOCAB_SIZE])
-
     real = inputs.attention_mask
-    tolerance = 1e-4 if dtype == "float32" else 2e-2
-    picked = inputs.tokens[:, 1:, None]
-    difference = jnp.abs(
-        jnp.take_along_axis(logprobs(scored)[:, :-1] - logprobs(decoded)[:, :-1], picked, axis=-1)[..., 0]
-    )
-    assert float(difference[real[:, :-1]].max()) < tolerance
-    value_gap = jnp.abs(scored.value - decoded.value).astype(jnp.float32)[real]
-    assert float(value_gap.max()) < (1e-4 if dtype == "float32" else 0.2)
+
+    # One program for all of it: op by op the comparison takes longer to compile than the model.
+    @jax.jit
+    def gaps(params, frozen):
+        scored = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None)
+        decoded = decode_all(policy, params, frozen, inputs, prefill=8)
+        logprobs = [
+            jax.nn.log_softmax(policy.logits(params, frozen, features.policy[:, :-1])[..., :VOCAB_SIZE])
+            for features in (scored, decoded)
+        ]
+        picked = jnp.take_along_axis(logprobs[0] - logprobs[1], inputs.tokens[:, 1:, None], axis=-1)[..., 0]
+        values = (scored.value - decoded.value).astype(jnp.float32)
+        return jnp.where(real[:, :-1], picked, 0.0), jnp.where(real[:, :, None], values, 0.0)
+
+    logprob_gap, value_gap = (np.abs(gap).max() for gap in gaps(params, frozen))
+    assert logprob_gap < (1e-4 if dtype == "float32" else 2e-2)
+    assert value_gap < (1e-4 if dtype == "float32" else 0.2)
 
 
 def test_lore_2_9_the_sampler_reads_every_parameter():
@@ -186,7 +188,7 @@ def test_lore_2_9_the_sampler_reads_every_parameter():
             assert float(jnp.abs(decoded - before).max()) > 1e-2, path
 
 
-@pytest.mark.parametrize(("unfrozen", "own_layers"), [(-1, 0), (1, 0), (2, 1), (0, 1), (0, 0)])
+@pytest.mark.parametrize(("unfrozen", "own_layers"), [(-1, 0), (2, 1), (0, 1)])
 def test_gradient_reaches_all_that_trains_and_nothing_frozen(unfrozen, own_layers):
     policy, params, frozen, _ = tiny_policy("llama", unfrozen, num_value_layers_unfrozen=own_layers)
     # A head at 0 passes no gradient on: give it weights.
@@ -222,13 +224,16 @@ def test_trunk_is_absent_when_the_embedding_trains_and_one_array_otherwise():
 
 
 def test_remat_changes_neither_value_nor_gradient():
-    lm, params = tiny_lm("llama")
+    lm = CausalLM.from_config(tiny_hf_config("llama", num_layers=1))
+    params = {name: value for name, value in tiny_lm("llama")[1].items() if name != "layers_1"}
     prompts = tiny_prompts()
 
     def loss(params, remat):
         return jnp.square(lm.policy(remat=remat).branch(params, {}, None, prompts, None).policy).sum()
 
-    plain, again = (jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, remat) for remat in (False, True))
+    plain, again = (
+        jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, remat) for remat in (False, True)
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, again)
     assert "remat" in str(jax.make_jaxpr(lambda p: loss(p, True))(params))
 
@@ -246,7 +251,7 @@ def test_cache_is_updated_in_place_and_per_layer():
 
 def test_counts_out_of_range_are_refused():
     config = tiny_lm("llama")[0].config
-    with pytest.raises(ValueError, match="`num_layers_unfrozen` must be -1 .* 2 layers of the model, got 3"):
+    with pytest.raises(ValueError, match=r"`num_layers_unfrozen` must be -1 .* 2 layers of the model, got 3"):
         make_policy(config, num_layers_unfrozen=3, value_head="mlp")
     with pytest.raises(ValueError, match="`num_value_layers_unfrozen` must be between 0 and the 2 layers"):
         split_params({}, config, num_layers_unfrozen=1, num_value_layers_unfrozen=3)

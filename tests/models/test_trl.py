@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real TRL opens a checkpoint with a linear value head and computes the same values.
 
-Needs an environment of its own (TRL's newer releases have no value-head models, and its older ones want transformers
-4): see tests/golden/make_trl_value_head.py, and name its interpreter in JRL_TRL_PYTHON.
+Needs an environment of its own (TRL's newer releases have no value-head models, its older ones want
+transformers 4): see tests/golden/make_trl_value_head.py, and name its interpreter in JRL_TRL_PYTHON.
 """
 
 import os
@@ -34,7 +34,9 @@ def test_trl_reads_a_linear_value_head(family, tmp_path):
     save_checkpoint(tmp_path / "m", model, params)
     tokens = np.random.default_rng(0).integers(2, VOCAB_SIZE, (3, 11)).astype(np.int32)
     np.save(tmp_path / "tokens.npy", tokens)
-    subprocess.run([PYTHON, SCRIPT, tmp_path / "m", tmp_path / "tokens.npy", tmp_path / "out.npz"], check=True)
+    subprocess.run(
+        [PYTHON, SCRIPT, tmp_path / "m", tmp_path / "tokens.npy", tmp_path / "out.npz"], check=True
+    )
 
     theirs = np.load(tmp_path / "out.npz")
     np.testing.assert_array_equal(theirs["summary_weight"], params["v_head"]["out"]["kernel"].T)

@@ -54,7 +54,7 @@ PATCHES = [
         rule="2.4",
         file=LOGPROBS,
         old="    logits = at_least_float32(logits)\n",
-        new="    logits = logits.astype(jnp.bfloat16)\n",
+        new="    logits = at_least_float32(logits.astype(jnp.bfloat16))\n",
         test="tests/ops/test_logprobs.py::TestLogprobsFromLogits::test_lore_2_4_log_softmax_is_float32",
     ),
     Mutation(
@@ -194,8 +194,8 @@ PATCHES = [
     Mutation(
         rule="5.5",
         file=PPO,
-        old="logprobs, values = zero_masked(logprobs, mask), zero_masked(values, mask)",
-        new="logprobs, values = jax.lax.stop_gradient(zero_masked(logprobs, mask)), zero_masked(values, mask)",
+        old="policy_losses = clipped_surrogate(logprobs,",
+        new="policy_losses = clipped_surrogate(jax.lax.stop_gradient(logprobs),",
         test="tests/losses/test_ppo.py::TestIdentities::"
         "test_lore_5_5_on_policy_the_loss_is_zero_and_the_gradient_is_not",
     ),

@@ -103,6 +103,12 @@ class TestGAE:
         assert jnp.isfinite(gradient).all()
         assert float(gradient[1, 3]) == 0.0
 
+    def test_garbage_is_removed_and_not_computed_with(self):
+        dirty = jnp.where(MASK, REWARDS, jnp.nan), jnp.where(MASK, VALUES, jnp.nan)
+        with jax.debug_nans(True):
+            advantages = gae(*dirty, MASK, gamma=0.9, gae_lambda=0.95)
+        np.testing.assert_allclose(advantages, ADVANTAGES, atol=1e-5)
+
     def test_rows_are_independent(self):
         rows = random_rows(7)
         together = jitted_gae(*rows, gamma=0.9, gae_lambda=0.95)

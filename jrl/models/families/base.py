@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a family is: its config mapping, and its table of checkpoint tensors ↔ parameters, used in both directions."""
+"""What a family is: its config mapping, and its table of checkpoint tensors ↔ parameters, used both ways."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Transform:
 
 
 def linear(input_axes: int = 1) -> Transform:
-    """Torch's `Linear.weight` (out, in) ↔ a kernel (*inputs, *outputs) whose first `input_axes` are inputs."""
+    """Torch's `Linear.weight` (out, in) ↔ a kernel (*inputs, *outputs) with so many input axes."""
     return Transform(
         load=lambda tensor, shapes: [tensor.T.reshape(shapes[0])],
         save=lambda arrays, vocab_size: _matrix(arrays[0], input_axes).T,
@@ -143,5 +143,7 @@ def read_activation(model_type: str, name: str) -> Any:
       ValueError: If it has none.
     """
     if name not in ACTIVATIONS:
-        raise ValueError(f"{model_type}: the activation must be one of {', '.join(ACTIVATIONS)}; got {name!r}.")
+        raise ValueError(
+            f"{model_type}: the activation must be one of {', '.join(ACTIVATIONS)}; got {name!r}."
+        )
     return ACTIVATIONS[name]

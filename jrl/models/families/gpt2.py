@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2 (Radford et al. 2019): learned positions, LayerNorm, tied head, one fused qkv matrix stored (in, out)."""
+"""GPT-2 (Radford et al. 2019): learned positions, LayerNorm, tied head, one qkv matrix stored (in, out)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ def read_config(hf: Any) -> TransformerConfig:
     """Maps a `GPT2Config`.
 
     Raises:
-      ValueError: If the config asks for attention scaled by layer or not at all.
+      ValueError: If the config asks for attention scaled by layer or not at all, or for cross-attention.
     """
     if hf.scale_attn_by_inverse_layer_idx or not hf.scale_attn_weights or hf.add_cross_attention:
         raise ValueError(
-            "gpt2: `scale_attn_by_inverse_layer_idx` and `add_cross_attention` must be False and `scale_attn_weights` "
-            f"True; got {hf.scale_attn_by_inverse_layer_idx}, {hf.add_cross_attention}, {hf.scale_attn_weights}."
+            "gpt2: `scale_attn_by_inverse_layer_idx` and `add_cross_attention` must be False, and "
+            f"`scale_attn_weights` True; got {hf.scale_attn_by_inverse_layer_idx}, {hf.add_cross_attention} "
+            f"and {hf.scale_attn_weights}."
         )
     return TransformerConfig(
         vocab_size=hf.vocab_size,
@@ -56,7 +57,9 @@ def entries(config: TransformerConfig) -> list[Entry]:
         Entry("transformer.ln_f.bias", ("final_norm/bias",), vector(), (width,)),
     ]
     if not config.tie_embeddings:
-        found.append(Entry("lm_head.weight", ("lm_head/kernel",), vocabulary(transposed=True), (vocab, width)))
+        found.append(
+            Entry("lm_head.weight", ("lm_head/kernel",), vocabulary(transposed=True), (vocab, width))
+        )
     for index in range(config.num_layers):
         name, path = f"transformer.h.{index}", f"layers_{index}"
         for hf_norm, norm in (("ln_1", "attn_norm"), ("ln_2", "mlp_norm")):

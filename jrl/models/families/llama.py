@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLaMA 1 to 3 (Touvron et al. 2023, arXiv:2302.13971): rotary positions, RMSNorm, gated MLP, grouped heads."""
+"""LLaMA 1 to 3 (Touvron et al. 2023, arXiv:2302.13971): rotary positions, RMSNorm, gated MLP."""
 
 from __future__ import annotations
 
@@ -65,11 +65,15 @@ def entries(config: TransformerConfig) -> list[Entry]:
     width, inner, vocab = config.width, config.mlp_width, config.vocab_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     found = [
-        Entry("model.embed_tokens.weight", ("embed/embedding",), vocabulary(transposed=False), (vocab, width)),
+        Entry(
+            "model.embed_tokens.weight", ("embed/embedding",), vocabulary(transposed=False), (vocab, width)
+        ),
         Entry("model.norm.weight", ("final_norm/scale",), vector(), (width,)),
     ]
     if not config.tie_embeddings:
-        found.append(Entry("lm_head.weight", ("lm_head/kernel",), vocabulary(transposed=True), (vocab, width)))
+        found.append(
+            Entry("lm_head.weight", ("lm_head/kernel",), vocabulary(transposed=True), (vocab, width))
+        )
     for index in range(config.num_layers):
         name, path = f"model.layers.{index}", f"layers_{index}"
         for hf_norm, norm in (("input_layernorm", "attn_norm"), ("post_attention_layernorm", "mlp_norm")):

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Demonstrations: texts, prompt-output pairs and dialogues as rows with a mask over what is learned from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.data.batching import bucket_length, pad_right
+from jrl.data.ordering import shuffled
+from jrl.data.tokenizer import cut, tokenize
+from jrl.typing import ModelInputs, Sequences
+
+
+class DialogueRow(NamedTuple):
+    """One sample.
+
+    Attributes:
+      tokens: Ids.
+      learned: One flag a token: True where the model should have written it.
+    """
+
+    tokens: list[int]
+    learned: list[bool]
+
+
+class DialogueSet:
+    """Tokenised samples and their batches.
+
+    A text is learned whole and ends with EOS; BOS comes first where the tokenizer puts it before ordinary text. In
+    `[prompt, output, prompt, output, ...]` only outputs are learned, EOS follows the last one, and BOS (EOS where
+    there is none) stands before an output that comes first. Samples above `max_length` are cut on the tokenizer's
+    `truncation_side`; EOS is cut like any token, since a text without its end must not teach where to end.
+
+    Args:
+      samples: Texts, and lists of an even number of texts. They are not changed.
+      tokenizer: With an EOS token.
+      max_length: Most tokens of a sample, at least 2.
+      seed: Of the order.
+
+    Attributes:
+      num_truncated: Samples that were cut; they are warned of once.
+      num_dropped: Samples of which truncation left nothing to learn from; they are left out.
+
+    Raises:
+      ValueError: If there are no samples, or one is not a text or an even number of texts, or is an empty text; the
+        message names its index.
+    """
+
+    def __init__(
+        self, samples: Sequence[str | Sequence[str]], tokenizer: Any, *, max_length: int, seed: int
+    ) -> None:
+        if max_length < 2:
+            raise ValueError(
+                f"`max_length` must be at least 2 (a token and what follows it), got {max_length}."
+            )
+        if tokenizer.eos_token_id is None:
+            raise ValueError("`tokenizer` must have an EOS token: a model learns where a text ends from it.")
+        self._seed, self._max_length, self._pad_token_id = seed, max_length, tokenizer.pad_token_id
+        messages = _messages(samples)
+        # One call for all messages: fast tokenizers work on many texts at once.
+        flat = iter(tokenize(tokenizer, [text for sample in messages for text in sample]))
+        bos_ids = _ordinary_bos(tokenizer)
+        rows = []
+        self.num_truncated = 0
+        for index, (sample, texts) in enumerate(zip(samples, messages, strict=True)):
+            parts = [next(flat) for _ in texts]
+            if isinstance(sample, str):
+                if not parts[0]:
+                    raise ValueError(f"`samples`: sample {index} ({sample!r}) has no tokens.")
+                row, truncated = _text_row(parts[0], tokenizer, bos_ids, max_length)
+            else:
+                row, truncated = tokenize_dialogue(parts, tokenizer, max_length=max_length)
+            self.num_truncated += truncated
+            rows.append(row)
+        # The first token is nobody's target, so a row whose only learned token it is teaches nothing either.
+        self._rows = [row for row in rows if any(row.learned[1:])]
+        self.num_dropped = len(rows) - len(self._rows)
+        if not self._rows:
+            raise ValueError(
+                f"`samples`: nothing to learn from is left of {len(rows)} samples at {max_length} tokens."
+            )
+        if self.num_truncated:
+            warnings.warn(
+                f"{self.num_truncated} of {len(rows)} samples have more than {max_length} tokens and were cut on the "
+                f"{tokenizer.truncation_side}; {self.num_dropped} lost all of their output by that and were dropped.",
+                stacklevel=2,
+            )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batch(self, step: int, batch_size: int) -> Sequences:
+        """The rows of optimizer step `step`, a pure function of (seed, step, batch_size).
+
+        Every pass has an order of its own. The last batch of a pass is filled up with masked copies, so that every
+        batch has `batch_size` rows and no sample comes twice in a pass.
+
+        Args:
+          step: At least 0.
+          batch_size: Number of rows.
+        Returns:
+          NumPy arrays: rows (batch_size, L) right-padded to their bucket, at most `max_length`; `starts` is 0 and the
+          mask (batch_size, L − 1) speaks of the token after each position.
+        """
+        steps_per_pass = -(-len(self) // batch_size)
+        epoch, place = divmod(step, steps_per_pass)
+        places = np.arange(place * batch_size, (place + 1) * batch_size)
+        real = places < len(self)
+        indices = shuffled(
+            epoch * len(self) + np.minimum(places, len(self) - 1), size=len(self), seed=self._seed
+        )
+        rows = [self._rows[index] for index in indices]
+        width = min(bucket_length(max(len(row.tokens) for row in rows)), self._max_length)
+        # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
+        arrays: Any = pad_right([row.tokens for row in rows], pad_token_id=self._pad_token_id, width=width)
+        learned, _ = pad_right([row.learned for row in rows], pad_token_id=0, width=width)
+        # `starts` = 0: position t speaks of the token in column t + 1, as in `jrl.ops.alignment`.
+        mask: Any = learned[:, 1:].astype(bool) & real[:, None]
+        starts: Any = np.zeros(batch_size, np.int32)
+        return Sequences(ModelInputs(*arrays), starts, mask)
+
+
+def tokenize_dialogue(
+    messages: Sequence[list[int]], tokenizer: Any, *, max_length: int
+) -> tuple[DialogueRow, bool]:
+    """One row of a dialogue's tokenised messages.
+
+    Args:
+      messages: Prompt, output, prompt, output, ...: ids of each, without special tokens.
+      tokenizer: For its EOS, its BOS and its truncation side.
+      max_length: Most tokens of the row.
+    Returns:
+      The row, and whether it was cut.
+    """
+    tokens = [token for message in messages for token in message]
+    learned = [index % 2 == 1 for index, message in enumerate(messages) for _ in message]
+    if not messages[-1] or messages[-1][-1] != tokenizer.eos_token_id:
+        tokens.append(tokenizer.eos_token_id)
+        learned.append(True)
+    truncated = len(tokens) > max_length
+    side = tokenizer.truncation_side
+    tokens, flags = cut(tokens, max_length, side), cut([int(flag) for flag in learned], max_length, side)
+    if flags[0]:
+        # The model cannot write the first token of a row: it needs a state before it.
+        truncated |= len(tokens) == max_length
+        tokens, flags = cut(tokens, max_length - 1, side), cut(flags, max_length - 1, side)
+        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        tokens, flags = [start, *tokens], [0, *flags]
+    return DialogueRow(tokens, [bool(flag) for flag in flags]), truncated
+
+
+def _text_row(
+    ids: list[int], tokenizer: Any, bos_ids: list[int], max_length: int
+) -> tuple[DialogueRow, bool]:
+    """A plain text: everything is learned, BOS is never cut."""
+    tokens = ids if ids[-1] == tokenizer.eos_token_id else [*ids, tokenizer.eos_token_id]
+    bos_ids = [] if tokens[: len(bos_ids)] == bos_ids else bos_ids
+    kept = cut(tokens, max_length - len(bos_ids), tokenizer.truncation_side)
+    return DialogueRow(bos_ids + kept, [False] * len(bos_ids) + [True] * len(kept)), len(kept) < len(tokens)
+
+
+def _ordinary_bos(tokenizer: Any) -> list[int]:
+    """[BOS] if the tokenizer puts it before ordinary text, else []."""
+    ids = tokenizer("a")["input_ids"]
+    return [tokenizer.bos_token_id] if ids and ids[0] == tokenizer.bos_token_id else []
+
+
+def _messages(samples: Sequence[str | Sequence[str]]) -> list[list[str]]:
+    """The texts of each sample, checked."""
+    if isinstance(samples, str):
+        raise ValueError("`samples` must be a list of samples, got a single text: put it in a list.")
+    if len(samples) == 0:
+        raise ValueError("`samples` must hold at least one sample, got none.")
+    found = []
+    for index, sample in enumerate(samples):
+        texts = [sample] if isinstance(sample, str) else sample
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"`samples`: sample {index} must be a text or a list [prompt, output, ...] of texts, got {sample!r}."
+            )
+        if not isinstance(sample, str) and (len(texts) == 0 or len(texts) % 2):
+            raise ValueError(
+                f"`samples`: sample {index} must alternate prompts and outputs, so have an even number of messages, "
+                f"got {len(texts)}."
+            )
+        found.append(list(texts))
+    return found

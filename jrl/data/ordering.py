@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of data, as a pure function of (seed, position): nothing to save, nothing to resume."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int
+
+
+def epoch_order(size: int, *, seed: int, epoch: int) -> Int[np.ndarray, "N"]:
+    """The permutation of `size` items in this epoch; each epoch has its own."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch]))).permutation(size)
+
+
+def shuffled(positions: Int[np.ndarray, "B"], *, size: int, seed: int) -> Int[np.ndarray, "B"]:
+    """Items at these positions of the endless stream epoch 0, epoch 1, ...
+
+    Args:
+      positions: Global numbers, >= 0, in any order: position i is always the same item.
+      size: Items in an epoch; each comes once an epoch.
+      seed: Of the stream.
+    """
+    epochs, offsets = np.divmod(np.asarray(positions), size)
+    orders = {epoch: epoch_order(size, seed=seed, epoch=int(epoch)) for epoch in np.unique(epochs)}
+    return np.array([orders[epoch][offset] for epoch, offset in zip(epochs, offsets, strict=True)], np.int64)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of online algorithms: tokenised once, in an order that a resumed run repeats."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jrl.data.batching import bucket_length, pad_left
+from jrl.data.ordering import shuffled
+from jrl.data.tokenizer import cut, tokenize
+from jrl.typing import ModelInputs
+
+LONG_PROMPTS = ("truncate", "drop", "error")
+
+
+class PromptBatch(NamedTuple):
+    """Some prompts, on the host.
+
+    Attributes:
+      inputs: int32 ids and mask (B P), left-padded.
+      token_lists: The ids without padding.
+      metadata: One list a metadata key, aligned with the rows.
+    """
+
+    inputs: ModelInputs
+    token_lists: list[list[int]]
+    metadata: dict[str, list[Any]]
+
+
+class PromptSet:
+    """Tokenised prompts with their metadata.
+
+    Args:
+      prompts: Texts, or mappings with the text under "prompt" and metadata under every other key. They are not
+        changed. The same keys must stand in all of them.
+      tokenizer: Tokenises without adding special tokens; `truncation_side` decides what over-long prompts lose.
+      max_length: Most tokens of a prompt.
+      seed: Of the order.
+      long_prompts: What happens to a prompt above `max_length`: "truncate", "drop" (the order of the others stays
+        as it is) or "error". What was cut or dropped is counted and warned of once.
+
+    Attributes:
+      num_truncated: Prompts that were cut.
+      num_dropped: Prompts that were left out.
+
+    Raises:
+      ValueError: If there are no prompts, or one is not a text, has no tokens, lacks a key, or is too long under
+        "error"; the message names its index.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str | Mapping[str, Any]],
+        tokenizer: Any,
+        *,
+        max_length: int,
+        seed: int,
+        long_prompts: str,
+    ) -> None:
+        if long_prompts not in LONG_PROMPTS:
+            raise ValueError(f"`long_prompts` must be one of {LONG_PROMPTS}, got {long_prompts!r}.")
+        if max_length < 1:
+            raise ValueError(f"`max_length` must be at least 1, got {max_length}.")
+        texts, columns = _split(prompts)
+        self._seed, self._max_length, self._pad_token_id = seed, max_length, tokenizer.pad_token_id
+        rows = tokenize(tokenizer, texts)
+        too_long = []
+        for index, row in enumerate(rows):
+            if not row:
+                raise ValueError(
+                    f"`prompts`: prompt {index} ({texts[index]!r}) has no tokens. To sample from the start of a "
+                    "document, give the tokenizer's BOS or EOS text as the prompt."
+                )
+            if len(row) > max_length:
+                too_long.append(index)
+        if too_long and long_prompts == "error":
+            raise ValueError(
+                f"`prompts`: prompt {too_long[0]} has {len(rows[too_long[0]])} tokens, and there is room for "
+                f"{max_length} (`seq_length` - `max_new_tokens`); {len(too_long)} of {len(rows)} are too long. "
+                "`train.long_prompts: truncate` or `drop` allows that."
+            )
+        left_out = set(too_long) if long_prompts == "drop" else set()
+        kept = [index for index in range(len(rows)) if index not in left_out]
+        self.num_dropped = len(rows) - len(kept)
+        self.num_truncated = len(too_long) - self.num_dropped
+        if not kept:
+            raise ValueError(
+                f"`prompts`: all {len(rows)} have more than {max_length} tokens and `long_prompts` is 'drop', so none "
+                "is left; raise `train.seq_length`."
+            )
+        self._rows = [cut(rows[index], max_length, tokenizer.truncation_side) for index in kept]
+        self._metadata = {name: [column[index] for index in kept] for name, column in columns.items()}
+        if too_long:
+            done = (
+                f"were dropped; {len(kept)} are left"
+                if self.num_dropped
+                else f"were cut on the {tokenizer.truncation_side}"
+            )
+            warnings.warn(
+                f"{len(too_long)} of {len(rows)} prompts have more than {max_length} tokens and {done} "
+                f"(the first is prompt {too_long[0]}, with {len(rows[too_long[0]])} tokens).",
+                stacklevel=2,
+            )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def order(self, global_indices: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
+        """Which prompt stands at each place of the endless shuffled stream: a pure function of (seed, place)."""
+        return shuffled(global_indices, size=len(self), seed=self._seed)
+
+    def width(self, indices: Int[np.ndarray, "B"]) -> int:
+        """Columns for these prompts: the bucket of the longest, at most `max_length`."""
+        longest = max(len(self._rows[index]) for index in indices)
+        return min(bucket_length(longest), self._max_length)
+
+    def metadata(self, indices: Int[np.ndarray, "B"]) -> dict[str, list[Any]]:
+        """One list a metadata key, aligned with `indices`."""
+        return {name: [column[index] for index in indices] for name, column in self._metadata.items()}
+
+    def rows(self, indices: Int[np.ndarray, "B"], *, width: int) -> PromptBatch:
+        """These prompts, left-padded to `width` columns."""
+        token_lists = [list(self._rows[index]) for index in indices]
+        # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
+        arrays: Any = pad_left(token_lists, pad_token_id=self._pad_token_id, width=width)
+        return PromptBatch(ModelInputs(*arrays), token_lists, self.metadata(indices))
+
+
+def _split(prompts: Sequence[str | Mapping[str, Any]]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Texts and metadata columns of the caller's prompts, which stay as they are."""
+    if isinstance(prompts, str | Mapping):
+        raise ValueError(
+            "`prompts` must be a list of texts or of mappings, got a single one: put it in a list."
+        )
+    if len(prompts) == 0:
+        raise ValueError("`prompts` must hold at least one prompt, got none.")
+    texts: list[str] = []
+    names = [name for name in prompts[0] if name != "prompt"] if isinstance(prompts[0], Mapping) else []
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for index, prompt in enumerate(prompts):
+        record = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
+        if "prompt" not in record:
+            raise ValueError(
+                f'`prompts`: prompt {index} has no key "prompt", it has {sorted(map(str, record))}.'
+            )
+        found = {name for name in record if name != "prompt"}
+        if found != set(names):
+            raise ValueError(
+                f"`prompts`: prompt {index} has the metadata {sorted(map(str, found))}, prompt 0 has "
+                f"{sorted(map(str, names))}; all must have the same keys."
+            )
+        if not isinstance(record["prompt"], str):
+            raise ValueError(
+                f"`prompts`: prompt {index} must be a text, got {type(record['prompt']).__name__}."
+            )
+        texts.append(record["prompt"])
+        for name in names:
+            columns[name].append(record[name])
+    return texts, columns

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading of Hugging Face tokenizers, and what every other module may rely on afterwards."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoTokenizer
+
+
+def load_tokenizer(
+    path: Any,
+    *,
+    padding_side: str = "left",
+    truncation_side: str = "right",
+    extra: Mapping[str, Any] | None = None,
+) -> Any:
+    """A transformers tokenizer that has a pad token.
+
+    Without one, EOS pads. That is safe here: masks come from lengths, never from `id == pad`.
+
+    Args:
+      path: A directory, a name on the Hugging Face hub, or a tokenizer that is already built (a copy is returned).
+      padding_side: "left" or "right"; kept for code that pads with the tokenizer, jrl pads by itself.
+      truncation_side: "left" or "right": the end that over-long texts lose.
+      extra: More arguments of `AutoTokenizer.from_pretrained`.
+    Raises:
+      ValueError: If nothing can be loaded, a side is misspelt, or there is neither an EOS nor a pad token.
+    """
+    for name, side in (("padding_side", padding_side), ("truncation_side", truncation_side)):
+        if side not in ("left", "right"):
+            raise ValueError(f'`{name}` must be "left" or "right", got {side!r}.')
+    if isinstance(path, str | os.PathLike):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(os.fspath(path), **(extra or {}))
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"`tokenizer_path`: no tokenizer could be loaded from {path!s}: {reason}"
+            ) from error
+    else:
+        if extra:
+            raise ValueError(
+                f"`extra` must be empty for a tokenizer that is already built, got {sorted(extra)}: "
+                "give those arguments where it is built."
+            )
+        tokenizer = copy.deepcopy(path)
+    tokenizer.padding_side, tokenizer.truncation_side = padding_side, truncation_side
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"The tokenizer {path!s} has neither an EOS nor a pad token, so nothing can end or pad a row: set "
+                "`eos_token` on it, for example through `tokenizer_extra_configs: {eos_token: ...}`."
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
+    """Refuses a tokenizer that writes ids for which the model has no embedding.
+
+    Args:
+      tokenizer: A transformers tokenizer.
+      vocab_size: Rows of the model's embedding.
+    Raises:
+      ValueError: If the largest id is not below `vocab_size`.
+    """
+    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if needed > vocab_size:
+        raise ValueError(
+            f"The tokenizer writes ids up to {needed - 1}, but the model's `vocab_size` is {vocab_size}. Do "
+            "`tokenizer.tokenizer_path` and `model.model_path` belong together, or were tokens added afterwards?"
+        )
+
+
+def tokenize(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Ids of each text without special tokens around it; a special token's own text becomes its id."""
+    if not texts:
+        return []
+    # `verbose=False`: the length warning of transformers speaks of a limit that the caller checks itself.
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return [list(row) for row in encoded["input_ids"]]
+
+
+def cut(row: list[int], max_length: int, side: str) -> list[int]:
+    """At most `max_length` ids; `side` ("left" or "right") is the end that is lost."""
+    if len(row) <= max_length:
+        return row
+    return row[len(row) - max_length :] if side == "left" else row[:max_length]

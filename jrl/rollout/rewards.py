@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the user's reward and metric functions: what they are given, and what they may answer."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import numbers
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jrl.rollout.text import Texts
+
+RESERVED = ("samples", "prompts", "outputs", "tokenizer", "output_tokens")
+
+_logger = logging.getLogger(__name__)
+
+
+class RewardError(ValueError):
+    """A reward function failed.
+
+    Attributes:
+      index: Row of the call that it failed on; None if no single row is to blame.
+      prompt: That row's prompt, or None.
+    """
+
+    def __init__(self, message: str, *, index: int | None = None, prompt: str | None = None) -> None:
+        super().__init__(message if index is None else f"{message} Sample {index} has the prompt {prompt!r}.")
+        self.index, self.prompt = index, prompt
+
+
+class RewardTimeoutError(RewardError):
+    """A reward function took too long."""
+
+
+def call_reward_fn(
+    reward_fn: Callable[..., Any],
+    texts: Texts,
+    *,
+    tokenizer: Any,
+    metadata: Mapping[str, Sequence[Any]],
+    skip_errors: bool = False,
+    timeout: float | None = None,
+) -> list[float | np.ndarray]:
+    """Rewards of some completions.
+
+    The function is called with keywords only, and only with those of `samples`, `prompts`, `outputs`, `tokenizer`,
+    `output_tokens` and the metadata keys that its signature takes. If it raises, its rows are tried one at a time to
+    find out which is to blame.
+
+    Args:
+      reward_fn: The user's function: one number a sample, or one number for every token of its completion.
+      texts: The completions.
+      tokenizer: Handed through.
+      metadata: One list a key, aligned with the rows.
+      skip_errors: Rows that fail (by an exception, or a reward that is no finite number) become NaN, and the others
+        are scored one at a time; otherwise the first stops the run. A wrong number of rewards always does.
+      timeout: Seconds that one call may take; None waits for ever.
+    Returns:
+      One float, or float32 array over the completion's tokens, a row.
+    Raises:
+      RewardError: If it raises, takes too long, or answers with something else.
+      ValueError: If it asks for an unknown keyword, or a metadata key is one of jrl's own keywords.
+    """
+    keywords = _keywords(reward_fn, "reward_fn", texts, tokenizer, metadata)
+    try:
+        answer = _call(reward_fn, keywords, timeout)
+    except RewardTimeoutError:
+        if not skip_errors:
+            raise
+        _logger.warning(
+            "`reward_fn` took too long: all %d samples of this call are left out.", len(texts.outputs)
+        )
+        return [math.nan] * len(texts.outputs)
+    except Exception as error:  # user code: anything may come
+        rewards = _one_by_one(reward_fn, keywords, texts, error, skip_errors=skip_errors, timeout=timeout)
+    else:
+        rewards = _split_answer(answer, len(texts.outputs))
+    checked = [_check_row(reward, row, texts) for row, reward in enumerate(rewards)]
+    return [_float_or_skip(reward, skip_errors=skip_errors) for reward in checked]
+
+
+def call_metric_fn(
+    metric_fn: Callable[..., Any],
+    texts: Texts,
+    *,
+    tokenizer: Any,
+    metadata: Mapping[str, Sequence[Any]],
+) -> dict[str, list[float] | float]:
+    """Metrics of some completions; the function is called as a reward function is.
+
+    Args:
+      metric_fn: The user's function: a dictionary from a name to one number a sample, or to one number in all.
+      texts: The completions.
+      tokenizer: Handed through.
+      metadata: One list a key, aligned with the rows.
+    Returns:
+      A list of floats, or a float, for each name. NaN is allowed: it says that a sample has no such figure.
+    Raises:
+      ValueError: If it asks for an unknown keyword or answers with something else.
+    """
+    answer = metric_fn(**_keywords(metric_fn, "metric_fn", texts, tokenizer, metadata))
+    if not isinstance(answer, Mapping):
+        raise ValueError(
+            f"`metric_fn` must return a dictionary from names to numbers, got {type(answer).__name__}."
+        )
+    count = len(texts.outputs)
+    found: dict[str, list[float] | float] = {}
+    for name, value in answer.items():
+        plain = _plain(value)
+        if _is_number(plain):
+            found[str(name)] = float(plain)
+        elif isinstance(plain, list) and len(plain) == count and all(_is_number(_plain(x)) for x in plain):
+            found[str(name)] = [float(_plain(x)) for x in plain]
+        else:
+            shape = f"{len(plain)} entries" if isinstance(plain, list) else type(value).__name__
+            raise ValueError(
+                f"`metric_fn`: {name!r} must be one number a sample (a list of {count}) or one number, got {shape}."
+            )
+    return found
+
+
+def to_score_matrix(
+    rewards: Sequence[float | np.ndarray], lengths: Int[np.ndarray, "B"], *, width: int
+) -> Float[np.ndarray, "B T"]:
+    """Rewards placed on the actions that earned them.
+
+    Args:
+      rewards: From `call_reward_fn`.
+      lengths: Actions of each row, (B,).
+      width: Columns of the completion window.
+    Returns:
+      float32 (B, width): a number sits on its row's last action, an array on the actions one by one; 0 elsewhere. A
+      row that was skipped is NaN throughout.
+    """
+    scores = np.zeros((len(rewards), width), np.float32)
+    for row, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
+        if isinstance(reward, np.ndarray):
+            scores[row, :length] = reward
+        elif math.isnan(reward):
+            scores[row] = math.nan
+        else:
+            scores[row, length - 1] = reward
+    return scores
+
+
+def _keywords(
+    function: Callable[..., Any],
+    role: str,
+    texts: Texts,
+    tokenizer: Any,
+    metadata: Mapping[str, Sequence[Any]],
+) -> dict[str, Any]:
+    """The keywords that the function's signature accepts."""
+    clash = sorted(set(metadata) & set(RESERVED))
+    if clash:
+        raise ValueError(
+            f"Prompt metadata may not be called {clash}: `{role}` gets its own arguments under {RESERVED}."
+        )
+    offered: dict[str, Any] = {
+        "samples": list(texts.samples),
+        "prompts": list(texts.prompts),
+        "outputs": list(texts.outputs),
+        "tokenizer": tokenizer,
+        "output_tokens": [list(row) for row in texts.output_tokens],
+        **{name: list(column) for name, column in metadata.items()},
+    }
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some built-in functions have no signature
+        return offered
+    needed = [
+        p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    for parameter in needed:
+        if parameter.kind is parameter.POSITIONAL_ONLY or parameter.name not in offered:
+            raise ValueError(
+                f"`{role}` takes `{parameter.name}`, which it cannot be given by keyword: there are {sorted(offered)} "
+                "(the last of them from the prompts' metadata). Give it a default, or use one of these names."
+            )
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return offered
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {name: value for name, value in offered.items() if name in names}
+
+
+def _call(reward_fn: Callable[..., Any], keywords: Mapping[str, Any], timeout: float | None) -> Any:
+    """One call, given up after `timeout` seconds."""
+    if timeout is None:
+        return reward_fn(**keywords)
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def work() -> None:
+        try:
+            outcome.append((reward_fn(**keywords), None))
+        except BaseException as error:  # raised again in the caller's thread
+            outcome.append((None, error))
+
+    # A daemon: a call that never returns must not keep the process from ending.
+    thread = threading.Thread(target=work, name="reward_fn", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if not outcome:
+        raise RewardTimeoutError(f"`reward_fn` took longer than `train.reward_timeout`, {timeout:g} s.")
+    answer, error = outcome[0]
+    if error is not None:
+        raise error
+    return answer
+
+
+def _one_by_one(
+    reward_fn: Callable[..., Any],
+    keywords: Mapping[str, Any],
+    texts: Texts,
+    batch_error: Exception,
+    *,
+    skip_errors: bool,
+    timeout: float | None,
+) -> list[Any]:
+    """Rewards of single rows after the whole batch raised; the first row that raises as well is to blame."""
+    rewards: list[Any] = []
+    for row in range(len(texts.outputs)):
+        single = {
+            name: value if name == "tokenizer" else value[row : row + 1] for name, value in keywords.items()
+        }
+        try:
+            answer = _call(reward_fn, single, timeout)
+        except Exception as error:  # user code: anything may come
+            blamed = RewardError(
+                f"`reward_fn` raised {type(error).__name__}: {error}.", index=row, prompt=texts.prompts[row]
+            )
+            if not skip_errors:
+                raise blamed from error
+            rewards.append(blamed)
+        else:
+            rewards.append(_split_answer(answer, 1)[0])
+    if not skip_errors:
+        raise RewardError(
+            f"`reward_fn` raised {type(batch_error).__name__}: {batch_error}. It did so on {len(texts.outputs)} "
+            "samples together; it raises on none of them alone."
+        ) from batch_error
+    return rewards
+
+
+def _split_answer(answer: Any, count: int) -> list[Any]:
+    """What the function returned, as one entry a sample."""
+    shape = tuple(getattr(answer, "shape", ()))
+    rows = answer if isinstance(answer, list | tuple) else _plain(answer)
+    if not isinstance(rows, list | tuple):
+        raise RewardError(
+            f"`reward_fn` must return one reward a sample, a list of {count}, got {type(answer).__name__}."
+        )
+    if len(rows) != count:
+        raise RewardError(
+            f"`reward_fn` must return one reward a sample: got {len(rows)} for {count} samples. Did it filter or "
+            "repeat any?"
+        )
+    # A column (B, 1), as reward models return it, holds scalars.
+    return [row[0] for row in rows] if shape[1:] == (1,) else list(rows)
+
+
+def _check_row(reward: Any, row: int, texts: Texts) -> float | np.ndarray | RewardError:
+    """A sample's reward as a float or an array over its tokens; an error where it is neither."""
+    if isinstance(reward, RewardError):
+        return reward
+    prompt = texts.prompts[row]
+    value = _plain(reward)
+    if isinstance(value, list) and len(value) == 1 and not isinstance(reward, list | tuple):
+        value = value[0]  # an array of one element is a scalar
+    if _is_number(value):
+        if math.isfinite(value):
+            return float(value)
+        return RewardError(f"The reward must be finite, got {value}.", index=row, prompt=prompt)
+    entries = [_plain(entry) for entry in value] if isinstance(value, list) else None
+    if entries is None or not all(_is_number(entry) for entry in entries):
+        return RewardError(
+            f"The reward must be a number, or a list of numbers, one a token; got {reward!r:.80}.",
+            index=row,
+            prompt=prompt,
+        )
+    num_tokens = len(texts.output_tokens[row])
+    if len(entries) != num_tokens:
+        return RewardError(
+            f"Rewards per token must match len(output_tokens[{row}]): got {len(entries)} for {num_tokens} tokens. Were "
+            "they counted on re-tokenised text?",
+            index=row,
+            prompt=prompt,
+        )
+    if not all(map(math.isfinite, entries)):
+        bad = next(place for place, entry in enumerate(entries) if not math.isfinite(entry))
+        return RewardError(
+            f"Rewards must be finite, got {entries[bad]} at token {bad}.", index=row, prompt=prompt
+        )
+    return np.asarray(entries, np.float32)
+
+
+def _float_or_skip(reward: float | np.ndarray | RewardError, *, skip_errors: bool) -> float | np.ndarray:
+    if not isinstance(reward, RewardError):
+        return reward
+    if not skip_errors:
+        raise reward
+    _logger.warning("A sample is left out: %s", reward)
+    return math.nan
+
+
+def _plain(value: Any) -> Any:
+    """Arrays of any library (NumPy, JAX, torch on any device) as Python numbers and lists; tuples as lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real)

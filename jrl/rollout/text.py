@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From sampled ids to the texts that reward functions read. The ids stay what they are: nothing is re-encoded."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Completions as text, aligned with the ids that are trained on.
+
+    Attributes:
+      samples: Prompt and output together.
+      prompts: Prompts as the model saw them (after truncation), without special tokens.
+      outputs: Completions without EOS and special tokens, cut before the stop string.
+      output_tokens: Sampled ids up to the end of the row, the EOS or the token that completes the stop string
+        included: one action each.
+      lengths: Number of those ids, int32 (B,).
+      stopped: True where a stop string ended the row, (B,).
+    """
+
+    samples: list[str]
+    prompts: list[str]
+    outputs: list[str]
+    output_tokens: list[list[int]]
+    lengths: Int[np.ndarray, "B"]
+    stopped: np.ndarray
+
+    @staticmethod
+    def concatenate(parts: Sequence[Texts]) -> Texts:
+        """The rows of all parts, in order; at least one part."""
+        return Texts(
+            samples=[text for part in parts for text in part.samples],
+            prompts=[text for part in parts for text in part.prompts],
+            outputs=[text for part in parts for text in part.outputs],
+            output_tokens=[row for part in parts for row in part.output_tokens],
+            lengths=np.concatenate([part.lengths for part in parts]),
+            stopped=np.concatenate([part.stopped for part in parts]),
+        )
+
+
+def decode_rows(
+    tokenizer: Any,
+    prompt_token_lists: Sequence[Sequence[int]],
+    tokens: Int[np.ndarray, "B T"],
+    lengths: Int[np.ndarray, "B"],
+    *,
+    eos_token_ids: Sequence[int],
+    stop_sequences: Sequence[str] = (),
+) -> Texts:
+    """Decodes completions and ends them at the first stop string.
+
+    A row ends with the token that completes a stop string: that token stays an action, so reward, mask and stored
+    ids share one end. Its text ends before the stop string, trailing whitespace stripped.
+
+    Args:
+      tokenizer: A transformers tokenizer.
+      prompt_token_lists: Prompt ids of each row, without padding.
+      tokens: Sampled ids.
+      lengths: Number of sampled ids of each row, the EOS included.
+      eos_token_ids: Ids that end a row; their text is not part of an output.
+      stop_sequences: Texts that end a row.
+    Raises:
+      ValueError: If a stop string is empty or a special token, whose text never shows in an output.
+    """
+    _check_stop_sequences(tokenizer, stop_sequences, eos_token_ids)
+    rows = [[int(token) for token in row[:length]] for row, length in zip(tokens, lengths, strict=True)]
+    decode = _Decoder(tokenizer, prompt_token_lists, frozenset(int(token) for token in eos_token_ids))
+    outputs = decode.outputs(rows)
+    stopped = np.zeros(len(rows), bool)
+    for index, text in enumerate(outputs):
+        if _first_stop(text, stop_sequences) is None:
+            continue
+        stopped[index] = True
+        rows[index], outputs[index] = _end_at_stop(decode, index, rows[index], stop_sequences)
+    return Texts(
+        samples=[prompt + output for prompt, output in zip(decode.prompts, outputs, strict=True)],
+        prompts=decode.prompts,
+        outputs=outputs,
+        output_tokens=rows,
+        lengths=np.asarray([len(row) for row in rows], np.int32),
+        stopped=stopped,
+    )
+
+
+class _Decoder:
+    """Texts of completions in the context of their prompts."""
+
+    def __init__(
+        self, tokenizer: Any, prompt_token_lists: Sequence[Sequence[int]], eos_token_ids: frozenset[int]
+    ) -> None:
+        self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
+        self._prompt_rows = [list(row) for row in prompt_token_lists]
+        self.prompts = self._decode(self._prompt_rows)
+
+    def _decode(self, rows: list[list[int]]) -> list[str]:
+        # Without the clean-up, which would move spaces: the text has to be that of the ids.
+        found = self._tokenizer.batch_decode(
+            rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return list(found) if rows else []
+
+    def outputs(self, rows: list[list[int]], indices: Sequence[int] | None = None) -> list[str]:
+        """Outputs of completions that stand behind the prompts of these rows; None: of all rows."""
+        indices = range(len(rows)) if indices is None else indices
+        rows = [row[:-1] if row and row[-1] in self._eos_token_ids else row for row in rows]
+        # Behind its prompt: on its own, a sentencepiece completion would lose the space it begins with.
+        together = self._decode([self._prompt_rows[i] + row for i, row in zip(indices, rows, strict=True)])
+        return [
+            # A prompt that ends inside a multi-byte character is no beginning of the joint text.
+            both[len(self.prompts[i]) :] if both.startswith(self.prompts[i]) else self._decode([row])[0]
+            for both, i, row in zip(together, indices, rows, strict=True)
+        ]
+
+
+def _first_stop(text: str, stop_sequences: Sequence[str]) -> int | None:
+    """Where the earliest stop string begins, or None."""
+    return min((place for place in map(text.find, stop_sequences) if place >= 0), default=None)
+
+
+def _end_at_stop(
+    decode: _Decoder, index: int, row: list[int], stop_sequences: Sequence[str]
+) -> tuple[list[int], str]:
+    """The ids up to the token that completes the first stop string, and the text before it."""
+
+    def holds_stop(count: int) -> bool:
+        return _first_stop(decode.outputs([row[:count]], [index])[0], stop_sequences) is not None
+
+    # More tokens never take a stop string away, so the first count that has one is found by halving.
+    count = bisect.bisect_left(range(1, len(row) + 1), True, key=holds_stop) + 1
+    text = decode.outputs([row[:count]], [index])[0]
+    return row[:count], text[: _first_stop(text, stop_sequences)].rstrip()
+
+
+def _check_stop_sequences(
+    tokenizer: Any, stop_sequences: Sequence[str], eos_token_ids: Sequence[int]
+) -> None:
+    if isinstance(stop_sequences, str):
+        raise ValueError(f"`stop_sequences` must be a list of texts, got the text {stop_sequences!r}.")
+    for stop in stop_sequences:
+        if not isinstance(stop, str) or not stop:
+            raise ValueError(f"`stop_sequences` must hold texts that are not empty, got {stop!r}.")
+        special = next((text for text in tokenizer.all_special_tokens if text in stop), None)
+        if special is not None and tokenizer.convert_tokens_to_ids(special) not in eos_token_ids:
+            raise ValueError(
+                f"`stop_sequences`: {stop!r} holds the special token {special!r}, which outputs are shown without; "
+                f"add its id {tokenizer.convert_tokens_to_ids(special)} to `gen_kwargs.eos_token_id` instead."
+            )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of configuration files and flags, checked against the annotations of the fields they are for."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which `1e-4` is the number it looks like; YAML 1.1 wants a dot before it believes that."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """Parses a YAML document; nothing in it can run code."""
+    return yaml.load(text, _Loader)
+
+
+def field_types(section: type) -> dict[str, Any]:
+    """Types of a dataclass's fields, in order."""
+    hints = get_type_hints(section)
+    return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+
+
+def coerce(value: Any, expected: Any, name: str) -> Any:
+    """The value as the type a field expects.
+
+    An int passes for a float, and so does a string that spells one ("1e-4", which other YAML readers leave a
+    string); nothing else is converted.
+
+    Args:
+      value: What the user gave.
+      expected: An annotation: a class, a union, a `Literal`, or a list or dict of these.
+      name: Dotted name, for the error.
+    Raises:
+      TypeError: If the value is of another type.
+      ValueError: If it is none of a `Literal`'s.
+    """
+    if expected is Any:
+        return value
+    origin = get_origin(expected)
+    if origin in (Union, types.UnionType):
+        return _coerce_union(value, get_args(expected), expected, name)
+    if origin is Literal:
+        if value in get_args(expected):
+            return value
+        choices = list(get_args(expected))
+        raise ValueError(f"`{name}` must be one of {choices}, got {value!r}.{hint(value, map(str, choices))}")
+    if origin is dict and isinstance(value, Mapping):
+        entry = get_args(expected)[1]
+        return {key: coerce(item, entry, f"{name}.{key}") for key, item in value.items()}
+    if origin is list and isinstance(value, list | tuple):
+        entry = get_args(expected)[0]
+        return [coerce(item, entry, f"{name}[{index}]") for index, item in enumerate(value)]
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if expected is float and isinstance(value, str) and isinstance(parse_yaml(value), int | float):
+        return float(value)
+    plain_type = origin or expected
+    # A bool is an int to Python, but `total_steps: true` is a mistake.
+    if isinstance(value, plain_type) and not (isinstance(value, bool) and plain_type is not bool):
+        return value
+    raise TypeError(f"`{name}` must be {_describe(expected)}, got {value!r} ({type(value).__name__}).")
+
+
+def coerce_flag(text: str, expected: Any, name: str) -> Any:
+    """A flag's text as the type a field expects: read as YAML, unless the field wants that very text.
+
+    Raises:
+      TypeError: If it cannot be read as that type.
+      ValueError: If it is none of the accepted values.
+    """
+    members = get_args(expected) if get_origin(expected) in (Union, types.UnionType) else (expected,)
+    value = None if text in ("None", "null") else parse_yaml(text)
+    if value is None and (type(None) in members or expected is Any):
+        return None
+    if str in members and isinstance(value, bool) and bool in members:
+        return value
+    if str in members or any(
+        get_origin(member) is Literal and text in get_args(member) for member in members
+    ):
+        return coerce(text, expected, name)
+    return coerce(value, expected, name)
+
+
+def hint(name: Any, known: Iterable[str]) -> str:
+    """A sentence that names the closest known name, empty where none is close."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" Did you mean `{near[0]}`?" if near else ""
+
+
+def _coerce_union(value: Any, members: tuple[Any, ...], expected: Any, name: str) -> Any:
+    """The first member whose own type the value has, then the first that it can be converted to."""
+    if value is None and type(None) in members:
+        return None
+    candidates = [member for member in members if member is not type(None)]
+    for member in candidates:
+        if isinstance(member, type) and type(value) is member:
+            return value
+    if len(candidates) == 1:  # its own error says more than one about the union
+        return coerce(value, candidates[0], name)
+    for member in candidates:
+        try:
+            return coerce(value, member, name)
+        except (TypeError, ValueError):
+            continue
+    raise TypeError(f"`{name}` must be {_describe(expected)}, got {value!r} ({type(value).__name__}).")
+
+
+def _describe(expected: Any) -> str:
+    return expected.__name__ if isinstance(expected, type) and not get_args(expected) else str(expected)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run's figures and samples go: the console, JSON lines on disk always, and a tracker by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from jrl.trainers.config import TRLConfig
+from jrl.trainers.loggers_console import RichConsole
+from jrl.trainers.loggers_jsonl import JSONLLogger
+from jrl.trainers.loggers_trackers import TensorBoardLogger, WandbLogger
+from jrl.trainers.resume import plain
+
+Record = Mapping[str, Any]
+
+
+class Logger(Protocol):
+    """One destination."""
+
+    def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
+        """Called once, before the first record, with what runs and where it stands."""
+        ...
+
+    def log(self, record: Record, step: int) -> None:
+        """One training record or evaluation: name → number."""
+        ...
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """Samples: one row each, texts and numbers."""
+        ...
+
+    def flush(self) -> None:
+        """Brings everything so far to where a crash cannot lose it."""
+        ...
+
+    def close(self) -> None:
+        """Ends the run."""
+        ...
+
+
+class Loggers:
+    """All destinations of a run behind one face.
+
+    Args:
+      loggers: The destinations, told in this order.
+      kept_records: Records from before a resume.
+
+    Attributes:
+      kept_records: Records from before a resume, which `metrics.jsonl` still holds.
+    """
+
+    def __init__(self, loggers: Sequence[Logger], kept_records: Sequence[dict[str, Any]] = ()) -> None:
+        self._loggers = tuple(loggers)
+        self.kept_records = tuple(kept_records)
+
+    def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
+        """Tells every destination what runs, to which step, and from which step on."""
+        for logger in self._loggers:
+            logger.start(description, total_steps=total_steps, step=step)
+
+    def log(self, record: Record, step: int) -> None:
+        """One record to every destination."""
+        for logger in self._loggers:
+            logger.log(record, step)
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """One table to every destination."""
+        for logger in self._loggers:
+            logger.log_table(name, columns, rows, step)
+
+    def log_samples(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Rollouts, one dictionary each, as the table `rollouts`; its columns are those of the first row."""
+        columns = list(rows[0]) if rows else []
+        self.log_table("rollouts", columns, [[row[column] for column in columns] for row in rows], step)
+
+    def flush(self) -> None:
+        """Called before every checkpoint: what a checkpoint counts must be on the disk before it is."""
+        for logger in self._loggers:
+            logger.flush()
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for logger in self._loggers:
+            logger.close()
+
+
+def make_loggers(
+    config: TRLConfig, run_dir: Path, *, keep_records: int | None, console: Logger | None = None
+) -> Loggers:
+    """The destinations that a configuration asks for.
+
+    Args:
+      config: Names the tracker and the folders.
+      run_dir: The run's folder.
+      keep_records: Records of `metrics.jsonl` that the checkpoint knew of; later ones are cut off, because
+        the resumed run writes them again. None on a fresh run, which starts an empty file.
+      console: Replaces the standard one.
+    Raises:
+      ImportError: If the tracker's package is not installed, naming the extra that brings it.
+    """
+    samples_dir = Path(config.train.rollout_logging_dir or run_dir / "rollouts")
+    jsonl = JSONLLogger(run_dir / "metrics.jsonl", samples_dir, keep_records=keep_records)
+    loggers: list[Logger] = [jsonl, console or RichConsole()]
+    tracker_dir = Path(config.train.logging_dir or run_dir)
+    if config.train.tracker == "tensorboard":
+        loggers.append(TensorBoardLogger(tracker_dir / "tensorboard", plain(config.to_dict())))
+    elif config.train.tracker == "wandb":
+        loggers.append(WandbLogger(tracker_dir, plain(config.to_dict()), run_id_file=run_dir / "wandb_id"))
+    return Loggers(loggers, jsonl.kept)

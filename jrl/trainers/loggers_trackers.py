@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorBoard and Weights & Biases. Both are extras, imported only by the run that names them.
+
+Figures of an evaluation stand under `eval/`: a rollout and an evaluation of the same step share names otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+COUNTERS = ("step", "iteration", "evaluation")
+
+
+class TensorBoardLogger:
+    """Event files that `tensorboard --logdir` shows.
+
+    Args:
+      directory: Of the event files.
+      config: Plain configuration, shown as text.
+    """
+
+    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
+        self._module = _import("tensorboardX", extra="tensorboard")
+        self._directory, self._config = directory, config
+
+    def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
+        """Opens the event file; after a resume, points from later steps are hidden."""
+        del total_steps
+        self._writer = self._module.SummaryWriter(str(self._directory), purge_step=step + 1 if step else None)
+        text = yaml.safe_dump(dict(description)) + yaml.safe_dump(dict(self._config), sort_keys=False)
+        self._writer.add_text("config", f"```\n{text}\n```", step)
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        """One curve a name."""
+        for name, value in _curves(record).items():
+            self._writer.add_scalar(name, value, step)
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """A Markdown table."""
+        lines = [columns, ["---"] * len(columns), *rows]
+        text = "\n".join("| " + " | ".join(_markdown(cell) for cell in line) + " |" for line in lines)
+        self._writer.add_text(name, text, step)
+
+    def flush(self) -> None:
+        """Writes what is buffered."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the event file."""
+        self._writer.close()
+
+
+class WandbLogger:
+    """A Weights & Biases run; `WANDB_MODE=offline` keeps it on the disk.
+
+    A resumed run continues the same curve. Steps that it repeats are not drawn twice: wandb keeps the first
+    ones.
+
+    Args:
+      directory: Of wandb's own files.
+      config: Plain configuration, kept with the run.
+      run_id_file: Remembers which run of wandb this folder is.
+    """
+
+    def __init__(self, directory: Path, config: Mapping[str, Any], *, run_id_file: Path) -> None:
+        self._wandb = _import("wandb", extra="wandb")
+        self._directory, self._config, self._id_file = directory, config, run_id_file
+
+    def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
+        """Begins the run, or continues it after a resume."""
+        del total_steps
+        train = self._config["train"]
+        resumed = step > 0 and self._id_file.exists()
+        self._run = self._wandb.init(
+            project=train["project_name"],
+            name=train["run_name"],
+            entity=train["entity_name"],
+            group=train["group_name"],
+            tags=train["tags"],
+            dir=str(self._directory),
+            config={**self._config, "description": dict(description)},
+            id=self._id_file.read_text(encoding="utf-8").strip() if resumed else None,
+            resume="allow" if resumed else None,
+        )
+        self._id_file.write_text(self._run.id, encoding="utf-8")
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        """One curve a name."""
+        self._run.log(_curves(record), step=step)
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """A wandb table."""
+        cells = [[str(cell) for cell in row] for row in rows]
+        self._run.log({name: self._wandb.Table(columns=list(columns), data=cells)}, step=step)
+
+    def flush(self) -> None:
+        """Nothing to do: wandb's own process writes as it goes."""
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._run.finish()
+
+
+def _curves(record: Mapping[str, Any]) -> dict[str, float]:
+    """What is drawn of a record: everything but its counters."""
+    prefix = "eval/" if "evaluation" in record else ""
+    return {f"{prefix}{name}": value for name, value in record.items() if name not in COUNTERS}
+
+
+def _import(name: str, *, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"`train.tracker` = {extra!r} needs the package {name}: pip install 'jrl[{extra}]', or set it to null."
+        ) from error
+
+
+def _markdown(cell: Any) -> str:
+    return str(cell).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+import warnings
+
+import pytest
+
+from jrl.data.tokenizer import check_vocabulary, cut, load_tokenizer, tokenize
+from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_tokenizer
+
+
+def without(*names):
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    for name in names:
+        setattr(tokenizer, name, None)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+class TestLoadTokenizer:
+    def test_reads_a_directory(self, directory):
+        tokenizer = load_tokenizer(directory, truncation_side="left")
+        assert (tokenizer.padding_side, tokenizer.truncation_side) == ("left", "left")
+        assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (EOS_ID, PAD_ID)
+        assert tokenize(tokenizer, ["the cat"]) == tokenize(tiny_tokenizer(), ["the cat"])
+
+    def test_extra_arguments_reach_transformers(self, directory):
+        assert load_tokenizer(directory, extra={"eos_token": "a"}).eos_token == "a"
+
+    def test_a_built_one_is_copied(self):
+        built = without("pad_token")
+        tokenizer = load_tokenizer(built, padding_side="right", truncation_side="left")
+        assert tokenizer.pad_token_id == EOS_ID
+        assert built.pad_token_id is None and built.truncation_side == "right"
+
+    def test_eos_pads_without_a_warning(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert load_tokenizer(without("pad_token")).pad_token_id == EOS_ID
+
+    def test_neither_eos_nor_pad(self):
+        with pytest.raises(ValueError, match="neither an EOS nor a pad token"):
+            load_tokenizer(without("pad_token", "eos_token"))
+
+    def test_a_folder_without_a_tokenizer(self, tmp_path):
+        with pytest.raises(ValueError, match="no tokenizer could be loaded from"):
+            load_tokenizer(tmp_path)
+
+    def test_a_misspelt_side(self):
+        with pytest.raises(ValueError, match='`truncation_side` must be "left" or "right", got \'up\''):
+            load_tokenizer(tiny_tokenizer(), truncation_side="up")
+
+    def test_extra_arguments_of_a_built_one_are_refused(self):
+        with pytest.raises(ValueError, match="already built"):
+            load_tokenizer(tiny_tokenizer(), extra={"eos_token": "a"})
+
+
+class TestCheckVocabulary:
+    def test_fits(self):
+        check_vocabulary(tiny_tokenizer(), VOCAB_SIZE)
+
+    def test_too_small_a_model(self):
+        with pytest.raises(ValueError, match="ids up to 96, but the model's `vocab_size` is 96"):
+            check_vocabulary(tiny_tokenizer(), VOCAB_SIZE - 1)
+
+
+def test_special_tokens_are_read_but_not_added():
+    assert tokenize(tiny_tokenizer(), ["<eos>", "a", ""]) == [
+        [EOS_ID],
+        [tiny_tokenizer()("a")["input_ids"][0]],
+        [],
+    ]
+
+
+def test_cut_loses_the_named_side():
+    assert cut([1, 2, 3], 2, "left") == [2, 3]
+    assert cut([1, 2, 3], 2, "right") == [1, 2]
+    assert cut([1, 2, 3], 3, "left") == [1, 2, 3]
+    assert cut([1, 2, 3], 0, "left") == []

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On the same stored rollouts, one device and eight compute the same update."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.sft import make_sft_update
+from jrl.learners.state import TrainState, init_train_state
+from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
+from jrl.ops.metrics import finalize
+from tests.learners.batches import CHUNK_BYTES, adam, copied, random_sequences, sgd, stored_rollouts
+from tests.tiny import tiny_policy
+
+pytestmark = pytest.mark.mesh
+
+NUM_ROWS = 16
+LR = 1e-3
+REMATERIALIZED = "Involuntary full rematerialization"
+
+
+def place(mesh: Mesh | None, state: Any, frozen: Any, batch: Any) -> tuple[Any, Any, Any]:
+    """Everything where a run on this mesh would have it; without a mesh, on one device."""
+    # Placing may share a buffer with what is placed, and donating deletes it for both.
+    state = copied(state)
+    if mesh is None:
+        return state, frozen, batch
+    rows = batch_sharding(mesh)
+    return (
+        jax.device_put(state, tree_shardings(mesh, state)[0]),
+        jax.device_put(frozen, tree_shardings(mesh, frozen)[0]),
+        jax.tree.map(lambda x: jax.device_put(x, rows), batch),
+    )
+
+
+def run(
+    update: Any, mesh: Mesh | None, state: Any, frozen: Any, batch: Any
+) -> tuple[TrainState, dict[str, float]]:
+    """The train state after one call of the update, on the host, and its metrics."""
+    state, frozen, batch = place(mesh, state, frozen, batch)
+    jitted = jax.jit(update, donate_argnums=0)
+    if mesh is None:
+        state, metrics = jitted(state, frozen, batch, jax.random.key(0))
+    else:
+        with jax.set_mesh(mesh):
+            key = jax.device_put(jax.random.key(0), replicated(mesh))
+            state, metrics = jitted(state, frozen, batch, key)
+    train = state if isinstance(state, TrainState) else state.train
+    return jax.device_get(train), finalize(metrics)
+
+
+def ppo(
+    optimizer: optax.GradientTransformation, mesh: Mesh | None, *, steps: int, unfrozen: int = -1
+) -> tuple[TrainState, dict[str, float]]:
+    """One PPO update of 1 or 4 optimizer steps on stored rollouts."""
+    policy, params, frozen, _ = tiny_policy("llama", unfrozen)
+    config = PPOConfig(
+        ppo_epochs=2 if steps > 1 else 1, target=1.0, scale_reward="running", entropy_coef=0.01
+    )
+    update = make_ppo_update(
+        policy,
+        optimizer,
+        config,
+        batch_size=NUM_ROWS // 2 if steps > 1 else NUM_ROWS,
+        minibatch_size=8,
+        logprob_chunk_bytes=CHUNK_BYTES,
+        vocab_size=128,
+        temperature=0.8,
+    )
+    rollouts = stored_rollouts("llama", unfrozen, num_rows=NUM_ROWS, temperature=0.8, drift=0.1)
+    return run(update, mesh, init_ppo_state(params, optimizer, config), frozen, rollouts)
+
+
+def sft(
+    optimizer: optax.GradientTransformation, mesh: Mesh | None, *, steps: int
+) -> tuple[TrainState, dict[str, float]]:
+    """One supervised step."""
+    assert steps == 1
+    policy, params, frozen, _ = tiny_policy("llama", -1, None)
+    update = make_sft_update(
+        policy,
+        optimizer,
+        batch_size=NUM_ROWS,
+        minibatch_size=8,
+        logprob_chunk_bytes=CHUNK_BYTES,
+        vocab_size=128,
+    )
+    return run(update, mesh, init_train_state(params, optimizer), frozen, random_sequences(NUM_ROWS))
+
+
+@functools.cache
+def expected(
+    algorithm: Callable[..., Any], rule: str, steps: int, **kwargs: Any
+) -> tuple[TrainState, dict[str, float]]:
+    """What one device computes."""
+    return algorithm(OPTIMIZERS[rule](), None, steps=steps, **kwargs)
+
+
+OPTIMIZERS = {"sgd": lambda: sgd(0.1), "adam": lambda: adam(LR)}
+
+
+def assert_metrics_agree(actual: dict[str, float], wanted: dict[str, float]) -> None:
+    assert actual.keys() == wanted.keys()
+    for name, value in wanted.items():
+        if name == "ppo/ratio_max_dev_first_minibatch":
+            assert actual[name] < 1e-5  # rounding noise on either side
+        else:
+            assert actual[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+
+
+def first_moment(state: TrainState) -> Any:
+    """After one step of Adam from rest, (1 − β1) times the gradient."""
+    return optax.tree.get(state.opt_state, "mu")
+
+
+def largest(of: Callable[[np.ndarray, np.ndarray], float], first: Any, second: Any) -> float:
+    return max(map(of, jax.tree.leaves(first), jax.tree.leaves(second)))
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.max(np.abs(a - b)))
+
+
+def significant(moment: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    """Largest difference where the gradient is more than the noise of a sum: Adam scales noise up to a full step."""
+    real = np.abs(moment) > 1e-6 * np.linalg.norm(moment)
+    return float(np.max(np.abs(a - b), where=real, initial=0.0))
+
+
+def relative_to_norm(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-6))
+
+
+@pytest.mark.parametrize("algorithm", [ppo, sft])
+def test_lore_5_2_gradients_and_metrics_agree(
+    algorithm: Callable[..., Any], mesh: Mesh, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wanted, wanted_metrics = expected(algorithm, "adam", 1)
+    capfd.readouterr()
+    actual, metrics = algorithm(adam(LR), mesh, steps=1)
+    assert REMATERIALIZED not in capfd.readouterr().err
+    assert_metrics_agree(metrics, wanted_metrics)
+    assert largest(relative_to_norm, first_moment(actual), first_moment(wanted)) < 1e-5
+    moved = jax.tree.map(significant, first_moment(wanted), actual.params, wanted.params)
+    assert max(jax.tree.leaves(moved)) < 0.05 * LR
+
+
+@pytest.mark.parametrize("unfrozen", [-1, 1])
+def test_lore_4_4_a_whole_ppo_update_agrees(
+    unfrozen: int, mesh: Mesh, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two epochs of two steps: whitening, moments and denominators are those of the whole batch."""
+    wanted, wanted_metrics = expected(ppo, "sgd", 4, unfrozen=unfrozen)
+    capfd.readouterr()
+    actual, metrics = ppo(sgd(0.1), mesh, steps=4, unfrozen=unfrozen)
+    assert REMATERIALIZED not in capfd.readouterr().err
+    assert_metrics_agree(metrics, wanted_metrics)
+    assert largest(difference, actual.params, wanted.params) < 1e-6
+    assert int(actual.step) == 4
+
+
+def test_parameters_and_moments_are_really_split() -> None:
+    mesh = make_mesh(1, 2, 4)
+    _, params, _, _ = tiny_policy("llama", -1)
+    placed, _, _ = place(mesh, init_train_state(params, adam()), {}, jnp.zeros(8))
+    for tree in (placed.params, optax.tree.get(placed.opt_state, "mu")):
+        embedding = tree["embed"]["embedding"]
+        assert embedding.sharding.shard_shape(embedding.shape) == (
+            embedding.shape[0] // 4,
+            embedding.shape[1] // 2,
+        )
+        # Two key/value heads do not divide over four: replicated on that axis.
+        kernel = tree["layers_0"]["attn"]["k"]["kernel"]
+        assert kernel.sharding.shard_shape(kernel.shape) == (kernel.shape[0] // 2, *kernel.shape[1:])
+
+
+def test_an_involuntary_rematerialization_would_be_seen(capfd: pytest.CaptureFixture[str]) -> None:
+    """The compiler says it on standard error, from outside Python: this is what the other tests look for."""
+    mesh = make_mesh(2, 2, 2)
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp", "tensor")))
+    crossed = NamedSharding(mesh, PartitionSpec("tensor", "data"))
+    jax.jit(jnp.sin, in_shardings=rows, out_shardings=crossed)(jnp.ones((16, 16)))
+    assert REMATERIALIZED in capfd.readouterr().err

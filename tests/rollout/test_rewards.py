@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.rollout.rewards import RewardError, call_metric_fn, call_reward_fn, to_score_matrix
+from jrl.rollout.text import Texts
+
+TEXTS = Texts(
+    samples=["ab", "cde", "fg"],
+    prompts=["a", "c", "f"],
+    outputs=["b", "de", "g"],
+    output_tokens=[[7, 1], [8, 9, 1], [7]],
+    lengths=np.array([2, 3, 1], np.int32),
+    stopped=np.array([False, False, True]),
+)
+METADATA = {"topic": ["x", "y", "z"]}
+
+
+def rewards_of(reward_fn, *, metadata=METADATA, **options):
+    return call_reward_fn(reward_fn, TEXTS, tokenizer="tokenizer", metadata=metadata, **options)
+
+
+def returning(answer):
+    return lambda outputs: answer
+
+
+class TestKeywords:
+    def test_only_what_the_signature_takes(self):
+        def reward_fn(outputs, topic, *, output_tokens, weight=2.0):
+            assert (
+                outputs == TEXTS.outputs
+                and topic == METADATA["topic"]
+                and output_tokens == TEXTS.output_tokens
+            )
+            return [weight] * 3
+
+        assert rewards_of(reward_fn) == [2.0] * 3
+
+    def test_everything_where_it_takes_everything(self):
+        seen = {}
+
+        def reward_fn(samples, **others):
+            seen.update(others, samples=samples)
+            return [0.0] * 3
+
+        rewards_of(reward_fn)
+        assert seen == {
+            "samples": TEXTS.samples,
+            "prompts": TEXTS.prompts,
+            "outputs": TEXTS.outputs,
+            "tokenizer": "tokenizer",
+            "output_tokens": TEXTS.output_tokens,
+            "topic": METADATA["topic"],
+        }
+
+    def test_methods_and_objects(self):
+        class Judge:
+            def __call__(self, prompts):
+                return [float(len(prompt)) for prompt in prompts]
+
+        assert rewards_of(Judge()) == rewards_of(Judge().__call__) == [1.0] * 3
+
+    def test_what_it_is_given_is_its_own(self):
+        def reward_fn(outputs, output_tokens, topic):
+            outputs.clear()
+            output_tokens[0].clear()
+            topic.clear()
+            return [0.0] * 3
+
+        rewards_of(reward_fn)
+        assert TEXTS.outputs == ["b", "de", "g"] and TEXTS.output_tokens[0] == [7, 1]
+        assert METADATA == {"topic": ["x", "y", "z"]}
+
+    @pytest.mark.parametrize("reward_fn", [len, lambda outputs, judge: [0.0] * 3])
+    def test_what_there_is_not(self, reward_fn):
+        with pytest.raises(ValueError, match="`(obj|judge)`, which it cannot be given by keyword.*'topic'"):
+            rewards_of(reward_fn)
+
+    def test_metadata_may_not_hide_the_texts(self):
+        with pytest.raises(ValueError, match=r"may not be called \['outputs'\]"):
+            rewards_of(returning([0.0] * 3), metadata={"outputs": [1, 2, 3]})
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            [1, 2.0, True],
+            (1.0, np.float32(2), np.array(1.0)),
+            np.array([1.0, 2.0, 1.0]),
+            np.array([[1.0], [2.0], [1.0]]),
+            jnp.array([1.0, 2.0, 1.0]),
+            [jnp.float32(1), jnp.array([2.0]), np.array([1.0])],
+        ],
+    )
+    def test_one_number_a_sample(self, answer):
+        found = rewards_of(returning(answer))
+        assert found == [1.0, 2.0, 1.0] and all(type(reward) is float for reward in found)
+
+    def test_one_number_a_token(self):
+        found = rewards_of(returning([[1.0, 2.0], np.array([3.0, 4.0, 5.0]), 6.0]))
+        assert found[0].tolist() == [1.0, 2.0] and found[1].tolist() == [3.0, 4.0, 5.0] and found[2] == 6.0
+        assert found[0].dtype == np.float32
+
+    @pytest.mark.parametrize(
+        ("answer", "message", "index"),
+        [
+            ([0.0, 1.0], "one reward a sample: got 2 for 3", None),
+            (1.0, "one reward a sample, a list of 3, got float", None),
+            (None, "got NoneType", None),
+            ({"a": 1.0}, "got dict", None),
+            ([0.0, float("nan"), 0.0], "must be finite, got nan. Sample 1 has the prompt 'c'", 1),
+            ([0.0, 0.0, float("-inf")], "must be finite, got -inf. Sample 2 has the prompt 'f'", 2),
+            ([0.0, "1.0", 0.0], "must be a number.*got '1.0'. Sample 1", 1),
+            ([None, 0.0, 0.0], "got None. Sample 0", 0),
+            (
+                [[0.0, 0.0], [0.0], 0.0],
+                r"must match len\(output_tokens\[1\]\): got 1 for 3 tokens.*Sample 1",
+                1,
+            ),
+            ([[0.0, np.inf], 0.0, 0.0], "must be finite, got inf at token 1. Sample 0", 0),
+        ],
+    )
+    def test_anything_else_is_named(self, answer, message, index):
+        with pytest.raises(RewardError, match=message) as caught:
+            rewards_of(returning(answer))
+        assert caught.value.index == index
+        assert caught.value.prompt == (None if index is None else TEXTS.prompts[index])
+
+    def test_skip_leaves_bad_rows_out(self):
+        found = rewards_of(returning([0.5, float("nan"), [1.0, 2.0]]), skip_errors=True)
+        assert found[0] == 0.5 and np.isnan(found[1]) and np.isnan(found[2])
+
+    def test_a_wrong_count_is_never_skipped(self):
+        with pytest.raises(RewardError, match="got 2 for 3"):
+            rewards_of(returning([0.0, 1.0]), skip_errors=True)
+
+
+class TestExceptions:
+    @staticmethod
+    def fails_on(bad, calls):
+        def reward_fn(outputs, topic, tokenizer):
+            calls.append(list(outputs))
+            assert tokenizer == "tokenizer"
+            if bad in outputs:
+                raise KeyError(bad)
+            return [float(len(output)) for output in outputs]
+
+        return reward_fn
+
+    def test_the_row_to_blame_is_named(self):
+        calls = []
+        with pytest.raises(RewardError, match="raised KeyError: 'de'. Sample 1 has the prompt 'c'") as caught:
+            rewards_of(self.fails_on("de", calls))
+        assert (caught.value.index, caught.value.prompt) == (1, "c")
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert calls == [["b", "de", "g"], ["b"], ["de"]]
+
+    def test_single_rows_are_tried_only_after_a_failure(self):
+        calls = []
+        assert rewards_of(self.fails_on("?", calls)) == [1.0, 2.0, 1.0]
+        assert len(calls) == 1
+
+    def test_skip_scores_the_others(self):
+        found = rewards_of(self.fails_on("de", []), skip_errors=True)
+        assert found[0] == found[2] == 1.0 and np.isnan(found[1])
+
+    def test_no_row_to_blame(self):
+        def reward_fn(outputs):
+            if len(outputs) > 1:
+                raise RuntimeError("too many")
+            return [0.0]
+
+        with pytest.raises(RewardError, match="raised RuntimeError: too many.*none of them alone") as caught:
+            rewards_of(reward_fn)
+        assert caught.value.index is None
+
+    def test_an_interrupt_is_no_failure(self):
+        def reward_fn(outputs):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            rewards_of(reward_fn, skip_errors=True)
+
+
+class TestTimeout:
+    @staticmethod
+    def slow(outputs):
+        time.sleep(1.0)
+        return [0.0] * len(outputs)
+
+    def test_a_call_that_takes_too_long(self):
+        started = time.perf_counter()
+        with pytest.raises(RewardError, match=r"longer than `train.reward_timeout`, 0.05 s"):
+            rewards_of(self.slow, timeout=0.05)
+        assert time.perf_counter() - started < 0.9
+
+    def test_skip_leaves_the_whole_call_out(self):
+        assert np.isnan(rewards_of(self.slow, timeout=0.05, skip_errors=True)).all()
+
+    def test_in_time(self):
+        assert rewards_of(returning([1.0] * 3), timeout=30.0) == [1.0] * 3
+
+    def test_exceptions_pass_through_the_thread(self):
+        with pytest.raises(RewardError, match="raised KeyError: 'de'"):
+            rewards_of(TestExceptions.fails_on("de", []), timeout=30.0)
+
+
+class TestMetrics:
+    @staticmethod
+    def metrics_of(metric_fn):
+        return call_metric_fn(metric_fn, TEXTS, tokenizer="tokenizer", metadata=METADATA)
+
+    def test_lists_and_numbers(self):
+        def metric_fn(samples, topic):
+            return {
+                "length": [len(sample) for sample in samples],
+                "corpus": np.float32(0.5),
+                "array": jnp.ones(3),
+            }
+
+        found = self.metrics_of(metric_fn)
+        assert found == {"length": [2.0, 3.0, 2.0], "corpus": 0.5, "array": [1.0, 1.0, 1.0]}
+        assert all(type(value) is float for value in found["length"])
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            ([1.0] * 3, "must return a dictionary.*got list"),
+            ({"a": [1.0]}, r"'a' must be one number a sample \(a list of 3\) or one number, got 1 entries"),
+            ({"a": "b"}, "'a' must be one number a sample .*got str"),
+            ({"a": [1.0, "b", 2.0]}, "'a' must be one number a sample"),
+        ],
+    )
+    def test_anything_else_is_named(self, answer, message):
+        with pytest.raises(ValueError, match=message):
+            self.metrics_of(lambda outputs: answer)
+
+
+class TestScoreMatrix:
+    def test_golden(self):
+        dense = np.array([1.0, 2.0, 3.0], np.float32)
+        scores = to_score_matrix([5.0, dense, float("nan")], np.array([2, 3, 1]), width=4)
+        assert scores.dtype == np.float32
+        np.testing.assert_array_equal(scores, [[0, 5, 0, 0], [1, 2, 3, 0], [np.nan] * 4])
+
+    def test_lore_1_9_the_score_sits_on_the_action_that_completes_the_stop_string(self):
+        # Two of five sampled tokens are left after the cut: the score is on the second.
+        assert to_score_matrix([1.0], np.array([2]), width=5).tolist() == [[0, 1, 0, 0, 0]]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny runs of the real trainers: a checkpoint on disk, a config, a reward, and what of a history must repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jrl
+from jrl.models.checkpoint import save_checkpoint
+from tests.tiny import tiny_lm, tiny_tokenizer
+
+PROMPTS = ["the cat", "a dog is", "we", "so it goes", "rain", "one more"]
+CLOCKS = ("time/", "perf/")
+
+
+def save_tiny_checkpoint(directory: Path, family: str = "gpt2") -> str:
+    """A Hugging Face checkpoint with its tokenizer."""
+    lm, params = tiny_lm(family)
+    save_checkpoint(directory, lm, params, tokenizer=tiny_tokenizer())
+    return str(directory)
+
+
+def count_vowels(outputs: list[str], **others: Any) -> list[float]:
+    """Share of vowels: cheap, dense enough to learn from, and a function of its arguments only."""
+    del others
+    return [sum(letter in "aeiou" for letter in text) / max(len(text), 1) for text in outputs]
+
+
+def ppo_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
+    """8 rollouts an iteration in chunks of 4, two epochs of two steps of two microbatches."""
+    return (
+        jrl.default_ppo_config()
+        .evolve(
+            model={"model_path": checkpoint, "num_layers_unfrozen": 1},
+            tokenizer={"tokenizer_path": checkpoint},
+            optimizer={"kwargs": {"lr": 1e-3}},
+            scheduler={"name": "constant", "kwargs": {}},
+            train={
+                "seq_length": 32,
+                "total_steps": 12,
+                "epochs": 100,
+                "batch_size": 4,
+                "minibatch_size": 2,
+                "eval_interval": 8,
+                "checkpoint_interval": 100,
+                "checkpoint_dir": str(run_dir),
+                "tracker": None,
+                "seed": 3,
+            },
+            method={
+                "num_rollouts": 8,
+                "chunk_size": 4,
+                "ppo_epochs": 2,
+                "target": 1.0,
+                "scale_reward": "running",
+                "gen_kwargs": {"max_new_tokens": 8},
+            },
+        )
+        .evolve(**sections)
+    )
+
+
+def sft_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
+    """Batches of 4 in microbatches of 2."""
+    return (
+        jrl.default_sft_config()
+        .evolve(
+            model={"model_path": checkpoint},
+            tokenizer={"tokenizer_path": checkpoint},
+            optimizer={"kwargs": {"lr": 1e-3}},
+            scheduler={"name": "constant", "kwargs": {}},
+            train={
+                "seq_length": 32,
+                "total_steps": 6,
+                "epochs": 100,
+                "batch_size": 4,
+                "minibatch_size": 2,
+                "eval_interval": 100,
+                "checkpoint_interval": 100,
+                "checkpoint_dir": str(run_dir),
+                "tracker": None,
+                "seed": 3,
+            },
+            method={"gen_kwargs": {"max_new_tokens": 8}},
+        )
+        .evolve(**sections)
+    )
+
+
+def repeatable(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A history without its clocks."""
+    return [
+        {name: value for name, value in record.items() if not name.startswith(CLOCKS)} for record in history
+    ]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jrl
+from jrl.rollout.rewards import RewardError
+from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, repeatable
+
+
+def train(config, **arguments):
+    defaults = dict(reward_fn=count_vowels, prompts=PROMPTS, eval_prompts=PROMPTS[:3])
+    return jrl.train(config=config, **(defaults | arguments))
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint, tmp_path_factory):
+    """Three iterations of four optimizer steps, never interrupted."""
+    return train(ppo_config(checkpoint, tmp_path_factory.mktemp("whole")))
+
+
+class TestRun:
+    def test_history_holds_training_records_and_evaluations(self, whole):
+        training = [record for record in whole.history if "iteration" in record]
+        assert [record["step"] for record in training] == [4, 8, 12]
+        wanted = {
+            "reward/mean",
+            "kl/per_sequence",
+            "kl/per_token",
+            "kl/coef",
+            "ppo/policy_loss",
+            "ppo/value_loss",
+        }
+        wanted |= {"ppo/clip_fraction", "ppo/explained_variance", "ppo/ratio_max_dev_first_minibatch"}
+        wanted |= {
+            "time/rollout",
+            "time/reward",
+            "time/update",
+            "perf/tokens_per_second",
+            "perf/compilations",
+        }
+        assert wanted <= training[0].keys()
+
+    def test_metrics_file_is_the_history(self, whole):
+        lines = (whole.run_dir / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == json.loads(json.dumps(whole.history))
+
+    def test_lore_9_7_the_untrained_model_is_evaluated_first(self, whole):
+        assert whole.history[0]["step"] == 0 and whole.history[0]["evaluation"] == 0
+        assert "reward/mean" in whole.history[0]
+
+    def test_ratio_is_one_before_the_first_step(self, whole):
+        records = [record for record in whole.history if "iteration" in record]
+        # 4 ulp of the largest |log-prob|: a tiny model over 97 tokens stays below 16 nats, so 4 * 2**-20.
+        assert max(record["ppo/ratio_max_dev_first_minibatch"] for record in records) <= 4 * 2.0**-20
+
+    def test_frozen_parameters_are_untouched(self, whole, checkpoint):
+        fresh, params = jrl.load_model(checkpoint)
+        for name in ("embed", "position", "layers_0"):
+            for before, after in zip(
+                jax.tree.leaves(params[name]), jax.tree.leaves(whole.frozen[name]), strict=True
+            ):
+                np.testing.assert_array_equal(before, after)
+
+    def test_samples_are_kept_as_json_lines(self, whole):
+        rows = [
+            json.loads(line)
+            for path in sorted(whole.run_dir.glob("**/*rollouts*.jsonl"))
+            for line in path.open()
+        ]
+        assert len(rows) == 3 * 8
+        assert {"prompt", "output", "reward"} <= rows[0].keys()
+
+    def test_lore_9_2_same_seed_same_metrics(self, whole, checkpoint, tmp_path):
+        again = train(ppo_config(checkpoint, tmp_path))
+        assert repeatable(again.history) == repeatable(whole.history)
+
+
+class TestResume:
+    @pytest.mark.parametrize("stopped_after", [1, 2])
+    def test_resumed_equals_never_stopped_bit_for_bit(self, whole, checkpoint, tmp_path, stopped_after):
+        train(ppo_config(checkpoint, tmp_path, train={"total_steps": 4 * stopped_after}))
+        resumed = train(
+            ppo_config(checkpoint, tmp_path, train={"resume_from_checkpoint": str(tmp_path)}),
+        )
+        for expected, got in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
+            np.testing.assert_array_equal(expected, got)
+        training = [record for record in repeatable(whole.history) if "iteration" in record]
+        assert [record for record in repeatable(resumed.history) if "iteration" in record] == training
+
+
+class TestRewardFailures:
+    @pytest.mark.parametrize(
+        ("broken", "message"),
+        [
+            (lambda outputs: [0.0] * (len(outputs) - 1), "one reward a sample"),
+            (lambda outputs: [float("nan")] * len(outputs), "nan"),
+        ],
+    )
+    def test_rollouts_and_state_survive_a_broken_reward(self, checkpoint, tmp_path, broken, message):
+        calls = []
+
+        def reward_fn(outputs, **others):
+            calls.append(len(outputs))
+            return broken(outputs) if len(calls) > 4 else count_vowels(outputs)
+
+        with pytest.raises(RewardError, match="(?i)" + message) as caught:
+            train(ppo_config(checkpoint, tmp_path), reward_fn=reward_fn)
+        assert "failed_rollouts" in str(caught.value.__notes__)
+        kept = list((tmp_path / "failed_rollouts").glob("*.jsonl"))
+        assert len(kept) == 1 and json.loads(kept[0].read_text().splitlines()[0])["prompt"]
+        assert (tmp_path / "checkpoint_4").exists()
+
+    def test_skip_leaves_failed_rows_out(self, checkpoint, tmp_path):
+        def reward_fn(outputs, prompts, **others):
+            if any(prompt == "rain" for prompt in prompts):
+                raise KeyError("rain")
+            return count_vowels(outputs)
+
+        trainer = train(
+            ppo_config(checkpoint, tmp_path, train={"reward_errors": "skip", "total_steps": 4}),
+            reward_fn=reward_fn,
+        )
+        record = next(record for record in trainer.history if "iteration" in record)
+        assert record["reward/failed"] >= 1
+        assert np.isfinite(record["reward/mean"])
+
+
+def test_dense_rewards_and_metadata_reach_the_reward_function(checkpoint, tmp_path):
+    seen = []
+
+    def reward_fn(samples, prompts, outputs, output_tokens, topic):
+        seen.append((list(prompts), list(topic)))
+        return [[1.0] * len(tokens) for tokens in output_tokens]
+
+    prompts = [{"prompt": text, "topic": text.upper()} for text in PROMPTS]
+    config = ppo_config(checkpoint, tmp_path, train={"total_steps": 4}, method={"scale_reward": "ignored"})
+    trainer = train(config, reward_fn=reward_fn, prompts=prompts, eval_prompts=None)
+    assert all(topic == [text.upper() for text in texts] for texts, topic in seen)
+    assert all("prompt" in prompt for prompt in prompts)
+    record = next(record for record in trainer.history if "iteration" in record)
+    assert record["reward/mean"] == pytest.approx(record["completion/length_mean"])
+
+
+def test_evaluation_sweeps_a_generation_argument(checkpoint, tmp_path):
+    method = {"gen_kwargs": {"max_new_tokens": 8, "temperature": [0.5, 1.0]}}
+    trainer = train(ppo_config(checkpoint, tmp_path, train={"total_steps": 4}, method=method))
+    found = trainer.evaluate()
+    assert {"reward/mean@temperature=0.5", "reward/mean@temperature=1.0"} <= found.keys()
+    assert trainer.rollout_settings().temperature == 0.5
+
+
+def test_one_compilation_per_program_over_a_run(checkpoint, tmp_path):
+    config = ppo_config(checkpoint, tmp_path, train={"total_steps": 80, "eval_interval": 1000})
+    trainer = train(config, eval_prompts=PROMPTS)
+    assert len([record for record in trainer.history if "iteration" in record]) == 20
+    assert trainer.update._cache_size() == 1
+    assert trainer.collect._join_and_score._cache_size() == 1
+    assert trainer.collect._assemble._cache_size() == 1
+    counts = [record["perf/compilations"] for record in trainer.history if "iteration" in record]
+    assert counts[2:] == counts[2:3] * len(counts[2:])
