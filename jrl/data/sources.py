@@ -53,7 +53,10 @@ def _prompt(record: Any, index: int, name: Any) -> Any:
         raise ValueError(f"{name}: record {index} must be a text or an object, got {type(record).__name__}.")
     column = next((column for column in PROMPT_COLUMNS if column in record), None)
     if column is None:
-        raise ValueError(f"{name}: prompts need one of the columns {PROMPT_COLUMNS}, found {sorted(record)}.")
+        raise ValueError(
+            f"{name}: record {index} needs one of the columns {PROMPT_COLUMNS} for a prompt, "
+            f"found {sorted(record)}."
+        )
     text = _text(record, column, index, name)
     metadata = {key: value for key, value in record.items() if key != column}
     return {"prompt": text, **metadata} if metadata else text
@@ -74,7 +77,7 @@ def _sample(record: Any, index: int, name: Any) -> Any:
     if TEXT_COLUMN in record:
         return _text(record, TEXT_COLUMN, index, name)
     raise ValueError(
-        f'{name}: samples need the column "{TEXT_COLUMN}", or "prompt" with one of {OUTPUT_COLUMNS}, '
+        f'{name}: record {index} needs the column "{TEXT_COLUMN}", or "prompt" with one of {OUTPUT_COLUMNS}, '
         f"found {sorted(record)}."
     )
 

@@ -1,135 +1,137 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
+import copy
 import warnings
 
 import numpy as np
 import pytest
 
-from jrl.data.ordering import shuffled
 from jrl.data.prompts import PromptSet
-from jrl.data.tokenizer import check_vocabulary, load_tokenizer
-from tests.tiny import PAD_ID, tiny_tokenizer
+from jrl.data.tokenizer import load_tokenizer
+from tests.tiny import EOS_ID, PAD_ID, tiny_tokenizer
+
+TEXTS = ["abc", "abcdefghij", "xy", "klmnopqrs"]
 
 
-def prompt_set(prompts, max_length=8, **settings):
-    return PromptSet(prompts, tiny_tokenizer(), max_length=max_length, seed=0, **settings)
+def prompt_set(prompts=TEXTS, *, tokenizer=None, max_length=16, seed=0, long_prompts="truncate"):
+    return PromptSet(
+        prompts, tokenizer or tiny_tokenizer(), max_length=max_length, seed=seed, long_prompts=long_prompts
+    )
 
 
-def texts(prompts):
-    batch = prompts.rows(np.arange(len(prompts)), width=8)
+def texts(found):
+    batch = found.rows(np.arange(len(found)), width=16)
     return [tiny_tokenizer().decode(row) for row in batch.token_lists]
 
 
-@pytest.fixture
-def truncate_left(monkeypatch):
-    monkeypatch.setattr(tiny_tokenizer(), "truncation_side", "left")
-
-
 class TestRows:
-    def test_left_padded_with_metadata(self):
-        prompts = prompt_set([{"prompt": "ab", "n": 1}, {"prompt": "c", "n": 2}])
-        batch = prompts.rows(np.array([1, 0, 1]), width=4)
-        a, b, c = (tiny_tokenizer().convert_tokens_to_ids(x) for x in "abc")
-        assert batch.inputs.tokens.tolist() == [[PAD_ID] * 3 + [c], [PAD_ID] * 2 + [a, b], [PAD_ID] * 3 + [c]]
-        assert batch.inputs.attention_mask.sum(axis=1).tolist() == [1, 2, 1]
-        assert batch.token_lists == [[c], [a, b], [c]]
-        assert batch.metadata == {"n": [2, 1, 2]}
-        assert prompts.width(np.array([0, 1])) == 8
+    def test_left_padded_with_their_ids(self):
+        batch = prompt_set().rows(np.array([2, 0]), width=4)
+        x, y, a, b, c = (tiny_tokenizer().convert_tokens_to_ids(letter) for letter in "xyabc")
+        assert batch.inputs.tokens.tolist() == [[PAD_ID, PAD_ID, x, y], [PAD_ID, a, b, c]]
+        assert batch.inputs.attention_mask.astype(int).tolist() == [[0, 0, 1, 1], [0, 1, 1, 1]]
+        assert batch.token_lists == [[x, y], [a, b, c]] and batch.metadata == {}
+        assert batch.inputs.tokens.dtype == np.int32 and batch.inputs.attention_mask.dtype == bool
+
+    def test_width_is_a_bucket_of_the_longest_within_the_limit(self):
+        assert prompt_set().width(np.array([0, 2])) == 8
+        assert prompt_set().width(np.arange(4)) == 16
+        assert prompt_set(max_length=10).width(np.arange(4)) == 10
+
+    def test_special_token_text_is_its_id(self):
+        assert prompt_set(["<eos>"]).rows(np.array([0]), width=8).token_lists == [[EOS_ID]]
+
+    def test_lore_1_3_pad_may_be_eos(self):
+        tokenizer = copy.deepcopy(tiny_tokenizer())
+        tokenizer.pad_token = tokenizer.eos_token
+        batch = prompt_set(["<eos>ab<eos>", "abcdef"], tokenizer=tokenizer).rows(np.array([0, 1]), width=8)
+        assert batch.inputs.attention_mask.sum(axis=1).tolist() == [4, 6]
+
+
+class TestMetadata:
+    PROMPTS = ({"prompt": "ab", "topic": "x", "answer": 1}, {"prompt": "cd", "answer": 2, "topic": "y"})
+
+    def test_travels_with_its_prompt(self):
+        batch = prompt_set(self.PROMPTS).rows(np.array([1, 0, 1]), width=8)
+        assert batch.metadata == {"topic": ["y", "x", "y"], "answer": [2, 1, 2]}
 
     def test_the_callers_dicts_stay_as_they_are(self):
-        entry = {"prompt": "ab", "n": 1}
+        before = copy.deepcopy(self.PROMPTS)
         for _ in range(2):
-            prompt_set([entry])
-        assert entry == {"prompt": "ab", "n": 1}
+            prompt_set(self.PROMPTS)
+        assert before == self.PROMPTS
+
+    def test_dropped_prompts_take_theirs_along(self):
+        prompts = [{"prompt": text, "number": number} for number, text in enumerate(TEXTS)]
+        with pytest.warns(UserWarning, match="dropped"):
+            found = prompt_set(prompts, max_length=9, long_prompts="drop")
+        assert found.metadata(np.arange(3)) == {"number": [0, 2, 3]}
 
     @pytest.mark.parametrize(
-        ("prompts", "error", "message"),
+        ("prompts", "message"),
         [
-            ([], ValueError, "at least one"),
-            (["a", ""], ValueError, "prompt 1 must not be empty"),
-            (["a", 3], TypeError, "prompt 1 must be a string"),
-            ([{"text": "a"}], TypeError, "prompt 0"),
-            ([{"prompt": "a", "n": 1}, {"prompt": "b"}], ValueError, "same metadata keys"),
+            ([{"prompt": "a"}, {"text": "b"}], 'prompt 1 has no key "prompt"'),
+            (
+                [{"prompt": "a", "x": 1}, {"prompt": "b"}],
+                r"prompt 1 has the metadata \[\], prompt 0 has \['x'\]",
+            ),
+            (["a", {"prompt": "b", "x": 1}], r"prompt 1 has the metadata \['x'\]"),
+            (["a", 3], "prompt 1 must be a text, got int"),
+            (["a", ""], r"prompt 1 .* has no tokens"),
+            ([], "at least one prompt"),
+            ("abc", "list of texts"),
         ],
     )
-    def test_what_is_no_prompt_is_refused(self, prompts, error, message):
-        with pytest.raises(error, match=message):
+    def test_bad_prompts_are_named(self, prompts, message):
+        with pytest.raises(ValueError, match=message):
             prompt_set(prompts)
 
 
 class TestLongPrompts:
-    long = ("abc", "abcdefgh", "d")
-
-    def test_lore_1_13_cut_on_the_right_and_counted(self):
+    @pytest.mark.parametrize(("side", "kept"), [("right", "abcdefghi"), ("left", "bcdefghij")])
+    def test_lore_1_13_cut_on_the_side_that_is_meant_and_counted(self, side, kept):
+        tokenizer = load_tokenizer(tiny_tokenizer(), truncation_side=side)
         with pytest.warns(
-            UserWarning, match="1 of 3 prompts have more than 4 tokens and were cut on the right"
-        ):
-            prompts = prompt_set(self.long, max_length=4)
-        assert texts(prompts) == ["abc", "abcd", "d"]
-        assert prompts.num_long == 1
+            UserWarning, match=f"1 of 4 prompts .* 9 tokens and were cut on the {side}"
+        ) as seen:
+            found = prompt_set(tokenizer=tokenizer, max_length=9)
+        assert len(seen) == 1
+        assert texts(found) == ["abc", kept, "xy", "klmnopqrs"]
+        assert (found.num_truncated, found.num_dropped) == (1, 0)
 
-    def test_lore_1_13_cut_on_the_left(self, truncate_left):
-        with pytest.warns(UserWarning, match="cut on the left"):
-            assert texts(prompt_set(self.long, max_length=4)) == ["abc", "efgh", "d"]
+    def test_lore_1_13_dropped_loudly_and_the_order_of_the_others_stays(self):
+        with pytest.warns(UserWarning, match=r"1 of 4 prompts .* were dropped; 3 are left") as seen:
+            found = prompt_set(max_length=9, long_prompts="drop")
+        assert len(seen) == 1
+        assert texts(found) == ["abc", "xy", "klmnopqrs"]
+        assert (len(found), found.num_truncated, found.num_dropped) == (3, 0, 1)
 
-    def test_lore_1_13_dropped_loudly_and_the_order_of_the_rest_unchanged(self):
-        with pytest.warns(UserWarning, match="1 of 3 prompts .* were dropped"):
-            assert texts(prompt_set(self.long, max_length=4, long_prompts="drop")) == ["abc", "d"]
+    def test_refused(self):
+        with pytest.raises(ValueError, match="prompt 1 has 10 tokens, and there is room for 9"):
+            prompt_set(max_length=9, long_prompts="error")
 
-    def test_error(self):
-        with pytest.raises(ValueError, match="prompt 1 must have at most 4 tokens, got 8"):
-            prompt_set(self.long, max_length=4, long_prompts="error")
-        with pytest.raises(ValueError, match="`long_prompts`"):
-            prompt_set(self.long, long_prompts="ignore")
+    def test_none_left(self):
+        with pytest.raises(ValueError, match="none is left"):
+            prompt_set(max_length=1, long_prompts="drop")
 
-    def test_prompts_that_fit_cause_no_warning(self):
+    def test_unknown_way(self):
+        with pytest.raises(ValueError, match="`long_prompts` must be one of"):
+            prompt_set(long_prompts="cut")
+
+    @pytest.mark.parametrize("way", ["truncate", "drop", "error"])
+    def test_prompts_that_fit_cause_no_warning(self, way):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            prompt_set(self.long, max_length=8)
+            prompt_set(max_length=10, long_prompts=way)
 
 
 class TestOrder:
-    def test_lore_9_1_position_i_is_the_same_prompt_however_one_gets_there(self):
-        whole = shuffled(np.arange(35), size=10, seed=3)
-        np.testing.assert_array_equal(shuffled(np.arange(20, 35), size=10, seed=3), whole[20:])
-        np.testing.assert_array_equal(shuffled(np.arange(35)[::-1], size=10, seed=3), whole[::-1])
-
-    def test_each_epoch_visits_everything_once_in_its_own_order(self):
-        order = prompt_set(list("abcdefghij")).order(np.arange(30)).reshape(3, 10)
-        assert np.sort(order, axis=1).tolist() == [list(range(10))] * 3
-        assert len({tuple(epoch) for epoch in order.tolist()}) == 3
+    def test_lore_9_1_a_resumed_run_sees_what_it_would_have_seen(self):
+        whole = prompt_set(seed=5).order(np.arange(24))
+        np.testing.assert_array_equal(prompt_set(seed=5).order(np.arange(16, 24)), whole[16:])
+        epochs = whole.reshape(6, 4).tolist()
+        assert [sorted(one) for one in epochs] == [[0, 1, 2, 3]] * 6
+        assert len({tuple(one) for one in epochs}) > 1
 
     def test_seeds_differ(self):
-        first, second = (shuffled(np.arange(10), size=10, seed=seed) for seed in (0, 1))
-        assert first.tolist() != second.tolist()
-
-
-class TestTokenizer:
-    @pytest.fixture
-    def folder(self, tmp_path):
-        tiny_tokenizer().save_pretrained(tmp_path)
-        return tmp_path
-
-    def test_load(self, folder):
-        tokenizer = load_tokenizer(folder, padding_side="right", truncation_side="left")
-        assert (tokenizer.padding_side, tokenizer.truncation_side) == ("right", "left")
-        assert (tokenizer.eos_token, tokenizer.pad_token) == ("<eos>", "<pad>")
-
-    def test_without_a_pad_token_the_eos_fills_rows(self, folder):
-        with pytest.warns(UserWarning, match="has no pad token"):
-            tokenizer = load_tokenizer(folder, extra={"pad_token": None})
-        assert tokenizer.pad_token_id == tokenizer.eos_token_id
-
-    def test_without_an_eos_token_it_is_refused(self, folder):
-        with pytest.raises(ValueError, match="EOS"):
-            load_tokenizer(folder, extra={"eos_token": None})
-
-    def test_sides_are_checked(self):
-        with pytest.raises(ValueError, match="`padding_side`"):
-            load_tokenizer("nowhere", padding_side="top")
-
-    def test_a_tokenizer_larger_than_the_model_is_refused(self):
-        check_vocabulary(tiny_tokenizer(), 97)
-        with pytest.raises(ValueError, match="at most the model's 96 ids, got 97"):
-            check_vocabulary(tiny_tokenizer(), 96)
+        places = np.arange(24)
+        assert (prompt_set(seed=0).order(places) != prompt_set(seed=1).order(places)).any()

@@ -1,216 +1,257 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The sampler: where rows end, what is recorded, and what a sample may depend on."""
+
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.ops.alignment import join, length_mask
-from jrl.ops.sampling import inverse_cdf
+from jrl.ops.alignment import length_mask
 from jrl.rollout.generate import make_generate
-from jrl.rollout.score import make_score
-from jrl.typing import Features, PolicyFns, SamplingKnobs
-from tests.tiny import PAD_ID, VOCAB_SIZE, tiny_policy, tiny_prompts
+from jrl.typing import Completions, ModelInputs
+from tests.learners.tabular import EOS, VOCAB, tabular_policy
+from tests.rollout.programs import (
+    LONG,
+    joined,
+    knobs,
+    prompts_ending_in,
+    rescore,
+    sample,
+    sampler,
+    table,
+    tabled,
+    walk,
+)
+from tests.tiny import VOCAB_SIZE, tiny_policy, tiny_prompts
 
-WIDTH, ROWS = 12, 8
-ENDS = tuple(range(2, 10))  # many ids end a row, so that rows end in different places
-PAD = ENDS[0]  # pad = EOS, the case in which a mask made from ids would be wrong
-PROMPTS = tiny_prompts(B=ROWS)
-KEY = jax.random.key(0)
-
-
-def knobs(temperature=1.0, top_p=1.0):
-    return SamplingKnobs(jnp.float32(temperature), jnp.float32(top_p))
-
-
-class Runs:
-    """The sampler and the scorer of a tiny model, compiled once."""
-
-    def __init__(self, family):
-        self.policy, self.params, self.frozen, self.ref_params = tiny_policy(family)
-        settings = dict(max_new_tokens=WIDTH, eos_token_ids=ENDS, pad_token_id=PAD)
-        self._generate = jax.jit(make_generate(self.policy, **settings))
-        self._score = jax.jit(make_score(self.policy, logprob_chunk_bytes=2**28))
-        self.score(self.generate())
-
-    def generate(self, prompts=PROMPTS, rows=None, key=KEY, **numbers):
-        rows = jnp.arange(ROWS) if rows is None else rows
-        return self._generate(self.params, self.frozen, prompts, rows, knobs(**numbers), key)
-
-    def score(self, completions, temperature=1.0, params=None):
-        sequences = join(PROMPTS, completions, pad_token_id=PAD)
-        params = self.params if params is None else params
-        scored = self._score(params, self.frozen, self.ref_params, sequences, jnp.float32(temperature))
-        return sequences, scored
+FAMILIES = ["gpt2", "llama"]
+# 2 → EOS; 3 → 4 → EOS; 5 → 5 → …; 7 → 6 → 3 → 4, one short of its EOS; and 6 → 3 → 4 → EOS.
+WALK = table({2: EOS, 3: 4, 4: EOS, 7: 6, 6: 3})
+RANDOM = tabled(np.random.default_rng(3).normal(size=(VOCAB, VOCAB)))
+ROWS = 4096
+STARTS = [2, 3, 5, 6]
+# One shape for all tests of tables. Rows 0 to 3 start as above.
+MIXED = prompts_ending_in(STARTS * (ROWS // 4))
+ALIKE = prompts_ending_in([2] * ROWS)
 
 
-@pytest.fixture(scope="module")
-def gpt2():
-    return Runs("gpt2")
+def first(x: jax.Array) -> list:
+    return x[:4].tolist()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def long(request: pytest.FixtureRequest) -> tuple[str, ModelInputs, Completions]:
+    """64 sampled tokens a row of both families; the second has grouped key/value heads."""
+    return request.param, *long_rollout(request.param)
 
 
 @pytest.fixture(scope="module")
-def llama():
-    return Runs("llama")
-
-
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
-def runs(request):
-    return request.getfixturevalue(request.param)
-
-
-def gap(sequences, scored, completions):
-    """log π_sampler − log π_learner on the actions."""
-    return np.asarray(completions.logprobs - scored.logprobs)[np.asarray(sequences.mask)]
-
-
-class TestAgreement:
-    @pytest.mark.parametrize("temperature", [0.5, 2.0])
-    def test_lore_2_1_learner_and_sampler_divide_by_the_temperature(self, runs, temperature):
-        completions = runs.generate(temperature=temperature)
-        sequences, scored = runs.score(completions, temperature=temperature)
-        assert np.max(np.abs(gap(sequences, scored, completions))) < 1e-5
-        _, wrong = runs.score(completions, temperature=1.0)
-        assert np.max(np.abs(gap(sequences, wrong, completions))) > 1e-2
-
-    def test_lore_3_7_filtered_sampling_leaves_unfiltered_finite_scores(self, gpt2):
-        completions = gpt2.generate(top_p=0.5)
-        sequences, scored = gpt2.score(completions)
-        # What was sampled from has at least half of the mass and less than all: the record is larger.
-        larger = gap(sequences, scored, completions)
-        assert np.all((larger > 1e-4) & (larger < np.log(2) + 1e-4))
-
-    def test_lore_3_6_a_copied_reference_scores_the_same_to_the_bit(self, gpt2):
-        _, scored = gpt2.score(gpt2.generate())
-        np.testing.assert_array_equal(scored.logprobs, scored.ref_logprobs)
-
-    def test_values_are_of_the_state_before_the_action(self, gpt2):
-        # A fresh head is zero everywhere, which any alignment would satisfy.
-        head = {**gpt2.params["v_head"], "out": jax.tree.map(jnp.ones_like, gpt2.params["v_head"]["out"])}
-        sequences, scored = gpt2.score(gpt2.generate(), params={**gpt2.params, "v_head": head})
-
-        @jax.jit
-        def everywhere(inputs):
-            trunk = gpt2.policy.trunk(gpt2.frozen, inputs)
-            features = gpt2.policy.branch(gpt2.params, gpt2.frozen, trunk, inputs, None)
-            return gpt2.policy.heads({**gpt2.params, "v_head": head}, features.value)["values"]
-
-        values = np.asarray(everywhere(sequences.inputs))
-        for row, (start, mask) in enumerate(zip(sequences.starts, np.asarray(sequences.mask), strict=True)):
-            length = int(mask.sum())
-            expected = values[row, int(start) : int(start) + length]
-            np.testing.assert_allclose(scored.values[row, :length], expected, atol=1e-5)
+def random_walk() -> Completions:
+    return walk(RANDOM, ALIKE)
 
 
 class TestEnds:
-    def test_lore_1_8_a_row_cut_by_the_length_limit_is_not_terminated(self, gpt2):
-        found = gpt2.generate()
-        assert 0 < np.sum(found.terminated) < ROWS
-        for row, length, terminated in zip(*map(np.asarray, found[:3]), strict=True):
-            ends = np.isin(row[:length], ENDS)
-            assert not ends[:-1].any()
-            assert ends[-1] == terminated
-            assert terminated or length == WIDTH
-            assert np.all(row[length:] == PAD)
+    def test_lore_1_5_nothing_after_the_first_eos_counts_and_all_before_it_does(self):
+        """EOS first, in the middle, absent, and on the last column."""
+        found = walk(WALK, MIXED)
+        assert first(found.tokens) == [[EOS, 0, 0, 0], [4, EOS, 0, 0], [5, 5, 5, 5], [3, 4, EOS, 0]]
+        assert first(found.lengths) == [1, 2, 4, 4]
+        assert first(found.terminated) == [True, True, False, True]
+        mask = np.asarray(joined(MIXED, found, pad_token_id=0).mask)
+        assert first(mask) == [[True] + [False] * 3, [True] * 2 + [False] * 2, [True] * 4, [True] * 4]
 
-    def test_lore_1_3_with_pad_equal_to_eos_each_finished_row_has_one_unmasked_eos(self, gpt2):
-        found = gpt2.generate()
-        mask = np.asarray(join(PROMPTS, found, pad_token_id=PAD).mask)
-        unmasked = np.isin(np.asarray(found.tokens), ENDS) & mask
-        assert unmasked.sum(axis=1).tolist() == np.asarray(found.terminated, int).tolist()
+    def test_lore_1_3_pad_may_be_eos(self):
+        """Here with two EOS ids, one of them the pad."""
+        found = walk(WALK, MIXED, pad_token_id=EOS, eos_token_ids=(EOS, 6))
+        assert first(found.tokens) == [[EOS] * 4, [4] + [EOS] * 3, [5] * 4, [6] + [EOS] * 3]
+        assert first(found.lengths) == [1, 2, 4, 1]
+        assert first(found.terminated) == [True, True, False, True]
+        mask = np.asarray(joined(MIXED, found, pad_token_id=EOS).mask)
+        stops = np.isin(found.tokens, (EOS, 6)) & mask
+        assert stops[:4].sum(axis=1).tolist() == [1, 1, 0, 1], "each finished row has exactly one"
 
-    def test_lore_1_1_the_trained_ids_are_the_sampled_ids(self, gpt2):
-        found = gpt2.generate()
-        sequences = join(PROMPTS, found, pad_token_id=PAD)
-        for row in range(ROWS):
-            prompt = PROMPTS.tokens[row][PROMPTS.attention_mask[row]].tolist()
-            sampled = found.tokens[row, : found.lengths[row]].tolist()
-            stored = sequences.inputs.tokens[row][sequences.inputs.attention_mask[row]].tolist()
-            assert stored == prompt + sampled
+    def test_lore_1_4_the_sampled_eos_is_an_action(self, random_walk):
+        """It is counted, unmasked and recorded with its log-probability."""
+        ended = np.asarray(random_walk.terminated)
+        assert 100 < ended.sum() < ROWS
+        tokens, mask = np.asarray(random_walk.tokens), np.asarray(joined(ALIKE, random_walk, pad_token_id=0).mask)
+        assert ((tokens == EOS) & mask).sum() == ended.sum()
+        rows = np.flatnonzero(ended)
+        last = np.asarray(random_walk.lengths)[rows] - 1
+        assert (tokens[rows, last] == EOS).all()
+        before = np.where(last > 0, tokens[rows, last - 1], 2)
+        expected = log_table()[before, EOS]
+        np.testing.assert_allclose(np.asarray(random_walk.logprobs)[rows, last], expected, atol=1e-5)
 
-    def test_logprobs_after_the_end_are_zero(self, gpt2):
-        found = gpt2.generate()
-        inside = np.asarray(length_mask(found.lengths, width=WIDTH))
-        assert not inside.all()
-        np.testing.assert_array_equal(np.asarray(found.logprobs)[~inside], 0.0)
-        assert np.all(np.asarray(found.logprobs)[inside] < 0.0)
+    def test_lore_1_8_a_row_cut_by_the_limit_is_not_terminated(self, random_walk):
+        lengths, ended = np.asarray(random_walk.lengths), np.asarray(random_walk.terminated)
+        assert (lengths[~ended] == 4).all()
+        last = np.asarray(random_walk.tokens)[np.arange(ROWS), lengths - 1]
+        np.testing.assert_array_equal(ended, last == EOS)
 
+    def test_nothing_is_recorded_after_the_end(self, random_walk):
+        after = ~np.asarray(length_mask(random_walk.lengths, width=4))
+        np.testing.assert_array_equal(np.asarray(random_walk.logprobs)[after], 0.0)
+        assert (np.asarray(random_walk.logprobs)[~after] < 0.0).all()
+        assert (np.asarray(random_walk.tokens)[after] == 0).all()
 
-class TestKeys:
-    def test_lore_9_1_samples_depend_on_key_and_row_not_on_order_or_neighbours(self, gpt2):
-        whole = gpt2.generate()
-        order = jnp.array([2, 0, 3, 1, 7, 6, 5, 4])
-        permuted = gpt2.generate(jax.tree.map(lambda x: x[order], PROMPTS), rows=order)
-        np.testing.assert_array_equal(permuted.tokens, whole.tokens[order])
-        others = tiny_prompts(B=ROWS, seed=1)
-        mixed = jax.tree.map(lambda x, y: y.at[3].set(x[3]), PROMPTS, others)
-        np.testing.assert_array_equal(gpt2.generate(mixed).tokens[3], whole.tokens[3])
+    def test_the_loop_stops_when_every_row_has_ended(self):
+        calls = []
+        plain = tabular_policy()
 
-    def test_lore_9_1_samples_of_one_prompt_differ_and_repeat(self, gpt2):
-        one = jax.tree.map(lambda x: jnp.repeat(x[:1], ROWS, axis=0), PROMPTS)
-        first = gpt2.generate(one).tokens.tolist()
-        assert len({tuple(row) for row in first}) == ROWS
-        assert gpt2.generate(one).tokens.tolist() == first
-        assert gpt2.generate(one, key=jax.random.key(1)).tokens.tolist() != first
+        def decode(*arguments):
+            jax.debug.callback(lambda: calls.append(1))
+            return plain.decode(*arguments)
+
+        policy = dataclasses.replace(plain, decode=decode)
+        run = jax.jit(make_generate(policy, max_new_tokens=50, eos_token_ids=(EOS,), pad_token_id=0))
+        found = run(*WALK, prompts_ending_in([2, 3, 7]), jnp.arange(3), knobs(), jax.random.key(0))
+        jax.effects_barrier()
+        assert found.lengths.tolist() == [1, 2, 3]
+        assert len(calls) == 3, "the prefill, and one pass for each further token of the longest row"
+
+    def test_the_width_must_be_positive(self):
+        with pytest.raises(ValueError, match="`max_new_tokens` must be > 0, got 0"):
+            make_generate(tabular_policy(), max_new_tokens=0, eos_token_ids=(), pad_token_id=0)
 
 
 class TestSettings:
-    """With a table as the model: the next token depends on the last one only."""
-
-    table = jax.nn.log_softmax(2.0 * jax.random.normal(jax.random.key(5), (VOCAB_SIZE, VOCAB_SIZE)))
-
-    def run(self, *, top_p=1.0, on_decode=None, **settings):
-        def decode(params, frozen, inputs, cache):
-            if on_decode is not None:
-                jax.debug.callback(on_decode)
-            rows = params[inputs.tokens]
-            return Features(rows, rows), cache
-
-        policy = PolicyFns(
-            trunk=lambda *_: None,
-            branch=lambda *_: None,
-            logits=lambda params, frozen, hidden: hidden,
-            heads=lambda *_: {},
-            init_cache=lambda rows, length: (),
-            decode=decode,
-        )
-        settings = dict(max_new_tokens=WIDTH, eos_token_ids=(), pad_token_id=PAD_ID) | settings
-        generate = jax.jit(make_generate(policy, **settings))
-        found = generate(self.table, {}, PROMPTS, jnp.arange(ROWS), knobs(top_p=top_p), KEY)
-        return jax.tree.map(np.asarray, found)
-
-    def test_greedy_follows_the_table(self):
-        found = self.run(do_sample=False)
-        before = np.concatenate([np.asarray(PROMPTS.tokens)[:, -1:], found.tokens[:, :-1]], axis=1)
-        np.testing.assert_array_equal(found.tokens, np.argmax(np.asarray(self.table)[before], axis=-1))
-        np.testing.assert_array_equal(found.tokens, self.run(top_k=1).tokens)
-        np.testing.assert_array_equal(found.tokens, self.run(top_p=1e-6).tokens)
-
-    def test_token_t_of_row_i_uses_the_key_folded_with_i_and_t(self):
-        found = self.run()
-        before = np.concatenate([np.asarray(PROMPTS.tokens)[:, -1:], found.tokens[:, :-1]], axis=1)
-        for t in (0, 1, WIDTH - 1):
-            keys = [jax.random.fold_in(jax.random.fold_in(KEY, row), t) for row in range(ROWS)]
-            uniform = jnp.stack([jax.random.uniform(key) for key in keys])
-            expected = jax.jit(inverse_cdf)(self.table[before[:, t]], uniform)
-            np.testing.assert_array_equal(found.tokens[:, t], expected)
-
-    def test_the_loop_stops_once_all_rows_are_done(self):
-        calls = []
-        found = self.run(eos_token_ids=tuple(range(VOCAB_SIZE)), on_decode=lambda: calls.append(1))
-        jax.effects_barrier()
-        assert found.lengths.tolist() == [1] * ROWS
-        assert len(calls) == 1  # the prefill alone
-
-    def test_min_new_tokens_and_suppressed_tokens(self):
-        ends = tuple(range(2, 60))
-        found = self.run(eos_token_ids=ends, min_new_tokens=3, suppress_token_ids=(60, 61, 62, 63, 64))
-        assert np.min(found.lengths) == 4
-        assert not np.isin(found.tokens, (60, 61, 62, 63, 64)).any()
+    def test_no_eos_before_min_new_tokens_and_never_a_suppressed_id(self, random_walk):
+        assert np.min(random_walk.lengths) == 1
+        assert np.isin([3, 6], random_walk.tokens).all()
+        found = walk(RANDOM, ALIKE, min_new_tokens=2, suppress_token_ids=(3, 6))
+        assert np.min(found.lengths) == 3
+        assert not np.isin(found.tokens, (3, 6)).any()
 
     def test_a_huge_repetition_penalty_repeats_nothing(self):
-        found = self.run(do_sample=False, repetition_penalty=1e9)
-        for prompt, mask, row in zip(PROMPTS.tokens, PROMPTS.attention_mask, found.tokens, strict=True):
-            assert len(set(row.tolist())) == WIDTH
-            assert not set(row.tolist()) & set(prompt[mask].tolist())
+        # All logits positive: a penalised one is all but 0.
+        parameters = tabled(np.random.default_rng(0).uniform(1, 2, size=(VOCAB, VOCAB)))
+        settings = dict(eos_token_ids=(), do_sample=False, repetition_penalty=1e9, max_new_tokens=VOCAB - 1)
+        found = walk(parameters, prompts_ending_in([2, 5, 7]), **settings)
+        for start, row in zip([2, 5, 7], found.tokens.tolist(), strict=True):
+            assert sorted([start, *row]) == list(range(VOCAB)), "each id once, the prompt's included"
+
+    def test_top_1_is_greedy(self):
+        found = walk(RANDOM, MIXED, top_k=1, eos_token_ids=())
+        best = np.argmax(log_table(), axis=1)
+        for start, row in zip(STARTS, first(found.tokens), strict=True):
+            assert row == [best[start], best[row[0]], best[row[1]], best[row[2]]]
+        np.testing.assert_array_equal(found.logprobs, 0.0)
+
+    def test_tokens_follow_the_policy(self, random_walk):
+        """Pairs of two consecutive tokens: the numbers of two steps are independent."""
+        tokens = np.asarray(random_walk.tokens)
+        counts = np.bincount(tokens[:, 0] * VOCAB + tokens[:, 1], minlength=VOCAB**2)
+        steps = np.exp(log_table())
+        after_eos = np.eye(VOCAB)[0]  # pad
+        pairs = steps[2][:, None] * np.where(np.arange(VOCAB)[:, None] == EOS, after_eos, steps)
+        expected = ROWS * pairs.reshape(-1)
+        enough = expected > 5
+        chi_squared = np.sum(((counts - expected) ** 2 / np.maximum(expected, 1e-9))[enough])
+        assert enough.sum() > 40
+        assert chi_squared < enough.sum() + 4 * np.sqrt(2 * enough.sum())
+        assert counts[expected == 0].sum() == 0
+
+    def test_temperature_and_top_p_compile_once(self, long):
+        family, prompts, _ = long
+        for temperature, top_p in [(1.0, 1.0), (0.5, 1.0), (1.0, 0.3)]:
+            sample(family, prompts, temperature=temperature, top_p=top_p)
+        assert sampler(family, -1, 0)._cache_size() == 1
+
+
+def log_table() -> np.ndarray:
+    """log π of the random table, float64."""
+    kernel = np.float64(RANDOM[0]["table"]["kernel"])
+    return kernel - np.log(np.exp(kernel).sum(axis=1, keepdims=True))
+
+
+class TestAgreement:
+    def test_lore_2_7_cached_decoding_equals_one_pass(self, long):
+        family, prompts, found = long
+        sequences, scored = rescore(family, prompts, found)
+        assert sequences.mask.all()
+        difference = np.abs(np.asarray(scored.logprobs - found.logprobs)).max()
+        print(f"lore 2.7: max |Δ logprob| over {LONG} tokens, {family}: {difference:.2e}")
+        assert difference < 1e-4
+
+    def test_greedy_takes_the_most_probable_of_a_full_pass(self, greedy):
+        sequences, found = greedy
+        np.testing.assert_array_equal(window_logits("llama", sequences).argmax(axis=-1), found.tokens)
+
+    @pytest.fixture(scope="class")
+    def greedy(self):
+        found = sample("llama", tiny_prompts(), do_sample=False)
+        return joined(tiny_prompts(), found, pad_token_id=0), found
+
+    @pytest.mark.parametrize("temperature", [0.5, 2.0])
+    def test_lore_2_1_sampler_and_learner_divide_by_the_temperature(self, long, temperature):
+        family, prompts, _ = long
+        found = sample(family, prompts, temperature=temperature)
+        _, scored = rescore(family, prompts, found, temperature=temperature)
+        difference = np.abs(np.asarray(scored.logprobs - found.logprobs)).max()
+        print(f"lore 2.1: max |Δ logprob| at T = {temperature}, {family}: {difference:.2e}")
+        assert difference < 1e-5
+        _, wrong = rescore(family, prompts, found)
+        assert np.abs(np.asarray(wrong.logprobs - found.logprobs)).max() > 0.1
+
+    def test_lore_2_2_the_record_is_of_the_processed_distribution(self, long):
+        """A learner without the filter shows the mass that the nucleus kept: 0.9 or a little more."""
+        family, prompts, _ = long
+        found = sample(family, prompts, top_p=0.9)
+        sequences, scored = rescore(family, prompts, found)
+        ratio = np.exp(np.asarray(scored.logprobs - found.logprobs, np.float64))
+        print(f"lore 2.2: mean ratio under top-p 0.9, {family}: {ratio.mean():.4f}")
+        weights = np.exp(window_logits(family, sequences))
+        ordered = -np.sort(-weights / weights.sum(axis=-1, keepdims=True), axis=-1)
+        kept = np.sum(ordered * (np.cumsum(ordered, axis=-1) - ordered < 0.9), axis=-1)
+        np.testing.assert_allclose(ratio, kept, atol=1e-4)
+        assert 0.9 < ratio.mean() < 0.93
+
+    @pytest.mark.parametrize(("unfrozen", "value_layers"), [(0, 0), (1, 0), (1, 2)])
+    def test_every_cut_samples_the_same(self, unfrozen, value_layers):
+        prompts, whole = long_rollout("llama")
+        cut = sample("llama", prompts, unfrozen=unfrozen, value_layers=value_layers)
+        np.testing.assert_array_equal(cut.tokens, whole.tokens)
+        np.testing.assert_allclose(cut.logprobs, whole.logprobs, atol=1e-5)
+
+
+class TestIndependence:
+    """Ids are equal; log-probabilities are to 1e-5: another shape may round the products differently."""
+
+    @pytest.fixture(scope="class")
+    def alone(self):
+        """Each of two rows by itself, behind seven more columns of padding."""
+        wider = jax.tree.map(lambda x: np.pad(x, ((0, 0), (7, 0))), tiny_prompts())
+        return [
+            sample("gpt2", jax.tree.map(lambda x, r=row: x[r : r + 1], wider), row_ids=[row]) for row in (0, 1)
+        ]
+
+    def test_lore_1_2_samples_do_not_depend_on_left_padding_nor_on_the_chunk(self, alone):
+        _, found = long_rollout("gpt2")
+        for row, single in enumerate(alone):
+            np.testing.assert_array_equal(single.tokens[0], found.tokens[row])
+            np.testing.assert_allclose(single.logprobs[0], found.logprobs[row], atol=1e-5)
+
+    def test_lore_2_8_samples_do_not_depend_on_neighbours(self, long):
+        family, prompts, found = long
+        mixed = jax.tree.map(lambda x, y: np.concatenate([x[:2], y[2:]]), prompts, tiny_prompts(seed=9))
+        again = sample(family, mixed)
+        np.testing.assert_array_equal(again.tokens[:2], found.tokens[:2])
+        np.testing.assert_array_equal(again.logprobs[:2], found.logprobs[:2])
+        assert (again.tokens[2:] != found.tokens[2:]).any()
+
+    def test_lore_9_1_a_sample_belongs_to_key_and_row_number(self, long):
+        family, prompts, found = long
+        order = np.array([2, 0, 3, 1])
+        again = sample(family, jax.tree.map(lambda x: x[order], prompts), row_ids=order)
+        np.testing.assert_array_equal(again.tokens, found.tokens[order])
+        # Samples of one prompt differ, a repetition repeats them, and another key gives others.
+        one = jax.tree.map(lambda x: np.repeat(x[:1], 4, axis=0), prompts)
+        once, twice, other = (sample(family, one, seed=seed) for seed in (0, 0, 1))
+        assert len({tuple(row) for row in once.tokens.tolist()}) == 4
+        np.testing.assert_array_equal(once.tokens, twice.tokens)
+        assert (other.tokens != once.tokens).any()

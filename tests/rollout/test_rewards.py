@@ -76,7 +76,7 @@ class TestKeywords:
 
     @pytest.mark.parametrize("reward_fn", [len, lambda outputs, judge: [0.0] * 3])
     def test_what_there_is_not(self, reward_fn):
-        with pytest.raises(ValueError, match="`(obj|judge)`, which it cannot be given by keyword.*'topic'"):
+        with pytest.raises(ValueError, match=r"`(obj|judge)`, which it cannot be given by keyword.*'topic'"):
             rewards_of(reward_fn)
 
     def test_metadata_may_not_hide_the_texts(self):
@@ -153,7 +153,9 @@ class TestExceptions:
 
     def test_the_row_to_blame_is_named(self):
         calls = []
-        with pytest.raises(RewardError, match="raised KeyError: 'de'. Sample 1 has the prompt 'c'") as caught:
+        with pytest.raises(
+            RewardError, match=r"raised KeyError: 'de'\. Sample 1 has the prompt 'c'"
+        ) as caught:
             rewards_of(self.fails_on("de", calls))
         assert (caught.value.index, caught.value.prompt) == (1, "c")
         assert isinstance(caught.value.__cause__, KeyError)
@@ -174,7 +176,7 @@ class TestExceptions:
                 raise RuntimeError("too many")
             return [0.0]
 
-        with pytest.raises(RewardError, match="raised RuntimeError: too many.*none of them alone") as caught:
+        with pytest.raises(RewardError, match=r"raised RuntimeError: too many.*none of them alone") as caught:
             rewards_of(reward_fn)
         assert caught.value.index is None
 

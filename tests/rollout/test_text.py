@@ -71,9 +71,6 @@ class TestWithoutStops:
 
 class TestStops:
     def test_lore_1_9_ids_lengths_and_text_share_the_cut(self):
-        found = decoded([[*ids("cd  \nHuman: more"), EOS_ID]], stop=("\nHu",))
-        # "\n" is no character of the tiny vocabulary: see the next test for one that is.
-        assert found.outputs == ["cd  Human: more"] and not found.stopped[0]
         found = decoded([[*ids("cd  Human: more"), EOS_ID]], stop=("Hum",))
         assert found.outputs == ["cd"] and found.samples == ["abcd"] and found.stopped[0]
         assert found.output_tokens == [ids("cd  Hum")] and found.lengths.tolist() == [7]
@@ -141,4 +138,4 @@ def test_concatenate():
     assert both.outputs == ["a", "b", "c"] and both.samples == ["aba", "abb", "abc"]
     assert both.lengths.tolist() == [2, 1, 2] and both.stopped.tolist() == [True, False, False]
     assert both.output_tokens == [ids("a."), ids("b"), [*ids("c"), EOS_ID]]
-    assert PAD_ID not in sum(both.output_tokens, [])
+    assert PAD_ID not in [token for row in both.output_tokens for token in row]

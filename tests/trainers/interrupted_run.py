@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A PPO or SFT run in a process of its own, for tests that stop it: `interrupted_run.py ALGORITHM CHECKPOINT FOLDER STEPS`."""
+
+import sys
+from pathlib import Path
+
+import jrl
+from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, sft_config
+
+algorithm, checkpoint, folder, steps = sys.argv[1:]
+train = {
+    "total_steps": int(steps),
+    "checkpoint_interval": 4,
+    "eval_interval": 1000,
+    "resume_from_checkpoint": folder,
+}
+if algorithm == "ppo":
+    jrl.train(
+        reward_fn=count_vowels,
+        prompts=PROMPTS,
+        eval_prompts=PROMPTS[:2],
+        config=ppo_config(checkpoint, Path(folder), train=train),
+    )
+else:
+    samples = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we go on"]
+    jrl.train(samples=samples, eval_prompts=["the"], config=sft_config(checkpoint, Path(folder), train=train))
