@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jrl.api import load_model, train
 from jrl.data.batching import pad_left
@@ -138,8 +139,8 @@ def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], No
     def work() -> None:
         completions = model.generate(
             params,
-            tokens,
-            mask,
+            jnp.asarray(tokens),
+            jnp.asarray(mask),
             jax.random.key(flags.seed),
             max_new_tokens=flags.max_new_tokens,
             temperature=flags.temperature,

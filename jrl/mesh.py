@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -72,7 +72,7 @@ def make_mesh(
 
 
 def partition_spec(
-    mesh: Mesh, logical: Sequence[str | None], shape: Sequence[int]
+    mesh: Mesh | AbstractMesh, logical: Sequence[str | None], shape: Sequence[int]
 ) -> tuple[PartitionSpec, list[str]]:
     """Mesh axes of an array's dimensions, and the logical names that had to be replicated.
 
@@ -104,7 +104,7 @@ def tree_shardings(mesh: Mesh, tree: Any) -> tuple[Any, list[str]]:
     Returns:
       A tree of `NamedSharding`, and one line for every dimension that was replicated because it does not divide.
     """
-    report = []
+    report: list[str] = []
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)

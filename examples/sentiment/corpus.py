@@ -72,7 +72,7 @@ def write_review(grammar: Grammar, rng: random.Random) -> str:
       aside and a closing.
     """
     favor = rng.choices(FAVORS, FAVOR_WEIGHTS)[0]
-    signs = [rng.random() < favor for _ in range(rng.choice((1, 2, 2, 3)))]
+    signs = [rng.random() < favor for _ in range(rng.choice((1, 1, 2)))]
     praise = sum(signs) / len(signs)
     writer = Writer(grammar, rng)
     aspects = rng.sample(ASPECTS, len(ASPECTS))

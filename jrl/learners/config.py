@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _sampling() -> dict[str, Any]:
+    return {"max_new_tokens": 40, "top_k": 0, "top_p": 1.0, "do_sample": True}
 
 
 @dataclass(kw_only=True)
@@ -14,9 +19,11 @@ class MethodConfig:
 
     Attributes:
       name: Class name of the configuration, by which a file chooses the algorithm. Case does not matter.
+      gen_kwargs: How to sample; must hold `max_new_tokens`. See `jrl.trainers.generation.GenerationSettings`.
     """
 
     name: str
+    gen_kwargs: dict[str, Any] = field(default_factory=_sampling)
 
     def __post_init__(self) -> None:
         """Validates a new configuration."""
@@ -28,6 +35,14 @@ class MethodConfig:
         Raises:
           ValueError: Naming the field, what it must be, and what it is.
         """
+        check_fields(
+            (
+                "max_new_tokens" in self.gen_kwargs,
+                "gen_kwargs",
+                "a mapping that holds `max_new_tokens` (the width of the completion window)",
+                self.gen_kwargs,
+            ),
+        )
 
 
 def check_fields(*checks: tuple[bool, str, str, object]) -> None:

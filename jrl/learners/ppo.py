@@ -7,7 +7,7 @@ Reference: Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler e
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ppo import PPOTargets, ppo_loss
 from jrl.ops.kl import adaptive_kl_coef
 from jrl.ops.metrics import max_metric, reduce_metrics
+from jrl.ops.moments import moments_std
 from jrl.ops.policy_gradient import importance_ratio
 from jrl.typing import (
     Frozen,
@@ -73,7 +74,7 @@ class PPOConfig(MethodConfig):
       ref_mean: Mean of the reference scores; None takes mean and deviation of the first iteration's.
       ref_std: Standard deviation of the reference scores.
       cliprange_reward: Scores are clipped to ±this before anything else; None, False and 0 are off.
-      gen_kwargs: How to sample; must hold `max_new_tokens`.
+      missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
       gen_experience_kwargs: Used instead of `gen_kwargs` for rollouts; evaluation keeps `gen_kwargs`.
       num_value_layers_unfrozen: Blocks of a separate value branch; 0 reads values from the policy's features.
     """
@@ -95,14 +96,13 @@ class PPOConfig(MethodConfig):
     ref_mean: float | None = None
     ref_std: float | None = None
     cliprange_reward: float | bool | None = 10.0
-    gen_kwargs: dict[str, Any] = field(
-        default_factory=lambda: dict(max_new_tokens=40, top_k=0, top_p=1.0, do_sample=True)
-    )
+    missing_eos_penalty: float | None = None
     gen_experience_kwargs: dict[str, Any] | None = None
     num_value_layers_unfrozen: int = 0
 
     def validate(self) -> None:
         """Refuses values outside their range."""
+        super().validate()
         check_fields(
             (self.ppo_epochs >= 1, "ppo_epochs", "at least 1", self.ppo_epochs),
             (self.num_rollouts >= 1, "num_rollouts", "at least 1", self.num_rollouts),
@@ -140,10 +140,10 @@ class PPOConfig(MethodConfig):
                 self.cliprange_reward,
             ),
             (
-                "max_new_tokens" in self.gen_kwargs,
-                "gen_kwargs",
-                "a mapping that holds `max_new_tokens` (the width of the completion window)",
-                self.gen_kwargs,
+                self.missing_eos_penalty is None or self.missing_eos_penalty >= 0,
+                "missing_eos_penalty",
+                "at least 0, or None",
+                self.missing_eos_penalty,
             ),
             (
                 self.gen_experience_kwargs is None or "max_new_tokens" in self.gen_experience_kwargs,
@@ -269,11 +269,16 @@ def make_ppo_update(
         def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:
             return optimizer_step(train, optimizer, partial(objective, frozen, rollouts), rows)
 
-        epochs = [rows_of(_shuffled(mask, epoch_key)) for epoch_key in jax.random.split(key, config.ppo_epochs)]
+        epochs = [
+            rows_of(_shuffled(mask, epoch_key)) for epoch_key in jax.random.split(key, config.ppo_epochs)
+        ]
         steps = jax.tree.map(lambda *epoch: jnp.concatenate(epoch), *epochs)
         train, stacked = jax.lax.scan(step, state.train, steps)
         metrics = _metrics_of_steps(stacked) | rollout_metrics(batch, targets)
-        metrics["kl/coef"] = Mean(state.kl_coef, jnp.ones(()))
+        one = jnp.ones(())
+        metrics["kl/coef"] = Mean(state.kl_coef, one)
+        metrics["reward/running_mean"] = Mean(moments.running.mean, one)
+        metrics["reward/running_std"] = Mean(moments_std(moments.running), one)
         kl_coef = _next_kl_coef(state.kl_coef, kl_per_sequence(batch), config)
         return PPOState(train=train, kl_coef=kl_coef, moments=moments), metrics
 

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
-from jrl.learners.config import MethodConfig, check_fields
+from jrl.learners.config import MethodConfig
 from jrl.learners.forward import mask_rows, window_features, window_logprobs
 from jrl.learners.state import TrainState
 from jrl.losses.sft import sft_loss
@@ -20,27 +19,9 @@ from jrl.typing import Frozen, Metrics, Params, PolicyFns, PRNGKey, Sequences, U
 
 @dataclass(kw_only=True)
 class SFTConfig(MethodConfig):
-    """Supervised fine-tuning on demonstrated completions.
-
-    Attributes:
-      gen_kwargs: How evaluation samples; must hold `max_new_tokens`.
-    """
+    """Supervised fine-tuning on demonstrated completions; `gen_kwargs` is how evaluation samples."""
 
     name: str = "SFTConfig"
-    gen_kwargs: dict[str, Any] = field(
-        default_factory=lambda: dict(max_new_tokens=40, top_k=0, top_p=1.0, do_sample=True)
-    )
-
-    def validate(self) -> None:
-        """Refuses values outside their range."""
-        check_fields(
-            (
-                "max_new_tokens" in self.gen_kwargs,
-                "gen_kwargs",
-                "a mapping that holds `max_new_tokens` (what an evaluation writes at most)",
-                self.gen_kwargs,
-            ),
-        )
 
 
 def make_sft_update(

@@ -8,6 +8,8 @@ TRL's (`v_head.summary`). These open it, and plain transformers passes over it.
 from __future__ import annotations
 
 import copy
+import difflib
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +49,13 @@ class Loaded:
     replicated: tuple[str, ...]
 
 
-def load_checkpoint(path_or_id: str | Path, *, dtype: Any = jnp.float32, mesh: Mesh | None = None) -> Loaded:
+def load_checkpoint(
+    path_or_id: str | os.PathLike[str],
+    *,
+    dtype: Any = jnp.float32,
+    mesh: Mesh | None = None,
+    config_changes: Mapping[str, Any] | None = None,
+) -> Loaded:
     """Reads a model folder, or one of the Hugging Face hub.
 
     Tensors are read one by one and go straight to their place on the mesh.
@@ -56,12 +64,13 @@ def load_checkpoint(path_or_id: str | Path, *, dtype: Any = jnp.float32, mesh: M
       path_or_id: A folder, or "organisation/name" on the hub.
       dtype: Of the parameters, whatever the file holds; a value head is float32 always.
       mesh: Where to place them; None is the default device.
+      config_changes: Replaces entries of config.json.
     Raises:
       FileNotFoundError: If the folder holds no checkpoint, or only a pickled one.
       ValueError: If the architecture is not supported, or the tensors are not those of its config.json.
     """
     folder = _local_folder(path_or_id)
-    model = CausalLM.from_config(_read_hf_config(folder))
+    model = CausalLM.from_config(_read_hf_config(folder, config_changes or {}))
     files = TensorFiles(folder)
     names = _canonical_names(model, files)
     model = replace(model, value_head=_found_value_head(names))
@@ -85,7 +94,7 @@ def load_checkpoint(path_or_id: str | Path, *, dtype: Any = jnp.float32, mesh: M
 
 
 def save_checkpoint(
-    directory: str | Path,
+    directory: str | os.PathLike[str],
     model: CausalLM,
     params: Params,
     *,
@@ -166,7 +175,7 @@ def _dense_entries(name: str, path: str, size_in: int, size_out: int) -> list[En
     ]
 
 
-def _local_folder(path_or_id: str | Path) -> Path:
+def _local_folder(path_or_id: str | os.PathLike[str]) -> Path:
     folder = Path(path_or_id).expanduser()
     if not folder.is_dir():
         name = str(path_or_id)
@@ -184,10 +193,18 @@ def _local_folder(path_or_id: str | Path) -> Path:
     return folder
 
 
-def _read_hf_config(folder: Path) -> Any:
+def _read_hf_config(folder: Path, changes: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
+    known = config.to_dict()
+    for name in changes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            raise ValueError(f"{folder}: config.json has no entry `{name}` to change.{hint}")
+    config.update(dict(changes))
+    return config
 
 
 def _canonical_names(model: CausalLM, files: TensorFiles) -> dict[str, str]:

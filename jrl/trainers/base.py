@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every trainer offers: state, history, generation, evaluation, export. The algorithms are in `ppo.py`, `sft.py`."""
+"""What every trainer offers: state, history, generation, evaluation, export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jrl.trainers.checkpoint import tree_sha256
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.evaluation import Evaluation, Evaluator
 from jrl.trainers.generation import Sampler, parse_gen_kwargs
-from jrl.trainers.setup import load_policy, mesh_of, place_rows
+from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of, place_rows
 from jrl.typing import Params
 
 # Streams of the root key; the trainers fold their iteration numbers into them.
@@ -50,7 +50,7 @@ class Trainer(abc.ABC):
       interrupted: Whether `learn` ended early because the process was asked to stop.
     """
 
-    with_value_head = False
+    state: Any
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Trainer(abc.ABC):
         self.interrupted = False
         self.mesh = mesh_of(self.config)
         with jax.set_mesh(self.mesh):
-            bundle = load_policy(self.config, self.mesh, with_value_head=self.with_value_head)
+            bundle = self.load_policy()
         self.lm, self.policy, self.tokenizer = bundle.lm, bundle.policy, bundle.tokenizer
         self.frozen, self.replicated = bundle.frozen, bundle.replicated
         self.sampler = Sampler(self.policy)
@@ -76,6 +76,10 @@ class Trainer(abc.ABC):
         self.root_key = jax.random.key(self.config.train.seed)
         self.eval_prompts: PromptSet | None = None
         self.build(bundle.params, bundle.reference)
+
+    def load_policy(self) -> PolicyBundle:
+        """The model, without a value head unless an algorithm says otherwise."""
+        return load_policy(self.config, self.mesh, with_value_head=False)
 
     @abc.abstractmethod
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:

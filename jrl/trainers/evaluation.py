@@ -135,6 +135,6 @@ class Evaluator:
             found = call_metric_fn(self.metric_fn, texts, tokenizer=self.tokenizer, metadata=metadata)
             for name, value in found.items():
                 means[f"metrics/{name}"] = float(np.mean(value))
-                if np.ndim(value) == 1:
-                    columns[name] = [float(entry) for entry in value]
+                if isinstance(value, list):
+                    columns[name] = value
         return scores, columns, means

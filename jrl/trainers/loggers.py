@@ -14,6 +14,7 @@ from jrl.trainers.loggers_trackers import TensorBoardLogger, WandbLogger
 from jrl.trainers.resume import plain
 
 Record = Mapping[str, Any]
+ROLLOUTS = "rollouts"
 
 
 class Logger(Protocol):
@@ -44,16 +45,16 @@ class Loggers:
     """All destinations of a run behind one face.
 
     Args:
-      loggers: The destinations, told in this order.
-      kept_records: Records from before a resume.
+      samples: The JSON lines on the disk; told first.
+      others: Console and trackers, told in this order.
 
     Attributes:
       kept_records: Records from before a resume, which `metrics.jsonl` still holds.
     """
 
-    def __init__(self, loggers: Sequence[Logger], kept_records: Sequence[dict[str, Any]] = ()) -> None:
-        self._loggers = tuple(loggers)
-        self.kept_records = tuple(kept_records)
+    def __init__(self, samples: JSONLLogger, others: Sequence[Logger]) -> None:
+        self._samples, self._loggers = samples, (samples, *others)
+        self.kept_records = tuple(samples.kept)
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
         """Tells every destination what runs, to which step, and from which step on."""
@@ -70,10 +71,26 @@ class Loggers:
         for logger in self._loggers:
             logger.log_table(name, columns, rows, step)
 
-    def log_samples(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Rollouts, one dictionary each, as the table `rollouts`; its columns are those of the first row."""
-        columns = list(rows[0]) if rows else []
-        self.log_table("rollouts", columns, [[row[column] for column in columns] for row in rows], step)
+    def log_samples(self, rows: Sequence[Mapping[str, Any]], step: int, *, show: bool) -> None:
+        """Rollouts, one dictionary each: all of them to the JSON lines, and as a table wherever else if asked to.
+
+        Args:
+          rows: Alike in their keys.
+          step: Optimizer step.
+          show: Whether people should see them now; every iteration would be too often.
+        """
+        if not rows:
+            return
+        columns = list(rows[0])
+        self._samples.log_table(
+            ROLLOUTS, columns, [[row[column] for column in columns] for row in rows], step
+        )
+        readable = [column for column in columns if column != "output_tokens"]
+        for logger in self._loggers if show else ():
+            if logger is not self._samples:
+                logger.log_table(
+                    ROLLOUTS, readable, [[row[column] for column in readable] for row in rows], step
+                )
 
     def flush(self) -> None:
         """Called before every checkpoint: what a checkpoint counts must be on the disk before it is."""
@@ -102,10 +119,10 @@ def make_loggers(
     """
     samples_dir = Path(config.train.rollout_logging_dir or run_dir / "rollouts")
     jsonl = JSONLLogger(run_dir / "metrics.jsonl", samples_dir, keep_records=keep_records)
-    loggers: list[Logger] = [jsonl, console or RichConsole()]
+    loggers: list[Logger] = [console or RichConsole()]
     tracker_dir = Path(config.train.logging_dir or run_dir)
     if config.train.tracker == "tensorboard":
         loggers.append(TensorBoardLogger(tracker_dir / "tensorboard", plain(config.to_dict())))
     elif config.train.tracker == "wandb":
         loggers.append(WandbLogger(tracker_dir, plain(config.to_dict()), run_id_file=run_dir / "wandb_id"))
-    return Loggers(loggers, jsonl.kept)
+    return Loggers(jsonl, loggers)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,19 +20,18 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-# What a glance needs, in this order; metrics.jsonl has the rest. Prefixes pick families of names.
-HEADLINES = (
-    "reward/mean",
-    "metrics/",
-    "kl/per_sequence",
-    "kl/coef",
-    "sft/loss",
-    "ppo/policy_loss",
-    "ppo/value_loss",
-    "completion/length_mean",
-    "time/iteration",
-    "perf/tokens_per_second",
-)
+COUNTERS = ("step", "iteration", "evaluation")
+
+# What a glance needs, in this order and under a short name; metrics.jsonl has the rest.
+HEADLINES = {
+    "reward/mean": "reward",
+    "kl/per_sequence": "kl",
+    "sft/loss": "loss",
+    "ppo/clip_fraction": "clip",
+    "completion/length_mean": "length",
+    "perf/tokens_per_second": "tok/s",
+}
+PLAIN_EVERY = 5.0  # seconds between two lines where nothing can be live
 
 
 class RichConsole:
@@ -47,6 +48,7 @@ class RichConsole:
         self._rows, self._cell_width = rows, cell_width
         self._total_steps = 0
         self._progress: Progress | None = None
+        self._last_line = -math.inf
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
         """Prints what runs; starts the bar where the output is a terminal."""
@@ -69,16 +71,22 @@ class RichConsole:
             self._progress.start()
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        """One line with the headlines; an evaluation is marked as such."""
-        figures = "  ".join(f"{name} {record[name]:.4g}" for name in _headlines(record))
-        kind = "evaluation" if "evaluation" in record else "step"
+        """The headlines of a training record on the live line; an evaluation's figures on a line of their own.
+
+        Without a terminal, training records are lines too, but not all of them: a log file is read by people.
+        """
+        if "evaluation" in record:
+            figures = "  ".join(f"{name} {_number(record[name])}" for name in record if name not in COUNTERS)
+            self._line(f"evaluation at step {step}  {figures}")
+            return
+        figures = "  ".join(
+            f"{short} {_number(record[name])}" for name, short in HEADLINES.items() if name in record
+        )
         if self._progress is not None:
-            if kind == "step":
-                self._progress.update(self._task, completed=step, description=figures)
-                return
-            self._progress.update(self._task, completed=step)
-        line = Text(f"{kind} {step}/{self._total_steps}  {figures}")
-        self._console.print(line, highlight=False, soft_wrap=True)
+            self._progress.update(self._task, completed=step, description=figures)
+        elif step >= self._total_steps or time.monotonic() - self._last_line > PLAIN_EVERY:
+            self._last_line = time.monotonic()
+            self._line(f"step {step}/{self._total_steps}  {figures}")
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         """The first rows as a table."""
@@ -99,17 +107,14 @@ class RichConsole:
             self._progress.stop()
             self._progress = None
 
+    def _line(self, text: str) -> None:
+        self._console.print(Text(text), highlight=False, soft_wrap=True)
+
     def _cell(self, cell: Any) -> str:
-        text = f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+        text = _number(cell) if isinstance(cell, float) else str(cell)
         return text if len(text) <= self._cell_width else text[: self._cell_width - 1] + "…"
 
 
-def _headlines(record: Mapping[str, Any]) -> list[str]:
-    """Names of a record that are shown: sweep suffixes and families included."""
-    return [
-        name
-        for headline in HEADLINES
-        for name in record
-        if name == headline
-        or name.startswith((headline + "@", headline if headline.endswith("/") else headline + "@"))
-    ]
+def _number(value: float) -> str:
+    """Three digits, and whole numbers beyond that."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -132,10 +132,11 @@ class Run:
         self.flush()
         self.iteration += 1
         self._pending = Pending(self.step, self.iteration, host, device, time.perf_counter())
-        if rows is not None:
-            self.loggers.log_samples(rows, self.step)
         last = self.iteration == self.num_iterations
-        improved = (last or self._due(self.config.eval_interval, before)) and self.evaluate()
+        evaluates = last or self._due(self.config.eval_interval, before)
+        if rows is not None:
+            self.loggers.log_samples(rows, self.step, show=evaluates)
+        improved = evaluates and self.evaluate()
         save_best = improved and self.config.save_best
         if last or save_best or self.stopped or self._due(self.config.checkpoint_interval, before):
             self.save()

@@ -12,12 +12,13 @@ import jax
 
 from jrl.data.prompts import PromptSet
 from jrl.learners.optimizers import make_optimizer, make_schedule
-from jrl.learners.ppo import PPOState, init_ppo_state, make_ppo_update
+from jrl.learners.ppo import PPOConfig, PPOState, init_ppo_state, make_ppo_update
 from jrl.mesh import replicated, tree_shardings
 from jrl.trainers.base import TRAINING_STREAM, Trainer
 from jrl.trainers.loop import Run
 from jrl.trainers.ppo_experience import Collector
 from jrl.trainers.registry import register_trainer
+from jrl.trainers.setup import PolicyBundle, load_policy
 from jrl.typing import Params
 
 
@@ -25,12 +26,29 @@ from jrl.typing import Params
 class PPOTrainer(Trainer):
     """Online PPO. `state` is a `PPOState`: policy and optimizer, KL coefficient, running score moments."""
 
-    with_value_head = True
     state: PPOState
+
+    @property
+    def method(self) -> PPOConfig:
+        """The algorithm's section of the configuration."""
+        if not isinstance(self.config.method, PPOConfig):
+            raise ValueError(
+                f"`train.trainer: PPOTrainer` needs `method.name: PPOConfig`, got {self.config.method.name!r}."
+            )
+        return self.config.method
+
+    def load_policy(self) -> PolicyBundle:
+        """The model with a value head."""
+        return load_policy(
+            self.config,
+            self.mesh,
+            with_value_head=True,
+            num_value_layers_unfrozen=self.method.num_value_layers_unfrozen,
+        )
 
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """The reference is copied before the state may be donated; the update is one compiled call an iteration."""
-        train, method = self.config.train, self.config.method
+        train, method = self.config.train, self.method
         if self.settings.filtered:
             warnings.warn(
                 "Rollouts are filtered (top_k, top_p or repetition_penalty), but log-probabilities count the whole "
@@ -79,14 +97,14 @@ class PPOTrainer(Trainer):
                 "PPOTrainer learns online: give `reward_fn` and `prompts`, not `samples` or `rewards`."
             )
         prompts = list(prompts) if prompts is not None else self.default_prompts()
-        self.add_prompts(prompts)
+        self.add_prompts(prompts, self.reward_fn)
         self.add_eval_prompts(
             eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size]
         )
 
-    def add_prompts(self, prompts: Sequence[Any]) -> None:
-        """Sets what rollouts start from."""
-        train, method = self.config.train, self.config.method
+    def add_prompts(self, prompts: Sequence[Any], reward_fn: Callable[..., Any]) -> None:
+        """Sets what rollouts start from and who scores them."""
+        train, method = self.config.train, self.method
         self.prompts: PromptSet = self.prompt_set(prompts)
         self.collect = Collector(
             self.policy,
@@ -95,11 +113,12 @@ class PPOTrainer(Trainer):
             self.tokenizer,
             self.rollout_settings(),
             stop_sequences=self.stop_sequences,
-            reward_fn=self.reward_fn,
+            reward_fn=reward_fn,
             mesh=self.mesh,
             num_rollouts=method.num_rollouts,
             chunk_size=method.chunk_size,
             logprob_chunk_bytes=train.logprob_chunk_bytes,
+            missing_eos_penalty=method.missing_eos_penalty,
             reward_errors=train.reward_errors,
             reward_timeout=train.reward_timeout,
             failures=self.run_dir / "failed_rollouts",
@@ -128,13 +147,13 @@ class PPOTrainer(Trainer):
                     stopwatch=run.stopwatch,
                 )
                 self.state, metrics = self.update(self.state, self.frozen, experience.batch, update_key)
-                run.after(experience.metrics, metrics, experience.rows)
+                run.after(experience.metrics, metrics | experience.agreement, experience.rows)
             self.interrupted = run.stopped
 
     @property
     def steps_per_iteration(self) -> int:
         """Optimizer steps of one update: passes times optimizer batches."""
-        method = self.config.method
+        method = self.method
         return method.ppo_epochs * math.ceil(method.num_rollouts / self.config.train.batch_size)
 
     @property
@@ -146,9 +165,9 @@ class PPOTrainer(Trainer):
 
     def rollout_settings(self) -> Any:
         """`gen_experience_kwargs` where given, else `gen_kwargs` at the first value of a sweep."""
-        if self.config.method.gen_experience_kwargs is None:
+        if self.method.gen_experience_kwargs is None:
             return self.settings
-        settings, sweep = self.parse_generation(self.config.method.gen_experience_kwargs)
+        settings, sweep = self.parse_generation(self.method.gen_experience_kwargs)
         if sweep:
             raise ValueError(
                 f"gen_experience_kwargs: `{sweep[0]}` is a list; only `gen_kwargs` may be swept."
@@ -167,4 +186,4 @@ class PPOTrainer(Trainer):
     @property
     def eval_chunk_size(self) -> int:
         """Evaluation samples as many rows a call as a rollout does."""
-        return self.config.method.chunk_size
+        return self.method.chunk_size

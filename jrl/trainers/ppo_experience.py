@@ -20,6 +20,8 @@ import numpy as np
 
 from jrl.data.prompts import PromptBatch, PromptSet
 from jrl.ops.alignment import join, length_mask
+from jrl.ops.rewards import missing_eos_penalty, place_scores
+from jrl.rollout.health import sampler_agreement
 from jrl.rollout.rewards import RewardError, call_reward_fn, to_score_matrix
 from jrl.rollout.score import make_score
 from jrl.rollout.text import Texts, decode_rows
@@ -29,6 +31,7 @@ from jrl.trainers.timing import Stopwatch
 from jrl.typing import (
     Completions,
     Frozen,
+    Metrics,
     ModelInputs,
     Params,
     PolicyFns,
@@ -65,11 +68,13 @@ class Experience:
     Attributes:
       batch: For the learner.
       metrics: Host-side figures of the rollouts.
+      agreement: How well sampler and learner agree; still on the device.
       rows: One dict a rollout, for the samples' log: prompt, output, reward, tokens.
     """
 
     batch: PPOBatch
     metrics: dict[str, float]
+    agreement: Metrics
     rows: list[dict[str, Any]]
 
 
@@ -88,6 +93,7 @@ class Collector:
       num_rollouts: Rollouts an iteration, global.
       chunk_size: Rows a sampling call, global.
       logprob_chunk_bytes: Largest logits array of the scoring pass.
+      missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
       reward_errors: "stop", or "skip" to drop the rows whose reward failed.
       reward_timeout: Seconds the reward function may take for a chunk, or None.
       failures: Folder where rollouts are kept whose reward failed.
@@ -107,6 +113,7 @@ class Collector:
         num_rollouts: int,
         chunk_size: int,
         logprob_chunk_bytes: int,
+        missing_eos_penalty: float | None,
         reward_errors: str,
         reward_timeout: float | None,
         failures: Path,
@@ -114,6 +121,7 @@ class Collector:
         self._sampler, self._prompts, self._tokenizer, self._settings = sampler, prompts, tokenizer, settings
         self._stop_sequences, self._reward_fn, self._mesh = stop_sequences, reward_fn, mesh
         self._num_rollouts, self._chunk_size = num_rollouts, min(chunk_size, num_rollouts)
+        self._missing_eos_penalty = missing_eos_penalty
         self._reward_errors, self._reward_timeout, self._failures = reward_errors, reward_timeout, failures
         score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes)
 
@@ -129,7 +137,7 @@ class Collector:
             return sequences, score(params, frozen, ref_params, sequences, temperature)
 
         self._join_and_score = jax.jit(join_and_score)
-        self._assemble = jax.jit(assemble, static_argnames=("counts", "pad_token_id"))
+        self._assemble = jax.jit(assemble, static_argnames=("counts", "pad_token_id", "eos_penalty"))
 
     def __call__(
         self,
@@ -243,18 +251,24 @@ class Collector:
 
     def _experience(self, chunks: list[Chunk], texts: Texts, scores: np.ndarray) -> Experience:
         failed = np.isnan(scores).any(axis=1)
-        lengths = np.where(failed, 0, texts.lengths)
-        batch = self._assemble(
-            [chunk.sequences for chunk in chunks],
-            [chunk.scored for chunk in chunks],
+        if failed.all():
+            raise RewardError(
+                "`reward_fn` failed on every rollout of the iteration, so `reward_errors: skip` leaves nothing "
+                "to learn from. Is the service it calls down?"
+            )
+        terminated = np.concatenate([np.asarray(c.completions.terminated)[: c.count] for c in chunks])
+        ended = terminated | texts.stopped
+        batch, agreement = self._assemble(
+            [(chunk.sequences, chunk.scored, chunk.completions.logprobs) for chunk in chunks],
             jnp.asarray(np.where(failed[:, None], 0.0, scores), jnp.float32),
-            jnp.asarray(lengths, jnp.int32),
+            jnp.asarray(np.where(failed, 0, texts.lengths), jnp.int32),
+            jnp.asarray(ended),
             counts=tuple(chunk.count for chunk in chunks),
             pad_token_id=self._settings.pad_token_id,
+            eos_penalty=self._missing_eos_penalty,
         )
-        terminated = np.concatenate([np.asarray(c.completions.terminated)[: c.count] for c in chunks])
         metrics = {
-            "completion/truncated_fraction": float(np.mean(~(terminated | texts.stopped))),
+            "completion/truncated_fraction": float(np.mean(~ended)),
             "completion/tokens": float(np.sum(texts.lengths)),
             "reward/failed": float(np.sum(failed)),
         }
@@ -267,36 +281,39 @@ class Collector:
             }
             for row in range(len(texts.outputs))
         ]
-        return Experience(batch, metrics, rows)
+        return Experience(batch, metrics, agreement, rows)
 
 
 def assemble(
-    sequences: list[Sequences],
-    scored: list[Scored],
+    chunks: list[tuple[Sequences, Scored, jax.Array]],
     scores: jax.Array,
     lengths: jax.Array,
+    ended: jax.Array,
     *,
     counts: tuple[int, ...],
     pad_token_id: int,
-) -> PPOBatch:
+    eos_penalty: float | None,
+) -> tuple[PPOBatch, Metrics]:
     """Chunks as one batch of exactly the real rollouts, cut to what the reward function saw.
 
     Reward, mask and stored ids all use the same end: a stop string found on the host shortens the row here.
 
     Args:
-      sequences: One a chunk.
-      scored: One a chunk.
+      chunks: Rows, their scores under policy and reference, and the sampler's own log-probabilities.
       scores: Rewards per token (N T).
       lengths: Completion lengths after stop strings, (N,); 0 leaves a row out of everything.
+      ended: False where the length limit cut the row, (N,).
       counts: Real rows of each chunk.
       pad_token_id: Replaces what is cut off.
+      eos_penalty: Subtracted from the last action's score where the row did not end; None: nothing.
+    Returns:
+      The batch, and how well sampler and learner agree.
     """
-    rows = jax.tree.map(
-        lambda *parts: jnp.concatenate([p[:n] for p, n in zip(parts, counts, strict=True)]), *sequences
-    )
-    together = jax.tree.map(
-        lambda *parts: jnp.concatenate([p[:n] for p, n in zip(parts, counts, strict=True)]), *scored
-    )
+
+    def stack(*parts: jax.Array) -> jax.Array:
+        return jnp.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    rows, scored, sampler_logprobs = jax.tree.map(stack, *chunks)
     mask = rows.mask & length_mask(lengths, width=rows.mask.shape[1])
     real = rows.inputs.attention_mask & length_mask(
         rows.starts + 1 + lengths, width=rows.inputs.tokens.shape[1]
@@ -304,4 +321,8 @@ def assemble(
     inputs = rows.inputs._replace(
         tokens=jnp.where(real, rows.inputs.tokens, pad_token_id), attention_mask=real
     )
-    return PPOBatch(Sequences(inputs, rows.starts, mask), together, scores)
+    if eos_penalty:
+        penalties = missing_eos_penalty(jnp.zeros_like(scores[:, 0]), ended, penalty=eos_penalty)
+        scores = scores + place_scores(penalties, mask)
+    batch = PPOBatch(Sequences(inputs, rows.starts, mask), scored, scores)
+    return batch, sampler_agreement(scored.logprobs, sampler_logprobs, mask)

@@ -54,16 +54,20 @@ class PolicyBundle:
 
 def mesh_of(config: TRLConfig) -> Mesh:
     """The mesh of `train.mesh`, or all devices on the data axis."""
-    return make_mesh(**(config.train.mesh or {}))
+    sizes = {"data": -1, "fsdp": 1, "tensor": 1} | (config.train.mesh or {})
+    return make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
 
 
-def load_policy(config: TRLConfig, mesh: Mesh, *, with_value_head: bool) -> PolicyBundle:
+def load_policy(
+    config: TRLConfig, mesh: Mesh, *, with_value_head: bool, num_value_layers_unfrozen: int = 0
+) -> PolicyBundle:
     """Loads tokenizer and model, splits what trains from what does not, and places both.
 
     Args:
       config: The run's configuration.
       mesh: Where the arrays go.
       with_value_head: PPO needs a value head; a checkpoint that holds one keeps its own kind.
+      num_value_layers_unfrozen: Blocks of the value function's own branch.
     Raises:
       ValueError: If tokenizer, context length and model do not fit each other.
     """
@@ -81,7 +85,6 @@ def load_policy(config: TRLConfig, mesh: Mesh, *, with_value_head: bool) -> Poli
             "positions; shorten `seq_length` (prompt + max_new_tokens) or bring a model with a longer context."
         )
     num_layers_unfrozen = config.model.num_layers_unfrozen
-    num_value_layers_unfrozen = config.method.num_value_layers_unfrozen if with_value_head else 0
     policy = lm.policy(
         num_layers_unfrozen=num_layers_unfrozen,
         num_value_layers_unfrozen=num_value_layers_unfrozen,
@@ -107,7 +110,7 @@ def _model(config: TRLConfig, mesh: Mesh, wanted_head: str | None) -> tuple[Caus
         params = lm.init(key)
         shardings, _ = tree_shardings(mesh, params)
         return lm, jax.device_put(params, shardings)
-    loaded = load_checkpoint(path, mesh=mesh)
+    loaded = load_checkpoint(path, mesh=mesh, config_changes=config.model.model_extra_configs)
     lm, params = loaded.model, dict(loaded.params)
     if wanted_head is None:
         params.pop("v_head", None)

@@ -22,8 +22,8 @@ class CompileCounter:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
-    def _heard(self, event: str, duration: float, **metadata: str | int) -> None:
-        del duration, metadata
+    def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs
         self.count += event == _COMPILE_EVENT
 
 

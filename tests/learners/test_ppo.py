@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from jrl.learners.ppo import PPOConfig, PPOState, init_ppo_state, make_ppo_update
 from jrl.ops.metrics import finalize
-from jrl.typing import Frozen, PPOBatch
+from jrl.typing import PPOBatch
 from tests.learners.batches import CHUNK_BYTES, adam, sgd
 from tests.learners.tabular import (
     EOS,
@@ -23,206 +23,228 @@ from tests.learners.tabular import (
     tabular_batch,
     tabular_params,
     tabular_policy,
-    tabular_rollouts,
     tabular_scored,
     tabular_sequences,
 )
 
 PARAMS, FROZEN = tabular_params(seed=3)
+NUM_ROWS = 16
+# Two epochs of two steps with everything that moves; and one step of gradient descent on the policy alone.
+FULL = PPOConfig(
+    ppo_epochs=2, init_kl_coef=0.1, target=1.0, horizon=100, scale_reward="running", cliprange_reward=None
+)
+ONE_STEP = PPOConfig(ppo_epochs=1, init_kl_coef=0.0, vf_coef=0.0)
+FULL_OPTIMIZER, ONE_STEP_OPTIMIZER = adam(0.05), sgd()
+Update = Callable[..., tuple[PPOState, dict[str, float]]]
 
 
-def update_of(config: PPOConfig, optimizer: Any, **sizes: Any) -> Any:
-    """The jitted update of a tabular policy; batches of 8 in microbatches of 4 unless told otherwise."""
-    arguments = dict(batch_size=8, minibatch_size=4, temperature=1.0) | sizes
-    return jax.jit(
+def make(config: PPOConfig, optimizer: Any, **sizes: Any) -> Update:
+    """`(batch, seed, kl_coef) -> (state, metrics)` after one update from `PARAMS`; compiled on first use."""
+    update = jax.jit(
         make_ppo_update(
-            tabular_policy(),
-            optimizer,
-            config,
-            logprob_chunk_bytes=CHUNK_BYTES,
-            vocab_size=VOCAB,
-            **arguments,
+            tabular_policy(), optimizer, config, logprob_chunk_bytes=CHUNK_BYTES, vocab_size=VOCAB, **sizes
         )
     )
 
+    def run(
+        batch: PPOBatch,
+        seed: int = 0,
+        kl_coef: float | None = None,
+        frozen: Any = FROZEN,
+        params: Any = PARAMS,
+    ) -> tuple[PPOState, dict[str, float]]:
+        state = init_ppo_state(params, optimizer, config)
+        if kl_coef is not None:
+            state = state.replace(kl_coef=jnp.float32(kl_coef))
+        state, metrics = update(state, frozen, batch, jax.random.key(seed))
+        return state, finalize(metrics)
 
-def one_update(
-    config: PPOConfig, batch: PPOBatch, optimizer: Any = None, seed: int = 0, **sizes: Any
-) -> tuple[PPOState, dict[str, float]]:
-    """The state after one update from `PARAMS`, and its metrics as numbers."""
-    optimizer = sgd() if optimizer is None else optimizer
-    state = init_ppo_state(PARAMS, optimizer, config)
-    state, metrics = update_of(config, optimizer, **sizes)(state, FROZEN, batch, jax.random.key(seed))
-    return state, finalize(metrics)
+    return run
 
 
 @pytest.fixture(scope="module")
 def batch() -> PPOBatch:
-    return tabular_batch(PARAMS, FROZEN, jax.random.key(7), num_rows=16)
+    return tabular_batch(PARAMS, FROZEN, jax.random.key(7), num_rows=NUM_ROWS)
+
+
+@pytest.fixture(scope="module")
+def full(batch: PPOBatch) -> Update:
+    update = make(FULL, FULL_OPTIMIZER, batch_size=8, minibatch_size=4, temperature=1.0)
+    update(batch)
+    return update
+
+
+@pytest.fixture(scope="module")
+def hot(batch: PPOBatch) -> Update:
+    update = make(FULL, FULL_OPTIMIZER, batch_size=8, minibatch_size=4, temperature=2.0)
+    update(batch)
+    return update
+
+
+@pytest.fixture(scope="module")
+def one_step(batch: PPOBatch) -> Update:
+    update = make(ONE_STEP, ONE_STEP_OPTIMIZER, batch_size=16, minibatch_size=4, temperature=1.0)
+    update(batch)
+    return update
+
+
+@pytest.fixture(scope="module")
+def unaccumulated(batch: PPOBatch) -> Update:
+    """The same step in one microbatch; also compiled for three more rows."""
+    update = make(ONE_STEP, ONE_STEP_OPTIMIZER, batch_size=16, minibatch_size=16, temperature=1.0)
+    update(batch)
+    update(with_padding(batch))
+    return update
+
+
+def with_padding(batch: PPOBatch) -> PPOBatch:
+    """Three rows without actions in front, NaN where floats allow it."""
+
+    def pad(x: jax.Array) -> jax.Array:
+        garbage = jnp.full((3, *x.shape[1:]), jnp.nan) if x.dtype == jnp.float32 else x[:3]
+        return jnp.concatenate([garbage, x]).astype(x.dtype)
+
+    padded = jax.tree.map(pad, batch)
+    mask = padded.sequences.mask.at[:3].set(False)
+    return padded._replace(sequences=padded.sequences._replace(mask=mask))
 
 
 def assert_close(actual: Any, expected: Any, **tolerance: float) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), actual, expected)
 
 
-def test_lore_2_3_the_first_ratio_is_one(batch: PPOBatch) -> None:
-    _, metrics = one_update(PPOConfig(), batch)
+def assert_equal(actual: Any, expected: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def test_lore_2_3_the_first_ratio_is_one(batch: PPOBatch, full: Update, hot: Update) -> None:
+    _, metrics = full(batch)
     ulp = np.spacing(np.float32(jnp.max(jnp.abs(batch.scored.logprobs))))
     assert metrics["ppo/ratio_max_dev_first_minibatch"] <= 4 * ulp
     assert metrics["ppo/log_ratio_abs_max"] > 0.01  # later steps have moved
     # A temperature that is not the rollouts' own shows at once.
-    _, hot = one_update(PPOConfig(), batch, temperature=1.1)
-    assert hot["ppo/ratio_max_dev_first_minibatch"] > 0.01
+    assert hot(batch)[1]["ppo/ratio_max_dev_first_minibatch"] > 0.01
 
 
-def test_lore_2_1_the_update_divides_logits_by_the_temperature() -> None:
-    hot = jax.tree.map(lambda x: x, PARAMS) | {"table": {"kernel": PARAMS["table"]["kernel"] / 2.0}}
-    sequences, scored = tabular_rollouts(hot, FROZEN, jax.random.key(0))
-    batch = PPOBatch(sequences, scored, jnp.zeros_like(scored.logprobs))
-    _, metrics = one_update(PPOConfig(), batch, temperature=2.0)
-    assert metrics["ppo/ratio_max_dev_first_minibatch"] < 1e-5
+def test_lore_2_1_the_update_divides_logits_by_the_temperature(hot: Update) -> None:
+    cooler = PARAMS | {"table": {"kernel": PARAMS["table"]["kernel"] / 2.0}}
+    rollouts = tabular_batch(cooler, FROZEN, jax.random.key(7), num_rows=NUM_ROWS)
+    assert hot(rollouts)[1]["ppo/ratio_max_dev_first_minibatch"] < 1e-5
 
 
-def test_lore_1_4_a_reward_for_stopping_raises_the_logit_of_eos() -> None:
-    stopped = tabular_sequences([[3, EOS, 0]] * 4 + [[3, 4, 5]] * 4, [2] * 4 + [3] * 4)
-    scores = jnp.zeros((8, 3)).at[:4, 1].set(1.0)
+def test_lore_1_4_a_reward_for_stopping_raises_the_logit_of_eos(one_step: Update) -> None:
+    half = NUM_ROWS // 2
+    stopped = tabular_sequences([[3, EOS, 0, 0]] * half + [[3, 4, 5, 6]] * half, [2] * half + [4] * half)
+    scores = jnp.zeros((NUM_ROWS, 4)).at[:half, 1].set(1.0)
     scored = tabular_scored(PARAMS, FROZEN, stopped)
-    batch = PPOBatch(stopped, scored._replace(values=jnp.zeros_like(scores)), scores)
-    state, _ = one_update(PPOConfig(ppo_epochs=1, vf_coef=0.0, init_kl_coef=0.0), batch)
+    state, _ = one_step(PPOBatch(stopped, scored._replace(values=jnp.zeros_like(scores)), scores))
     change = state.train.params["table"]["kernel"] - PARAMS["table"]["kernel"]
     assert change[3, EOS] > 0 and change[3, EOS] == jnp.max(change[3])
 
 
-def test_lore_5_5_the_first_loss_is_zero_and_its_gradient_is_not(batch: PPOBatch) -> None:
-    config = PPOConfig(ppo_epochs=1, vf_coef=0.0)
-    _, metrics = one_update(config, batch, batch_size=16)
+def test_lore_5_5_the_first_loss_is_zero_and_its_gradient_is_not(batch: PPOBatch, one_step: Update) -> None:
+    _, metrics = one_step(batch)
     assert abs(metrics["ppo/policy_loss"]) < 1e-6
     assert metrics["optim/grad_norm"] > 0.01
 
 
-def test_lore_5_9_old_logprobs_are_those_of_the_rollouts_in_every_epoch(batch: PPOBatch) -> None:
-    # One step an epoch: from the second on, the ratio is measured from the rollouts.
-    _, once = one_update(PPOConfig(ppo_epochs=1), batch, batch_size=16)
-    assert once["ppo/ratio_mean"] == pytest.approx(1, abs=1e-6)
-    state, twice = one_update(PPOConfig(ppo_epochs=2), batch, batch_size=16)
-    assert twice["ppo/log_ratio_abs_max"] > 1e-3
-    # An update with fresh log-probabilities is a first epoch again: its ratio is 1.
+def test_lore_5_9_old_logprobs_are_those_of_the_rollouts_in_every_epoch(
+    batch: PPOBatch, full: Update
+) -> None:
+    state, metrics = full(batch)
+    assert metrics["ppo/log_ratio_abs_max"] > 1e-3
+    # From the parameters after the update, the rollouts' own log-probabilities are still what counts ...
+    _, stale = full(batch, params=state.train.params)
+    assert stale["ppo/ratio_max_dev_first_minibatch"] > 1e-2
+    # ... and only fresh ones make a first epoch again.
     fresh = batch._replace(scored=tabular_scored(state.train.params, FROZEN, batch.sequences))
-    config, optimizer = PPOConfig(ppo_epochs=1), sgd()
-    _, metrics = update_of(config, optimizer, batch_size=16)(state, FROZEN, fresh, jax.random.key(0))
-    assert finalize(metrics)["ppo/log_ratio_abs_max"] < 1e-5
+    _, again = full(fresh, params=state.train.params)
+    assert again["ppo/ratio_max_dev_first_minibatch"] < 1e-5
 
 
-@pytest.mark.parametrize("minibatch_size", [1, 8])
-def test_lore_5_2_accumulation_changes_nothing(batch: PPOBatch, minibatch_size: int) -> None:
-    config = PPOConfig(ppo_epochs=1)
-    expected, whole = one_update(config, batch, minibatch_size=4)
-    state, metrics = one_update(config, batch, minibatch_size=minibatch_size)
+def test_lore_5_2_accumulation_changes_nothing(
+    batch: PPOBatch, one_step: Update, unaccumulated: Update
+) -> None:
+    expected, whole = unaccumulated(batch)
+    state, metrics = one_step(batch)
     assert_close(state.train.params, expected.train.params, rtol=1e-5, atol=1e-6)
     assert metrics == pytest.approx(whole, rel=1e-4, abs=1e-6)
 
 
-def test_lore_1_12_rows_without_actions_change_nothing(batch: PPOBatch) -> None:
-    config = PPOConfig(ppo_epochs=1, scale_reward="running", target=1.0)
-    expected, plain = one_update(config, batch, batch_size=16)
-
-    def with_padding(x: jax.Array) -> jax.Array:  # garbage rows in front, NaN where floats allow it
-        garbage = jnp.full((3, *x.shape[1:]), jnp.nan) if x.dtype == jnp.float32 else x[:3]
-        return jnp.concatenate([garbage, x]).astype(x.dtype)
-
-    padded = jax.tree.map(with_padding, batch)
-    mask = padded.sequences.mask.at[:3].set(False)
-    padded = padded._replace(sequences=padded.sequences._replace(mask=mask))
-    state, metrics = one_update(config, padded, batch_size=16)
+def test_lore_1_12_rows_without_actions_change_nothing(batch: PPOBatch, unaccumulated: Update) -> None:
+    expected, plain = unaccumulated(batch)
+    state, metrics = unaccumulated(with_padding(batch))
     assert_close(state.train.params, expected.train.params, rtol=1e-5, atol=1e-6)
-    assert float(state.kl_coef) == pytest.approx(float(expected.kl_coef))
+    assert_close(state.moments, expected.moments, rtol=1e-6)
     assert metrics == pytest.approx(plain, rel=1e-4, abs=1e-6)
-
-
-def test_a_ragged_last_minibatch_is_trained_on_and_counted() -> None:
-    batch = tabular_batch(PARAMS, FROZEN, jax.random.key(7), num_rows=10)
-    state, metrics = one_update(PPOConfig(ppo_epochs=3), batch)
-    assert int(state.train.step) == 3 * math.ceil(10 / 8)
-    assert metrics["completion/length_mean"] == pytest.approx(float(batch.sequences.mask.sum(axis=1).mean()))
+    assert int(state.train.step) == 2  # 19 rows in batches of 16: the second, of padding alone, moves nothing
 
 
 class TestKLController:
-    def test_lore_3_8_it_moves_once_an_iteration_by_the_number_of_rollouts(self, batch: PPOBatch) -> None:
-        k1 = (
-            np.where(batch.sequences.mask, batch.scored.logprobs - batch.scored.ref_logprobs, 0)
-            .sum(axis=1)
-            .mean()
-        )
-        config = PPOConfig(init_kl_coef=0.1, target=float(k1 / 1.1), horizon=100, ppo_epochs=3)
-        state, metrics = one_update(config, batch)
-        assert float(state.kl_coef) == pytest.approx(0.1 * (1 + 0.1 * 16 / 100), rel=1e-5)
+    def test_lore_3_8_it_moves_once_an_iteration_by_the_number_of_rollouts(
+        self, batch: PPOBatch, full: Update
+    ) -> None:
+        k1 = batch.scored.logprobs - batch.scored.ref_logprobs
+        kl = float(jnp.sum(jnp.where(batch.sequences.mask, k1, 0)) / NUM_ROWS)
+        state, metrics = full(batch)
+        error = np.clip(kl / FULL.target - 1, -0.2, 0.2)
+        assert error != 0
+        assert float(state.kl_coef) == pytest.approx(0.1 * (1 + error * NUM_ROWS / FULL.horizon), rel=1e-5)
         assert metrics["kl/coef"] == pytest.approx(0.1)  # the one these rewards were made with
 
-    def test_without_a_target_the_weight_is_fixed(self, batch: PPOBatch) -> None:
-        state, _ = one_update(PPOConfig(init_kl_coef=0.1), batch)
-        assert float(state.kl_coef) == np.float32(0.1)
+    def test_without_a_target_the_weight_is_fixed(self, batch: PPOBatch, one_step: Update) -> None:
+        state, _ = one_step(batch, kl_coef=0.3)
+        assert float(state.kl_coef) == np.float32(0.3)
 
-    def test_lore_3_3_the_penalty_enters_the_rewards(self, batch: PPOBatch) -> None:
-        free, _ = one_update(PPOConfig(init_kl_coef=0.0, ppo_epochs=1), batch)
-        bound, _ = one_update(PPOConfig(init_kl_coef=1.0, ppo_epochs=1), batch)
+    def test_lore_3_3_the_penalty_enters_the_rewards(self, batch: PPOBatch, one_step: Update) -> None:
+        free, bound = one_step(batch)[0], one_step(batch, kl_coef=1.0)[0]
         assert not np.allclose(free.train.params["table"]["kernel"], bound.train.params["table"]["kernel"])
 
 
 class TestNonFinite:
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_lore_7_6_a_bad_reward_leaves_parameters_moments_and_controller(
-        self, batch: PPOBatch, bad: float
+        self, batch: PPOBatch, full: Update, bad: float
     ) -> None:
-        config = PPOConfig(ppo_epochs=2, scale_reward="running", cliprange_reward=None)
-        optimizer = adam()
-        state, metrics = one_update(config, batch._replace(scores=batch.scores.at[0, 0].set(bad)), optimizer)
-        before = init_ppo_state(PARAMS, optimizer, config)
-        jax.tree.map(np.testing.assert_array_equal, state.train.params, before.train.params)
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            state.train.opt_state.inner_state,
-            before.train.opt_state.inner_state,
-        )
-        jax.tree.map(np.testing.assert_array_equal, state.moments, before.moments)
+        state, metrics = full(batch._replace(scores=batch.scores.at[0, 0].set(bad)))
+        before = init_ppo_state(PARAMS, FULL_OPTIMIZER, FULL)
+        assert_equal(state.train.params, before.train.params)
+        assert_equal(state.train.opt_state.inner_state, before.train.opt_state.inner_state)
+        assert_equal(state.moments, before.moments)
         assert metrics["optim/skipped_in_a_row"] == metrics["optim/skipped_steps"] == 4
         assert int(state.train.step) == 4 and np.isfinite(float(state.kl_coef))
 
-    def test_lore_7_6_infinite_logits_leave_the_parameters(self, batch: PPOBatch) -> None:
-        config, optimizer = PPOConfig(), sgd()
-        frozen: Frozen = {"bias": FROZEN["bias"].at[4].set(jnp.inf)}
-        state = init_ppo_state(PARAMS, optimizer, config)
-        after, metrics = update_of(config, optimizer)(state, frozen, batch, jax.random.key(0))
-        jax.tree.map(np.testing.assert_array_equal, after.train.params, PARAMS)
-        assert finalize(metrics)["optim/skipped_steps"] == int(after.train.step) == 8
+    def test_lore_7_6_infinite_logits_leave_the_parameters(self, batch: PPOBatch, full: Update) -> None:
+        after, metrics = full(batch, frozen={"bias": FROZEN["bias"].at[4].set(jnp.inf)})
+        assert_equal(after.train.params, PARAMS)
+        assert metrics["optim/skipped_steps"] == int(after.train.step) == 4
+
+
+def test_lore_9_2_the_same_key_gives_the_same_bits(batch: PPOBatch, full: Update) -> None:
+    first, again, other = full(batch, seed=5), full(batch, seed=5), full(batch, seed=6)
+    assert_equal(first, again)
+    # The key orders the minibatches: another key, another order.
+    assert np.any(first[0].train.params["table"]["kernel"] != other[0].train.params["table"]["kernel"])
 
 
 def test_lore_5_10_the_entropy_bonus_raises_the_entropy(batch: PPOBatch) -> None:
-    still = batch._replace(scores=jnp.zeros_like(batch.scores))
-    config = PPOConfig(entropy_coef=1.0, vf_coef=0.0, init_kl_coef=0.0, lam=0.0, ppo_epochs=1)
-    flat = still._replace(scored=still.scored._replace(values=jnp.zeros_like(still.scored.values)))
-    optimizer = sgd(1.0)
-    state = init_ppo_state(PARAMS, optimizer, config)
-    update, entropies = update_of(config, optimizer, batch_size=16), []
-    for seed in range(5):
-        state, metrics = update(state, FROZEN, flat, jax.random.key(seed))
-        entropies.append(finalize(metrics)["ppo/entropy"])
+    zeros = jnp.zeros_like(batch.scores)
+    still = batch._replace(scores=zeros, scored=batch.scored._replace(values=zeros))
+    config = replace(ONE_STEP, entropy_coef=1.0)
+    update = make(config, sgd(1.0), batch_size=16, minibatch_size=16, temperature=1.0)
+    params, entropies = PARAMS, []
+    for _ in range(5):
+        state, metrics = update(still, params=params)
+        params = state.train.params
+        entropies.append(metrics["ppo/entropy"])
     assert all(later > earlier for earlier, later in itertools.pairwise(entropies))
-
-
-def test_lore_9_2_the_same_key_gives_the_same_bits(batch: PPOBatch) -> None:
-    first = one_update(PPOConfig(), batch, seed=5)
-    again = one_update(PPOConfig(), batch, seed=5)
-    other = one_update(PPOConfig(), batch, seed=6)
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-    # The key orders the minibatches: another key, another order.
-    assert np.any(first[0].train.params["table"]["kernel"] != other[0].train.params["table"]["kernel"])
 
 
 def test_lore_4_18_a_discount_is_warned_of() -> None:
     with pytest.warns(
         UserWarning, match=r"`method.gamma` = 0.99 discounts per token: at the first of 40 tokens"
     ):
-        update_of(PPOConfig(gamma=0.99), sgd())
+        make(PPOConfig(gamma=0.99), sgd(), batch_size=8, minibatch_size=4, temperature=1.0)
 
 
 class TestConfig:
@@ -268,4 +290,4 @@ class TestConfig:
 
     def test_a_temperature_of_zero_is_refused(self) -> None:
         with pytest.raises(ValueError, match="`temperature` must be that of the rollouts"):
-            update_of(PPOConfig(), sgd(), temperature=0.0)
+            make(PPOConfig(), sgd(), batch_size=8, minibatch_size=4, temperature=0.0)

@@ -64,13 +64,6 @@ PATCHES = [
         test="tests/learners/test_ppo_estimates.py::test_lore_4_3_returns_come_from_raw_advantages",
     ),
     Mutation(
-        rule="4.4",
-        file=ESTIMATES,
-        old="advantages=whiten(advantages, mask)",
-        new="advantages=whiten(advantages, jnp.ones_like(mask))",
-        test="tests/mesh/test_mesh_updates.py::test_lore_4_4_a_whole_ppo_update_agrees",
-    ),
-    Mutation(
         rule="4.15",
         file=ESTIMATES,
         old="    if clip_range:\n",

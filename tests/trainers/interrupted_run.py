@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PPO or SFT run in a process of its own, for tests that stop it: `interrupted_run.py ALGORITHM CHECKPOINT FOLDER STEPS`."""
+"""A run in a process of its own, for tests that stop it: `interrupted_run.py ALGORITHM CHECKPOINT FOLDER STEPS`."""
 
 import sys
 from pathlib import Path

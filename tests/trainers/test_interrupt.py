@@ -23,8 +23,13 @@ STEPS = {"ppo": 40, "sft": 200}
 
 def start(algorithm, checkpoint, folder):
     command = [sys.executable, str(SCRIPT), algorithm, checkpoint, str(folder), str(STEPS[algorithm])]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache")}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
+    }
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def history(folder):

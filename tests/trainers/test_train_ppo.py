@@ -11,7 +11,7 @@ from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, repeatable
 
 
 def train(config, **arguments):
-    defaults = dict(reward_fn=count_vowels, prompts=PROMPTS, eval_prompts=PROMPTS[:3])
+    defaults = dict(reward_fn=count_vowels, prompts=PROMPTS, eval_prompts=PROMPTS[:4])
     return jrl.train(config=config, **(defaults | arguments))
 
 
@@ -57,7 +57,7 @@ class TestRun:
         assert max(record["ppo/ratio_max_dev_first_minibatch"] for record in records) <= 4 * 2.0**-20
 
     def test_frozen_parameters_are_untouched(self, whole, checkpoint):
-        fresh, params = jrl.load_model(checkpoint)
+        _, params = jrl.load_model(checkpoint)
         for name in ("embed", "position", "layers_0"):
             for before, after in zip(
                 jax.tree.leaves(params[name]), jax.tree.leaves(whole.frozen[name]), strict=True
@@ -136,7 +136,7 @@ def test_dense_rewards_and_metadata_reach_the_reward_function(checkpoint, tmp_pa
         return [[1.0] * len(tokens) for tokens in output_tokens]
 
     prompts = [{"prompt": text, "topic": text.upper()} for text in PROMPTS]
-    config = ppo_config(checkpoint, tmp_path, train={"total_steps": 4}, method={"scale_reward": "ignored"})
+    config = ppo_config(checkpoint, tmp_path, train={"total_steps": 4})
     trainer = train(config, reward_fn=reward_fn, prompts=prompts, eval_prompts=None)
     assert all(topic == [text.upper() for text in texts] for texts, topic in seen)
     assert all("prompt" in prompt for prompt in prompts)
@@ -154,7 +154,7 @@ def test_evaluation_sweeps_a_generation_argument(checkpoint, tmp_path):
 
 def test_one_compilation_per_program_over_a_run(checkpoint, tmp_path):
     config = ppo_config(checkpoint, tmp_path, train={"total_steps": 80, "eval_interval": 1000})
-    trainer = train(config, eval_prompts=PROMPTS)
+    trainer = train(config)
     assert len([record for record in trainer.history if "iteration" in record]) == 20
     assert trainer.update._cache_size() == 1
     assert trainer.collect._join_and_score._cache_size() == 1

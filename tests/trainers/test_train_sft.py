@@ -25,9 +25,9 @@ def whole(checkpoint, tmp_path_factory):
 
 
 def test_loss_falls(checkpoint, tmp_path):
-    trainer = train(sft_config(checkpoint, tmp_path, train={"total_steps": 40}))
+    trainer = train(sft_config(checkpoint, tmp_path, train={"total_steps": 24}))
     losses = [record["sft/loss"] for record in trainer.history if "sft/loss" in record]
-    assert np.mean(losses[-4:]) < 0.7 * losses[0]
+    assert np.mean(losses[-4:]) < 0.8 * losses[0]
 
 
 def test_resumed_equals_never_stopped_bit_for_bit(whole, checkpoint, tmp_path):
