@@ -93,7 +93,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str], li
     top.add_argument("--reward", default="vader", help="`vader` or an importable module:function")
     top.add_argument("--config", default=RECIPES / "ppo_sentiment.yaml", help="PPO recipe")
     top.add_argument("--sft-config", default=RECIPES / "sft_sentiment.yaml", help="SFT recipe")
-    top.add_argument("--num-reviews", type=int, default=4000, help="size of the generated corpus")
+    top.add_argument("--num-reviews", type=int, default=6000, help="size of the generated corpus")
     top.add_argument("--num-eval-prompts", type=int, default=256, help="held-out prompts")
     flags, rest = top.parse_known_args(argv)
     stages: dict[bool, list[str]] = {False: [], True: []}

@@ -12,6 +12,9 @@ from typing import Any
 
 import jaxtyping
 
+# Programs here are tiny and many: compiling them fast matters more than how fast they run.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+
 # Before anything of jrl is imported: a call whose array shapes contradict its annotations fails.
 jaxtyping.install_import_hook(["jrl.ops", "jrl.losses"], "beartype.beartype")
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jrl
-from jrl.data.batching import pad_left, pad_right
+from jrl.data.batching import bucket_length, pad_left, pad_right
 from jrl.rollout.rewards import call_reward_fn
 from jrl.rollout.text import Texts, decode_rows
 
@@ -87,25 +87,23 @@ class Checkpoint:
         Returns:
           Texts without special tokens, and the sampled ids.
         """
-        options = {name: gen_kwargs[name] for name in ("temperature", "top_k", "top_p") if name in gen_kwargs}
-        eos, encoded = self.tokenizer.eos_token_id, self._encode(prompts)
+        names = ("max_new_tokens", "temperature", "top_k", "top_p")
+        options = {name: gen_kwargs[name] for name in names if name in gen_kwargs}
+        eos, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
+        generate = jax.jit(
+            functools.partial(self.model.generate, eos_token_id=eos, pad_token_id=pad, **options)
+        )
+        encoded = self._encode(prompts)
         width = max(map(len, encoded))
         parts = []
         for start in range(0, len(encoded), rows):
             chunk = encoded[start : start + rows]
             full = chunk + [chunk[0]] * (rows - len(chunk))  # one shape, one compiled program
-            ids, mask = pad_left(full, pad_token_id=self.tokenizer.pad_token_id, width=width)
-            sampled = self.model.generate(
-                self.params,
-                jnp.asarray(ids),
-                jnp.asarray(mask),
-                jax.random.fold_in(jax.random.key(seed), start),
-                max_new_tokens=gen_kwargs["max_new_tokens"],
-                eos_token_id=eos,
-                pad_token_id=self.tokenizer.pad_token_id,
-                **options,
+            ids, mask = pad_left(full, pad_token_id=pad, width=width)
+            tokens = np.asarray(
+                generate(self.params, ids, mask, jax.random.fold_in(jax.random.key(seed), start))
             )
-            tokens = np.asarray(sampled)[: len(chunk)]
+            tokens = tokens[: len(chunk)]
             ended = tokens == eos
             lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, tokens.shape[1])
             parts.append(decode_rows(self.tokenizer, chunk, tokens, lengths, eos_token_ids=(eos,)))
@@ -114,15 +112,17 @@ class Checkpoint:
     def perplexity(self, texts: Texts, *, rows: int = 64) -> float:
         """exp of the mean negative log-likelihood of a sampled token, EOS included, given what stands before it."""
         heads = self._encode(texts.prompts)
-        width = max(len(head) + len(tail) for head, tail in zip(heads, texts.output_tokens, strict=True))
+        longest = max(len(head) + len(tail) for head, tail in zip(heads, texts.output_tokens, strict=True))
+        width = bucket_length(longest)  # so that texts of two policies share a compiled program
         total = count = 0.0
         for start in range(0, len(heads), rows):
             chunk = slice(start, start + rows)
             whole = [head + tail for head, tail in zip(heads[chunk], texts.output_tokens[chunk], strict=True)]
             tokens, mask = pad_right(whole, pad_token_id=self.tokenizer.pad_token_id, width=width)
             states = np.arange(width - 1) >= np.array([[len(head) - 1] for head in heads[chunk]])
-            total += float(self._nll(self.params, tokens, mask, mask[:, 1:] & states))
-            count += float((mask[:, 1:] & states).sum())
+            sampled = mask[:, 1:] & states
+            total += float(self._nll(self.params, tokens, mask, sampled))
+            count += float(sampled.sum())
         return math.exp(total / count)
 
     @functools.cached_property

@@ -14,9 +14,9 @@ import jrl
 from .corpus import Corpus
 from .tokenizer import train_tokenizer
 
-VOCAB_SIZE = 2048  # most words of the corpus are then one token
+VOCAB_SIZE = 2560  # more than the merges there are: every word of the corpus is then one token
 ARCHITECTURE = {
-    "n_layer": 4,
+    "n_layer": 2,
     "n_embd": 128,
     "n_head": 4,
     "resid_pdrop": 0.0,

@@ -223,7 +223,11 @@ class Trainer(abc.ABC):
 
     @functools.cached_property
     def _frozen_sha256(self) -> str:
-        return tree_sha256(self.frozen)
+        return tree_sha256(self.untrained())
+
+    def untrained(self) -> Any:
+        """All arrays that the run depends on and that no checkpoint holds."""
+        return self.frozen
 
     def state_is_deleted(self) -> bool:
         """Whether an update failed half-way, after the donated state was gone."""

@@ -164,8 +164,7 @@ class Checkpointer:
           state: Arrays, or `jax.ShapeDtypeStruct`s with shardings: shapes, types and places of the result.
           config: The run's configuration, compared with the stored one.
           frozen_sha256: Gives the fingerprint of the frozen arrays, compared with the cursor's
-          `frozen_sha256`; asked
-            only when there is a checkpoint.
+            `frozen_sha256`; asked only when there is a checkpoint.
         Returns:
           None on a fresh run.
         Raises:

@@ -179,6 +179,10 @@ class PPOTrainer(Trainer):
         """Trainable parameters, the value head included."""
         return self.state.train.params
 
+    def untrained(self) -> Any:
+        """The frozen layers and the reference: rewards depend on both."""
+        return self.frozen, self.ref_params
+
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""
         return self.state.train.step

@@ -72,7 +72,7 @@ def sft_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jr
             scheduler={"name": "constant", "kwargs": {}},
             train={
                 "seq_length": 32,
-                "total_steps": 6,
+                "total_steps": 24,
                 "epochs": 100,
                 "batch_size": 4,
                 "minibatch_size": 2,

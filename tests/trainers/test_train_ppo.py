@@ -65,11 +65,8 @@ class TestRun:
                 np.testing.assert_array_equal(before, after)
 
     def test_samples_are_kept_as_json_lines(self, whole):
-        rows = [
-            json.loads(line)
-            for path in sorted(whole.run_dir.glob("**/*rollouts*.jsonl"))
-            for line in path.open()
-        ]
+        lines = (whole.run_dir / "rollouts" / "rollouts.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
         assert len(rows) == 3 * 8
         assert {"prompt", "output", "reward"} <= rows[0].keys()
 
@@ -144,12 +141,16 @@ def test_dense_rewards_and_metadata_reach_the_reward_function(checkpoint, tmp_pa
     assert record["reward/mean"] == pytest.approx(record["completion/length_mean"])
 
 
-def test_evaluation_sweeps_a_generation_argument(checkpoint, tmp_path):
+@pytest.fixture(scope="module")
+def swept(checkpoint, tmp_path_factory):
     method = {"gen_kwargs": {"max_new_tokens": 8, "temperature": [0.5, 1.0]}}
-    trainer = train(ppo_config(checkpoint, tmp_path, train={"total_steps": 4}, method=method))
-    found = trainer.evaluate()
-    assert {"reward/mean@temperature=0.5", "reward/mean@temperature=1.0"} <= found.keys()
-    assert trainer.rollout_settings().temperature == 0.5
+    run_dir = tmp_path_factory.mktemp("swept")
+    return train(ppo_config(checkpoint, run_dir, train={"total_steps": 4}, method=method))
+
+
+def test_evaluation_sweeps_a_generation_argument(swept):
+    assert {"reward/mean@temperature=0.5", "reward/mean@temperature=1.0"} <= swept.history[0].keys()
+    assert swept.rollout_settings().temperature == 0.5
 
 
 def test_one_compilation_per_program_over_a_run(checkpoint, tmp_path):
