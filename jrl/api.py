@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.mesh import tree_shardings
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
 from jrl.models.model import CausalLM
-from jrl.rollout.generate import make_generate
+from jrl.rollout.generate import Generate, make_generate
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig, default_ppo_config, default_sft_config
 from jrl.trainers.registry import get_trainer
@@ -129,20 +130,41 @@ class Model:
           top_p: 1 keeps all.
           eos_token_id: Default: the checkpoint's.
           pad_token_id: Default: the checkpoint's, else the first EOS.
+        Raises:
+          ValueError: If prompts and completions are longer together than the model has positions.
         """
+        width, positions = np.shape(tokens)[1], self.lm.config.max_positions
+        if width + max_new_tokens > positions:
+            raise ValueError(
+                f"`tokens` has {width} columns and `max_new_tokens` is {max_new_tokens}, but the model has {positions} "
+                "positions: shorten one of them, or pad the prompts no further than to the longest."
+            )
         eos = self.lm.hf_config.eos_token_id if eos_token_id is None else eos_token_id
         eos_ids = () if eos is None else tuple(eos) if isinstance(eos, Sequence) else (int(eos),)
         pad = self.lm.hf_config.pad_token_id if pad_token_id is None else pad_token_id
-        generate = make_generate(
-            self.lm.policy(),
-            max_new_tokens=max_new_tokens,
-            eos_token_ids=eos_ids,
-            pad_token_id=pad if pad is not None else (eos_ids or (0,))[0],
-            top_k=top_k,
+        generate = _generator(
+            self.lm, max_new_tokens, eos_ids, pad if pad is not None else (eos_ids or (0,))[0], top_k
         )
         knobs = SamplingKnobs(jnp.asarray(temperature, jnp.float32), jnp.asarray(top_p, jnp.float32))
         inputs = ModelInputs(jnp.asarray(tokens), jnp.asarray(attention_mask, bool))
         return generate(params, {}, inputs, jnp.arange(np.shape(tokens)[0]), knobs, key).tokens
+
+
+@functools.lru_cache(maxsize=32)
+def _generator(
+    lm: CausalLM, max_new_tokens: int, eos_token_ids: tuple[int, ...], pad_token_id: int, top_k: int
+) -> Generate:
+    """A compiled sampler, kept: a loop in a notebook must not compile it anew on every call."""
+    program: Generate = jax.jit(
+        make_generate(
+            lm.policy(),
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=eos_token_ids,
+            pad_token_id=pad_token_id,
+            top_k=top_k,
+        )
+    )
+    return program
 
 
 def load_model(

@@ -36,7 +36,7 @@ class Case(NamedTuple):
     """One algorithm.
 
     Attributes:
-      make: `(policy, logprob_chunk_bytes, vocab_size, minibatch_size) -> update`.
+      make: `(policy, logprob_chunk_bytes, minibatch_size) -> update`.
       init: `params -> state`.
       batch: A batch of NUM_ROWS rows.
     """
@@ -46,7 +46,7 @@ class Case(NamedTuple):
     batch: Callable[[], Any]
 
 
-def _ppo(policy: PolicyFns, chunk_bytes: int, vocab_size: int, minibatch_size: int) -> Update:
+def _ppo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
     return make_ppo_update(
         policy,
         adam(),
@@ -54,19 +54,17 @@ def _ppo(policy: PolicyFns, chunk_bytes: int, vocab_size: int, minibatch_size: i
         batch_size=4,
         minibatch_size=minibatch_size,
         logprob_chunk_bytes=chunk_bytes,
-        vocab_size=vocab_size,
         temperature=1.0,
     )
 
 
-def _sft(policy: PolicyFns, chunk_bytes: int, vocab_size: int, minibatch_size: int) -> Update:
+def _sft(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
     return make_sft_update(
         policy,
         adam(),
         batch_size=NUM_ROWS,
         minibatch_size=minibatch_size,
         logprob_chunk_bytes=chunk_bytes,
-        vocab_size=vocab_size,
     )
 
 
@@ -86,7 +84,7 @@ def run(name: str) -> dict[str, Any]:
     case = CASES[name]
     policy, params, frozen, _ = tiny_policy("llama", 1)
     traces = []
-    update = case.make(policy, CHUNK_BYTES, 128, 4)
+    update = case.make(policy, CHUNK_BYTES, 4)
 
     def counted(state: Any, frozen: Frozen, batch: Any, key: Any) -> Any:
         traces.append(1)
@@ -221,7 +219,7 @@ def test_no_update_holds_the_logits_of_a_whole_minibatch(name: str) -> None:
     batch = jax.eval_shape(case.batch)
 
     def largest(chunk_bytes: int) -> int:
-        update = case.make(policy, chunk_bytes, LARGE_VOCAB, minibatch)
+        update = case.make(policy, chunk_bytes, minibatch)
         return largest_array(jax.make_jaxpr(update)(state, {}, batch, jax.random.key(0)).jaxpr)
 
     assert largest(4 * whole // 4) < whole

@@ -265,10 +265,15 @@ def _checked(kwargs: Mapping[str, Any], builder: Callable[..., Any], *, section:
     return dict(kwargs)
 
 
+_NUMBER = "a finite number that is not negative"
+_EXPECTED = {"betas": "two finite numbers that are not negative"}
+
+
 def _check_number(label: str, value: Any, *, section: str) -> None:
-    for part in value if isinstance(value, list | tuple) else (value,):
+    pair = label == "betas" and isinstance(value, list | tuple) and len(value) == 2
+    for part in value if pair else (None,) if label == "betas" else (value,):
         if not isinstance(part, int | float) or not math.isfinite(part) or part < 0:
             raise ValueError(
-                f"{section}: `{label}` must be a finite number that is not negative, got {value!r}. "
+                f"{section}: `{label}` must be {_EXPECTED.get(label, _NUMBER)}, got {value!r}. "
                 "In YAML, a number without a dot such as 1e-4 is text to some readers."
             )

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
 from jrl.learners.config import MethodConfig, check_fields
-from jrl.learners.forward import mask_rows, trunk_of_rows, window_features, window_logprobs
+from jrl.learners.forward import mask_rows, trunk_of_rows
 from jrl.learners.ppo_estimates import (
     ScoreMoments,
     estimate_advantages,
@@ -30,6 +30,7 @@ from jrl.learners.ppo_estimates import (
 )
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ppo import PPOTargets, ppo_loss
+from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.kl import adaptive_kl_coef
 from jrl.ops.metrics import max_metric, reduce_metrics
 from jrl.ops.moments import moments_std
@@ -71,8 +72,8 @@ class PPOConfig(MethodConfig):
       entropy_coef: Weight of the entropy bonus; 0 only reports the entropy.
       scale_reward: "running" divides scores by their running standard deviation, "ref" by `ref_std`;
         "ignored", None and False leave them. The mean is never subtracted.
-      ref_mean: Mean of the reference scores; None takes mean and deviation of the first iteration's.
-      ref_std: Standard deviation of the reference scores.
+      ref_mean: Mean of the reference scores: goes with `ref_std`, and changes nothing, as no mean is subtracted.
+      ref_std: Standard deviation of the reference scores; None takes that of the first iteration's.
       cliprange_reward: Scores are clipped to ±this before anything else; None, False and 0 are off.
       missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
       gen_experience_kwargs: Used instead of `gen_kwargs` for rollouts; evaluation keeps `gen_kwargs`.
@@ -200,7 +201,6 @@ def make_ppo_update(
     batch_size: int,
     minibatch_size: int,
     logprob_chunk_bytes: int,
-    vocab_size: int,
     temperature: float,
 ) -> Update:
     """One PPO iteration over a set of rollouts: all epochs and minibatches in one compiled call.
@@ -215,7 +215,6 @@ def make_ppo_update(
       batch_size: Rollouts of an optimizer step, over all devices. The last step of an epoch may have fewer.
       minibatch_size: Rollouts in one forward pass; must divide `batch_size`.
       logprob_chunk_bytes: Most bytes of logits held at a time.
-      vocab_size: Width of the logits, columns of padding included.
       temperature: Of the rollouts; divides the logits as it did in the sampler and in scoring.
     Returns:
       `(PPOState, frozen, PPOBatch, key) -> (PPOState, metrics)`: `ppo_epochs · ceil(N / batch_size)` steps.
@@ -231,8 +230,7 @@ def make_ppo_update(
         window_logprobs,
         policy,
         temperature=temperature,
-        logprob_chunk_bytes=logprob_chunk_bytes,
-        vocab_size=vocab_size,
+        chunk_bytes=logprob_chunk_bytes,
         with_entropy=True,
     )
 
@@ -287,7 +285,8 @@ def make_ppo_update(
 
 def _warn_of_discount(config: PPOConfig) -> None:
     if config.gamma < 1:
-        tokens = config.gen_kwargs["max_new_tokens"]
+        tokens = (config.gen_experience_kwargs or config.gen_kwargs)["max_new_tokens"]
+        tokens = tokens[0] if isinstance(tokens, list | tuple) else tokens  # the first value of a sweep
         warnings.warn(
             f"`method.gamma` = {config.gamma} discounts per token: at the first of {tokens} tokens, the score of "
             f"the last counts {config.gamma**tokens:.2g}. For text, 1 is usual.",

@@ -11,9 +11,10 @@ import optax
 
 from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
 from jrl.learners.config import MethodConfig
-from jrl.learners.forward import mask_rows, window_features, window_logprobs
+from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState
 from jrl.losses.sft import sft_loss
+from jrl.ops.forward import window_features, window_logprobs
 from jrl.typing import Frozen, Metrics, Params, PolicyFns, PRNGKey, Sequences, Update
 
 
@@ -31,7 +32,6 @@ def make_sft_update(
     batch_size: int,
     minibatch_size: int,
     logprob_chunk_bytes: int,
-    vocab_size: int,
 ) -> Update:
     """One optimizer step of maximum likelihood on the batch's targets.
 
@@ -45,7 +45,6 @@ def make_sft_update(
       batch_size: Rows of an optimizer step, over all devices.
       minibatch_size: Rows in one forward pass; must divide `batch_size`.
       logprob_chunk_bytes: Most bytes of logits held at a time.
-      vocab_size: Width of the logits, columns of padding included.
     Returns:
       `(TrainState, frozen, Sequences, key) -> (TrainState, metrics)`; one compiled call. The batch holds at most
       `batch_size` rows; the key is not used, since nothing is drawn.
@@ -73,8 +72,7 @@ def make_sft_update(
                 features.policy,
                 sequences,
                 temperature=1.0,
-                logprob_chunk_bytes=logprob_chunk_bytes,
-                vocab_size=vocab_size,
+                chunk_bytes=logprob_chunk_bytes,
                 with_entropy=False,
             )
             return sft_loss(scored.logprobs, sequences.mask)

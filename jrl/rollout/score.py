@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Protocol
 
-import jax
 from jaxtyping import Array, Float
 
-from jrl.ops.alignment import window_states, window_targets
-from jrl.ops.logprobs import token_logprobs
-from jrl.typing import Features, Frozen, Params, PolicyFns, Scored, Sequences
+from jrl.ops.forward import window_features, window_logprobs
+from jrl.typing import Frozen, Params, PolicyFns, Scored, Sequences
 
 
 class Score(Protocol):
@@ -43,20 +40,6 @@ def make_score(policy: PolicyFns, *, logprob_chunk_bytes: int) -> Score:
       finite and means nothing.
     """
 
-    def logprobs(
-        params: Params, frozen: Frozen, hidden: jax.Array, sequences: Sequences, temperature: jax.Array
-    ) -> jax.Array:
-        width = sequences.mask.shape[1]
-        logits_fn = partial(policy.logits, params, frozen)
-        return token_logprobs(
-            logits_fn,
-            window_states(hidden, sequences.starts, width=width),
-            window_targets(sequences.inputs.tokens, sequences.starts, width=width),
-            temperature=temperature,
-            chunk_bytes=logprob_chunk_bytes,
-            vocab_size=jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1],
-        ).logprobs
-
     def score(
         params: Params,
         frozen: Frozen,
@@ -65,13 +48,24 @@ def make_score(policy: PolicyFns, *, logprob_chunk_bytes: int) -> Score:
         temperature: Float[Array, ""],
     ) -> Scored:
         trunk = policy.trunk(frozen, sequences.inputs)
-        features: Features = policy.branch(params, frozen, trunk, sequences.inputs, None)
-        reference: Features = policy.branch(ref_params, frozen, trunk, sequences.inputs, None)
-        states = window_states(features.value, sequences.starts, width=sequences.mask.shape[1])
+        features = window_features(policy, params, frozen, trunk, sequences)
+        reference = window_features(policy, ref_params, frozen, trunk, sequences)
+
+        def logprobs(weights: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+            return window_logprobs(
+                policy,
+                weights,
+                frozen,
+                hidden,
+                sequences,
+                temperature=temperature,
+                chunk_bytes=logprob_chunk_bytes,
+            ).logprobs
+
         return Scored(
-            logprobs=logprobs(params, frozen, features.policy, sequences, temperature),
-            ref_logprobs=logprobs(ref_params, frozen, reference.policy, sequences, temperature),
-            values=policy.heads(params, states)["values"],
+            logprobs=logprobs(params, features.policy),
+            ref_logprobs=logprobs(ref_params, reference.policy),
+            values=policy.heads(params, features.value)["values"],
         )
 
     return score

@@ -21,7 +21,8 @@ from jrl.rollout.text import decode_rows
 from jrl.trainers.checkpoint import tree_sha256
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.evaluation import Evaluation, Evaluator
-from jrl.trainers.generation import Sampler, parse_gen_kwargs
+from jrl.trainers.generation import GenerationSettings, Sampler, Sweep, parse_gen_kwargs
+from jrl.trainers.reward_calls import RewardCall
 from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of, place_rows
 from jrl.typing import Params
 
@@ -105,36 +106,62 @@ class Trainer(abc.ABC):
     def params(self) -> Params:
         """Trainable parameters of the current state."""
 
-    def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> Any:
+    def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
         """`gen_kwargs` with the tokenizer's special tokens filled in: (settings, sweep)."""
         return parse_gen_kwargs(
             gen_kwargs, eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id
         )
 
-    def prompt_set(self, prompts: Sequence[Any]) -> PromptSet:
-        """Prompts (strings, or dicts with metadata) within the budget `seq_length - max_new_tokens`."""
-        budget = self.config.train.seq_length - self.settings.max_new_tokens
+    def prompt_set(
+        self, prompts: Sequence[Any], *, max_new_tokens: int, long_prompts: str | None = None
+    ) -> PromptSet:
+        """Prompts (strings, or dicts with metadata) within the budget `seq_length - max_new_tokens`.
+
+        Args:
+          prompts: Left untouched.
+          max_new_tokens: The longest completion that will follow them.
+          long_prompts: Default: `train.long_prompts`.
+        """
+        budget = self.config.train.seq_length - max_new_tokens
         if budget < 1:
             raise ValueError(
                 f"`train.seq_length` ({self.config.train.seq_length}) leaves no room for a prompt beside "
-                f"`max_new_tokens` ({self.settings.max_new_tokens}); raise it."
+                f"`max_new_tokens` ({max_new_tokens}); raise it."
             )
         return PromptSet(
             prompts,
             self.tokenizer,
             max_length=budget,
             seed=self.config.train.seed,
-            long_prompts=self.config.train.long_prompts,
+            long_prompts=long_prompts or self.config.train.long_prompts,
+        )
+
+    def reward_call(self, reward_fn: Callable[..., Any]) -> RewardCall:
+        """The reward function under `train.reward_errors` and `train.reward_timeout`."""
+        train = self.config.train
+        return RewardCall(
+            reward_fn,
+            self.tokenizer,
+            skip_errors=train.reward_errors == "skip",
+            timeout=train.reward_timeout,
+            failures=self.run_dir / "failed_rollouts",
         )
 
     def default_prompts(self) -> list[str]:
         """One optimizer batch of the text that starts a document."""
         start = self.tokenizer.bos_token or self.tokenizer.eos_token
+        if start is None:
+            raise ValueError(
+                "The tokenizer has neither a BOS nor an EOS token to start from: give `prompts`."
+            )
         return [start] * self.config.train.batch_size
 
     def add_eval_prompts(self, prompts: Sequence[Any]) -> None:
         """Sets what `evaluate` samples on."""
-        self.eval_prompts = self.prompt_set(prompts)
+        lengths = [self.settings.max_new_tokens]
+        if self.sweep is not None and self.sweep[0] == "max_new_tokens":
+            lengths += self.sweep[1]
+        self.eval_prompts = self.prompt_set(prompts, max_new_tokens=max(lengths))
 
     def evaluate(self) -> dict[str, float]:
         """Samples on the evaluation prompts and returns `reward/mean`, `metrics/<name>`, ..."""
@@ -157,8 +184,9 @@ class Trainer(abc.ABC):
             sweep=self.sweep,
             chunk_size=self.eval_chunk_size,
             stop_sequences=self.stop_sequences,
-            reward_fn=self.reward_fn,
+            rewards=None if self.reward_fn is None else self.reward_call(self.reward_fn),
             metric_fn=self.metric_fn,
+            label=f"evaluation_at_step_{step:06d}",
         )
         key = jax.random.fold_in(jax.random.fold_in(self.root_key, EVALUATION_STREAM), step)
         with jax.set_mesh(self.mesh):
@@ -180,7 +208,11 @@ class Trainer(abc.ABC):
           seed: Same seed, same samples.
         """
         settings, _ = self.parse_generation({**self.config.method.gen_kwargs, **(gen_kwargs or {})})
-        found = self.prompt_set(list(prompts))
+        # One completion a prompt: none may be dropped here.
+        long_prompts = "error" if self.config.train.long_prompts == "drop" else None
+        found = self.prompt_set(
+            list(prompts), max_new_tokens=settings.max_new_tokens, long_prompts=long_prompts
+        )
         indices = np.arange(len(found))
         batch = found.rows(indices, width=found.width(indices))
         key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)

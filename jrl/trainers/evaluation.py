@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +12,10 @@ import jax
 import numpy as np
 
 from jrl.data.prompts import PromptSet
-from jrl.rollout.rewards import call_metric_fn, call_reward_fn
+from jrl.rollout.rewards import call_metric_fn
 from jrl.rollout.text import Texts, decode_rows
-from jrl.trainers.generation import GenerationSettings, Sampler
+from jrl.trainers.generation import GenerationSettings, Sampler, Sweep
+from jrl.trainers.reward_calls import RewardCall
 from jrl.trainers.setup import place_rows
 from jrl.typing import Frozen, Params, PRNGKey
 
@@ -24,12 +26,16 @@ class Evaluation:
 
     Attributes:
       metrics: `reward/mean`, `metrics/<name>` and `completion/length_mean`, each with the suffix `@name=value` where a
-        generation argument is swept.
+        generation argument is swept. Under `train.reward_errors: skip` also `reward/failed`, and rows that failed are
+        in no mean.
+      score: What `save_best` compares: `reward/mean`, else `metrics/reward`, else None; of the first value of a sweep,
+        which is what rollouts use.
       columns: Of the table.
       rows: One a prompt (and sweep value): prompt, output, reward, per-sample metrics.
     """
 
     metrics: dict[str, float]
+    score: float | None
     columns: list[str]
     rows: list[list[Any]]
 
@@ -46,19 +52,21 @@ class Evaluator:
       sweep: (name, values) of the generation argument that every evaluation runs through, or None.
       chunk_size: Rows a sampling call.
       stop_sequences: Texts that end a completion.
-      reward_fn: The user's reward, or None.
+      rewards: The user's reward function, or None.
       metric_fn: The user's metrics, or None.
+      label: Names this evaluation in the file that keeps completions whose reward failed.
     """
 
     sampler: Sampler
     prompts: PromptSet
     tokenizer: Any
     settings: GenerationSettings
-    sweep: tuple[str, tuple[Any, ...]] | None
+    sweep: Sweep | None
     chunk_size: int
     stop_sequences: Sequence[str]
-    reward_fn: Callable[..., Any] | None
+    rewards: RewardCall | None
     metric_fn: Callable[..., Any] | None
+    label: str
 
     def __call__(self, params: Params, frozen: Frozen, mesh: jax.sharding.Mesh, key: PRNGKey) -> Evaluation:
         """Runs every sweep value over every prompt; row i of the set always samples with key i."""
@@ -66,10 +74,12 @@ class Evaluator:
         metrics: dict[str, float] = {}
         columns: list[str] = []
         rows: list[list[Any]] = []
+        scores_of_values: list[float | None] = []
         for value in values:
             settings = replace(self.settings, **{name: value}) if name else self.settings
             texts, metadata = self._sample(params, frozen, mesh, settings, key)
             scores, columns_of_samples, found = self._judge(texts, metadata)
+            scores_of_values.append(found.get("reward/mean", found.get("metrics/reward")))
             suffix = f"@{name}={value}" if name else ""
             found["completion/length_mean"] = float(np.mean(texts.lengths))
             metrics.update({f"{key_}{suffix}": number for key_, number in found.items()})
@@ -81,7 +91,7 @@ class Evaluator:
                 cells = ([value] if name else []) + [texts.prompts[row], texts.outputs[row]]
                 cells += [scores[row]] if scores is not None else []
                 rows.append(cells + [column[row] for column in columns_of_samples.values()])
-        return Evaluation(metrics, columns, rows)
+        return Evaluation(metrics, scores_of_values[0], columns, rows)
 
     def _sample(
         self,
@@ -126,15 +136,23 @@ class Evaluator:
         """Rewards and metrics of the samples: (rewards, per-sample columns, means)."""
         means: dict[str, float] = {}
         scores: list[float] | None = None
-        if self.reward_fn is not None:
-            rewards = call_reward_fn(self.reward_fn, texts, tokenizer=self.tokenizer, metadata=metadata)
+        if self.rewards is not None:
+            rewards = self.rewards(texts, metadata, label=self.label)
             scores = [float(np.sum(reward)) for reward in rewards]
-            means["reward/mean"] = float(np.mean(scores))
+            means["reward/mean"] = _mean_of_known(scores)
+            if self.rewards.skip_errors:
+                means["reward/failed"] = float(np.sum(np.isnan(scores)))
         columns: dict[str, list[float]] = {}
         if self.metric_fn is not None:
             found = call_metric_fn(self.metric_fn, texts, tokenizer=self.tokenizer, metadata=metadata)
             for name, value in found.items():
-                means[f"metrics/{name}"] = float(np.mean(value))
+                means[f"metrics/{name}"] = _mean_of_known(value if isinstance(value, list) else [value])
                 if isinstance(value, list):
                     columns[name] = value
         return scores, columns, means
+
+
+def _mean_of_known(values: Sequence[float]) -> float:
+    """Mean of the entries that are not NaN; NaN where there is none."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan

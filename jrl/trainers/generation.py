@@ -13,8 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.rollout.generate import make_generate
+from jrl.trainers.coerce import coerce, field_types
 from jrl.typing import Completions, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, SamplingKnobs
 
+Sweep = tuple[str, tuple[Any, ...]]
+"""Name of a generation argument, and the values that every evaluation runs through."""
 Program = Callable[[Params, Frozen, ModelInputs, jax.Array, SamplingKnobs, PRNGKey], Completions]
 
 
@@ -78,7 +81,7 @@ class GenerationSettings:
 
 def parse_gen_kwargs(
     gen_kwargs: Mapping[str, Any], *, eos_token_id: int | Sequence[int] | None, pad_token_id: int
-) -> tuple[GenerationSettings, tuple[str, tuple[Any, ...]] | None]:
+) -> tuple[GenerationSettings, Sweep | None]:
     """`gen_kwargs` of a config as settings, and the entry an evaluation sweeps over.
 
     A list (of scalars) makes a sweep: the returned settings hold its first element, which rollouts use.
@@ -90,7 +93,8 @@ def parse_gen_kwargs(
     Returns:
       The settings, and (name, values) of the sweep or None.
     Raises:
-      ValueError: On an unknown or missing key, a value out of range, or more than one sweep.
+      ValueError: On an unknown or missing key, a value out of range, an empty sweep, or more than one.
+      TypeError: On a value of the wrong type.
     """
     known = {field.name for field in fields(GenerationSettings)}
     values = dict(gen_kwargs)
@@ -109,7 +113,11 @@ def parse_gen_kwargs(
         raise ValueError(f"gen_kwargs: one entry may be a list (an evaluation sweep), got {sweeps}.")
     sweep = (sweeps[0], tuple(values[sweeps[0]])) if sweeps else None
     if sweep:
+        if not sweep[1]:
+            raise ValueError(f"gen_kwargs: `{sweep[0]}` is an empty list; a sweep needs at least one value.")
+        sweep = sweep[0], tuple(_scalar(sweep[0], value) for value in sweep[1])
         values[sweep[0]] = sweep[1][0]
+    values = {name: value if name in lists else _scalar(name, value) for name, value in values.items()}
     eos = values.pop("eos_token_id", eos_token_id)
     eos_ids = () if eos is None else tuple(eos) if isinstance(eos, Sequence) else (int(eos),)
     settings = GenerationSettings(
@@ -122,6 +130,11 @@ def parse_gen_kwargs(
         for value in sweep[1]:
             replace(settings, **{sweep[0]: value})
     return settings, sweep
+
+
+def _scalar(name: str, value: Any) -> Any:
+    """An entry of `gen_kwargs` as the type that its field has."""
+    return coerce(value, field_types(GenerationSettings)[name], f"gen_kwargs.{name}")
 
 
 class Sampler:

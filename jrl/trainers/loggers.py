@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.loggers_console import RichConsole
-from jrl.trainers.loggers_jsonl import JSONLLogger
+from jrl.trainers.loggers_jsonl import ROLLOUTS, JSONLLogger
 from jrl.trainers.loggers_trackers import TensorBoardLogger, WandbLogger
 from jrl.trainers.resume import plain
 
 Record = Mapping[str, Any]
-ROLLOUTS = "rollouts"
 
 
 class Logger(Protocol):
@@ -55,11 +55,15 @@ class Loggers:
     def __init__(self, samples: JSONLLogger, others: Sequence[Logger]) -> None:
         self._samples, self._loggers = samples, (samples, *others)
         self.kept_records = tuple(samples.kept)
+        self._open = ExitStack()
+        self._open.callback(samples.close)
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
         """Tells every destination what runs, to which step, and from which step on."""
         for logger in self._loggers:
             logger.start(description, total_steps=total_steps, step=step)
+            if logger is not self._samples:
+                self._open.callback(logger.close)
 
     def log(self, record: Record, step: int) -> None:
         """One record to every destination."""
@@ -98,9 +102,8 @@ class Loggers:
             logger.flush()
 
     def close(self) -> None:
-        """Ends all of them."""
-        for logger in self._loggers:
-            logger.close()
+        """Ends those that were started, and the rest of them where one fails."""
+        self._open.close()
 
 
 def make_loggers(

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+ROLLOUTS, SAMPLES = "rollouts", "samples"
+"""Tables: of training, and of evaluations."""
+
 
 class JSONLLogger:
     """Writes one JSON object a line: records to one file, each table's rows to a file of its own.
@@ -22,7 +25,8 @@ class JSONLLogger:
 
     Args:
       path: The records.
-      samples_dir: Folder of the tables, `<name>.jsonl` each, a row an object with its `step`.
+      samples_dir: Folder of the tables, `rollouts.jsonl` and `samples.jsonl`, a row an object with its `step`. What
+        else lies in it is left alone.
       keep_records: Lines of `path` to keep when resuming; None starts everything afresh.
 
     Attributes:
@@ -42,14 +46,18 @@ class JSONLLogger:
         self.kept: list[dict[str, Any]] = [json.loads(line) for line in lines]
         _rewrite(path, lines)
         if keep_records is None:
-            for table in samples_dir.glob("*.jsonl"):
+            for table in self._tables():
                 table.unlink()
         self._files: dict[Path, _LineFile] = {path: _LineFile(path)}
+
+    def _tables(self) -> list[Path]:
+        paths = [self._samples_dir / f"{name}.jsonl" for name in (ROLLOUTS, SAMPLES)]
+        return [path for path in paths if path.exists()]
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
         """Cuts the tables back to what was there at this step."""
         del description, total_steps
-        for table in self._samples_dir.glob("*.jsonl"):
+        for table in self._tables():
             _rewrite(table, [line for line in _lines(table) if json.loads(line)["step"] <= step])
 
     def log(self, record: Mapping[str, Any], step: int) -> None:

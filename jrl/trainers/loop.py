@@ -7,8 +7,10 @@ Intervals count optimizer steps. An iteration is atomic: what falls due inside i
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,6 +20,7 @@ import jax
 from jrl.ops.metrics import finalize
 from jrl.trainers.checkpoint import Checkpointer
 from jrl.trainers.loggers import make_loggers
+from jrl.trainers.loggers_jsonl import SAMPLES
 from jrl.trainers.signals import GracefulStop
 from jrl.trainers.timing import CompileCounter, Stopwatch
 from jrl.typing import Metrics
@@ -74,38 +77,36 @@ class Run:
 
     def __enter__(self) -> Self:
         """Locks the run's folder, restores a checkpoint where one is named, opens the trackers."""
-        self.compilations = CompileCounter()
-        self._stop = GracefulStop().__enter__()
-        self.checkpoints = Checkpointer(
-            self.trainer.run_dir,
-            keep=self.config.keep_checkpoints,
-            overwrite=self.config.overwrite,
-            resume_from=self.config.resume_from_checkpoint,
-        )
-        try:
+        with ExitStack() as opened:  # what fails half-way leaves neither lock nor signal handler behind
+            self.compilations = opened.enter_context(CompileCounter())
+            self._stop = opened.enter_context(GracefulStop())
+            self.checkpoints = Checkpointer(
+                self.trainer.run_dir,
+                keep=self.config.keep_checkpoints,
+                overwrite=self.config.overwrite,
+                resume_from=self.config.resume_from_checkpoint,
+            )
+            opened.callback(self.checkpoints.close)
             records = self._restore()
             self.loggers = make_loggers(self.trainer.config, self.trainer.run_dir, keep_records=records)
+            opened.callback(self.loggers.close)
             self.trainer.history = list(self.loggers.kept_records)
-        except BaseException:
-            self.checkpoints.close()
-            self._stop.__exit__(None, None, None)
-            raise
-        self.loggers.start(self.trainer.description(), total_steps=self.last_step, step=self.step)
+            self.loggers.start(self.trainer.description(), total_steps=self.last_step, step=self.step)
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Saves what a failure left whole, waits for checkpoints in flight, closes everything."""
-        try:
+        """Saves what a failure left whole, waits for checkpoints in flight, closes everything.
+
+        Before the first step there is nothing to save, and a checkpoint would only stand in the next try's way.
+        """
+        with self._opened:
             if kind is None or issubclass(kind, Exception):
                 self.flush(check=kind is None)
-                if self._saved_step != self.step and not self.trainer.state_is_deleted():
+                if self.step > 0 and self._saved_step != self.step and not self.trainer.state_is_deleted():
                     self.save()
-        finally:
-            self.checkpoints.close()
-            self.loggers.close()
-            self._stop.__exit__(None, None, None)
 
     def remaining(self) -> Iterator[int]:
         """Numbers of the iterations still to do; ends early when the process is asked to stop."""
@@ -142,7 +143,7 @@ class Run:
             self.save()
 
     def evaluate(self) -> bool:
-        """Evaluates and logs; whether `reward/mean` is the best so far (the untrained policy does not count)."""
+        """Evaluates and logs; whether its score is the best so far (the untrained policy does not count)."""
         self.flush()
         with self.stopwatch("evaluation"):
             found = self.trainer.run_evaluation(self.step)
@@ -152,14 +153,14 @@ class Run:
         self.num_evaluations += 1
         self.trainer.history.append(record)
         self.loggers.log(record, self.step)
-        self.loggers.log_table("samples", found.columns, found.rows, self.step)
-        score = found.metrics.get("reward/mean", found.metrics.get("metrics/reward"))
-        improved = (
-            score is not None and self.step > 0 and (self.best_score is None or score > self.best_score)
-        )
-        if improved:
-            self.best_score = score
-        return improved
+        self.loggers.log_table(SAMPLES, found.columns, found.rows, self.step)
+        score = found.score
+        if score is None or not math.isfinite(score) or self.step == 0:
+            return False
+        if self.best_score is not None and score <= self.best_score:
+            return False
+        self.best_score = score
+        return True
 
     def flush(self, *, check: bool = True) -> None:
         """Fetches and logs the metrics of the last update; waits for it where it is still running."""
@@ -194,6 +195,7 @@ class Run:
     def save(self) -> None:
         """Starts writing a checkpoint of the state as it is now."""
         self.flush(check=False)
+        self.loggers.flush()
         self.checkpoints.save(
             self.step,
             self.trainer.state if self.config.save_optimizer else None,

@@ -15,6 +15,7 @@ from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.learners.ppo import PPOConfig, PPOState, init_ppo_state, make_ppo_update
 from jrl.mesh import replicated, tree_shardings
 from jrl.trainers.base import TRAINING_STREAM, Trainer
+from jrl.trainers.generation import GenerationSettings
 from jrl.trainers.loop import Run
 from jrl.trainers.ppo_experience import Collector
 from jrl.trainers.registry import register_trainer
@@ -49,7 +50,8 @@ class PPOTrainer(Trainer):
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """The reference is copied before the state may be donated; the update is one compiled call an iteration."""
         train, method = self.config.train, self.method
-        if self.settings.filtered:
+        rollouts = self.rollout_settings()
+        if rollouts.filtered:
             warnings.warn(
                 "Rollouts are filtered (top_k, top_p or repetition_penalty), but log-probabilities count the whole "
                 "vocabulary: ratio and KL refer to the unfiltered policy.",
@@ -76,8 +78,7 @@ class PPOTrainer(Trainer):
                 batch_size=train.batch_size,
                 minibatch_size=train.minibatch_size or train.batch_size,
                 logprob_chunk_bytes=train.logprob_chunk_bytes,
-                vocab_size=self.lm.config.padded_vocab_size,
-                temperature=self.settings.temperature,
+                temperature=rollouts.temperature,
             ),
             donate_argnums=0,
             out_shardings=(shardings, replicated(self.mesh)),
@@ -105,23 +106,21 @@ class PPOTrainer(Trainer):
     def add_prompts(self, prompts: Sequence[Any], reward_fn: Callable[..., Any]) -> None:
         """Sets what rollouts start from and who scores them."""
         train, method = self.config.train, self.method
-        self.prompts: PromptSet = self.prompt_set(prompts)
+        settings = self.rollout_settings()
+        self.prompts: PromptSet = self.prompt_set(prompts, max_new_tokens=settings.max_new_tokens)
         self.collect = Collector(
             self.policy,
             self.sampler,
             self.prompts,
             self.tokenizer,
-            self.rollout_settings(),
+            settings,
             stop_sequences=self.stop_sequences,
-            reward_fn=reward_fn,
+            rewards=self.reward_call(reward_fn),
             mesh=self.mesh,
             num_rollouts=method.num_rollouts,
             chunk_size=method.chunk_size,
             logprob_chunk_bytes=train.logprob_chunk_bytes,
             missing_eos_penalty=method.missing_eos_penalty,
-            reward_errors=train.reward_errors,
-            reward_timeout=train.reward_timeout,
-            failures=self.run_dir / "failed_rollouts",
         )
 
     def learn(self) -> None:
@@ -163,7 +162,7 @@ class PPOTrainer(Trainer):
             self.config.train.epochs, math.ceil(self.config.train.total_steps / self.steps_per_iteration)
         )
 
-    def rollout_settings(self) -> Any:
+    def rollout_settings(self) -> GenerationSettings:
         """`gen_experience_kwargs` where given, else `gen_kwargs` at the first value of a sweep."""
         if self.method.gen_experience_kwargs is None:
             return self.settings

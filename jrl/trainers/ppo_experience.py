@@ -7,11 +7,9 @@ The host waits only for sampled ids. What is random depends on `(key, row)` alon
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,10 +20,11 @@ from jrl.data.prompts import PromptBatch, PromptSet
 from jrl.ops.alignment import join, length_mask
 from jrl.ops.rewards import missing_eos_penalty, place_scores
 from jrl.rollout.health import sampler_agreement
-from jrl.rollout.rewards import RewardError, call_reward_fn, to_score_matrix
+from jrl.rollout.rewards import RewardError, to_score_matrix
 from jrl.rollout.score import make_score
 from jrl.rollout.text import Texts, decode_rows
 from jrl.trainers.generation import GenerationSettings, Sampler
+from jrl.trainers.reward_calls import RewardCall
 from jrl.trainers.setup import place_rows
 from jrl.trainers.timing import Stopwatch
 from jrl.typing import (
@@ -88,15 +87,12 @@ class Collector:
       tokenizer: Decodes.
       settings: How to sample.
       stop_sequences: Texts that end a completion.
-      reward_fn: The user's reward.
+      rewards: The user's reward function.
       mesh: Where rows go.
       num_rollouts: Rollouts an iteration, global.
       chunk_size: Rows a sampling call, global.
       logprob_chunk_bytes: Largest logits array of the scoring pass.
       missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
-      reward_errors: "stop", or "skip" to drop the rows whose reward failed.
-      reward_timeout: Seconds the reward function may take for a chunk, or None.
-      failures: Folder where rollouts are kept whose reward failed.
     """
 
     def __init__(
@@ -108,21 +104,17 @@ class Collector:
         settings: GenerationSettings,
         *,
         stop_sequences: Sequence[str],
-        reward_fn: Callable[..., Any],
+        rewards: RewardCall,
         mesh: jax.sharding.Mesh,
         num_rollouts: int,
         chunk_size: int,
         logprob_chunk_bytes: int,
         missing_eos_penalty: float | None,
-        reward_errors: str,
-        reward_timeout: float | None,
-        failures: Path,
     ) -> None:
         self._sampler, self._prompts, self._tokenizer, self._settings = sampler, prompts, tokenizer, settings
-        self._stop_sequences, self._reward_fn, self._mesh = stop_sequences, reward_fn, mesh
+        self._stop_sequences, self._rewards, self._mesh = stop_sequences, rewards, mesh
         self._num_rollouts, self._chunk_size = num_rollouts, min(chunk_size, num_rollouts)
         self._missing_eos_penalty = missing_eos_penalty
-        self._reward_errors, self._reward_timeout, self._failures = reward_errors, reward_timeout, failures
         score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes)
 
         def join_and_score(
@@ -161,7 +153,7 @@ class Collector:
           while_sampling: Called once the first sampling call is on its way: the host is free then.
           stopwatch: Receives `rollout` (waiting for samples) and `reward`.
         Raises:
-          RewardError: If the reward function fails and `reward_errors` is "stop"; the rollouts are on disk by then.
+          RewardError: If the reward function fails and errors are not skipped; the rollouts are on disk by then.
         """
         numbers = np.arange(self._num_rollouts)
         indices = numbers + iteration * self._num_rollouts
@@ -218,36 +210,8 @@ class Collector:
     def _reward(self, texts: Texts, chunk: Chunk, iteration: int, start: int) -> np.ndarray:
         """Scores of a chunk, (count, T); rows that failed under "skip" are NaN."""
         metadata = {name: column[: chunk.count] for name, column in chunk.batch.metadata.items()}
-        width = self._settings.max_new_tokens
-        try:
-            rewards = call_reward_fn(
-                self._reward_fn,
-                texts,
-                tokenizer=self._tokenizer,
-                metadata=metadata,
-                skip_errors=self._reward_errors == "skip",
-                timeout=self._reward_timeout,
-            )
-        except RewardError as error:
-            kept = self._keep(texts, metadata, iteration, start)
-            error.add_note(f"The rollouts of this chunk are kept in {kept}.")
-            raise
-        return to_score_matrix(rewards, texts.lengths, width=width)
-
-    def _keep(self, texts: Texts, metadata: dict[str, list[Any]], iteration: int, start: int) -> Path:
-        """Writes a chunk to disk before its failure stops the run."""
-        self._failures.mkdir(parents=True, exist_ok=True)
-        path = self._failures / f"failed_rollouts_iteration_{iteration:06d}_row_{start:06d}.jsonl"
-        with path.open("w", encoding="utf-8") as file:
-            for row in range(len(texts.outputs)):
-                record = {
-                    "prompt": texts.prompts[row],
-                    "output": texts.outputs[row],
-                    "output_tokens": [int(token) for token in texts.output_tokens[row]],
-                    "metadata": {name: column[row] for name, column in metadata.items()},
-                }
-                file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
-        return path
+        rewards = self._rewards(texts, metadata, label=f"iteration_{iteration:06d}_row_{start:06d}")
+        return to_score_matrix(rewards, texts.lengths, width=self._settings.max_new_tokens)
 
     def _experience(self, chunks: list[Chunk], texts: Texts, scores: np.ndarray) -> Experience:
         failed = np.isnan(scores).any(axis=1)

@@ -176,7 +176,7 @@ class TrainConfig(Section):
     minibatch_size: int | None = None
     mesh: dict[str, int] | None = None
     max_grad_norm: float | None = None
-    compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
     keep_checkpoints: int = 2
     overwrite: bool = False

@@ -106,6 +106,11 @@ def _model(config: TRLConfig, mesh: Mesh, wanted_head: str | None) -> tuple[Caus
     path = config.model.model_path
     key = jax.random.fold_in(jax.random.key(config.train.seed), INIT_STREAM)
     if not isinstance(path, str | os.PathLike):
+        if config.model.model_extra_configs:
+            raise ValueError(
+                "`model.model_extra_configs` changes the config of a checkpoint, and `model.model_path` is a config "
+                f"object: set {sorted(config.model.model_extra_configs)} on that object."
+            )
         lm = CausalLM.from_config(path, value_head=wanted_head)
         params = lm.init(key)
         shardings, _ = tree_shardings(mesh, params)

@@ -48,7 +48,6 @@ class SFTTrainer(Trainer):
                 batch_size=train.batch_size,
                 minibatch_size=train.minibatch_size or train.batch_size,
                 logprob_chunk_bytes=train.logprob_chunk_bytes,
-                vocab_size=self.lm.config.padded_vocab_size,
             ),
             donate_argnums=0,
             out_shardings=(shardings, replicated(self.mesh)),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -14,8 +15,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class GracefulStop:
     """While entered, the first SIGINT or SIGTERM only sets a flag that a loop reads between two iterations.
 
-    A second SIGINT raises `KeyboardInterrupt` at once, for whoever does not want to wait. Outside the main
-    thread Python lets nobody install handlers; there it does nothing, and `requested` stays False.
+    It says so on stderr: an iteration can take minutes. A second SIGINT raises `KeyboardInterrupt` at once, for
+    whoever does not want to wait. Outside the main thread Python lets nobody install handlers; there it does nothing,
+    and `requested` stays False.
 
     Attributes:
       requested: Whether a signal arrived.
@@ -52,3 +54,6 @@ class GracefulStop:
             raise KeyboardInterrupt
         if self.received is None:
             self.received = signal.Signals(number).name
+            text = f"{self.received}: finishing the iteration, then saving. Ctrl-C (again) ends at once.\n"
+            # Not `print`: a handler may interrupt a write to the same buffer.
+            os.write(2, text.encode())

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
 import jax
 
@@ -13,14 +15,24 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class CompileCounter:
-    """Counts XLA compilations in this process from the moment it is made.
+    """Counts XLA compilations in this process while entered.
 
     A run that recompiles after its first iterations is a defect of shapes, so `perf/compilations` is always logged.
     """
 
     def __init__(self) -> None:
         self.count = 0
+
+    def __enter__(self) -> Self:
+        """Starts to listen."""
         jax.monitoring.register_event_duration_secs_listener(self._heard)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Listens no more: a process may hold many runs."""
+        jax.monitoring.unregister_event_duration_listener(self._heard)
 
     def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         del duration_secs, kwargs

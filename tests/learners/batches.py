@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jrl.learners.forward import window_features, window_logprobs
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.ops.alignment import join
+from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.rewards import place_scores
 from jrl.typing import Completions, PPOBatch, Scored, Sequences
 from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_policy, tiny_prompts
@@ -70,8 +70,7 @@ def scorer(family: str, num_layers_unfrozen: int, temperature: float) -> Any:
             features.policy,
             sequences,
             temperature=temperature,
-            logprob_chunk_bytes=CHUNK_BYTES,
-            vocab_size=PADDED_VOCAB,
+            chunk_bytes=CHUNK_BYTES,
             with_entropy=False,
         )
         return scored.logprobs, policy.heads(params, features.value)["values"]

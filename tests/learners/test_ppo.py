@@ -19,7 +19,6 @@ from jrl.typing import PPOBatch
 from tests.learners.batches import CHUNK_BYTES, adam, sgd
 from tests.learners.tabular import (
     EOS,
-    VOCAB,
     tabular_batch,
     tabular_params,
     tabular_policy,
@@ -41,9 +40,7 @@ Update = Callable[..., tuple[PPOState, dict[str, float]]]
 def make(config: PPOConfig, optimizer: Any, **sizes: Any) -> Update:
     """`(batch, seed, kl_coef) -> (state, metrics)` after one update from `PARAMS`; compiled on first use."""
     update = jax.jit(
-        make_ppo_update(
-            tabular_policy(), optimizer, config, logprob_chunk_bytes=CHUNK_BYTES, vocab_size=VOCAB, **sizes
-        )
+        make_ppo_update(tabular_policy(), optimizer, config, logprob_chunk_bytes=CHUNK_BYTES, **sizes)
     )
 
     def run(

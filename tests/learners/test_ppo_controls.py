@@ -58,7 +58,6 @@ def curves() -> Curves:
         batch_size=NUM_ROLLOUTS // 2,
         minibatch_size=NUM_ROLLOUTS // 2,
         logprob_chunk_bytes=CHUNK_BYTES,
-        vocab_size=VOCAB,
         temperature=1.0,
     )
     params, frozen = tabular_params()

@@ -36,7 +36,6 @@ def run(batch: Sequences, *, batch_size: int = 8, minibatch_size: int = 8) -> tu
         batch_size=batch_size,
         minibatch_size=minibatch_size,
         logprob_chunk_bytes=CHUNK_BYTES,
-        vocab_size=VOCAB,
     )
     state, metrics = jax.jit(update)(init_train_state(PARAMS, optimizer), FROZEN, batch, jax.random.key(0))
     return state.params, finalize(metrics)

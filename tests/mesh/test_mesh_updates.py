@@ -74,7 +74,6 @@ def ppo(
         batch_size=NUM_ROWS // 2 if steps > 1 else NUM_ROWS,
         minibatch_size=8,
         logprob_chunk_bytes=CHUNK_BYTES,
-        vocab_size=128,
         temperature=0.8,
     )
     rollouts = stored_rollouts("llama", unfrozen, num_rows=NUM_ROWS, temperature=0.8, drift=0.1)
@@ -93,7 +92,6 @@ def sft(
         batch_size=NUM_ROWS,
         minibatch_size=8,
         logprob_chunk_bytes=CHUNK_BYTES,
-        vocab_size=128,
     )
     return run(update, mesh, init_train_state(params, optimizer), frozen, random_sequences(NUM_ROWS))
 

@@ -29,7 +29,7 @@ PATCHES = [
     ),
     Mutation(  # new log-probabilities at temperature 1
         rule="2.1",
-        file=FORWARD,
+        file="jrl/learners/ppo.py",
         old="temperature=temperature,",
         new="temperature=1.0,",
         test="tests/learners/test_ppo.py::test_lore_2_1_the_update_divides_logits_by_the_temperature",

@@ -7,6 +7,7 @@ from tests.mutation_patches.base import Mutation
 
 SAMPLING, HEALTH = "jrl/ops/sampling.py", "jrl/rollout/health.py"
 GENERATE, SCORE = "jrl/rollout/generate.py", "jrl/rollout/score.py"
+FORWARD = "jrl/ops/forward.py"
 TEST_GENERATE, TEST_SCORE = "tests/rollout/test_generate.py", "tests/rollout/test_score.py"
 
 PATCHES = [
@@ -83,8 +84,8 @@ PATCHES = [
     Mutation(
         rule="2.3",
         file=SCORE,
-        old="window_targets(sequences.inputs.tokens, sequences.starts, width=width)",
-        new="window_targets(sequences.inputs.tokens, sequences.starts + 1, width=width)",
+        old="logprobs=logprobs(params, features.policy),",
+        new="logprobs=logprobs(params, features.policy * 1.001),",
         test=f"{TEST_SCORE}::test_lore_2_3_the_first_ratio_is_one",
     ),
     Mutation(
@@ -120,19 +121,19 @@ PATCHES = [
     Mutation(
         rule="3.6",
         file=SCORE,
-        old="logprobs(ref_params, frozen, reference.policy, sequences, temperature)",
-        new="logprobs(ref_params, frozen, reference.policy, sequences, 1.0 + 0.0 * temperature)",
+        old="ref_logprobs=logprobs(ref_params, reference.policy),",
+        new="ref_logprobs=logprobs(ref_params, reference.policy * 1.001),",
         test=f"{TEST_SCORE}::test_lore_3_6_a_copied_reference_has_exactly_zero_kl",
     ),
     Mutation(
         rule="3.7",
-        file=SCORE,
-        old="        logits_fn = partial(policy.logits, params, frozen)\n",
-        new="        plain = partial(policy.logits, params, frozen)\n\n"
-        "        def logits_fn(states):\n"
-        "            logits = plain(states)\n"
-        "            best = logits.max(-1, keepdims=True)\n"
-        "            return jax.numpy.where(logits < best - 2.0, -jax.numpy.inf, logits)\n\n",
+        file=FORWARD,
+        old="    logits_fn = partial(policy.logits, params, frozen)\n",
+        new="    plain = partial(policy.logits, params, frozen)\n\n"
+        "    def logits_fn(states):\n"
+        "        logits = plain(states)\n"
+        "        best = logits.max(-1, keepdims=True)\n"
+        "        return jax.numpy.where(logits < best - 2.0, -jax.numpy.inf, logits)\n\n",
         test=f"{TEST_SCORE}::test_lore_3_7_filtered_sampling_is_scored_unfiltered",
     ),
     Mutation(

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.learners.forward import window_features, window_logprobs
 from jrl.models.config import VOCAB_MULTIPLE
+from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.kl import kl_k1
 from jrl.rollout.score import make_score
 from jrl.typing import Features, ModelInputs, PolicyFns, Scored, Sequences
@@ -54,7 +54,7 @@ def learner_logprobs(gpt2) -> np.ndarray:
     def learner(sequences):
         trunk = policy.trunk(frozen, sequences.inputs)
         hidden = window_features(policy, params, frozen, trunk, sequences).policy
-        settings = dict(temperature=0.7, logprob_chunk_bytes=PLAIN, vocab_size=PADDED_VOCAB)
+        settings = dict(temperature=0.7, chunk_bytes=PLAIN)
         return window_logprobs(
             policy, params, frozen, hidden, sequences, with_entropy=True, **settings
         ).logprobs

@@ -51,6 +51,18 @@ class TestParseGenKwargs:
         with pytest.raises(ValueError, match=f"`{name}` must be"):
             parse_gen_kwargs({"max_new_tokens": 4, name: value}, **SPECIAL)
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("temperature", "hot"), ("top_k", 2.5), ("do_sample", "false"), ("top_p", [0.9, "all"])],
+    )
+    def test_values_of_the_wrong_type_are_named(self, name, value):
+        with pytest.raises(TypeError, match=f"`gen_kwargs.{name}` must be"):
+            parse_gen_kwargs({"max_new_tokens": 4, name: value}, **SPECIAL)
+
+    def test_an_empty_sweep_is_refused(self):
+        with pytest.raises(ValueError, match="`top_k` is an empty list"):
+            parse_gen_kwargs({"max_new_tokens": 4, "top_k": []}, **SPECIAL)
+
 
 def test_filtered_tells_whether_log_probabilities_see_more_than_the_sampler():
     plain = GenerationSettings(max_new_tokens=4, eos_token_id=(1,), pad_token_id=0)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's reward function under the run's failure policy, for rollouts and evaluations alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jrl.rollout.rewards import RewardError, call_reward_fn
+from jrl.rollout.text import Texts
+
+
+@dataclass(frozen=True)
+class RewardCall:
+    """Calls a reward function; what it fails on is kept on the disk before the run stops.
+
+    Attributes:
+      reward_fn: The user's function.
+      tokenizer: Handed through.
+      skip_errors: Whether rows that fail become NaN; otherwise the first stops the run.
+      timeout: Seconds that one call may take; None waits for ever.
+      failures: Folder of the completions that it failed on.
+    """
+
+    reward_fn: Callable[..., Any]
+    tokenizer: Any
+    skip_errors: bool
+    timeout: float | None
+    failures: Path
+
+    def __call__(
+        self, texts: Texts, metadata: Mapping[str, Sequence[Any]], *, label: str
+    ) -> list[float | np.ndarray]:
+        """One reward a row, as `call_reward_fn` returns it.
+
+        Args:
+          texts: The completions.
+          metadata: One list a key, aligned with the rows.
+          label: Says which completions these are, in the name of the file that keeps them.
+        Raises:
+          RewardError: If the function fails and errors are not skipped; the completions are on disk by then.
+        """
+        try:
+            return call_reward_fn(
+                self.reward_fn,
+                texts,
+                tokenizer=self.tokenizer,
+                metadata=metadata,
+                skip_errors=self.skip_errors,
+                timeout=self.timeout,
+            )
+        except RewardError as error:
+            error.add_note(f"The completions of this call are kept in {self._keep(texts, metadata, label)}.")
+            raise
+
+    def _keep(self, texts: Texts, metadata: Mapping[str, Sequence[Any]], label: str) -> Path:
+        self.failures.mkdir(parents=True, exist_ok=True)
+        path = self.failures / f"failed_rollouts_{label}.jsonl"
+        with path.open("w", encoding="utf-8") as file:
+            for row in range(len(texts.outputs)):
+                record = {
+                    "prompt": texts.prompts[row],
+                    "output": texts.outputs[row],
+                    "output_tokens": [int(token) for token in texts.output_tokens[row]],
+                    "metadata": {name: column[row] for name, column in metadata.items()},
+                }
+                file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+        return path

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+
+from jrl.cli import main
+from tests.trainers.runs import PROMPTS, save_tiny_checkpoint
+
+TINY = [
+    *("--optimizer.kwargs.lr", "1e-3", "--scheduler.name", "constant"),
+    *("--train.seq_length", "16", "--train.total_steps", "2", "--train.batch_size", "4"),
+    *("--train.eval_interval", "0", "--method.gen_kwargs.max_new_tokens", "4"),
+]
+PPO = ["--method.num_rollouts", "4", "--method.chunk_size", "4", "--method.ppo_epochs", "1"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    return save_tiny_checkpoint(folder / "tiny"), str(folder / "prompts.txt")
+
+
+def paths(checkpoint, run_dir):
+    return [
+        *("--model.model_path", checkpoint, "--tokenizer.tokenizer_path", checkpoint),
+        *("--model.num_layers_unfrozen", "1", "--train.checkpoint_dir", str(run_dir)),
+    ]
+
+
+def test_ppo_end_to_end(files, tmp_path):
+    checkpoint, prompts = files
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", prompts]
+    assert main(["ppo", *reward, *paths(checkpoint, tmp_path), *TINY, *PPO]) == 0
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["step"] == 2
+    assert (tmp_path / "checkpoint_2" / "hf_model" / "config.json").exists()
+
+
+def test_generate_prints_prompts_with_their_completions(files, capsys):
+    assert main(["generate", "--model", files[0], "--prompt", "the cat", "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("the cat")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method.clip_range", "0.1"], "Did you mean `method.cliprange`"),
+        (["--train.total_steps", "many"], "`train.total_steps` must be int"),
+        (["--reward", "tests.trainers.runs:vowels"], "has no function 'vowels'"),
+        (["--prompts", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_a_mistake_in_the_flags_is_one_line_and_status_2(files, capsys, arguments, message):
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", files[1]]
+    assert main(["ppo", *reward, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jrl ppo: ") and message in error and error.count("\n") == 1

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds a loop: what a run leaves behind where it fails, what it keeps, what its configuration means."""
+
+import json
+import math
+import signal
+
+import jax
+import pytest
+
+import jrl
+from jrl.rollout.rewards import RewardError
+from jrl.trainers.checkpoint import Checkpointer, CheckpointError
+from jrl.trainers.loggers import Loggers
+from jrl.trainers.ppo import PPOTrainer
+from jrl.trainers.timing import CompileCounter
+from tests.trainers.runs import PROMPTS, count_vowels, ppo_config
+
+RATIO = "ppo/ratio_max_dev_first_minibatch"
+
+
+def ready(config, *, reward_fn=count_vowels, **others):
+    """A trainer with its data, before `learn`."""
+    trainer = PPOTrainer(config, reward_fn=reward_fn, **others)
+    trainer.add_data(samples=None, rewards=None, prompts=PROMPTS, eval_prompts=PROMPTS[:2])
+    return trainer
+
+
+class TestFailures:
+    def test_a_refused_folder_gives_the_signals_back(self, checkpoint, tmp_path):
+        (tmp_path / "checkpoint_4").mkdir()
+        before = signal.getsignal(signal.SIGINT)
+        with pytest.raises(CheckpointError, match="holds checkpoints of an earlier run"):
+            ready(ppo_config(checkpoint, tmp_path)).learn()
+        assert signal.getsignal(signal.SIGINT) is before
+
+    def test_a_tracker_that_fails_to_start_leaves_no_lock(self, checkpoint, tmp_path, monkeypatch):
+        def start(self, description, *, total_steps, step):
+            raise ConnectionError("no network")
+
+        monkeypatch.setattr(Loggers, "start", start)
+        before = signal.getsignal(signal.SIGINT)
+        with pytest.raises(ConnectionError):
+            ready(ppo_config(checkpoint, tmp_path)).learn()
+        assert signal.getsignal(signal.SIGINT) is before
+        Checkpointer(tmp_path, keep=1).close()
+
+    def test_a_reward_that_fails_in_the_first_evaluation_is_kept_and_may_be_tried_again(
+        self, checkpoint, tmp_path
+    ):
+        config = ppo_config(checkpoint, tmp_path)
+
+        def broken(outputs):
+            raise KeyError("judge")
+
+        with pytest.raises(RewardError, match="the cat") as caught:
+            ready(config, reward_fn=broken).learn()
+        assert "failed_rollouts_evaluation_at_step_000000" in str(caught.value.__notes__)
+        assert len(list((tmp_path / "failed_rollouts").glob("*.jsonl"))) == 1
+        assert not list(tmp_path.glob("checkpoint_*"))  # nothing was learned, so nothing stands in the way
+        Checkpointer(tmp_path, keep=1).close()
+
+
+class TestEvaluation:
+    def test_skip_holds_in_evaluations_too(self, checkpoint, tmp_path):
+        def reward_fn(outputs):
+            return [math.nan] + [1.0] * (len(outputs) - 1)
+
+        config = ppo_config(checkpoint, tmp_path, train={"reward_errors": "skip"})
+        found = ready(config, reward_fn=reward_fn).run_evaluation(0)
+        assert found.metrics["reward/mean"] == 1.0 and found.metrics["reward/failed"] == 1
+
+    def test_a_metric_that_a_sample_has_not_is_in_no_mean(self, checkpoint, tmp_path):
+        def metric_fn(outputs):
+            return {"score": [math.nan, 3.0], "none": [math.nan, math.nan]}
+
+        found = ready(ppo_config(checkpoint, tmp_path), metric_fn=metric_fn).run_evaluation(0)
+        assert found.metrics["metrics/score"] == 3.0 and math.isnan(found.metrics["metrics/none"])
+
+    def test_a_sweep_is_judged_by_its_first_value(self, checkpoint, tmp_path):
+        method = {"gen_kwargs": {"max_new_tokens": 8, "temperature": [0.5, 1.0]}}
+        found = ready(ppo_config(checkpoint, tmp_path, method=method)).run_evaluation(0)
+        assert found.score == found.metrics["reward/mean@temperature=0.5"]
+
+
+class TestRolloutSettings:
+    def test_lore_2_3_the_update_divides_by_the_temperature_of_the_rollouts(self, checkpoint, tmp_path):
+        method = {"gen_experience_kwargs": {"max_new_tokens": 8, "temperature": 0.5}}
+        trainer = ready(ppo_config(checkpoint, tmp_path, method=method, train={"total_steps": 4}))
+        trainer.learn()
+        (deviation,) = [record[RATIO] for record in trainer.history if RATIO in record]
+        assert deviation <= 4 * 2.0**-20
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            {"gen_experience_kwargs": {"max_new_tokens": 32}},
+            {"gen_kwargs": {"max_new_tokens": [8, 32]}},
+        ],
+    )
+    def test_every_completion_must_fit_behind_its_prompt(self, checkpoint, tmp_path, method):
+        with pytest.raises(ValueError, match=r"leaves no room for a prompt beside `max_new_tokens` \(32\)"):
+            ready(ppo_config(checkpoint, tmp_path, method=method))
+
+    def test_filters_of_the_rollouts_are_warned_of(self, checkpoint, tmp_path):
+        method = {"gen_experience_kwargs": {"max_new_tokens": 8, "top_k": 5}}
+        with pytest.warns(UserWarning, match="Rollouts are filtered"):
+            ready(ppo_config(checkpoint, tmp_path, method=method))
+
+
+def test_generate_drops_no_prompt(checkpoint, tmp_path):
+    trainer = ready(ppo_config(checkpoint, tmp_path, train={"long_prompts": "drop"}))
+    with pytest.raises(ValueError, match="prompt 0 has"):
+        trainer.generate(["the cat " * 40, "we"])
+
+
+def test_the_records_are_on_the_disk_before_the_checkpoint_that_counts_them(
+    checkpoint, tmp_path, monkeypatch
+):
+    told = []
+    flush, save = Loggers.flush, Checkpointer.save
+    monkeypatch.setattr(Loggers, "flush", lambda self: (told.append("flush"), flush(self))[1])
+    monkeypatch.setattr(
+        Checkpointer, "save", lambda self, *a, **k: (told.append("save"), save(self, *a, **k))[1]
+    )
+    ready(ppo_config(checkpoint, tmp_path, train={"total_steps": 4})).learn()
+    assert told[:2] == ["flush", "save"]
+
+
+def test_files_that_are_not_the_runs_stay_in_the_samples_folder(checkpoint, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "prompts.jsonl").write_text('{"prompt": "mine"}\n')
+    config = ppo_config(
+        checkpoint, tmp_path / "run", train={"total_steps": 4, "rollout_logging_dir": str(data)}
+    )
+    ready(config).learn()
+    ready(config.evolve(train={"resume_from_checkpoint": str(tmp_path / "run"), "total_steps": 8})).learn()
+    assert (data / "prompts.jsonl").read_text() == '{"prompt": "mine"}\n'
+    steps = [json.loads(line)["step"] for line in (data / "rollouts.jsonl").read_text().splitlines()]
+    assert steps == [4] * 8 + [8] * 8
+
+
+def test_compilations_are_counted_only_while_entered():
+    with CompileCounter() as counter:
+        jax.jit(lambda x: x * 3.25)(1.0)
+    counted = counter.count
+    jax.jit(lambda x: x * 4.25)(1.0)
+    assert counter.count == counted > 0
+
+
+def test_float16_is_refused_because_nothing_scales_its_loss():
+    with pytest.raises(ValueError, match="`train.compute_dtype` must be one of"):
+        jrl.default_ppo_config().evolve(train={"compute_dtype": "float16"})
+
+
+def test_changes_to_a_config_object_are_refused_not_ignored(checkpoint, tmp_path):
+    lm = jrl.load_model(checkpoint)[0].lm
+    config = ppo_config(checkpoint, tmp_path).evolve(
+        model={"model_path": lm.hf_config, "model_extra_configs": {"n_layer": 3}}
+    )
+    with pytest.raises(ValueError, match=r"`model.model_path` is a config object: set \['n_layer'\]"):
+        PPOTrainer(config, reward_fn=count_vowels)
