@@ -67,4 +67,11 @@ PATCHES = [
         new='return Dense(1, nn.initializers.lecun_normal(), name="out")(x).squeeze(-1)',
         test="tests/models/test_heads.py::test_lore_4_6_a_fresh_critic_says_zero_and_can_learn",
     ),
+    Mutation(
+        rule="2.13",
+        file="jrl/models/attention.py",
+        old='scores = jnp.einsum("bkmh,bksh->bkms", q, k, preferred_element_type=jnp.float32)',
+        new='scores = jnp.einsum("bkmh,bksh->bkms", q, k, precision="default", preferred_element_type=jnp.float32)',
+        test="tests/models/test_precision.py::test_lore_2_13_a_precision_that_is_asked_for_reaches_every_product",
+    ),
 ]
