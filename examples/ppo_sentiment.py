@@ -18,6 +18,8 @@ Every field of the PPO recipe is a flag (`--method.target 4`), and so is every f
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +39,7 @@ RECIPES = Path(__file__).resolve().parents[1] / "configs"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the example; what it leaves is in `--output-dir`."""
+    argv = sys.argv[1:] if argv is None else list(argv)
     flags, ppo_overrides, sft_overrides = parse(argv)
     began, console, folder = time.perf_counter(), Console(), Path(flags.output_dir)
     config = apply_overrides(jrl.TRLConfig.load_yaml(flags.config), ppo_overrides)
@@ -47,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.rule("Supervised fine-tuning")
         sft_config = apply_overrides(jrl.TRLConfig.load_yaml(flags.sft_config), sft_overrides)
         start = pretrain(corpus, folder, config=sft_config, tokenizer_path=flags.tokenizer, seed=flags.seed)
+        if start is None:
+            return stopped(console, argv, folder, "--sft.train.resume_from_checkpoint", folder / "sft")
     tokenizer_path = flags.tokenizer or start
     reference = Checkpoint(start, tokenizer_path)
     options = dict(seed=flags.seed, gen_kwargs=config.method.gen_kwargs)
@@ -64,10 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
     )
     if trainer.interrupted:
-        console.print(
-            f"Stopped early. Resume with --model {start} --train.resume_from_checkpoint {folder / 'ppo'}"
-        )
-        return 0
+        resume = ("--model", start, "--train.resume_from_checkpoint", folder / "ppo")
+        return stopped(console, argv, folder, *resume)
     policy = Checkpoint(trainer.save_pretrained(folder / "policy"))
     after = judge(policy.complete(corpus.eval_prompts, **options), reward_fn, reference)
     seconds = time.perf_counter() - began
@@ -75,7 +78,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str], list[str]]:
+def stopped(console: Console, argv: Sequence[str], folder: Path, *resume: str | Path) -> int:
+    """Says how to go on after Ctrl-C: the same flags, and `resume`; of a flag given twice, the last one counts."""
+    words = ["python", sys.argv[0], *argv, "--output-dir", folder, *resume]
+    console.print("Stopped early; all is saved. To go on:\n")
+    console.print(shlex.join(map(str, words)), style="bold", soft_wrap=True, highlight=False, markup=False)
+    return 0
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
     """The flags, the overrides of the PPO recipe, and those of the SFT recipe (`--sft.` in front)."""
     top = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0],
@@ -93,7 +104,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str], li
     top.add_argument("--reward", default="vader", help="`vader` or an importable module:function")
     top.add_argument("--config", default=RECIPES / "ppo_sentiment.yaml", help="PPO recipe")
     top.add_argument("--sft-config", default=RECIPES / "sft_sentiment.yaml", help="SFT recipe")
-    top.add_argument("--num-reviews", type=int, default=6000, help="size of the generated corpus")
+    top.add_argument("--num-reviews", type=int, default=8000, help="size of the generated corpus")
     top.add_argument("--num-eval-prompts", type=int, default=256, help="held-out prompts")
     flags, rest = top.parse_known_args(argv)
     stages: dict[bool, list[str]] = {False: [], True: []}

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The review corpus: several thousand movie reviews, balanced in sentiment, written by a grammar.
 
-A review opens without a verdict, then speaks of two or three aspects of the film (story, acting, music, ...),
+A review opens without a verdict, then speaks of a few aspects of the film (story, acting, music, ...),
 may wander off into an aside, and may end in a recommendation. How often it praises is drawn first, the
-*favor* of the
-review: from 0, everything is bad, to 1, everything is good. A prompt cut from the opening therefore says
-nothing of what follows, and steering the completions is a task of its own.
+*favor* of the review: from 0, everything is bad, to 1, everything is good. A prompt cut from the opening
+therefore says nothing of what follows, and steering the completions is a task of its own.
 """
 
 from __future__ import annotations
@@ -23,13 +22,7 @@ RULES_FOLDER = Path(__file__).parent / "rules"
 ASPECTS = ("story", "acting", "music", "pace", "direction", "look", "dialogue", "people", "ending")
 OVERALL = ("verdict", "comparison")
 FAVORS = (0.0, 0.15, 0.5, 0.85, 1.0)
-FAVOR_WEIGHTS = (
-    0.28,
-    0.18,
-    0.14,
-    0.16,
-    0.24,
-)  # VADER hears praise louder than scorn: this brings its mean to zero
+FAVOR_WEIGHTS = (0.28, 0.18, 0.14, 0.16, 0.24)  # VADER hears praise louder than scorn: the mean is then zero
 CONCESSIONS = 0.22
 VERDICTS = 0.4
 ASIDES = 0.15

@@ -27,7 +27,7 @@ ARCHITECTURE = {
 
 def pretrain(
     corpus: Corpus, folder: Path, *, config: jrl.TRLConfig, tokenizer_path: str | None = None, seed: int
-) -> Path:
+) -> Path | None:
     """Fine-tunes a policy from scratch on the training reviews.
 
     Args:
@@ -38,7 +38,7 @@ def pretrain(
       tokenizer_path: Tokenizer to use; None trains one on the corpus.
       seed: Of the weights and the data order.
     Returns:
-      Folder of the trained checkpoint, the tokenizer included.
+      Folder of the trained checkpoint, the tokenizer included; None if the process was asked to stop.
     """
     tokenizer = (
         jrl.load_tokenizer(tokenizer_path)
@@ -57,7 +57,7 @@ def pretrain(
         ),
     )
     if trainer.interrupted:
-        raise SystemExit(0)
+        return None
     return Path(trainer.save_pretrained(folder / "sft_model"))
 
 
