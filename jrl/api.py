@@ -58,9 +58,39 @@ def train(
     Raises:
       ValueError: If the arguments do not say what to train on, or do not fit the configured trainer.
     """
+    trainer = prepare(
+        model_path=model_path,
+        reward_fn=reward_fn,
+        dataset=dataset,
+        samples=samples,
+        rewards=rewards,
+        prompts=prompts,
+        eval_prompts=eval_prompts,
+        metric_fn=metric_fn,
+        config=config,
+        stop_sequences=stop_sequences,
+    )
+    trainer.learn()
+    return trainer
+
+
+def prepare(
+    *,
+    model_path: Any = None,
+    reward_fn: Callable[..., Any] | None = None,
+    dataset: tuple[Sequence[Any], Sequence[float]] | None = None,
+    samples: Sequence[Any] | None = None,
+    rewards: Sequence[float] | None = None,
+    prompts: Sequence[Any] | None = None,
+    eval_prompts: Sequence[Any] | None = None,
+    metric_fn: Callable[..., Any] | None = None,
+    config: TRLConfig | None = None,
+    stop_sequences: Sequence[str] | None = None,
+) -> Trainer:
+    """The trainer that `train` would run, its model and data loaded; the arguments are those of `train`."""
     if dataset is not None:
         warnings.warn(
-            "`dataset` is deprecated: pass `samples` and `rewards`.", DeprecationWarning, stacklevel=2
+            "`dataset` is deprecated: pass `samples` and `rewards`.", DeprecationWarning, stacklevel=3
         )
         samples, rewards = dataset
     if reward_fn is None and samples is None:
@@ -74,7 +104,7 @@ def train(
         warnings.warn(
             f"No `config` given: using the default one for {config.train.trainer}, with model "
             f"{config.model.model_path!r}.",
-            stacklevel=2,
+            stacklevel=3,
         )
     if model_path is not None:
         config = config.evolve(model={"model_path": model_path})
@@ -83,7 +113,6 @@ def train(
         config, reward_fn=reward_fn, metric_fn=metric_fn, stop_sequences=tuple(stop_sequences or ())
     )
     trainer.add_data(samples=samples, rewards=rewards, prompts=prompts, eval_prompts=eval_prompts)
-    trainer.learn()
     return trainer
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import os
 import sys
@@ -14,11 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrl.api import load_model, train
+from jrl.api import load_model, prepare
 from jrl.data.batching import pad_left
 from jrl.data.sources import load_prompts, load_samples
-from jrl.data.tokenizer import load_tokenizer
-from jrl.trainers.base import Trainer
+from jrl.data.tokenizer import load_tokenizer, tokenize
+from jrl.trainers.checkpoint import CheckpointError
 from jrl.trainers.config import TRLConfig, default_ppo_config, default_sft_config
 from jrl.trainers.overrides import apply_overrides
 
@@ -85,21 +84,24 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; a mistake in the flags is one line on stderr and exit status 2."""
+    """Runs one command; a mistake in the flags, or in what they name, is one line on stderr and exit status 2."""
     flags, overrides = parser().parse_known_args(argv)
     try:
         work = {"ppo": ppo, "sft": sft, "generate": generate}[flags.command](flags, overrides)
     except (ValueError, TypeError, FileNotFoundError) as error:
         print(f"jrl {flags.command}: {error}", file=sys.stderr)
         return 2
-    work()
+    try:
+        work()
+    except CheckpointError as error:
+        print(f"jrl {flags.command}: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
-def ppo(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], Trainer]:
-    """`jrl ppo`: flags and files are read now, training starts when the result is called."""
-    return functools.partial(
-        train,
+def ppo(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
+    """`jrl ppo`: flags, files and model are read now, training starts when the result is called."""
+    trainer = prepare(
         config=_config(flags, overrides, default_ppo_config),
         reward_fn=load_function(flags.reward),
         prompts=load_prompts(flags.prompts),
@@ -107,18 +109,19 @@ def ppo(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], Trainer
         metric_fn=load_function(flags.metric) if flags.metric else None,
         stop_sequences=flags.stop,
     )
+    return trainer.learn
 
 
-def sft(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], Trainer]:
+def sft(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
     """`jrl sft`: likewise."""
-    return functools.partial(
-        train,
+    trainer = prepare(
         config=_config(flags, overrides, default_sft_config),
         samples=load_samples(flags.samples),
         eval_prompts=load_prompts(flags.eval_prompts) if flags.eval_prompts else None,
         metric_fn=load_function(flags.metric) if flags.metric else None,
         stop_sequences=flags.stop,
     )
+    return trainer.learn
 
 
 def _config(flags: argparse.Namespace, overrides: list[str], default: Callable[[], TRLConfig]) -> TRLConfig:
@@ -131,10 +134,9 @@ def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], No
         raise ValueError(f"unknown flags {overrides}.")
     tokenizer = load_tokenizer(flags.model)
     model, params = load_model(flags.model)
-    tokens, mask = pad_left(
-        [tokenizer(text, add_special_tokens=False)["input_ids"] for text in flags.prompt],
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    tokens, mask = pad_left(tokenize(tokenizer, flags.prompt), pad_token_id=tokenizer.pad_token_id)
+    if not mask.any(axis=1).all():
+        raise ValueError("a --prompt has no tokens; to start a document, give the BOS or EOS text.")
 
     def work() -> None:
         completions = model.generate(
@@ -149,8 +151,9 @@ def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], No
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
+        ids = jax.device_get(completions).tolist()
         for prompt, output in zip(
-            flags.prompt, tokenizer.batch_decode(completions, skip_special_tokens=True), strict=True
+            flags.prompt, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True
         ):
             print(f"{prompt}{output}")
 

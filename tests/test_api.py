@@ -38,7 +38,7 @@ def test_train_takes_the_seeds_arguments_in_the_seeds_order():
 
 
 def test_nothing_to_train_on_is_an_error():
-    with pytest.raises(ValueError, match="give `reward_fn`.*or `samples`"):
+    with pytest.raises(ValueError, match=r"give `reward_fn`.*or `samples`"):
         jrl.train("somewhere")
 
 

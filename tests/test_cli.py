@@ -28,6 +28,7 @@ def paths(checkpoint, run_dir):
     ]
 
 
+@pytest.mark.slow
 def test_ppo_end_to_end(files, tmp_path):
     checkpoint, prompts = files
     reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", prompts]
@@ -37,9 +38,22 @@ def test_ppo_end_to_end(files, tmp_path):
     assert (tmp_path / "checkpoint_2" / "hf_model" / "config.json").exists()
 
 
+def test_a_folder_in_use_is_one_line_and_status_2(files, tmp_path, capsys):
+    checkpoint, prompts = files
+    (tmp_path / "checkpoint_4").mkdir()
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", prompts]
+    assert main(["ppo", *reward, *paths(checkpoint, tmp_path), *TINY, *PPO]) == 2
+    assert "holds checkpoints of an earlier run" in capsys.readouterr().err
+
+
 def test_generate_prints_prompts_with_their_completions(files, capsys):
     assert main(["generate", "--model", files[0], "--prompt", "the cat", "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("the cat")
+
+
+def test_generate_refuses_a_prompt_without_tokens(files, capsys):
+    assert main(["generate", "--model", files[0], "--prompt", ""]) == 2
+    assert "a --prompt has no tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -49,6 +63,10 @@ def test_generate_prints_prompts_with_their_completions(files, capsys):
         (["--train.total_steps", "many"], "`train.total_steps` must be int"),
         (["--reward", "tests.trainers.runs:vowels"], "has no function 'vowels'"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
+        (
+            ["--model.model_path", "/tmp", "--tokenizer.tokenizer_path", "/nowhere"],
+            "`tokenizer_path`: no tokenizer",
+        ),
     ],
 )
 def test_a_mistake_in_the_flags_is_one_line_and_status_2(files, capsys, arguments, message):

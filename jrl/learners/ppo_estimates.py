@@ -115,7 +115,7 @@ def kl_per_sequence(batch: PPOBatch) -> Mean:
 
 
 def rollout_metrics(batch: PPOBatch, targets: PPOTargets) -> Metrics:
-    """What the rollouts were like, before any training on them. Rewards are the user's own, unclipped."""
+    """What the rollouts were like, before any training on them. Rewards are neither clipped nor scaled."""
     mask, scored = batch.sequences.mask, batch.scored
     real = jnp.any(mask, axis=1)
     totals = masked_sum(batch.scores, mask, axis=1)

@@ -179,10 +179,19 @@ class TestErrors:
             self.make("adamw_8bit_bnb")
 
     @pytest.mark.parametrize(
-        "kwargs", [{"lr": "1e-4"}, {"lr": -1.0}, {"lr": math.nan}, {"betas": [0.9, "0.99"]}]
+        "kwargs",
+        [
+            {"lr": "1e-4"},
+            {"lr": -1.0},
+            {"lr": math.nan},
+            {"lr": [1e-4]},
+            {"betas": [0.9, "0.99"]},
+            {"betas": 0.9},
+            {"betas": [0.9]},
+        ],
     )
     def test_numbers_must_be_numbers(self, kwargs: dict[str, Any]) -> None:
-        with pytest.raises(ValueError, match="must be a finite number"):
+        with pytest.raises(ValueError, match="finite number"):
             self.make("adamw", **kwargs)
 
     def test_a_clip_of_zero_is_refused(self) -> None:

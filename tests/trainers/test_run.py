@@ -4,6 +4,7 @@
 import json
 import math
 import signal
+from pathlib import Path
 
 import jax
 import pytest
@@ -17,12 +18,37 @@ from jrl.trainers.timing import CompileCounter
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config
 
 RATIO = "ppo/ratio_max_dev_first_minibatch"
+FOREIGN = '{"prompt": "mine"}\n'
 
 
 def ready(config, *, reward_fn=count_vowels, **others):
     """A trainer with its data, before `learn`."""
     trainer = PPOTrainer(config, reward_fn=reward_fn, **others)
     trainer.add_data(samples=None, rewards=None, prompts=PROMPTS, eval_prompts=PROMPTS[:2])
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def resumed(checkpoint, tmp_path_factory):
+    """One iteration, then one more from its checkpoint; rollouts have a temperature of their own."""
+    folder, told = tmp_path_factory.mktemp("resumed"), []
+    (folder / "data").mkdir()
+    (folder / "data" / "prompts.jsonl").write_text(FOREIGN)
+    flush, save = Loggers.flush, Checkpointer.save
+    config = ppo_config(
+        checkpoint,
+        folder / "run",
+        train={"total_steps": 4, "rollout_logging_dir": str(folder / "data")},
+        method={"gen_experience_kwargs": {"max_new_tokens": 8, "temperature": 0.5}},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loggers, "flush", lambda self: (told.append("flush"), flush(self))[1])
+        patch.setattr(Checkpointer, "save", lambda *a, **k: (told.append("save"), save(*a, **k))[1])
+        ready(config).learn()
+        more = {"resume_from_checkpoint": str(folder / "run"), "total_steps": 8}
+        trainer = ready(config.evolve(train=more))
+        trainer.learn()
+    trainer.told = told
     return trainer
 
 
@@ -84,12 +110,9 @@ class TestEvaluation:
 
 
 class TestRolloutSettings:
-    def test_lore_2_3_the_update_divides_by_the_temperature_of_the_rollouts(self, checkpoint, tmp_path):
-        method = {"gen_experience_kwargs": {"max_new_tokens": 8, "temperature": 0.5}}
-        trainer = ready(ppo_config(checkpoint, tmp_path, method=method, train={"total_steps": 4}))
-        trainer.learn()
-        (deviation,) = [record[RATIO] for record in trainer.history if RATIO in record]
-        assert deviation <= 4 * 2.0**-20
+    def test_lore_2_3_the_update_divides_by_the_temperature_of_the_rollouts(self, resumed):
+        deviations = [record[RATIO] for record in resumed.history if RATIO in record]
+        assert len(deviations) == 2 and max(deviations) <= 4 * 2.0**-20
 
     @pytest.mark.parametrize(
         "method",
@@ -114,29 +137,13 @@ def test_generate_drops_no_prompt(checkpoint, tmp_path):
         trainer.generate(["the cat " * 40, "we"])
 
 
-def test_the_records_are_on_the_disk_before_the_checkpoint_that_counts_them(
-    checkpoint, tmp_path, monkeypatch
-):
-    told = []
-    flush, save = Loggers.flush, Checkpointer.save
-    monkeypatch.setattr(Loggers, "flush", lambda self: (told.append("flush"), flush(self))[1])
-    monkeypatch.setattr(
-        Checkpointer, "save", lambda self, *a, **k: (told.append("save"), save(self, *a, **k))[1]
-    )
-    ready(ppo_config(checkpoint, tmp_path, train={"total_steps": 4})).learn()
-    assert told[:2] == ["flush", "save"]
+def test_the_records_are_on_the_disk_before_the_checkpoint_that_counts_them(resumed):
+    assert resumed.told == ["flush", "save", "flush", "save"]
 
 
-def test_files_that_are_not_the_runs_stay_in_the_samples_folder(checkpoint, tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "prompts.jsonl").write_text('{"prompt": "mine"}\n')
-    config = ppo_config(
-        checkpoint, tmp_path / "run", train={"total_steps": 4, "rollout_logging_dir": str(data)}
-    )
-    ready(config).learn()
-    ready(config.evolve(train={"resume_from_checkpoint": str(tmp_path / "run"), "total_steps": 8})).learn()
-    assert (data / "prompts.jsonl").read_text() == '{"prompt": "mine"}\n'
+def test_files_that_are_not_the_runs_stay_in_the_samples_folder(resumed):
+    data = Path(resumed.config.train.rollout_logging_dir)
+    assert (data / "prompts.jsonl").read_text() == FOREIGN
     steps = [json.loads(line)["step"] for line in (data / "rollouts.jsonl").read_text().splitlines()]
     assert steps == [4] * 8 + [8] * 8
 
@@ -150,7 +157,7 @@ def test_compilations_are_counted_only_while_entered():
 
 
 def test_float16_is_refused_because_nothing_scales_its_loss():
-    with pytest.raises(ValueError, match="`train.compute_dtype` must be one of"):
+    with pytest.raises(ValueError, match="compute_dtype` must be one of"):
         jrl.default_ppo_config().evolve(train={"compute_dtype": "float16"})
 
 
