@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.data.batching import bucket_length, pad_right
+from jrl.data.fingerprint import fingerprint
 from jrl.data.ordering import shuffled
 from jrl.data.tokenizer import cut, tokenize
 from jrl.typing import ModelInputs, Sequences
@@ -92,6 +93,10 @@ class DialogueSet:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def sha256(self) -> str:
+        """Fingerprint of the tokens, of which are learned, and of their order."""
+        return fingerprint(self._rows)
 
     def batch(self, step: int, batch_size: int) -> Sequences:
         """The rows of optimizer step `step`, a pure function of (seed, step, batch_size).

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jrl.data.batching import bucket_length, pad_left
+from jrl.data.fingerprint import fingerprint
 from jrl.data.ordering import shuffled
 from jrl.data.tokenizer import cut, tokenize
 from jrl.typing import ModelInputs
@@ -109,6 +110,10 @@ class PromptSet:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def sha256(self) -> str:
+        """Fingerprint of the tokens, the metadata and their order."""
+        return fingerprint(self._rows, self._metadata)
 
     def order(self, global_indices: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         """Which prompt stands at each place of the endless shuffled stream: a pure function of (seed, place)."""

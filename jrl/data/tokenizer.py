@@ -8,8 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import AutoTokenizer
-
 
 def load_tokenizer(
     path: Any,
@@ -34,6 +32,8 @@ def load_tokenizer(
         if side not in ("left", "right"):
             raise ValueError(f'`{name}` must be "left" or "right", got {side!r}.')
     if isinstance(path, str | os.PathLike):
+        from transformers import AutoTokenizer  # here, because it takes seconds where torch is installed
+
         try:
             tokenizer = AutoTokenizer.from_pretrained(os.fspath(path), **(extra or {}))
         except (OSError, ValueError) as error:

@@ -75,7 +75,8 @@ class PPOConfig(MethodConfig):
       ref_mean: Mean of the reference scores: goes with `ref_std`, and changes nothing, as no mean is subtracted.
       ref_std: Standard deviation of the reference scores; None takes that of the first iteration's.
       cliprange_reward: Scores are clipped to ±this before anything else; None, False and 0 are off.
-      missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
+      missing_eos_penalty: Part of the score of a completion that `max_new_tokens` cut, with a minus sign, before
+        clipping; None: nothing.
       gen_experience_kwargs: Used instead of `gen_kwargs` for rollouts; evaluation keeps `gen_kwargs`.
       num_value_layers_unfrozen: Blocks of a separate value branch; 0 reads values from the policy's features.
     """

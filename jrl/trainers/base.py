@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrl.data.fingerprint import fingerprint
 from jrl.data.prompts import PromptSet
 from jrl.models.checkpoint import save_checkpoint
 from jrl.models.policy import merge_params
@@ -260,6 +261,13 @@ class Trainer(abc.ABC):
     def untrained(self) -> Any:
         """All arrays that the run depends on and that no checkpoint holds."""
         return self.frozen
+
+    def data_sha256(self) -> dict[str, str]:
+        """Fingerprints, by argument of `jrl.train`, of all data that decides what the run does."""
+        found = {"stop_sequences": fingerprint(self.stop_sequences)}
+        if self.eval_prompts is not None:
+            found["eval_prompts"] = self.eval_prompts.sha256()
+        return found
 
     def state_is_deleted(self) -> bool:
         """Whether an update failed half-way, after the donated state was gone."""

@@ -71,7 +71,10 @@ class GenerationSettings:
     @property
     def filtered(self) -> bool:
         """Whether sampling leaves out tokens that the log-probabilities of training still count."""
-        return self.do_sample and (self.top_k > 0 or self.top_p < 1 or self.repetition_penalty != 1)
+        if not self.do_sample:
+            return False
+        reshaped = self.repetition_penalty != 1 or self.min_new_tokens > 0 or len(self.suppress_tokens) > 0
+        return reshaped or self.top_k > 0 or self.top_p < 1
 
     @property
     def knobs(self) -> SamplingKnobs:

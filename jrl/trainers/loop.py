@@ -21,6 +21,7 @@ from jrl.ops.metrics import finalize
 from jrl.trainers.checkpoint import Checkpointer
 from jrl.trainers.loggers import make_loggers
 from jrl.trainers.loggers_jsonl import SAMPLES
+from jrl.trainers.manifest import CheckpointError
 from jrl.trainers.signals import GracefulStop
 from jrl.trainers.timing import CompileCounter, Stopwatch
 from jrl.typing import Metrics
@@ -140,6 +141,7 @@ class Run:
         improved = evaluates and self.evaluate()
         save_best = improved and self.config.save_best
         if last or save_best or self.stopped or self._due(self.config.checkpoint_interval, before):
+            self.flush()  # a divergence must be noticed before it is saved as if nothing were wrong
             self.save()
 
     def evaluate(self) -> bool:
@@ -208,6 +210,7 @@ class Run:
                 "evaluations": self.num_evaluations,
                 "best_score": self.best_score,
                 "frozen_sha256": self.trainer.frozen_sha256(),
+                "data_sha256": self.trainer.data_sha256(),
             },
             best_score=self.best_score,
         )
@@ -222,7 +225,13 @@ class Run:
         )
         if found is None:
             return None
-        cursor = found.cursor
+        cursor, data = found.cursor, self.trainer.data_sha256()
+        changed = [name for name in data if cursor["data_sha256"].get(name) != data[name]]
+        if changed:
+            raise CheckpointError(
+                f"{found.path} was trained with other data: {', '.join(f'`{name}`' for name in sorted(changed))} "
+                "differ, in content or order. Give the same, or start a new run in another `train.checkpoint_dir`."
+            )
         self.trainer.state = found.state
         self.iteration, self.num_evaluations = cursor["iteration"], cursor["evaluations"]
         self.best_score = cursor["best_score"]

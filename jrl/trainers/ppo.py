@@ -182,6 +182,10 @@ class PPOTrainer(Trainer):
         """The frozen layers and the reference: rewards depend on both."""
         return self.frozen, self.ref_params
 
+    def data_sha256(self) -> dict[str, str]:
+        """The prompts', beside what every trainer has."""
+        return super().data_sha256() | {"prompts": self.prompts.sha256()}
+
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""
         return self.state.train.step

@@ -48,11 +48,8 @@ def get_method(name: str) -> type[MethodConfig]:
     return look_up(name.lower(), METHODS, field="method.name", given=name)
 
 
-Value = TypeVar("Value")
-
-
-def look_up(key: str, table: Mapping[str, Value], *, field: str, given: str) -> Value:
-    """An entry of a table of names.
+def look_up(key: str, table: Mapping[str, Class], *, field: str, given: str) -> Class:
+    """The class of a name.
 
     Raises:
       ValueError: Naming the field, what was given, what is known and what is closest.
@@ -60,5 +57,6 @@ def look_up(key: str, table: Mapping[str, Value], *, field: str, given: str) -> 
     if key in table:
         return table[key]
     near = difflib.get_close_matches(key, table, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"`{field}` must be one of {sorted(table)}, got {given!r}.{hint}")
+    hint = f" Did you mean {table[near[0]].__name__}?" if near else ""
+    known = ", ".join(sorted(entry.__name__ for entry in table.values()))
+    raise ValueError(f"`{field}` must be one of {known}, got {given!r}.{hint}")

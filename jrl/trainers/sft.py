@@ -105,6 +105,10 @@ class SFTTrainer(Trainer):
         """Trainable parameters."""
         return self.state.params
 
+    def data_sha256(self) -> dict[str, str]:
+        """The samples', beside what every trainer has."""
+        return super().data_sha256() | {"samples": self.samples.sha256()}
+
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""
         return self.state.step

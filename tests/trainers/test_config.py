@@ -97,7 +97,7 @@ train: {total_steps: 8, seq_length: 64, epochs: 1, batch_size: 4, checkpoint_int
             ("scheduler:", "shceduler:", ValueError, r"`shceduler`.*Did you mean `scheduler`"),
             ("epochs: 1, ", "", ValueError, r"lacks.*train.epochs"),
             ("tokenizer: {tokenizer_path: gpt2}", "", ValueError, r"lacks the sections \['tokenizer'\]"),
-            ("ppoconfig", "ppoconfg", ValueError, r"method.name.*Did you mean 'ppoconfig'"),
+            ("ppoconfig", "ppoconfg", ValueError, r"method.name.*Did you mean PPOConfig"),
             ("name: ppoconfig, ", "", ValueError, r"method.name` is required"),
             ("batch_size: 4", "batch_size: four", TypeError, r"`train.batch_size` must be int, got 'four'"),
             ("batch_size: 4", "batch_size: 4.5", TypeError, r"`train.batch_size` must be int, got 4.5"),

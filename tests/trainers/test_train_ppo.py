@@ -7,6 +7,7 @@ import pytest
 
 import jrl
 from jrl.rollout.rewards import RewardError
+from jrl.trainers.checkpoint import CheckpointError
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, repeatable
 
 
@@ -87,6 +88,12 @@ class TestResume:
         training = [record for record in repeatable(whole.history) if "iteration" in record]
         assert [record for record in repeatable(resumed.history) if "iteration" in record] == training
 
+    def test_other_data_is_refused_by_name(self, whole, checkpoint, tmp_path):
+        train(ppo_config(checkpoint, tmp_path, train={"total_steps": 4}))
+        again = ppo_config(checkpoint, tmp_path, train={"resume_from_checkpoint": str(tmp_path)})
+        with pytest.raises(CheckpointError, match="other data: `prompts`, `stop_sequences` differ"):
+            train(again, prompts=PROMPTS[::-1], stop_sequences=["."])
+
 
 class TestRewardFailures:
     @pytest.mark.parametrize(
@@ -159,6 +166,5 @@ def test_one_compilation_per_program_over_a_run(checkpoint, tmp_path):
     assert len([record for record in trainer.history if "iteration" in record]) == 20
     assert trainer.update._cache_size() == 1
     assert trainer.collect._join_and_score._cache_size() == 1
-    assert trainer.collect._assemble._cache_size() == 1
     counts = [record["perf/compilations"] for record in trainer.history if "iteration" in record]
     assert counts[2:] == counts[2:3] * len(counts[2:])
