@@ -36,23 +36,24 @@ class MethodConfig:
           ValueError: Naming the field, what it must be, and what it is.
         """
         check_fields(
+            self,
             (
-                "max_new_tokens" in self.gen_kwargs,
                 "gen_kwargs",
+                "max_new_tokens" in self.gen_kwargs,
                 "a mapping that holds `max_new_tokens` (the width of the completion window)",
-                self.gen_kwargs,
             ),
         )
 
 
-def check_fields(*checks: tuple[bool, str, str, object]) -> None:
+def check_fields(config: MethodConfig, *checks: tuple[str, bool, str]) -> None:
     """Raises for the first field that does not hold.
 
     Args:
-      *checks: (whether it holds, field name, what the field must be, its value).
+      config: Whose fields they are.
+      *checks: (field name, whether it holds, what the field must be).
     Raises:
       ValueError: For the first entry whose condition is False.
     """
-    for holds, name, expected, got in checks:
+    for name, holds, expected in checks:
         if not holds:
-            raise ValueError(f"`method.{name}` must be {expected}, got {got!r}.")
+            raise ValueError(f"`method.{name}` must be {expected}, got {vars(config)[name]!r}.")

@@ -105,60 +105,31 @@ class PPOConfig(MethodConfig):
     def validate(self) -> None:
         """Refuses values outside their range."""
         super().validate()
+        experience, penalty = self.gen_experience_kwargs, self.missing_eos_penalty
         check_fields(
-            (self.ppo_epochs >= 1, "ppo_epochs", "at least 1", self.ppo_epochs),
-            (self.num_rollouts >= 1, "num_rollouts", "at least 1", self.num_rollouts),
-            (self.chunk_size >= 1, "chunk_size", "at least 1", self.chunk_size),
-            (self.init_kl_coef >= 0, "init_kl_coef", "at least 0", self.init_kl_coef),
+            self,
+            ("ppo_epochs", self.ppo_epochs >= 1, "at least 1"),
+            ("num_rollouts", self.num_rollouts >= 1, "at least 1"),
+            ("chunk_size", self.chunk_size >= 1, "at least 1"),
+            ("init_kl_coef", self.init_kl_coef >= 0, "at least 0"),
+            ("target", self.target is None or self.target > 0, "positive nats per sequence, or None"),
+            ("horizon", self.horizon > 0, "positive"),
+            ("gamma", 0 <= self.gamma <= 1, "in [0, 1]"),
+            ("lam", 0 <= self.lam <= 1, "in [0, 1]"),
+            ("cliprange", self.cliprange > 0, "positive"),
+            ("cliprange_value", self.cliprange_value > 0, "positive"),
+            ("vf_coef", self.vf_coef >= 0, "at least 0"),
+            ("scale_reward", self.scale_reward in SCALE_REWARD_MODES, f"one of {SCALE_REWARD_MODES}"),
+            ("ref_std", (self.ref_mean is None) == (self.ref_std is None), "given together with `ref_mean`"),
+            ("ref_std", self.ref_std is None or self.ref_std > 0, "positive, or None"),
+            ("cliprange_reward", not self.cliprange_reward or self.cliprange_reward > 0, "positive, or off"),
+            ("missing_eos_penalty", penalty is None or penalty >= 0, "at least 0, or None"),
             (
-                self.target is None or self.target > 0,
-                "target",
-                "positive nats per sequence, or None",
-                self.target,
-            ),
-            (self.horizon > 0, "horizon", "positive", self.horizon),
-            (0 <= self.gamma <= 1, "gamma", "in [0, 1]", self.gamma),
-            (0 <= self.lam <= 1, "lam", "in [0, 1]", self.lam),
-            (self.cliprange > 0, "cliprange", "positive", self.cliprange),
-            (self.cliprange_value > 0, "cliprange_value", "positive", self.cliprange_value),
-            (self.vf_coef >= 0, "vf_coef", "at least 0", self.vf_coef),
-            (
-                self.scale_reward in SCALE_REWARD_MODES,
-                "scale_reward",
-                'one of "running", "ref", "ignored", null, false',
-                self.scale_reward,
-            ),
-            (
-                (self.ref_mean is None) == (self.ref_std is None),
-                "ref_std",
-                "given together with `ref_mean`, or neither",
-                self.ref_std,
-            ),
-            (self.ref_std is None or self.ref_std > 0, "ref_std", "positive, or None", self.ref_std),
-            (
-                not self.cliprange_reward or self.cliprange_reward > 0,
-                "cliprange_reward",
-                "positive, or off",
-                self.cliprange_reward,
-            ),
-            (
-                self.missing_eos_penalty is None or self.missing_eos_penalty >= 0,
-                "missing_eos_penalty",
-                "at least 0, or None",
-                self.missing_eos_penalty,
-            ),
-            (
-                self.gen_experience_kwargs is None or "max_new_tokens" in self.gen_experience_kwargs,
                 "gen_experience_kwargs",
+                experience is None or "max_new_tokens" in experience,
                 "a mapping that holds `max_new_tokens` (it replaces `gen_kwargs` for rollouts), or None",
-                self.gen_experience_kwargs,
             ),
-            (
-                self.num_value_layers_unfrozen >= 0,
-                "num_value_layers_unfrozen",
-                "at least 0",
-                self.num_value_layers_unfrozen,
-            ),
+            ("num_value_layers_unfrozen", self.num_value_layers_unfrozen >= 0, "at least 0"),
         )
 
 

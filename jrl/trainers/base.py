@@ -13,9 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from jrl.data.fingerprint import fingerprint
 from jrl.data.prompts import PromptSet
+from jrl.learners.optimizers import make_optimizer, make_schedule
+from jrl.mesh import replicated, tree_shardings
 from jrl.models.checkpoint import save_checkpoint
 from jrl.models.policy import merge_params
 from jrl.rollout.text import decode_rows
@@ -25,7 +28,7 @@ from jrl.trainers.evaluation import Evaluation, Evaluator
 from jrl.trainers.generation import GenerationSettings, Sampler, Sweep, parse_gen_kwargs
 from jrl.trainers.reward_calls import RewardCall
 from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of, place_rows
-from jrl.typing import Params
+from jrl.typing import Params, Update
 
 # Streams of the root key; the trainers fold their iteration numbers into them.
 EVALUATION_STREAM, GENERATION_STREAM, TRAINING_STREAM = 1, 2, 3
@@ -86,6 +89,23 @@ class Trainer(abc.ABC):
     @abc.abstractmethod
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """Makes optimizer, state and the compiled update from the trainable parameters."""
+
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """The optimizer and schedule that the configuration names."""
+        optimizer, scheduler = self.config.optimizer, self.config.scheduler
+        return make_optimizer(
+            optimizer.name,
+            optimizer.kwargs,
+            make_schedule(scheduler.name, scheduler.kwargs),
+            max_grad_norm=self.config.train.max_grad_norm,
+        )
+
+    def compile_learner(self, init: Callable[[Params], Any], update: Update, params: Params) -> None:
+        """Makes the first state on the mesh, and the jitted update that takes it over by donation."""
+        shardings, _ = tree_shardings(self.mesh, jax.eval_shape(init, params))
+        with jax.set_mesh(self.mesh):
+            self.state = jax.jit(init, out_shardings=shardings)(params)
+        self.update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
 
     @abc.abstractmethod
     def add_data(

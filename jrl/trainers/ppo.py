@@ -11,9 +11,7 @@ from typing import Any
 import jax
 
 from jrl.data.prompts import PromptSet
-from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.learners.ppo import PPOConfig, PPOState, init_ppo_state, make_ppo_update
-from jrl.mesh import replicated, tree_shardings
 from jrl.trainers.base import TRAINING_STREAM, Trainer
 from jrl.trainers.generation import GenerationSettings
 from jrl.trainers.loop import Run
@@ -57,32 +55,18 @@ class PPOTrainer(Trainer):
                 "vocabulary: ratio and KL refer to the unfiltered policy.",
                 stacklevel=4,
             )
-        optimizer = make_optimizer(
-            self.config.optimizer.name,
-            self.config.optimizer.kwargs,
-            make_schedule(self.config.scheduler.name, self.config.scheduler.kwargs),
-            max_grad_norm=train.max_grad_norm,
-        )
+        optimizer = self.make_optimizer()
         self.ref_params = make_reference()
-        shapes = jax.eval_shape(lambda p: init_ppo_state(p, optimizer, method), params)
-        shardings, _ = tree_shardings(self.mesh, shapes)
-        with jax.set_mesh(self.mesh):
-            self.state = jax.jit(lambda p: init_ppo_state(p, optimizer, method), out_shardings=shardings)(
-                params
-            )
-        self.update = jax.jit(
-            make_ppo_update(
-                self.policy,
-                optimizer,
-                method,
-                batch_size=train.batch_size,
-                minibatch_size=train.minibatch_size or train.batch_size,
-                logprob_chunk_bytes=train.logprob_chunk_bytes,
-                temperature=rollouts.temperature,
-            ),
-            donate_argnums=0,
-            out_shardings=(shardings, replicated(self.mesh)),
+        update = make_ppo_update(
+            self.policy,
+            optimizer,
+            method,
+            batch_size=train.batch_size,
+            minibatch_size=train.minibatch_size or train.batch_size,
+            logprob_chunk_bytes=train.logprob_chunk_bytes,
+            temperature=rollouts.temperature,
         )
+        self.compile_learner(lambda p: init_ppo_state(p, optimizer, method), update, params)
 
     def add_data(
         self,

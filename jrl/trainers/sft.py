@@ -10,10 +10,8 @@ from typing import Any
 import jax
 
 from jrl.data.dialogue import DialogueSet
-from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
-from jrl.mesh import replicated, tree_shardings
 from jrl.trainers.base import TRAINING_STREAM, Trainer
 from jrl.trainers.loop import Run
 from jrl.trainers.registry import register_trainer
@@ -31,27 +29,15 @@ class SFTTrainer(Trainer):
         """No reference is made: nothing is compared."""
         del make_reference
         train = self.config.train
-        optimizer = make_optimizer(
-            self.config.optimizer.name,
-            self.config.optimizer.kwargs,
-            make_schedule(self.config.scheduler.name, self.config.scheduler.kwargs),
-            max_grad_norm=train.max_grad_norm,
+        optimizer = self.make_optimizer()
+        update = make_sft_update(
+            self.policy,
+            optimizer,
+            batch_size=train.batch_size,
+            minibatch_size=train.minibatch_size or train.batch_size,
+            logprob_chunk_bytes=train.logprob_chunk_bytes,
         )
-        shapes = jax.eval_shape(lambda p: init_train_state(p, optimizer), params)
-        shardings, _ = tree_shardings(self.mesh, shapes)
-        with jax.set_mesh(self.mesh):
-            self.state = jax.jit(lambda p: init_train_state(p, optimizer), out_shardings=shardings)(params)
-        self.update = jax.jit(
-            make_sft_update(
-                self.policy,
-                optimizer,
-                batch_size=train.batch_size,
-                minibatch_size=train.minibatch_size or train.batch_size,
-                logprob_chunk_bytes=train.logprob_chunk_bytes,
-            ),
-            donate_argnums=0,
-            out_shardings=(shardings, replicated(self.mesh)),
-        )
+        self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
 
     def add_data(
         self,
