@@ -166,6 +166,12 @@ class PPOTrainer(Trainer):
         """The frozen layers and the reference: rewards depend on both."""
         return self.frozen, self.ref_params
 
+    def description(self) -> dict[str, Any]:
+        """What a run prints at its start, with what became of prompts that were too long."""
+        cut = f", {self.prompts.num_truncated} cut" if self.prompts.num_truncated else ""
+        dropped = f", {self.prompts.num_dropped} dropped" if self.prompts.num_dropped else ""
+        return super().description() | {"prompts": f"{len(self.prompts):,}{cut}{dropped}"}
+
     def data_sha256(self) -> dict[str, str]:
         """The prompts', beside what every trainer has."""
         return super().data_sha256() | {"prompts": self.prompts.sha256()}

@@ -91,6 +91,12 @@ class SFTTrainer(Trainer):
         """Trainable parameters."""
         return self.state.params
 
+    def description(self) -> dict[str, Any]:
+        """What a run prints at its start, with what became of samples that were too long."""
+        cut = f", {self.samples.num_truncated} cut" if self.samples.num_truncated else ""
+        dropped = f", {self.samples.num_dropped} dropped" if self.samples.num_dropped else ""
+        return super().description() | {"samples": f"{len(self.samples):,}{cut}{dropped}"}
+
     def data_sha256(self) -> dict[str, str]:
         """The samples', beside what every trainer has."""
         return super().data_sha256() | {"samples": self.samples.sha256()}
