@@ -60,7 +60,7 @@ class RichConsole:
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step"),
-                BarColumn(),
+                BarColumn(bar_width=16),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
