@@ -28,12 +28,12 @@ def restored_step(run_dir):
 
 
 def test_killed_while_saving_falls_back_to_the_last_whole_one(tmp_path):
-    process = start("kill", tmp_path)
-    for line in process.stdout:
-        if "half-written" in line:
-            break
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    with start("kill", tmp_path) as process:
+        for line in process.stdout:
+            if "half-written" in line:
+                break
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
     assert (tmp_path / "checkpoint_2.tmp").exists()
     with pytest.warns(UserWarning, match=r"checkpoint_2.tmp was left half-written.*checkpoint_1"):
         assert restored_step(tmp_path) == 1
