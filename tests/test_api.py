@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public face of design.md, section 3."""
+"""The public face: `jrl.train`, and a model in a notebook."""
 
 import inspect
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -71,3 +73,9 @@ def test_logits_have_the_real_vocabulary_and_do_not_see_padding(loaded):
 def test_random_weights_need_a_key(loaded):
     with pytest.raises(ValueError, match="`key` is required"):
         jrl.load_model(loaded[0].lm.hf_config)
+
+
+def test_importing_jrl_imports_neither_torch_nor_transformers():
+    code = "import sys, jrl; print(sorted({'torch', 'transformers', 'diffusers'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
