@@ -115,7 +115,6 @@ WAITS = {
     "1.11": "packed rows (part 3)",
     "2.9": "a sampler with weights of its own (part 5)",
     "2.12": "LoRA (part 2)",
-    "4.7": "the reward model (part 4)",
     "5.4": "a method with a dual clip",
     "5.7": "GSPO",
     "5.8": "CISPO",

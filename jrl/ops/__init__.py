@@ -17,7 +17,14 @@ from jrl.ops.policy_gradient import (
 )
 from jrl.ops.reductions import LossOut, constant_mean, sequence_mean, token_mean
 from jrl.ops.returns import gae
-from jrl.ops.rewards import clip_scores, missing_eos_penalty, penalize_kl, place_scores
+from jrl.ops.rewards import (
+    calibrate_scores,
+    clip_scores,
+    last_token_scores,
+    missing_eos_penalty,
+    penalize_kl,
+    place_scores,
+)
 
 __all__ = [
     "ClipEvents",
@@ -26,6 +33,7 @@ __all__ = [
     "TokenLogprobs",
     "adaptive_kl_coef",
     "at_least_float32",
+    "calibrate_scores",
     "clip_events",
     "clip_scores",
     "clipped_surrogate",
@@ -41,6 +49,7 @@ __all__ = [
     "kl_k2",
     "kl_k3",
     "kl_k3_straight_through",
+    "last_token_scores",
     "length_mask",
     "logprobs_from_logits",
     "masked_mean",

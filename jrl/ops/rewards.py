@@ -37,6 +37,42 @@ def missing_eos_penalty(
     return jnp.where(terminated, scores, scores - penalty)
 
 
+def last_token_scores(scores: Float[Array, "B L"], attention_mask: Bool[Array, "B L"]) -> Float[Array, "B"]:
+    """The score at each row's last real token: what a reward model has to say of the row.
+
+    Padding may stand on either side and be of any length. A row of mere padding gets 0.
+
+    Example:
+      >>> mask = jnp.array([[True, True, False], [False, True, True]])
+      >>> last_token_scores(jnp.array([[1.0, 2.0, 9.0], [9.0, 3.0, 4.0]]), mask).tolist()
+      [2.0, 4.0]
+    """
+    check_mask(attention_mask, name="attention_mask")
+    check_same_shape("scores", scores, "attention_mask", attention_mask)
+    real_from_here = jnp.cumsum(attention_mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1]
+    return jnp.sum(jnp.where(attention_mask & (real_from_here == 1), scores, 0.0), axis=1)
+
+
+def calibrate_scores(
+    scores: Float[Array, "B"], reference_scores: Float[Array, "N"], *, unit_variance: bool
+) -> Float[Array, "B"]:
+    """Scores shifted so that reference completions score 0 on average, and scaled to unit variance if asked.
+
+    An uncentred score pays for mere existence: it acts as a bonus, or a fine, on every completion alike.
+
+    Args:
+      scores: To be shifted.
+      reference_scores: Of completions of the reference policy, or of demonstrations; at least two to scale.
+      unit_variance: Also divide by their standard deviation (ddof 1).
+    Reference: Stiennon et al. 2020, arXiv:2009.01325: reference summaries score 0 on average.
+    Example:
+      >>> calibrate_scores(jnp.array([3.0]), jnp.array([1.0, 3.0]), unit_variance=False).tolist()
+      [1.0]
+    """
+    centred = scores - jnp.mean(reference_scores)
+    return centred / jnp.std(reference_scores, ddof=1) if unit_variance else centred
+
+
 def place_scores(scores: Float[Array, "B"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
     """Puts each row's score on its last action (the EOS, or the token before the cut), 0 elsewhere.
 

@@ -235,4 +235,19 @@ PATCHES = [
         test="tests/ops/test_logprobs.py::TestLogprobsFromLogits::"
         "test_lore_7_7_gradient_is_finite_beside_minus_infinity",
     ),
+    Mutation(  # the last column instead of the last real token
+        rule="4.7",
+        file="jrl/ops/rewards.py",
+        old="return jnp.sum(jnp.where(attention_mask & (real_from_here == 1), scores, 0.0), axis=1)",
+        new="return jnp.where(real_from_here[:, 0] > 0, scores[:, -1], 0.0)",
+        test="tests/ops/test_rewards.py::TestRewardModelScores::test_lore_4_7_padding_does_not_move_the_score",
+    ),
+    Mutation(
+        rule="4.7",
+        file="jrl/ops/rewards.py",
+        old="centred = scores - jnp.mean(reference_scores)",
+        new="centred = scores",
+        test="tests/ops/test_rewards.py::TestRewardModelScores::"
+        "test_lore_4_7_reference_completions_score_zero_on_average",
+    ),
 ]

@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from jrl.ops import clip_scores, length_mask, missing_eos_penalty, penalize_kl, place_scores
+from jrl.ops import (
+    calibrate_scores,
+    clip_scores,
+    last_token_scores,
+    length_mask,
+    missing_eos_penalty,
+    penalize_kl,
+    place_scores,
+)
 
 # TRL 0.7.1, compute_rewards with kl_penalty = "kl", kl_coef = 0.2
 LOGPROBS = jnp.array([[-1.0, -0.5, -2.0, -0.3, -1.2], [-0.7, -1.1, -0.2, -0.9, -0.4]])
@@ -75,3 +85,26 @@ def test_lore_4_8_the_penalty_is_the_only_difference_without_eos():
     scores = missing_eos_penalty(jnp.array([0.7, 0.7]), jnp.array([True, False]), penalty=1.5)
     assert float(scores[0]) == float(jnp.float32(0.7))
     assert float(scores[0] - scores[1]) == 1.5
+
+
+class TestRewardModelScores:
+    """What a reward model's per-token scores become before PPO sees them."""
+
+    def test_lore_4_7_padding_does_not_move_the_score(self):
+        scores = jnp.array([[0.5, -1.0, 2.0]])
+        mask = jnp.ones_like(scores, dtype=bool)
+        for left, right in [(0, 0), (0, 5), (7, 0), (3, 4)]:
+            pads = ((0, 0), (left, right))
+            got = last_token_scores(jnp.pad(scores, pads, constant_values=9.0), jnp.pad(mask, pads))
+            assert got.tolist() == [2.0]
+
+    def test_a_row_of_mere_padding_scores_zero(self):
+        assert last_token_scores(jnp.full((1, 3), jnp.nan), jnp.zeros((1, 3), bool)).tolist() == [0.0]
+
+    @pytest.mark.parametrize("unit_variance", [False, True])
+    def test_lore_4_7_reference_completions_score_zero_on_average(self, unit_variance):
+        reference = 40.0 + 3.0 * jax.random.normal(jax.random.key(0), (256,))
+        calibrated = calibrate_scores(reference, reference, unit_variance=unit_variance)
+        assert abs(float(jnp.mean(calibrated))) < 1e-5
+        expected = 1.0 if unit_variance else float(jnp.std(reference, ddof=1))
+        assert float(jnp.std(calibrated, ddof=1)) == pytest.approx(expected, rel=1e-5)
