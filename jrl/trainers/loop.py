@@ -63,7 +63,6 @@ class Run:
         self.stopwatch = Stopwatch()
         self._saved_step = -1
         self._pending: Pending | None = None
-        self._tokens = 0.0
         self._iteration_began = time.perf_counter()
 
     @property
@@ -88,6 +87,7 @@ class Run:
                 resume_from=self.config.resume_from_checkpoint,
             )
             opened.callback(self.checkpoints.close)
+            self._data_sha256 = self.trainer.data_sha256()  # once: every checkpoint writes it
             records = self._restore()
             self.loggers = make_loggers(self.trainer.config, self.trainer.run_dir, keep_records=records)
             opened.callback(self.loggers.close)
@@ -195,8 +195,7 @@ class Run:
             )
 
     def save(self) -> None:
-        """Starts writing a checkpoint of the state as it is now."""
-        self.flush(check=False)
+        """Starts writing a checkpoint of the state as it is now; its callers have flushed the metrics."""
         self.loggers.flush()
         self.checkpoints.save(
             self.step,
@@ -210,7 +209,7 @@ class Run:
                 "evaluations": self.num_evaluations,
                 "best_score": self.best_score,
                 "frozen_sha256": self.trainer.frozen_sha256(),
-                "data_sha256": self.trainer.data_sha256(),
+                "data_sha256": self._data_sha256,
             },
             best_score=self.best_score,
         )
@@ -225,7 +224,7 @@ class Run:
         )
         if found is None:
             return None
-        cursor, data = found.cursor, self.trainer.data_sha256()
+        cursor, data = found.cursor, self._data_sha256
         changed = [name for name in data if cursor["data_sha256"].get(name) != data[name]]
         if changed:
             raise CheckpointError(
