@@ -74,7 +74,9 @@ class PolicyFns:
         inside; columns of a padded vocabulary are −inf.
       heads: `(params, hidden) -> {name: array}` from `Features.value`, (..., D): the value head gives `"values"`
         (...,) float32; a model without heads gives {}.
-      init_cache: `(batch_size, length) -> cache`, empty, for `length` positions in all.
+      init_cache: `(params, frozen, prompts, length) -> cache`: room for `length` columns, prompt and samples together,
+        and what every one of them reads beside: an encoder's answer to the context, a virtual prefix. Of the prompts'
+        own tokens nothing is in it yet.
       decode: `(params, frozen, inputs, cache) -> (Features, cache)` with rows (B, L of inputs). Appends the inputs to
         the cache: the left-padded prompt first (prefill), then one token a call.
     """
@@ -83,7 +85,7 @@ class PolicyFns:
     branch: Callable[[Params, Frozen, Trunk, ModelInputs, PRNGKey | None], Features]
     logits: Callable[[Params, Frozen, Float[Array, "*rows D"]], Float[Array, "*rows V"]]
     heads: Callable[[Params, Float[Array, "*rows D"]], dict[str, Array]]
-    init_cache: Callable[[int, int], Cache]
+    init_cache: Callable[[Params, Frozen, ModelInputs, int], Cache]
     decode: Callable[[Params, Frozen, ModelInputs, Cache], tuple[Features, Cache]]
 
 

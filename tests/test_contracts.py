@@ -188,7 +188,7 @@ def wide_policy(width: int = 4) -> tuple[PolicyFns, Any]:
         branch=branch,
         logits=lambda params, frozen, hidden: hidden @ params["head"],
         heads=lambda params, hidden: {"values": hidden @ params["v_head"]},
-        init_cache=lambda batch, length: None,
+        init_cache=lambda params, frozen, prompts, length: None,
         decode=lambda params, frozen, inputs, cache: (branch(params, frozen, None, inputs, None), cache),
     )
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)

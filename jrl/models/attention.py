@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention with grouped key/value heads, rotary or learned positions, and an explicit cache.
+"""Causal attention with grouped key/value heads, windows, rotary positions or ALiBi, and an explicit cache.
 
 Plain einsums with a float32 softmax: exact, and on a CPU as fast as fused forms. Padding may be on either
 side.
@@ -8,6 +8,7 @@ side.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,24 +18,32 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
-from jrl.models.config import TransformerConfig
+from jrl.models.config import LayerConfig, TransformerConfig
+from jrl.models.layers import Norm, Projection
 
 MASKED_SCORE = float(np.finfo(np.float32).min)
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of the rotary angles at each query's position, float32."""
+
+    cos: Float[Array, "B Q R"]
+    sin: Float[Array, "B Q R"]
 
 
 class AttentionContext(NamedTuple):
     """What every layer's attention needs to know of the rows.
 
     Attributes:
-      mask: True where query q may read key s.
-      cos: Of the rotation at each query's position; None with learned positions.
-      sin: The same.
+      masks: True where query q may read key s; one for each of `config.windows`.
+      rotations: One for each of `config.ropes`.
+      distance: Position of query q minus that of key s, for ALiBi; None without it.
       column: Where the cache takes the next keys; None without a cache.
     """
 
-    mask: Bool[Array, "B Q S"]
-    cos: Float[Array, "B Q H/2"] | None
-    sin: Float[Array, "B Q H/2"] | None
+    masks: tuple[Bool[Array, "B Q S"], ...]
+    rotations: tuple[Rotation, ...]
+    distance: Int[Array, "B Q S"] | None = None
     column: Int[Array, ""] | None = None
 
 
@@ -44,6 +53,16 @@ class LayerCache(NamedTuple):
     k: Float[Array, "B K S H"]
     v: Float[Array, "B K S H"]
 
+    def append(
+        self, k: Float[Array, "B K Q H"], v: Float[Array, "B K Q H"], column: Int[Array, ""]
+    ) -> LayerCache:
+        """This cache with new keys and values from `column` on."""
+        at = (0, 0, column, 0)
+        return LayerCache(
+            constrain_cache(jax.lax.dynamic_update_slice(self.k, k.astype(self.k.dtype), at)),
+            constrain_cache(jax.lax.dynamic_update_slice(self.v, v.astype(self.v.dtype), at)),
+        )
+
 
 class Cache(NamedTuple):
     """Everything `decode` remembers of the rows.
@@ -52,6 +71,7 @@ class Cache(NamedTuple):
       layers: One entry a layer of the policy; buffers are per layer, so that a step updates each in place.
       value_layers: One entry a layer of the value branch.
       mask: True on columns that hold a real token.
+      key_positions: Position of the token in each column.
       positions: Position of each row's next real token.
       column: The next column to write, the same in all rows.
     """
@@ -59,6 +79,7 @@ class Cache(NamedTuple):
     layers: tuple[LayerCache, ...]
     value_layers: tuple[LayerCache, ...]
     mask: Bool[Array, "B S"]
+    key_positions: Int[Array, "B S"]
     positions: Int[Array, "B"]
     column: Int[Array, ""]
 
@@ -94,38 +115,93 @@ def full_context(
     mask = (columns[None, :, None] >= columns[None, None, :]) & attention_mask[:, None, :]
     if segment_ids is not None:
         mask &= segment_ids[:, :, None] == segment_ids[:, None, :]
-    return AttentionContext(mask, *rotations(config, positions))
+    return _context(config, mask, positions, positions)
 
 
 def cached_context(config: TransformerConfig, cache: Cache, positions: Int[Array, "B Q"]) -> AttentionContext:
-    """Context of new columns, which read all cached before them. `cache.mask` already knows the new ones."""
+    """Context of new columns, which read all cached before them. `cache` already knows mask and positions of them."""
     queries = cache.column + jnp.arange(positions.shape[1])
     columns = jnp.arange(cache.mask.shape[1])
     mask = (queries[None, :, None] >= columns[None, None, :]) & cache.mask[:, None, :]
-    return AttentionContext(mask, *rotations(config, positions), cache.column)
+    return _context(config, mask, positions, cache.key_positions)._replace(column=cache.column)
 
 
-def rotations(
-    config: TransformerConfig, positions: Int[Array, "B Q"]
-) -> tuple[Float[Array, "B Q H/2"] | None, Float[Array, "B Q H/2"] | None]:
-    """Cosine and sine of the rotary angles, float32; (None, None) with learned positions."""
-    if config.rope is None:
-        return None, None
-    frequencies = jnp.asarray(config.rope.frequencies(config.head_dim))
-    angles = positions[:, :, None].astype(jnp.float32) * frequencies[None, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> tuple[Cache, Int[Array, "B Q"], Cache]:
+    """Notes mask and positions of new columns.
+
+    Args:
+      cache: Before them.
+      attention_mask: True on the real tokens among them.
+    Returns:
+      The cache as `cached_context` wants it, the positions of the new tokens, and the cache as it is once their keys
+      and values are in it.
+    """
+    arrived = jnp.cumsum(attention_mask.astype(jnp.int32), axis=1)
+    positions = jnp.maximum(cache.positions[:, None] + arrived - 1, 0)
+    at = (0, cache.column)
+    cache = cache._replace(
+        mask=jax.lax.dynamic_update_slice(cache.mask, attention_mask, at),
+        key_positions=jax.lax.dynamic_update_slice(cache.key_positions, positions, at),
+    )
+    after = cache._replace(
+        positions=cache.positions + arrived[:, -1], column=cache.column + attention_mask.shape[1]
+    )
+    return cache, positions, after
 
 
-def rotate(
-    x: Float[Array, "B Q N H"], cos: Float[Array, "B Q H/2"], sin: Float[Array, "B Q H/2"]
-) -> Float[Array, "B Q N H"]:
-    """Rotates the first half of every head against the second."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+def _context(
+    config: TransformerConfig,
+    mask: Bool[Array, "B Q S"],
+    positions: Int[Array, "B Q"],
+    key_positions: Int[Array, "B S"],
+) -> AttentionContext:
+    distance = positions[:, :, None] - key_positions[:, None, :]
+    masks = tuple(
+        # A window as wide as the row hides nothing.
+        mask if window is None or window >= mask.shape[-1] else mask & (distance < window)
+        for window in config.windows
+    )
+    return AttentionContext(masks, rotations(config, positions), distance if config.alibi else None)
 
 
-def cached_kv_heads(config: TransformerConfig) -> int:
+def rotations(config: TransformerConfig, positions: Int[Array, "B Q"]) -> tuple[Rotation, ...]:
+    """The rotation of each of `config.ropes` at these positions."""
+    found = []
+    for rope in config.ropes:
+        frequencies = jnp.asarray(rope.frequencies(config.head_dim))
+        angles = positions[:, :, None].astype(jnp.float32) * frequencies[None, None, :]
+        factor = 1.0 if rope.scaling is None else rope.scaling.attention_factor
+        found.append(Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor))
+    return tuple(found)
+
+
+def rotate(x: Float[Array, "B Q N H"], rotation: Rotation, *, interleaved: bool) -> Float[Array, "B Q N H"]:
+    """Rotates the leading dimensions of every head in pairs: the halves against each other, or neighbours."""
+    dim = 2 * rotation.cos.shape[-1]
+    turned, rest = x[..., :dim].astype(jnp.float32), x[..., dim:]
+    cos, sin = rotation.cos[:, :, None, :], rotation.sin[:, :, None, :]
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = jnp.split(turned, 2, axis=-1)
+    parts = first * cos - second * sin, second * cos + first * sin
+    join = jnp.stack if interleaved else jnp.concatenate
+    turned = join(parts, axis=-1).reshape(turned.shape)
+    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """How steeply each head's scores fall with the distance, (N,) float32 (Press et al. 2021, section 3).
+
+    The slopes of the nearest smaller power of two come first; missing heads take every other one of twice as many.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
+    between = 2.0 ** (-4.0 * np.arange(1, 2 * (num_heads - power), 2) / power)
+    return np.concatenate([slopes, between]).astype(np.float32)
+
+
+def cached_kv_heads(num_heads: int, num_kv_heads: int) -> int:
     """Key/value heads after repetition to the mesh in force.
 
     Where the tensor axis splits the query heads but not the fewer key/value heads, these are repeated to the
@@ -133,59 +209,28 @@ def cached_kv_heads(config: TransformerConfig) -> int:
     """
     mesh = jax.sharding.get_abstract_mesh()
     tensor = 1 if mesh.empty else mesh.shape["tensor"]
-    return math.lcm(config.num_kv_heads, tensor) if config.num_heads % tensor == 0 else config.num_kv_heads
+    return math.lcm(num_kv_heads, tensor) if num_heads % tensor == 0 else num_kv_heads
 
 
 def empty_layer_cache(config: TransformerConfig, batch_size: int, length: int, dtype: Any) -> LayerCache:
     """Zeros: the columns are masked until they are written."""
-    shape = (batch_size, cached_kv_heads(config), length, config.head_dim)
+    shape = (batch_size, cached_kv_heads(config.num_heads, config.num_kv_heads), length, config.head_dim)
     zeros = jnp.zeros(shape, dtype)
-    return LayerCache(_constrain_cache(zeros), _constrain_cache(jnp.zeros_like(zeros)))
+    return LayerCache(constrain_cache(zeros), constrain_cache(jnp.zeros_like(zeros)))
 
 
-def _constrain_cache(x: Array) -> Array:
+def constrain_cache(x: Float[Array, "B K S H"]) -> Float[Array, "B K S H"]:
+    """Pins keys or values to the mesh: rows and heads are split, positions never."""
     return constrain(x, "batch", "kv_heads", None, None)
 
 
-def _spread_kv_heads(config: TransformerConfig, x: Float[Array, "B Q K H"]) -> Float[Array, "B R Q H"]:
+def spread_kv_heads(num_heads: int, x: Float[Array, "B Q K H"]) -> Float[Array, "B R Q H"]:
     """Repeats the heads for the mesh in force, and puts them before the positions."""
+    num_kv_heads = x.shape[2]
     # Whole on every device first: the partitioner would otherwise split the few heads and gather them again.
     x = constrain(x, "batch", None, "kv_heads", None)
-    x = jnp.repeat(x, cached_kv_heads(config) // config.num_kv_heads, axis=2)
-    return _constrain_cache(x.swapaxes(1, 2))
-
-
-class Projection(nn.Module):
-    """A linear map that contracts the last axes of its input: `kernel` is (*inputs, *outputs).
-
-    Attributes:
-      inputs: Sizes of the axes contracted.
-      outputs: Sizes of the axes made.
-      use_bias: Adds a bias of shape `outputs`.
-      init_range: Standard deviation of a fresh kernel.
-      dtype: Of the computation; parameters keep their own.
-    """
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    use_bias: bool
-    init_range: float
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """(..., *inputs) to (..., *outputs)."""
-        init = nn.initializers.normal(self.init_range)
-        kernel = self.param("kernel", init, (*self.inputs, *self.outputs), jnp.float32)
-        axes = tuple(range(len(self.inputs)))
-        contracted = tuple(axis + x.ndim - len(self.inputs) for axis in axes)
-        y = jax.lax.dot_general(
-            x.astype(self.dtype), kernel.astype(self.dtype), ((contracted, axes), ((), ()))
-        )
-        if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros_init(), self.outputs, jnp.float32)
-            y += bias.astype(self.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
-        return y
+    x = jnp.repeat(x, cached_kv_heads(num_heads, num_kv_heads) // num_kv_heads, axis=2)
+    return constrain_cache(x.swapaxes(1, 2))
 
 
 def residual_init_range(config: TransformerConfig) -> float:
@@ -198,10 +243,12 @@ class Attention(nn.Module):
 
     Attributes:
       config: The decoder.
+      layer: What is particular to this layer.
       dtype: Of the computation; scores and softmax are float32 always.
     """
 
     config: TransformerConfig
+    layer: LayerConfig
     dtype: Any
 
     def setup(self) -> None:
@@ -223,39 +270,91 @@ class Attention(nn.Module):
             residual_init_range(config),
             self.dtype,
         )
+        if config.qk_norm is not None:
+            alone = config.qk_norm == "head"
+            shapes = [
+                (config.head_dim,) if alone else (heads, config.head_dim)
+                for heads in (config.num_heads, config.num_kv_heads)
+            ]
+            self.q_norm, self.k_norm = (
+                Norm(config.norm, config.norm_epsilon, shape, self.dtype) for shape in shapes
+            )
         self.dropout = nn.Dropout(config.attention_dropout)
 
     def __call__(
         self, x: Float[Array, "B Q D"], context: AttentionContext, cache: LayerCache | None
     ) -> tuple[Float[Array, "B Q D"], LayerCache | None]:
         """What attention adds to the residual stream, and the cache with the new keys and values."""
+        config, rope = self.config, self.layer.rope
         q, k, v = self.q(x), self.k(x), self.v(x)
-        if context.cos is not None and context.sin is not None:
-            q, k = rotate(q, context.cos, context.sin), rotate(k, context.cos, context.sin)
+        if config.qk_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            rotation = context.rotations[config.ropes.index(rope)]
+            q, k = (rotate(part, rotation, interleaved=rope.interleaved) for part in (q, k))
         q = constrain(q, "batch", None, "heads", None)
-        k, v = _spread_kv_heads(self.config, k), _spread_kv_heads(self.config, v)
+        k, v = spread_kv_heads(config.num_heads, k), spread_kv_heads(config.num_heads, v)
         if cache is not None:
             assert context.column is not None
-            at = (0, 0, context.column, 0)
-            cache = LayerCache(
-                _constrain_cache(jax.lax.dynamic_update_slice(cache.k, k.astype(cache.k.dtype), at)),
-                _constrain_cache(jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at)),
-            )
+            cache = cache.append(k, v, context.column)
             k, v = cache
-        out = self._attend(q, k, v, context.mask)
+        out = attend(
+            q,
+            k,
+            v,
+            context.masks[config.windows.index(self.layer.window)],
+            scale=self.layer.attention_scale,
+            softcap=config.attention_softcap,
+            bias=self._alibi(context),
+            dropout=self.dropout if self.has_rng("dropout") and config.attention_dropout else None,
+        )
         return self.o(constrain(out, "batch", None, "heads", None)), cache
 
-    def _attend(self, q: Array, k: Array, v: Array, mask: Array) -> Array:
-        rows, queries, heads, head_dim = q.shape
-        kv_heads = k.shape[1]
-        # All queries that read one key/value head form one matrix: the cache is multiplied as it lies.
-        q = (q * head_dim**-0.5).swapaxes(1, 2).reshape(rows, kv_heads, -1, head_dim)
-        scores = jnp.einsum("bkmh,bksh->bkms", q, k, preferred_element_type=jnp.float32)
-        scores = scores.reshape(rows, heads, queries, -1)
-        # A finite floor, not −inf: a row without any key (padding) averages garbage instead of making NaN.
-        scores = jnp.where(mask[:, None], scores, MASKED_SCORE)
-        weights = jax.nn.softmax(scores, axis=-1)
-        weights = self.dropout(weights, deterministic=not self.has_rng("dropout"))
-        weights = weights.astype(v.dtype).reshape(rows, kv_heads, -1, scores.shape[-1])
-        out = jnp.einsum("bkms,bksh->bkmh", weights, v, preferred_element_type=jnp.float32)
-        return out.astype(self.dtype).reshape(rows, heads, queries, head_dim).swapaxes(1, 2)
+    def _alibi(self, context: AttentionContext) -> Float[Array, "B N Q S"] | None:
+        if context.distance is None:
+            return None
+        slopes = jnp.asarray(alibi_slopes(self.config.num_heads))
+        return -slopes[None, :, None, None] * context.distance[:, None].astype(jnp.float32)
+
+
+def attend(
+    q: Float[Array, "B Q N H"],
+    k: Float[Array, "B K S H"],
+    v: Float[Array, "B K S H"],
+    mask: Bool[Array, "B Q S"],
+    *,
+    scale: float,
+    softcap: float | None = None,
+    bias: Float[Array, "1|B N Q S"] | None = None,
+    dropout: Callable[..., Array] | None = None,
+) -> Float[Array, "B Q N H"]:
+    """Softmax attention in float32, N query heads over K key/value heads.
+
+    Args:
+      q: Queries.
+      k: Keys, heads before positions.
+      v: Values, likewise.
+      mask: True where query q may read key s.
+      scale: Multiplies the scores.
+      softcap: Scores s become softcap · tanh(s / softcap); None: not.
+      bias: Added to the scores.
+      dropout: Of the weights, called with `deterministic=False`; None: none.
+    """
+    rows, queries, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    # All queries that read one key/value head form one matrix: the cache is multiplied as it lies.
+    folded = (q * scale).astype(q.dtype).swapaxes(1, 2).reshape(rows, kv_heads, -1, head_dim)
+    scores = jnp.einsum("bkmh,bksh->bkms", folded, k, preferred_element_type=jnp.float32)
+    scores = scores.reshape(rows, heads, queries, -1)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + jnp.broadcast_to(bias, scores.shape)
+    # A finite floor, not −inf: a row without any key (padding) averages garbage instead of making NaN.
+    scores = jnp.where(mask[:, None], scores, MASKED_SCORE)
+    weights = jax.nn.softmax(scores, axis=-1)
+    if dropout is not None:
+        weights = dropout(weights, deterministic=False)
+    weights = weights.astype(v.dtype).reshape(rows, kv_heads, -1, scores.shape[-1])
+    out = jnp.einsum("bkms,bksh->bkmh", weights, v, preferred_element_type=jnp.float32)
+    return out.astype(q.dtype).reshape(rows, heads, queries, head_dim).swapaxes(1, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ class LinearRopeScaling:
     """Positions are divided by `factor` (Chen et al. 2023, arXiv:2306.15595)."""
 
     factor: float
+    attention_factor: ClassVar[float] = 1.0
 
     def scale(self, frequencies: np.ndarray) -> np.ndarray:
         """Rescales the inverse frequencies, (H/2,)."""
@@ -39,6 +40,7 @@ class Llama3RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_positions: int
+    attention_factor: ClassVar[float] = 1.0
 
     def scale(self, frequencies: np.ndarray) -> np.ndarray:
         """Rescales the inverse frequencies, (H/2,)."""
@@ -49,23 +51,116 @@ class Llama3RopeScaling:
 
 
 @dataclass(frozen=True)
+class YarnRopeScaling:
+    """Wavelengths between two bounds are interpolated, and attention is sharpened (Peng et al. 2023, arXiv:2309.00071).
+
+    Attributes:
+      factor: Stretch of the longest wavelengths.
+      original_max_positions: Context of the pre-training, in tokens.
+      beta_fast: Turns over that context above which a wavelength is kept.
+      beta_slow: Turns below which it is stretched in full.
+      attention_factor: Multiplies cosines and sines, and so every score by its square.
+      truncate: Whether the bounds are rounded to whole dimensions, outwards.
+    """
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool = True
+
+    def scale(self, frequencies: np.ndarray) -> np.ndarray:
+        """Rescales the inverse frequencies."""
+        # The frequencies fall geometrically: the dimension at which one makes so many turns follows from any two.
+        turns = self.original_max_positions * frequencies / (2 * math.pi)
+        step = math.log(turns[0] / turns[-1]) / (len(turns) - 1)
+        low = math.log(turns[0] / self.beta_fast) / step
+        high = math.log(turns[0] / self.beta_slow) / step
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * len(turns) - 1)
+        ramp = np.clip((np.arange(len(turns)) - low) / max(high - low, 0.001), 0.0, 1.0)
+        return frequencies / self.factor * ramp + frequencies * (1 - ramp)
+
+
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """Every wavelength has a factor of its own (LongRoPE, Ding et al. 2024, arXiv:2402.13753).
+
+    Attributes:
+      factors: One a pair of dimensions.
+      attention_factor: Multiplies cosines and sines.
+    """
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+    def scale(self, frequencies: np.ndarray) -> np.ndarray:
+        """Rescales the inverse frequencies."""
+        return frequencies / np.asarray(self.factors)
+
+
+RopeScaling = LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRopeScaling
+
+
+@dataclass(frozen=True)
 class Rope:
-    """Rotary positions (Su et al. 2021, arXiv:2104.09864), halves rotated against each other.
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864).
 
     Attributes:
       theta: Base of the wavelengths.
       scaling: How the context was stretched after pre-training; None where it was not.
+      dim: Leading dimensions of a head that rotate; None: all of them.
+      interleaved: Neighbouring dimensions form a pair (GPT-J) rather than the two halves.
     """
 
     theta: float
-    scaling: LinearRopeScaling | Llama3RopeScaling | None = None
+    scaling: RopeScaling | None = None
+    dim: int | None = None
+    interleaved: bool = False
 
     def frequencies(self, head_dim: int) -> np.ndarray:
-        """Radians a position for each pair of dimensions, (head_dim / 2,) float32."""
-        frequencies = 1.0 / self.theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        """Radians a position for each pair of rotating dimensions, float32."""
+        dim = self.dim or head_dim
+        frequencies = 1.0 / self.theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
         if self.scaling is not None:
             frequencies = self.scaling.scale(frequencies)
         return frequencies.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of the MLP: a router picks a few gated MLPs for every token.
+
+    Attributes:
+      count: E, number of experts.
+      per_token: How many of them a token visits.
+      width: Inner width of one expert.
+      renormalize: The weights of the chosen experts are divided by their sum.
+    """
+
+    count: int
+    per_token: int
+    width: int
+    renormalize: bool
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """What may differ from one layer to the next.
+
+    Attributes:
+      attention_scale: Multiplies the scores; usually head_dim ** -0.5.
+      window: A query reads this many of the newest tokens, itself included; None: all.
+      rope: Rotary positions; None where the layer has none.
+      experts: Mixture of experts; None: one MLP.
+    """
+
+    attention_scale: float
+    window: int | None = None
+    rope: Rope | None = None
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True)
@@ -75,21 +170,32 @@ class TransformerConfig:
     Attributes:
       vocab_size: Real entries of the vocabulary, before padding.
       width: D, size of the residual stream.
-      num_layers: Number of blocks.
+      layers: One entry a block.
       num_heads: N, query heads.
       num_kv_heads: K, key/value heads; divides `num_heads`.
       head_dim: H.
       mlp_width: Inner width of the MLP.
-      max_positions: Longest context, in tokens: rows of the table where positions are learned.
+      max_positions: Longest context, in tokens.
       activation: Of the MLP.
       gated_mlp: The MLP is down(act(gate(x)) · up(x)) rather than down(act(up(x))).
-      norm: LayerNorm, or RMSNorm (no mean, no bias).
+      norm: LayerNorm; RMSNorm (no mean, no bias); or RMSNorm that multiplies by 1 + scale (Gemma).
       norm_epsilon: Added to the variance.
-      rope: Rotary positions; None means a learned table.
+      block: How the parts of a block are put together; see `jrl.models.blocks`.
       qkv_bias: q, k and v have a bias.
       attention_out_bias: o has a bias.
       mlp_bias: The MLP has biases.
       tie_embeddings: The head is the transposed embedding.
+      learned_positions: A table of positions is added to the embedding.
+      position_offset: Rows of that table before position 0 (OPT).
+      alibi: Scores fall linearly with the distance, by head (Press et al. 2021, arXiv:2108.12409).
+      qk_norm: Queries and keys are normalised, each head for itself or over all heads; None: not.
+      attention_softcap: Scores s become cap · tanh(s / cap); None: not.
+      logit_softcap: The same for logits.
+      embedding_scale: Multiplies the embedding; None: not.
+      embedding_norm: A norm follows the embedding.
+      embedding_width: Width of embedding and head where it is not D: projections lead in and out.
+      final_norm: A norm follows the last block.
+      head_bias: The untied head has a bias.
       embedding_dropout: Rate after the embedding. All three act only where a dropout key is given.
       attention_dropout: Rate on the attention weights.
       residual_dropout: Rate on what each sublayer adds.
@@ -99,7 +205,7 @@ class TransformerConfig:
 
     vocab_size: int
     width: int
-    num_layers: int
+    layers: tuple[LayerConfig, ...]
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -107,13 +213,26 @@ class TransformerConfig:
     max_positions: int
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"]
     gated_mlp: bool
-    norm: Literal["layer", "rms"]
+    norm: Literal["layer", "rms", "rms_plus_one"]
     norm_epsilon: float
-    rope: Rope | None
     qkv_bias: bool
     attention_out_bias: bool
     mlp_bias: bool
     tie_embeddings: bool
+    block: Literal["pre_norm", "post_norm", "sandwich", "output_norm", "parallel", "parallel_two_norms"] = (
+        "pre_norm"
+    )
+    learned_positions: bool = False
+    position_offset: int = 0
+    alibi: bool = False
+    qk_norm: Literal["head", "all_heads"] | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float | None = None
+    embedding_norm: bool = False
+    embedding_width: int | None = None
+    final_norm: bool = True
+    head_bias: bool = False
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
@@ -127,10 +246,32 @@ class TransformerConfig:
                 f"`num_kv_heads` must divide num_heads = {self.num_heads} (grouped-query attention), "
                 f"got {self.num_kv_heads}."
             )
-        if self.rope is not None and self.head_dim % 2:
-            raise ValueError(
-                f"`head_dim` must be even, got {self.head_dim}: rotary positions rotate its two halves."
-            )
+        for rope in self.ropes:
+            if (rope.dim or self.head_dim) % 2:
+                raise ValueError(
+                    f"`head_dim`, or the part of it that rotates, must be even, got {rope.dim or self.head_dim}: "
+                    "rotary positions rotate pairs of dimensions."
+                )
+
+    @property
+    def num_layers(self) -> int:
+        """Number of blocks."""
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The different windows of the layers, in order of appearance."""
+        return tuple(dict.fromkeys(layer.window for layer in self.layers))
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different rotary positions of the layers, in order of appearance."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
+
+    @property
+    def feature_width(self) -> int:
+        """Width of what the heads read."""
+        return self.embedding_width or self.width
 
     @property
     def padded_vocab_size(self) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -46,6 +47,16 @@ class ValueHead(nn.Module):
         if self.kind == "mlp":
             x = jax.nn.relu(Dense(2 * x.shape[-1], nn.initializers.lecun_normal(), name="hidden")(x))
         return Dense(1, nn.initializers.zeros_init(), name="out")(x).squeeze(-1)
+
+
+def value_heads(
+    kind: str | None, params: Mapping[str, Any], hidden: Float[Array, "*rows D"]
+) -> dict[str, Array]:
+    """`PolicyFns.heads` of a model with this value head, or without one."""
+    if kind is None:
+        return {}
+    values: Any = ValueHead(kind).apply({"params": params["v_head"]}, hidden)
+    return {"values": values}
 
 
 def check_value_head(kind: str | None) -> None:

@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.models.attention import full_context, token_positions
 from jrl.models.config import TransformerConfig
 from jrl.models.families import find_family
-from jrl.models.families.base import Family
+from jrl.models.families.base import Entry, Family
 from jrl.models.heads import init_value_head
-from jrl.models.policy import make_policy
+from jrl.models.policy import make_policy, split_params
 from jrl.models.transformer import Decoder, init_decoder
 from jrl.typing import Params, PolicyFns, PRNGKey
 
@@ -46,13 +46,32 @@ class CausalLM:
         family = find_family(hf_config.model_type)
         return cls(hf_config, family, family.read_config(hf_config), value_head)
 
+    @property
+    def vocab_size(self) -> int:
+        """Real entries of the vocabulary."""
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """Longest row, in tokens."""
+        return self.config.max_positions
+
+    @property
+    def feature_width(self) -> int:
+        """Width of what the heads read."""
+        return self.config.feature_width
+
     def init(self, key: PRNGKey) -> dict[str, Any]:
         """Fresh float32 parameters, with a value head where the model has one."""
         model_key, head_key = jax.random.split(key)
         params = init_decoder(self.config, model_key)
         if self.value_head is not None:
-            params["v_head"] = init_value_head(self.value_head, self.config.width, head_key)
+            params["v_head"] = init_value_head(self.value_head, self.feature_width, head_key)
         return params
+
+    def entries(self) -> list[Entry]:
+        """Every tensor of its checkpoint, heads excepted."""
+        return self.family.entries(self.config)
 
     def logits(
         self,
@@ -95,4 +114,15 @@ class CausalLM:
             num_value_layers_unfrozen=num_value_layers_unfrozen,
             compute_dtype=compute_dtype,
             remat=remat,
+        )
+
+    def split_params(
+        self, params: Params, *, num_layers_unfrozen: int = -1, num_value_layers_unfrozen: int = 0
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(trainable, frozen) for the policy of the same arguments; see `jrl.models.policy.split_params`."""
+        return split_params(
+            params,
+            self.config,
+            num_layers_unfrozen=num_layers_unfrozen,
+            num_value_layers_unfrozen=num_value_layers_unfrozen,
         )

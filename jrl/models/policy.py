@@ -9,15 +9,26 @@ is a frozen trunk that the policy and its reference share: the reference is a co
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jrl.models.attention import Cache, cached_context, empty_layer_cache, full_context, token_positions
+from jrl.models.attention import (
+    AttentionContext,
+    Cache,
+    LayerCache,
+    cache_tokens,
+    cached_context,
+    empty_layer_cache,
+    full_context,
+    token_positions,
+)
 from jrl.models.config import TransformerConfig
-from jrl.models.heads import ValueHead, check_value_head
+from jrl.models.heads import check_value_head, value_heads
 from jrl.models.transformer import Decoder
 from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, Trunk
 
@@ -48,107 +59,119 @@ def make_policy(
     """
     check_value_head(value_head)
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen)
-    value_start = config.num_layers - num_value_layers_unfrozen
-    decoder = Decoder(config, compute_dtype, remat)
+    policy = _DecoderPolicy(config, Decoder(config, compute_dtype, remat), cut, num_value_layers_unfrozen)
+    return PolicyFns(
+        policy.trunk,
+        policy.branch,
+        policy.logits,
+        partial(value_heads, value_head),
+        policy.init_cache,
+        policy.decode,
+    )
 
-    def run(params: Params, *args: Any, method: str, dropout_key: PRNGKey | None = None) -> Any:
-        rngs = None if dropout_key is None else {"dropout": dropout_key}
-        return decoder.apply({"params": params}, *args, method=method, rngs=rngs)
 
-    def embed(params: Params, inputs: ModelInputs, positions: Array, key: PRNGKey | None = None) -> Array:
-        # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
-        tokens = jnp.where(inputs.attention_mask, inputs.tokens, 0)
-        return run(params, tokens, positions, method="embed_tokens", dropout_key=key)
+@dataclass(frozen=True)
+class _DecoderPolicy:
+    """The parts of `PolicyFns`, as methods without state.
 
-    def trunk(frozen: Frozen, inputs: ModelInputs) -> Trunk:
-        if cut is None:
+    Attributes:
+      config: The architecture.
+      decoder: Its module.
+      cut: First layer above the frozen trunk; None where there is no trunk.
+      num_value_layers: Layers that the value function has its own copy of.
+    """
+
+    config: TransformerConfig
+    decoder: Decoder
+    cut: int | None
+    num_value_layers: int
+
+    def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
+        """Hidden states before layer `cut`."""
+        if self.cut is None:
             return None
-        positions = token_positions(inputs.attention_mask, inputs.segment_ids)
-        context = full_context(config, inputs.attention_mask, positions, inputs.segment_ids)
-        x = embed(frozen, inputs, positions)
-        return run(frozen, x, context, 0, cut, method="run_layers")[0]
+        context, positions = self._context(inputs)
+        x = self._embed(frozen, inputs, positions)
+        return self._run(frozen, x, context, 0, self.cut, method="run_layers")[0]
 
     def branch(
-        params: Params, frozen: Frozen, trunk: Trunk, inputs: ModelInputs, dropout_key: PRNGKey | None
+        self, params: Params, frozen: Frozen, trunk: Trunk, inputs: ModelInputs, dropout_key: PRNGKey | None
     ) -> Features:
-        positions = token_positions(inputs.attention_mask, inputs.segment_ids)
-        context = full_context(config, inputs.attention_mask, positions, inputs.segment_ids)
+        """The layers above the trunk, and the value function's own copy of the last of them."""
+        context, positions = self._context(inputs)
         key, value_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         weights = _merged(params, frozen)
-        x = embed(weights, inputs, positions, key) if cut is None else jax.lax.stop_gradient(trunk)
-        shared, _ = run(weights, x, context, cut or 0, value_start, method="run_layers", dropout_key=key)
-        x, _ = run(
-            weights, shared, context, value_start, config.num_layers, method="run_layers", dropout_key=key
-        )
-        hidden = run(weights, x, method="norm")
+        whole = self.cut is None
+        x = self._embed(weights, inputs, positions, key) if whole else jax.lax.stop_gradient(trunk)
+        start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
+        shared, _ = self._run(weights, x, context, self.cut or 0, start, method="run_layers", dropout_key=key)
+        x, _ = self._run(weights, shared, context, start, stop, method="run_layers", dropout_key=key)
+        hidden = self._run(weights, x, method="norm")
         # A reference has no value branch: nobody asks it for values.
         if VALUE_BRANCH not in params:
             return Features(hidden, hidden)
         own = params[VALUE_BRANCH]
-        x, _ = run(
-            own, shared, context, value_start, config.num_layers, method="run_layers", dropout_key=value_key
-        )
-        return Features(hidden, run(own, x, method="norm"))
+        x, _ = self._run(own, shared, context, start, stop, method="run_layers", dropout_key=value_key)
+        return Features(hidden, self._run(own, x, method="norm"))
 
-    def logits(params: Params, frozen: Frozen, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-        return run(_merged(params, frozen), hidden, method="logits")
+    def logits(
+        self, params: Params, frozen: Frozen, hidden: Float[Array, "*rows D"]
+    ) -> Float[Array, "*rows V"]:
+        """The language-model head."""
+        return self._run(_merged(params, frozen), hidden, method="logits")
 
-    def heads(params: Params, hidden: Float[Array, "*rows D"]) -> dict[str, Array]:
-        if value_head is None:
-            return {}
-        values: Any = ValueHead(value_head).apply({"params": params["v_head"]}, hidden)
-        return {"values": values}
+    def init_cache(self, params: Params, frozen: Frozen, prompts: ModelInputs, length: int) -> Cache:
+        """Empty buffers: a decoder alone has nothing to remember before the first token."""
+        del params, frozen
+        batch_size = prompts.tokens.shape[0]
 
-    def init_cache(batch_size: int, length: int) -> Cache:
-        def layers(count: int) -> tuple[Any, ...]:
-            return tuple(empty_layer_cache(config, batch_size, length, compute_dtype) for _ in range(count))
+        def layers(count: int) -> tuple[LayerCache, ...]:
+            dtype = self.decoder.dtype
+            return tuple(empty_layer_cache(self.config, batch_size, length, dtype) for _ in range(count))
 
         return Cache(
-            layers=layers(config.num_layers),
-            value_layers=layers(num_value_layers_unfrozen),
+            layers=layers(self.config.num_layers),
+            value_layers=layers(self.num_value_layers),
             mask=jnp.zeros((batch_size, length), bool),
+            key_positions=jnp.zeros((batch_size, length), jnp.int32),
             positions=jnp.zeros((batch_size,), jnp.int32),
             column=jnp.zeros((), jnp.int32),
         )
 
-    def decode(params: Params, frozen: Frozen, inputs: ModelInputs, cache: Cache) -> tuple[Features, Cache]:
-        mask = inputs.attention_mask
-        counts = jnp.cumsum(mask.astype(jnp.int32), axis=1)
-        positions = jnp.maximum(cache.positions[:, None] + counts - 1, 0)
-        known = jax.lax.dynamic_update_slice(cache.mask, mask, (0, cache.column))
-        context = cached_context(config, cache._replace(mask=known), positions)
+    def decode(
+        self, params: Params, frozen: Frozen, inputs: ModelInputs, cache: Cache
+    ) -> tuple[Features, Cache]:
+        """Appends the inputs to the cache."""
+        cache, positions, filled = cache_tokens(cache, inputs.attention_mask)
+        context = cached_context(self.config, cache, positions)
         weights = _merged(params, frozen)
-        x = embed(weights, inputs, positions)
-        shared, lower = run(
-            weights, x, context, 0, value_start, cache.layers[:value_start], method="run_layers"
-        )
-        x, upper = run(
-            weights,
-            shared,
-            context,
-            value_start,
-            config.num_layers,
-            cache.layers[value_start:],
-            method="run_layers",
-        )
-        value = hidden = run(weights, x, method="norm")
+        start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
+        x = self._embed(weights, inputs, positions)
+        shared, lower = self._run(weights, x, context, 0, start, cache.layers[:start], method="run_layers")
+        x, upper = self._run(weights, shared, context, start, stop, cache.layers[start:], method="run_layers")
+        value = hidden = self._run(weights, x, method="norm")
         value_layers = cache.value_layers
         if VALUE_BRANCH in params:
             own = params[VALUE_BRANCH]
-            x, value_layers = run(
-                own, shared, context, value_start, config.num_layers, value_layers, method="run_layers"
-            )
-            value = run(own, x, method="norm")
-        cache = Cache(
-            layers=lower + upper,
-            value_layers=value_layers,
-            mask=known,
-            positions=cache.positions + counts[:, -1],
-            column=cache.column + mask.shape[1],
-        )
-        return Features(hidden, value), cache
+            x, value_layers = self._run(own, shared, context, start, stop, value_layers, method="run_layers")
+            value = self._run(own, x, method="norm")
+        filled = filled._replace(layers=lower + upper, value_layers=value_layers)
+        return Features(hidden, value), filled
 
-    return PolicyFns(trunk, branch, logits, heads, init_cache, decode)
+    def _context(self, inputs: ModelInputs) -> tuple[AttentionContext, Array]:
+        positions = token_positions(inputs.attention_mask, inputs.segment_ids)
+        return full_context(self.config, inputs.attention_mask, positions, inputs.segment_ids), positions
+
+    def _embed(
+        self, weights: Params, inputs: ModelInputs, positions: Array, key: PRNGKey | None = None
+    ) -> Array:
+        # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
+        tokens = jnp.where(inputs.attention_mask, inputs.tokens, 0)
+        return self._run(weights, tokens, positions, method="embed_tokens", dropout_key=key)
+
+    def _run(self, weights: Params, *args: Any, method: str, dropout_key: PRNGKey | None = None) -> Any:
+        rngs = None if dropout_key is None else {"dropout": dropout_key}
+        return self.decoder.apply({"params": weights}, *args, method=method, rngs=rngs)
 
 
 def branch_start(

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder, as parts that can each be applied with only their own parameters.
 
-Every family of `jrl.models.families` is this module under some `TransformerConfig`. Master parameters are
+Every causal family of `jrl.models.families` is this module under some `TransformerConfig`. Master parameters are
 float32; `dtype` is that of the computation; norms, softmax and logits are float32 whatever it is.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,140 +15,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jrl.mesh import constrain
-from jrl.models.attention import (
-    Attention,
-    AttentionContext,
-    LayerCache,
-    Projection,
-    residual_init_range,
-    rotations,
-)
-from jrl.models.config import TransformerConfig
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_tanh": jax.nn.gelu,
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
-}
-
-
-class Norm(nn.Module):
-    """LayerNorm or RMSNorm over the last axis, in float32.
-
-    Attributes:
-      config: The decoder: kind, epsilon and width.
-      dtype: Of the result.
-    """
-
-    config: TransformerConfig
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """Normalises, then applies scale and, for LayerNorm, bias."""
-        config = self.config
-        x = x.astype(jnp.float32)
-        if config.norm == "layer":
-            x = x - x.mean(axis=-1, keepdims=True)
-        x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + config.norm_epsilon)
-        scale = self.param("scale", nn.initializers.ones_init(), (config.width,), jnp.float32)
-        x = x * _as_row(scale, x.ndim)
-        if config.norm == "layer":
-            bias = self.param("bias", nn.initializers.zeros_init(), (config.width,), jnp.float32)
-            x = x + _as_row(bias, x.ndim)
-        return x.astype(self.dtype)
-
-
-def _as_row(vector: Array, ndim: int) -> Array:
-    # Rank promotion is an error in the tests: shapes that only happen to broadcast hide mistakes.
-    return vector.astype(jnp.float32).reshape((1,) * (ndim - 1) + (-1,))
-
-
-class Mlp(nn.Module):
-    """The feed-forward half of a block, gated or not."""
-
-    config: TransformerConfig
-    dtype: Any
-
-    def setup(self) -> None:
-        """Names the projections."""
-        config = self.config
-        wide = ((config.width,), (config.mlp_width,), config.mlp_bias, config.init_range, self.dtype)
-        self.up = Projection(*wide)
-        if config.gated_mlp:
-            self.gate = Projection(*wide)
-        self.down = Projection(
-            (config.mlp_width,), (config.width,), config.mlp_bias, residual_init_range(config), self.dtype
-        )
-
-    def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """What the MLP adds to the residual stream."""
-        activation = ACTIVATIONS[self.config.activation]
-        y = activation(self.gate(x)) * self.up(x) if self.config.gated_mlp else activation(self.up(x))
-        return self.down(constrain(y, "batch", None, "mlp"))
-
-
-class Block(nn.Module):
-    """One layer: attention and MLP, each behind its norm."""
-
-    config: TransformerConfig
-    dtype: Any
-
-    def setup(self) -> None:
-        """Names the parts."""
-        self.attn_norm = Norm(self.config, self.dtype)
-        self.attn = Attention(self.config, self.dtype)
-        self.mlp_norm = Norm(self.config, self.dtype)
-        self.mlp = Mlp(self.config, self.dtype)
-        self.dropout = nn.Dropout(self.config.residual_dropout)
-
-    def __call__(
-        self, x: Float[Array, "B Q D"], context: AttentionContext, cache: LayerCache | None
-    ) -> tuple[Float[Array, "B Q D"], LayerCache | None]:
-        """The residual stream after this layer, and its cache."""
-        deterministic = not self.has_rng("dropout")
-        y, cache = self.attn(self.attn_norm(x), context, cache)
-        x = constrain(x + self.dropout(y, deterministic=deterministic), "batch", None, None)
-        y = self.mlp(self.mlp_norm(x))
-        return constrain(x + self.dropout(y, deterministic=deterministic), "batch", None, None), cache
-
-
-class Table(nn.Module):
-    """A table of vectors looked up by id.
-
-    Attributes:
-      num_rows: Number of ids.
-      width: D.
-      init_range: Standard deviation of fresh vectors.
-      rows: Logical name of the row axis, as in `jrl.mesh`; None where it is never split.
-    """
-
-    num_rows: int
-    width: int
-    init_range: float
-    rows: str | None
-
-    def setup(self) -> None:
-        """Declares the table."""
-        init = nn.initializers.normal(self.init_range)
-        self.embedding = self.param("embedding", init, (self.num_rows, self.width), jnp.float32)
-
-    def __call__(self, ids: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
-        """The rows of these ids; NaN outside the table, so that a bad id is seen and not clipped."""
-        # Whole rows on every device of the fsdp axis: a lookup in split rows would move the batch instead.
-        table = constrain(self.embedding, self.rows, None)
-        return constrain(jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan), "batch", None, None)
-
-    def transposed(self, hidden: Float[Array, "*rows D"], dtype: Any) -> Float[Array, "*rows V"]:
-        """Products with every row of the table, accumulated and returned in float32."""
-        return jnp.einsum(
-            "...d,vd->...v",
-            hidden.astype(dtype),
-            self.embedding.astype(dtype),
-            preferred_element_type=jnp.float32,
-        )
+from jrl.models.attention import AttentionContext, LayerCache, full_context
+from jrl.models.blocks import make_block
+from jrl.models.config import LayerConfig, TransformerConfig
+from jrl.models.layers import Norm, Projection, Table, as_row
 
 
 class Head(nn.Module):
@@ -163,13 +32,18 @@ class Head(nn.Module):
         """Logits over the padded vocabulary, accumulated and returned in float32."""
         config = self.config
         init = nn.initializers.normal(config.init_range)
-        kernel = self.param("kernel", init, (config.width, config.padded_vocab_size), jnp.float32)
-        return jnp.einsum(
+        kernel = self.param("kernel", init, (config.feature_width, config.padded_vocab_size), jnp.float32)
+        logits = jnp.einsum(
             "...d,dv->...v",
             hidden.astype(self.dtype),
             kernel.astype(self.dtype),
             preferred_element_type=jnp.float32,
         )
+        if config.head_bias:
+            zeros = nn.initializers.zeros_init()
+            bias = self.param("bias", zeros, (config.padded_vocab_size,), jnp.float32)
+            logits += as_row(bias.astype(jnp.float32), logits.ndim)
+        return logits
 
 
 class Decoder(nn.Module):
@@ -188,12 +62,21 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         """Names the parts; what a method does not touch needs no parameters."""
         config = self.config
-        self.embed = Table(config.padded_vocab_size, config.width, config.init_range, "vocab")
-        if config.rope is None:
-            self.position = Table(config.max_positions, config.width, config.init_range, None)
-        block = nn.remat(Block) if self.remat else Block
-        self.layers = [block(config, self.dtype) for _ in range(config.num_layers)]
-        self.final_norm = Norm(config, self.dtype)
+        width = config.embedding_width or config.width
+        self.embed = Table(config.padded_vocab_size, width, config.init_range, "vocab")
+        if config.embedding_width is not None:
+            self.embed_in, self.embed_out = (
+                Projection((size_in,), (size_out,), False, config.init_range, self.dtype)
+                for size_in, size_out in ((width, config.width), (config.width, width))
+            )
+        if config.embedding_norm:
+            self.embed_norm = self._norm()
+        if config.learned_positions:
+            rows = config.max_positions + config.position_offset
+            self.position = Table(rows, config.width, config.init_range, None)
+        self.layers = [make_block(config, layer, self.dtype, remat=self.remat) for layer in config.layers]
+        if config.final_norm:
+            self.final_norm = self._norm()
         if not config.tie_embeddings:
             self.lm_head = Head(config, self.dtype)
         self.dropout = nn.Dropout(config.embedding_dropout)
@@ -214,9 +97,17 @@ class Decoder(nn.Module):
 
     def embed_tokens(self, tokens: Int[Array, "B Q"], positions: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
         """The residual stream before the first layer."""
+        config = self.config
         x = self.embed(tokens)
-        if self.config.rope is None:
-            x = x + self.position(positions)
+        if config.embedding_scale is not None:
+            # Rounded to the compute dtype first, as in the torch implementations.
+            x = x.astype(self.dtype) * jnp.asarray(config.embedding_scale, self.dtype)
+        if config.embedding_width is not None:
+            x = self.embed_in(x)
+        if config.learned_positions:
+            x = x + self.position(positions + config.position_offset).astype(x.dtype)
+        if config.embedding_norm:
+            x = self.embed_norm(x)
         return self.dropout(x.astype(self.dtype), deterministic=not self.has_rng("dropout"))
 
     def run_layers(
@@ -236,14 +127,21 @@ class Decoder(nn.Module):
         return x, tuple(updated)
 
     def norm(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """The last hidden states, after the final norm."""
-        return self.final_norm(x)
+        """What the heads read: the stream after the final norm, in the embedding's width."""
+        if self.config.final_norm:
+            x = self.final_norm(x)
+        return x if self.config.embedding_width is None else self.embed_out(x)
+
+    def _norm(self) -> Norm:
+        return Norm(self.config.norm, self.config.norm_epsilon, (self.config.width,), self.dtype)
 
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Float32 logits; −inf in the columns that only pad the vocabulary."""
         config = self.config
         tied = config.tie_embeddings
         logits = self.embed.transposed(hidden, self.dtype) if tied else self.lm_head(hidden)
+        if config.logit_softcap is not None:
+            logits = config.logit_softcap * jnp.tanh(logits / config.logit_softcap)
         real = jnp.arange(config.padded_vocab_size) < config.vocab_size
         return jnp.where(real.reshape((1,) * (logits.ndim - 1) + (-1,)), logits, -jnp.inf)
 
@@ -251,17 +149,21 @@ class Decoder(nn.Module):
 def init_decoder(config: TransformerConfig, key: Array) -> dict[str, Any]:
     """Fresh float32 parameters. Rows that pad the vocabulary are 0 and, without gradient, stay so."""
     outer_key, *layer_keys = jax.random.split(key, 1 + config.num_layers)
-    layers = {f"layers_{index}": _init_block(config, layer_keys[index]) for index in range(config.num_layers)}
+    layers = {
+        f"layers_{index}": _init_block(config, layer, layer_keys[index])
+        for index, layer in enumerate(config.layers)
+    }
     return _init_outer(config, outer_key) | layers
 
 
 # Compiled, because op by op even a tiny model takes seconds; and by layer, because one program for all of them would
 # take as many times longer to compile.
-@functools.partial(jax.jit, static_argnums=0)
-def _init_block(config: TransformerConfig, key: Array) -> dict[str, Any]:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _init_block(config: TransformerConfig, layer: LayerConfig, key: Array) -> dict[str, Any]:
     ids = jnp.zeros((1, 1), jnp.int32)
-    context = AttentionContext(jnp.ones((1, 1, 1), bool), *rotations(config, ids))
-    variables = Block(config, jnp.float32).init(key, jnp.zeros((1, 1, config.width)), context, None)
+    context = full_context(config, jnp.ones((1, 1), bool), ids)
+    block = make_block(config, layer, jnp.float32)
+    variables = block.init(key, jnp.zeros((1, 1, config.width)), context, None)
     return dict(variables["params"])
 
 
@@ -272,5 +174,6 @@ def _init_outer(config: TransformerConfig, key: Array) -> dict[str, Any]:
     real = jnp.arange(config.padded_vocab_size) < config.vocab_size
     params["embed"] = {"embedding": jnp.where(real[:, None], params["embed"]["embedding"], 0.0)}
     if not config.tie_embeddings:
-        params["lm_head"] = {"kernel": jnp.where(real[None, :], params["lm_head"]["kernel"], 0.0)}
+        head = params["lm_head"]
+        params["lm_head"] = head | {"kernel": jnp.where(real[None, :], head["kernel"], 0.0)}
     return params

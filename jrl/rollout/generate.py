@@ -129,9 +129,8 @@ def make_generate(
             features, cache = policy.decode(params, frozen, inputs, loop.cache)
             return sample(loop._replace(cache=cache), features.policy[:, 0])
 
-        features, cache = policy.decode(
-            params, frozen, prompts, policy.init_cache(rows, width + max_new_tokens - 1)
-        )
+        cache = policy.init_cache(params, frozen, prompts, width + max_new_tokens - 1)
+        features, cache = policy.decode(params, frozen, prompts, cache)
         start = _Loop(
             step=jnp.zeros((), jnp.int32),
             cache=cache,

@@ -40,7 +40,9 @@ def tabular_policy(vocab: int = VOCAB) -> PolicyFns:
     def decode(params: Any, frozen: Any, inputs: ModelInputs, cache: Any) -> tuple[Features, Any]:
         return branch(params, frozen, trunk(frozen, inputs), inputs, None), cache
 
-    return PolicyFns(trunk, branch, logits, heads, lambda batch, length: jnp.zeros(()), decode)
+    return PolicyFns(
+        trunk, branch, logits, heads, lambda params, frozen, prompts, length: jnp.zeros(()), decode
+    )
 
 
 def tabular_params(vocab: int = VOCAB, seed: int | None = None) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.attention import cached_kv_heads, rotate, token_positions
+from jrl.models.attention import Rotation, cached_kv_heads, rotate, token_positions
 from jrl.models.config import LinearRopeScaling, Llama3RopeScaling, Rope
 from jrl.models.model import CausalLM
 from jrl.typing import ModelInputs
@@ -46,16 +46,18 @@ def test_lore_1_2_left_padding_keeps_positions(family):
     np.testing.assert_allclose(rows[1:], jnp.broadcast_to(rows[:1], rows[1:].shape), atol=1e-5)
 
 
-def test_rope_depends_on_distance_only():
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_depends_on_distance_only(interleaved):
     # ⟨R_m q, R_n k⟩ is a function of m − n: shifting both by 13 changes nothing.
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
     frequencies = jnp.asarray(Rope(10000.0).frequencies(8))
 
+    def turned(x, position):
+        angles = (position * frequencies)[None, None]
+        return rotate(x, Rotation(jnp.cos(angles), jnp.sin(angles)), interleaved=interleaved)
+
     def product(m, n):
-        return jnp.sum(
-            rotate(q, jnp.cos(m * frequencies)[None, None], jnp.sin(m * frequencies)[None, None])
-            * rotate(k, jnp.cos(n * frequencies)[None, None], jnp.sin(n * frequencies)[None, None])
-        )
+        return jnp.sum(turned(q, m) * turned(k, n))
 
     np.testing.assert_allclose(product(5.0, 2.0), product(18.0, 15.0), atol=1e-5)
     assert abs(float(product(5.0, 2.0) - product(6.0, 2.0))) > 1e-3
@@ -104,4 +106,4 @@ def test_packed_segments_equal_separate_rows(family):
 
 def test_kv_heads_are_not_repeated_without_a_mesh():
     config = CausalLM.from_config(tiny_hf_config("llama")).config
-    assert cached_kv_heads(config) == config.num_kv_heads == 2
+    assert cached_kv_heads(config.num_heads, config.num_kv_heads) == config.num_kv_heads == 2

@@ -77,7 +77,7 @@ def test_unsupported_architecture_lists_the_supported_ones():
 @pytest.mark.parametrize(
     ("family", "overrides", "message"),
     [
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "`scale_attn_by_inverse_layer_idx`"),
+        ("gpt2", {"add_cross_attention": True}, "`add_cross_attention` must be False"),
         ("gpt2", {"activation_function": "tanh"}, "activation must be one of gelu, .* got 'tanh'"),
         (
             "llama",

@@ -106,8 +106,8 @@ def test_lore_2_6_no_dropout_unless_a_key_asks_for_it():
 
 def decode_all(policy, params, frozen, inputs, prefill):
     """Features of every column: `prefill` of them in one call, then one a call."""
-    rows, length = inputs.tokens.shape
-    cache = policy.init_cache(rows, length)
+    length = inputs.tokens.shape[1]
+    cache = policy.init_cache(params, frozen, inputs, length)
 
     def columns(start, stop):
         return ModelInputs(inputs.tokens[:, start:stop], inputs.attention_mask[:, start:stop])
@@ -240,7 +240,7 @@ def test_remat_changes_neither_value_nor_gradient():
 
 def test_cache_is_updated_in_place_and_per_layer():
     policy, params, frozen, _ = tiny_policy("llama")
-    cache = jax.eval_shape(lambda: policy.init_cache(4, 16))
+    cache = jax.eval_shape(lambda: policy.init_cache(params, frozen, tiny_prompts(B=4), 16))
     assert [layer.k.shape for layer in cache.layers] == [(4, 2, 16, 8)] * 2
     assert cache.value_layers == ()
     one = ModelInputs(jnp.full((4, 1), 5), jnp.ones((4, 1), bool))

@@ -20,7 +20,7 @@ PATCHES = [
     ),
     Mutation(
         rule="2.5",
-        file="jrl/models/transformer.py",
+        file="jrl/models/layers.py",
         old="self.embedding.astype(dtype),\n            preferred_element_type=jnp.float32,\n        )",
         new="self.embedding.astype(dtype),\n        ).astype(jnp.float32)",
         test="tests/models/test_transformer.py::test_lore_2_5_head_accumulates_and_answers_in_float32",
@@ -34,23 +34,23 @@ PATCHES = [
     ),
     Mutation(
         rule="2.7",
-        file="jrl/models/policy.py",
-        old="positions = jnp.maximum(cache.positions[:, None] + counts - 1, 0)",
-        new="positions = jnp.maximum(cache.column + counts - 1, 0)",
+        file="jrl/models/attention.py",
+        old="positions = jnp.maximum(cache.positions[:, None] + arrived - 1, 0)",
+        new="positions = jnp.maximum(cache.column + arrived - 1, 0)",
         test="tests/models/test_policy.py::test_lore_2_7_cached_decode_equals_scoring",
     ),
     Mutation(
         rule="2.8",
-        file="jrl/models/transformer.py",
-        old="x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + config.norm_epsilon)",
-        new="x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=(0, -1), keepdims=True) + config.norm_epsilon)",
+        file="jrl/models/layers.py",
+        old="x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=axes, keepdims=True) + self.epsilon)",
+        new="x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=(0, *axes), keepdims=True) + self.epsilon)",
         test="tests/models/test_transformer.py::test_lore_2_8_a_row_does_not_depend_on_its_neighbours",
     ),
     Mutation(
         rule="2.9",
         file="jrl/models/policy.py",
-        old='value = hidden = run(weights, x, method="norm")',
-        new='value = hidden = run(jax.tree.map(jnp.ones_like, weights), x, method="norm")',
+        old='value = hidden = self._run(weights, x, method="norm")',
+        new='value = hidden = self._run(jax.tree.map(jnp.ones_like, weights), x, method="norm")',
         test="tests/models/test_policy.py::test_lore_2_9_the_sampler_reads_every_parameter",
     ),
     Mutation(
@@ -70,8 +70,8 @@ PATCHES = [
     Mutation(
         rule="2.13",
         file="jrl/models/attention.py",
-        old='scores = jnp.einsum("bkmh,bksh->bkms", q, k, preferred_element_type=jnp.float32)',
-        new='scores = jnp.einsum("bkmh,bksh->bkms", q, k, precision="default", preferred_element_type=jnp.float32)',
+        old='jnp.einsum("bkmh,bksh->bkms", folded, k, preferred_element_type=jnp.float32)',
+        new='jnp.einsum("bkmh,bksh->bkms", folded, k, precision="default", preferred_element_type=jnp.float32)',
         test="tests/models/test_precision.py::test_lore_2_13_a_precision_that_is_asked_for_reaches_every_product",
     ),
 ]

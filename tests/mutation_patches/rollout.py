@@ -13,9 +13,9 @@ TEST_GENERATE, TEST_SCORE = "tests/rollout/test_generate.py", "tests/rollout/tes
 PATCHES = [
     Mutation(
         rule="1.2",
-        file="jrl/models/policy.py",
-        old="counts = jnp.cumsum(mask.astype(jnp.int32), axis=1)",
-        new="counts = jnp.cumsum(jnp.ones_like(mask, jnp.int32), axis=1)",
+        file="jrl/models/attention.py",
+        old="arrived = jnp.cumsum(attention_mask.astype(jnp.int32), axis=1)",
+        new="arrived = jnp.cumsum(jnp.ones_like(attention_mask, jnp.int32), axis=1)",
         test=f"{TEST_GENERATE}::TestIndependence::"
         "test_lore_1_2_samples_do_not_depend_on_left_padding_nor_on_the_chunk",
     ),

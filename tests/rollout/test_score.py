@@ -179,7 +179,7 @@ class TestSize:
             branch=branch,
             logits=lambda params, frozen, hidden: hidden @ params["head"],
             heads=lambda params, hidden: {"values": hidden.sum(-1)},
-            init_cache=lambda batch, length: None,
+            init_cache=lambda params, frozen, prompts, length: None,
             decode=lambda params, frozen, inputs, cache: (branch(params, frozen, None, inputs, None), cache),
         )
         params = {"embed": jnp.zeros(8), "head": jax.ShapeDtypeStruct((8, self.VOCAB), jnp.float32)}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -92,12 +92,14 @@ class Entry:
       paths: Of the parameters it holds, "layers_0/attn/q/kernel".
       transform: Between the two layouts.
       shape: In the file.
+      index: Position along the parameter's first axis that this tensor fills; None: the whole parameter.
     """
 
     name: str
     paths: tuple[str, ...]
     transform: Transform
     shape: Shape
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Family:
       entries: Every tensor of a checkpoint, given the config.
       base_prefix: Prefix that checkpoints of the bare body lack.
       ignored: Patterns of tensors that old checkpoints hold and nobody needs (masks, inverse frequencies).
+      kind: What the architecture is for.
     """
 
     model_type: str
@@ -119,6 +122,7 @@ class Family:
     entries: Callable[[TransformerConfig], list[Entry]]
     base_prefix: str
     ignored: tuple[str, ...] = ()
+    kind: Literal["causal", "seq2seq", "encoder"] = "causal"
 
     def is_ignored(self, name: str) -> bool:
         """Whether a tensor of this name carries nothing that is learned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.config import TransformerConfig
+from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.families.base import Entry, Family, conv1d, read_activation, table, vector, vocabulary
 
 
@@ -13,18 +13,18 @@ def read_config(hf: Any) -> TransformerConfig:
     """Maps a `GPT2Config`.
 
     Raises:
-      ValueError: If the config asks for attention scaled by layer or not at all, or for cross-attention.
+      ValueError: If the config asks for cross-attention.
     """
-    if hf.scale_attn_by_inverse_layer_idx or not hf.scale_attn_weights or hf.add_cross_attention:
+    if hf.add_cross_attention:
         raise ValueError(
-            "gpt2: `scale_attn_by_inverse_layer_idx` and `add_cross_attention` must be False, and "
-            f"`scale_attn_weights` True; got {hf.scale_attn_by_inverse_layer_idx}, {hf.add_cross_attention} "
-            f"and {hf.scale_attn_weights}."
+            "gpt2: `add_cross_attention` must be False: a decoder alone has nothing to attend to."
         )
+    scale = (hf.n_embd // hf.n_head) ** -0.5 if hf.scale_attn_weights else 1.0
+    by_layer = hf.scale_attn_by_inverse_layer_idx
     return TransformerConfig(
         vocab_size=hf.vocab_size,
         width=hf.n_embd,
-        num_layers=hf.n_layer,
+        layers=tuple(LayerConfig(scale / (index + 1 if by_layer else 1)) for index in range(hf.n_layer)),
         num_heads=hf.n_head,
         num_kv_heads=hf.n_head,
         head_dim=hf.n_embd // hf.n_head,
@@ -34,7 +34,7 @@ def read_config(hf: Any) -> TransformerConfig:
         gated_mlp=False,
         norm="layer",
         norm_epsilon=hf.layer_norm_epsilon,
-        rope=None,
+        learned_positions=True,
         qkv_bias=True,
         attention_out_bias=True,
         mlp_bias=True,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jrl.models.config import LinearRopeScaling, Llama3RopeScaling, Rope, TransformerConfig
+from jrl.models.config import LayerConfig, LinearRopeScaling, Llama3RopeScaling, Rope, TransformerConfig
 from jrl.models.families.base import Entry, Family, linear, read_activation, vector, vocabulary
 
 
@@ -40,7 +40,8 @@ def read_config(hf: Any) -> TransformerConfig:
     return TransformerConfig(
         vocab_size=hf.vocab_size,
         width=hf.hidden_size,
-        num_layers=hf.num_hidden_layers,
+        layers=(LayerConfig(hf.head_dim**-0.5, rope=read_rope("llama", hf.rope_parameters)),)
+        * hf.num_hidden_layers,
         num_heads=hf.num_attention_heads,
         num_kv_heads=hf.num_key_value_heads,
         head_dim=hf.head_dim,
@@ -50,7 +51,6 @@ def read_config(hf: Any) -> TransformerConfig:
         gated_mlp=True,
         norm="rms",
         norm_epsilon=hf.rms_norm_eps,
-        rope=read_rope("llama", hf.rope_parameters),
         qkv_bias=hf.attention_bias,
         attention_out_bias=hf.attention_bias,
         mlp_bias=hf.mlp_bias,

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How attention and MLP are put together to a block: one class a kind, chosen by `TransformerConfig.block`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jrl.mesh import constrain
+from jrl.models.attention import Attention, AttentionContext, LayerCache, residual_init_range
+from jrl.models.config import LayerConfig, TransformerConfig
+from jrl.models.experts import ExpertsMlp
+from jrl.models.layers import ACTIVATIONS, Norm, Projection
+
+Stream = Float[Array, "B Q D"]
+
+
+class Mlp(nn.Module):
+    """The feed-forward half of a block, gated or not."""
+
+    config: TransformerConfig
+    dtype: Any
+
+    def setup(self) -> None:
+        """Names the projections."""
+        config = self.config
+        wide = ((config.width,), (config.mlp_width,), config.mlp_bias, config.init_range, self.dtype)
+        self.up = Projection(*wide)
+        if config.gated_mlp:
+            self.gate = Projection(*wide)
+        self.down = Projection(
+            (config.mlp_width,), (config.width,), config.mlp_bias, residual_init_range(config), self.dtype
+        )
+
+    def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        """What the MLP adds to the residual stream."""
+        activation = ACTIVATIONS[self.config.activation]
+        y = activation(self.gate(x)) * self.up(x) if self.config.gated_mlp else activation(self.up(x))
+        return self.down(constrain(y, "batch", None, "mlp"))
+
+
+class _Block(nn.Module):
+    """What all kinds share.
+
+    Attributes:
+      config: The decoder.
+      layer: What is particular to this layer.
+      dtype: Of the computation.
+    """
+
+    config: TransformerConfig
+    layer: LayerConfig
+    dtype: Any
+
+    def setup(self) -> None:
+        """Names attention and MLP."""
+        config = self.config
+        self.attn = Attention(config, self.layer, self.dtype)
+        if self.layer.experts is None:
+            self.mlp = Mlp(config, self.dtype)
+        else:
+            self.experts = ExpertsMlp(config, self.layer.experts, self.dtype)
+        self.dropout = nn.Dropout(config.residual_dropout)
+
+    def norm(self) -> Norm:
+        """A norm over the residual stream."""
+        return Norm(self.config.norm, self.config.norm_epsilon, (self.config.width,), self.dtype)
+
+    def feed_forward(self, x: Stream) -> Stream:
+        """The MLP, or the mixture of experts in its place."""
+        return self.mlp(x) if self.layer.experts is None else self.experts(x)
+
+    def add(self, x: Stream, *updates: Stream) -> Stream:
+        """The residual stream with what the sublayers add to it."""
+        for update in updates:
+            x = x + self.dropout(update, deterministic=not self.has_rng("dropout"))
+        return constrain(x, "batch", None, None)
+
+
+class SequentialBlock(_Block):
+    """x += attention(x), then x += MLP(x), with a norm before each, after each, or both.
+
+    Attributes:
+      norm_inputs: The sublayers read a normalised stream.
+      norm_outputs: What they add is normalised.
+    """
+
+    norm_inputs: bool = True
+    norm_outputs: bool = False
+
+    def setup(self) -> None:
+        """Names the norms."""
+        super().setup()
+        if self.norm_inputs:
+            self.attn_norm, self.mlp_norm = self.norm(), self.norm()
+        if self.norm_outputs:
+            self.attn_out_norm, self.mlp_out_norm = self.norm(), self.norm()
+
+    def __call__(
+        self, x: Stream, context: AttentionContext, cache: LayerCache | None
+    ) -> tuple[Stream, LayerCache | None]:
+        """The residual stream after this layer, and its cache."""
+        y, cache = self.attn(self.attn_norm(x) if self.norm_inputs else x, context, cache)
+        x = self.add(x, self.attn_out_norm(y) if self.norm_outputs else y)
+        y = self.feed_forward(self.mlp_norm(x) if self.norm_inputs else x)
+        return self.add(x, self.mlp_out_norm(y) if self.norm_outputs else y), cache
+
+
+class ParallelBlock(_Block):
+    """x += attention(x) + MLP(x): both read the stream as it came in, through one norm or one each.
+
+    Attributes:
+      two_norms: The MLP has a norm of its own.
+    """
+
+    two_norms: bool = False
+
+    def setup(self) -> None:
+        """Names the norms."""
+        super().setup()
+        self.attn_norm = self.norm()
+        if self.two_norms:
+            self.mlp_norm = self.norm()
+
+    def __call__(
+        self, x: Stream, context: AttentionContext, cache: LayerCache | None
+    ) -> tuple[Stream, LayerCache | None]:
+        """The residual stream after this layer, and its cache."""
+        normed = self.attn_norm(x)
+        attended, cache = self.attn(normed, context, cache)
+        return self.add(x, attended, self.feed_forward(self.mlp_norm(x) if self.two_norms else normed)), cache
+
+
+class PostNormBlock(_Block):
+    """x = norm(x + attention(x)), then x = norm(x + MLP(x)): the stream itself is normalised."""
+
+    def setup(self) -> None:
+        """Names the norms."""
+        super().setup()
+        self.attn_norm, self.mlp_norm = self.norm(), self.norm()
+
+    def __call__(
+        self, x: Stream, context: AttentionContext, cache: LayerCache | None
+    ) -> tuple[Stream, LayerCache | None]:
+        """The stream after this layer, and its cache."""
+        y, cache = self.attn(x, context, cache)
+        x = self.attn_norm(self.add(x, y))
+        return self.mlp_norm(self.add(x, self.feed_forward(x))), cache
+
+
+BLOCKS: dict[str, Callable[..., nn.Module]] = {
+    "pre_norm": SequentialBlock,
+    "sandwich": partial(SequentialBlock, norm_outputs=True),
+    "output_norm": partial(SequentialBlock, norm_inputs=False, norm_outputs=True),
+    "parallel": ParallelBlock,
+    "parallel_two_norms": partial(ParallelBlock, two_norms=True),
+    "post_norm": PostNormBlock,
+}
+
+
+def make_block(
+    config: TransformerConfig, layer: LayerConfig, dtype: Any, *, remat: bool = False
+) -> nn.Module:
+    """One layer of the decoder; `remat` recomputes its activations in the backward pass."""
+    make = BLOCKS[config.block]
+    if remat:
+        kind, options = (make.func, make.keywords) if isinstance(make, partial) else (make, {})
+        make = partial(nn.remat(kind), **options)
+    return make(config, layer, dtype)
