@@ -9,7 +9,7 @@ learns to write such reviews before PPO steers it. Any part can be the real thin
 a GPT-2 that has read IMDB, is
 
     python examples/ppo_sentiment.py --config configs/ppo_imdb.yaml --model lvwerra/gpt2-imdb \\
-        --dataset stanfordnlp/imdb --reward my_rewards:positive
+        --dataset stanfordnlp/imdb --reward lvwerra/distilbert-imdb
 
 Every field of the PPO recipe is a flag (`--method.target 4`), and so is every field of the SFT recipe
 (`--sft.train.total_steps 400`).
@@ -32,7 +32,9 @@ from sentiment.report import report
 from sentiment.rewards import reward_named
 
 import jrl
+from jrl.cli import add_reward_flags
 from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.setup import mesh_of
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs"
 
@@ -43,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, ppo_overrides, sft_overrides = parse(argv)
     began, console, folder = time.perf_counter(), Console(), Path(flags.output_dir)
     config = apply_overrides(jrl.TRLConfig.load_yaml(flags.config), ppo_overrides)
-    reward_fn, corpus = reward_named(flags.reward), read_corpus(flags)
+    choice = dict(label=flags.reward_label, output=flags.reward_output)
+    reward_fn = reward_named(flags.reward, **choice, mesh=mesh_of(config))
+    corpus = read_corpus(flags)
 
     start = flags.model
     if start is None:
@@ -101,7 +105,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[str]
         "--tokenizer", help="directory or hub id; default: the model's, or one trained on the corpus"
     )
     top.add_argument("--dataset", help="reviews: a .txt, .jsonl or .csv file, or a `datasets` name")
-    top.add_argument("--reward", default="vader", help="`vader` or an importable module:function")
+    top.add_argument(
+        "--reward",
+        default="vader",
+        help="`vader`, an importable module:function, or a classifier (directory or hub id)",
+    )
+    add_reward_flags(top)
     top.add_argument("--config", default=RECIPES / "ppo_sentiment.yaml", help="PPO recipe")
     top.add_argument("--sft-config", default=RECIPES / "sft_sentiment.yaml", help="SFT recipe")
     top.add_argument("--num-reviews", type=int, default=8000, help="size of the generated corpus")

@@ -2,7 +2,7 @@
 """RL post-training of language models in functional JAX/Flax."""
 
 from jrl import losses, ops
-from jrl.api import Model, load_model, save_model, train
+from jrl.api import Model, estimate_cost, load_model, save_model, train
 from jrl.data.tokenizer import load_tokenizer
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.sft import SFTConfig
@@ -17,6 +17,7 @@ from jrl.trainers.config import (
     default_sft_config,
 )
 from jrl.trainers.ppo import PPOTrainer
+from jrl.trainers.reward_model import RewardModel, load_reward_model
 from jrl.trainers.sft import SFTTrainer
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "OptimizerConfig",
     "PPOConfig",
     "PPOTrainer",
+    "RewardModel",
     "SFTConfig",
     "SFTTrainer",
     "SchedulerConfig",
@@ -33,7 +35,9 @@ __all__ = [
     "TrainConfig",
     "default_ppo_config",
     "default_sft_config",
+    "estimate_cost",
     "load_model",
+    "load_reward_model",
     "load_tokenizer",
     "losses",
     "ops",

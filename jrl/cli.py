@@ -8,10 +8,12 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jrl.api import load_model, prepare
 from jrl.data.batching import pad_left
@@ -20,6 +22,8 @@ from jrl.data.tokenizer import load_tokenizer, tokenize
 from jrl.trainers.checkpoint import CheckpointError
 from jrl.trainers.config import TRLConfig, default_ppo_config, default_sft_config
 from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.reward_model import OUTPUTS, Output, load_reward_model
+from jrl.trainers.setup import mesh_of
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -48,6 +52,36 @@ def load_function(name: str) -> Callable[..., Any]:
     return function
 
 
+def load_reward(
+    name: str, *, label: str | None = None, output: Output | None = None, mesh: Mesh | None = None
+) -> Callable[..., Any]:
+    """The reward that `--reward` names: an importable `module:function`, or a classifier by its folder or hub id.
+
+    Args:
+      name: Of the reward.
+      label: Of the classifier, as in `jrl.load_reward_model`.
+      output: Likewise; None: its default.
+      mesh: Where a classifier runs.
+    Raises:
+      ValueError: If there is no such function or classifier, or a function is given a label or an output.
+    """
+    if not Path(name).is_dir() and (":" in name or "/" not in name):
+        if label is not None or output is not None:
+            raise ValueError(
+                f"--reward-label and --reward-output choose a score of a classifier, but --reward is {name!r}."
+            )
+        return load_function(name)
+    return load_reward_model(name, label=label, output=output or "probability", mesh=mesh)
+
+
+def add_reward_flags(command: argparse.ArgumentParser) -> None:
+    """The flags that choose a score of a classifier."""
+    command.add_argument(
+        "--reward-label", metavar="LABEL", help="label of a classifier: its name or number; default: positive"
+    )
+    command.add_argument("--reward-output", choices=OUTPUTS, help="of that label; default: probability")
+
+
 def parser() -> argparse.ArgumentParser:
     """The commands and the flags that are not configuration."""
     top = argparse.ArgumentParser(
@@ -57,7 +91,13 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True)
     ppo = commands.add_parser("ppo", help="online PPO against a reward function")
-    ppo.add_argument("--reward", required=True, metavar="MODULE:FUNCTION", help="reward function")
+    ppo.add_argument(
+        "--reward",
+        required=True,
+        metavar="MODULE:FUNCTION_OR_CLASSIFIER",
+        help="reward function, or folder or hub id of a classifier",
+    )
+    add_reward_flags(ppo)
     ppo.add_argument(
         "--prompts", required=True, metavar="FILE_OR_DATASET", help="one prompt a line, record or row"
     )
@@ -101,9 +141,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def ppo(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
     """`jrl ppo`: flags, files and model are read now, training starts when the result is called."""
+    config = _config(flags, overrides, default_ppo_config)
+    config.validate()  # before its mesh is used
     trainer = prepare(
-        config=_config(flags, overrides, default_ppo_config),
-        reward_fn=load_function(flags.reward),
+        config=config,
+        reward_fn=load_reward(
+            flags.reward, label=flags.reward_label, output=flags.reward_output, mesh=mesh_of(config)
+        ),
         prompts=load_prompts(flags.prompts),
         eval_prompts=load_prompts(flags.eval_prompts) if flags.eval_prompts else None,
         metric_fn=load_function(flags.metric) if flags.metric else None,
@@ -129,12 +173,14 @@ def _config(flags: argparse.Namespace, overrides: list[str], default: Callable[[
 
 
 def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
-    """`jrl generate`: prints every prompt with its completion."""
+    """`jrl generate`: prints every prompt with its completion; of a seq2seq model, what it writes."""
     if overrides:
         raise ValueError(f"unknown flags {overrides}.")
     tokenizer = load_tokenizer(flags.model)
     model, params = load_model(flags.model)
-    tokens, mask = pad_left(tokenize(tokenizer, flags.prompt), pad_token_id=tokenizer.pad_token_id)
+    seq2seq = model.lm.decoder_start_token_id is not None
+    rows = tokenize(tokenizer, flags.prompt, add_special_tokens=seq2seq)
+    tokens, mask = pad_left(rows, pad_token_id=tokenizer.pad_token_id)
     if not mask.any(axis=1).all():
         raise ValueError("a --prompt has no tokens; to start a document, give the BOS or EOS text.")
 
@@ -155,6 +201,6 @@ def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], No
         for prompt, output in zip(
             flags.prompt, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True
         ):
-            print(f"{prompt}{output}")
+            print(output if seq2seq else f"{prompt}{output}")
 
     return work

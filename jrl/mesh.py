@@ -31,17 +31,24 @@ LOGICAL_TO_MESH: dict[str, tuple[str, ...]] = {
 PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"embed/embedding$", ("vocab", "embed")),
     (r"position/embedding$", (None, "embed")),
+    (r"relative_bias/embedding$", (None, "heads")),
     (r"lm_head/kernel$", ("embed", "vocab")),
     (r"lm_head/bias$", ("vocab",)),
-    (r"attn/q/kernel$", ("embed", "heads", None)),
-    (r"attn/q/bias$", ("heads", None)),
-    (r"attn/[kv]/kernel$", ("embed", "kv_heads", None)),
-    (r"attn/[kv]/bias$", ("kv_heads", None)),
-    (r"attn/o/kernel$", ("heads", None, "embed")),
+    (r"(attn|cross)/q/kernel$", ("embed", "heads", None)),
+    (r"(attn|cross)/q/bias$", ("heads", None)),
+    (r"(attn|cross)/[kv]/kernel$", ("embed", "kv_heads", None)),
+    (r"(attn|cross)/[kv]/bias$", ("kv_heads", None)),
+    (r"(attn|cross)/o/kernel$", ("heads", None, "embed")),
     (r"mlp/(up|gate)/kernel$", ("embed", "mlp")),
     (r"mlp/(up|gate)/bias$", ("mlp",)),
     (r"mlp/down/kernel$", ("mlp", "embed")),
+    (r"experts/router/kernel$", ("embed", None)),
+    (r"experts/(up|gate)$", (None, "embed", "mlp")),
+    (r"experts/down$", (None, "mlp", "embed")),
     (r"v_head/hidden/kernel$", ("embed", "mlp")),
+    (r"q_heads/\d/hidden/kernel$", ("embed", "mlp")),
+    (r"q_heads/\d/out/kernel$", ("embed", "vocab")),
+    (r"q_heads/\d/out/bias$", ("vocab",)),
 )
 
 
@@ -98,7 +105,7 @@ def path_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def tree_shardings(mesh: Mesh, tree: Any) -> tuple[Any, list[str]]:
+def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> tuple[Any, list[str]]:
     """Shardings of a whole tree of arrays or shapes: parameters, optimizer state, reference.
 
     Returns:
@@ -107,8 +114,12 @@ def tree_shardings(mesh: Mesh, tree: Any) -> tuple[Any, list[str]]:
     report: list[str] = []
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        name = path_name(path)
+        name, rounded = re.subn(r"/kernel/(values|scales)$", "/kernel", path_name(path))
         for pattern, logical in PARAMETER_AXES:
+            if rounded and re.search(pattern, name):
+                # A rounded kernel has one axis for all its inputs, which is split as the first of them.
+                first = logical[0] if np.shape(leaf)[0] > 1 else None
+                logical = (first, *logical[len(logical) - np.ndim(leaf) + 1 :])
             if re.search(pattern, name) and len(logical) == np.ndim(leaf):
                 spec, replicated = partition_spec(mesh, logical, np.shape(leaf))
                 report.extend(f"{name}: {what} is replicated" for what in replicated)

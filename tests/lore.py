@@ -114,7 +114,6 @@ WAITS = {
     "1.10": "chat templates (part 4)",
     "1.11": "packed rows (part 3)",
     "2.9": "a sampler with weights of its own (part 5)",
-    "2.12": "LoRA (part 2)",
     "5.4": "a method with a dual clip",
     "5.7": "GSPO",
     "5.8": "CISPO",

@@ -4,6 +4,8 @@ import json
 import pytest
 
 from jrl.cli import main
+from jrl.trainers.reward_model import load_reward_model
+from tests.trainers.reward_models import save_reward_model
 from tests.trainers.runs import PROMPTS, save_tiny_checkpoint
 
 TINY = [
@@ -38,6 +40,20 @@ def test_ppo_end_to_end(files, tmp_path):
     assert (tmp_path / "checkpoint_2" / "hf_model" / "config.json").exists()
 
 
+@pytest.mark.slow
+def test_ppo_against_a_classifier(files, tmp_path):
+    checkpoint, prompts = files
+    classifier = save_reward_model(tmp_path / "classifier")
+    reward = ["--reward", classifier, "--reward-output", "logit", "--prompts", prompts]
+    assert main(["ppo", *reward, *paths(checkpoint, tmp_path / "run"), *TINY, *PPO]) == 0
+    lines = (tmp_path / "run" / "rollouts" / "rollouts.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    expected = load_reward_model(classifier, output="logit")(
+        samples=[row["prompt"] + row["output"] for row in rows]
+    )
+    assert [row["reward"] for row in rows] == pytest.approx(expected, abs=1e-4)
+
+
 def test_a_folder_in_use_is_one_line_and_status_2(files, tmp_path, capsys):
     checkpoint, prompts = files
     (tmp_path / "checkpoint_4").mkdir()
@@ -62,6 +78,8 @@ def test_generate_refuses_a_prompt_without_tokens(files, capsys):
         (["--method.clip_range", "0.1"], "Did you mean `method.cliprange`"),
         (["--train.total_steps", "many"], "`train.total_steps` must be int"),
         (["--reward", "tests.trainers.runs:vowels"], "has no function 'vowels'"),
+        (["--reward-label", "1"], "choose a score of a classifier, but --reward is 'tests.trainers.runs"),
+        (["--reward", "no/folder/here"], "there is no folder 'no/folder/here'"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (
             ["--model.model_path", "/tmp", "--tokenizer.tokenizer_path", "/nowhere"],

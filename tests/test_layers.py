@@ -22,13 +22,14 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.models"},
         JAX | {"flax", "ml_dtypes"},
     ),
-    "jrl.models.checkpoint": (
+    "jrl.models.hub": ({"jrl.models"}, {"huggingface_hub", "transformers"}),
+    "jrl.models.adapters": (
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},
-        JAX | {"flax", "ml_dtypes", "safetensors", "huggingface_hub", "transformers"},
+        JAX | {"flax", "ml_dtypes", "safetensors"},
     ),
-    "jrl.models.safetensors_io": (
+    "jrl.models.quantize": (
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},
-        JAX | {"ml_dtypes", "safetensors", "huggingface_hub"},
+        JAX | {"flax", "ml_dtypes", "qwix"},
     ),
     "jrl.models.families": (
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast, T5Config
 
 from jrl.models.heads import init_value_head
-from jrl.models.model import CausalLM
-from jrl.models.policy import init_reference, split_params
+from jrl.models.model import make_model
+from jrl.models.policy import init_reference
 from jrl.typing import ModelInputs, PolicyFns
 
 VOCAB_SIZE = 97
@@ -31,17 +32,25 @@ def tiny_hf_config(family: str = "gpt2", num_layers: int = 2, **overrides: Any) 
         fields = dict(hidden_size=32, num_hidden_layers=num_layers, num_attention_heads=4)
         fields |= dict(num_key_value_heads=2, intermediate_size=64, max_position_embeddings=128)
         config_class = LlamaConfig
+    elif family == "t5":
+        fields = dict(d_model=32, num_layers=num_layers, num_heads=4, d_kv=8, d_ff=64)
+        # Few buckets: rows of tests reach the last one.
+        fields |= dict(relative_attention_num_buckets=8, relative_attention_max_distance=20)
+        fields |= dict(dropout_rate=0.0, decoder_start_token_id=PAD_ID, feed_forward_proj="gated-gelu")
+        fields |= dict(tie_word_embeddings=False)
+        config_class = T5Config
     else:
-        raise ValueError(f"`family` must be gpt2 or llama, got {family!r}.")
+        raise ValueError(f"`family` must be gpt2, llama or t5, got {family!r}.")
     # A large initialiser: logits of a fresh model then differ enough to tell right from wrong.
     fields |= dict(vocab_size=VOCAB_SIZE, bos_token_id=EOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID)
-    return config_class(**(fields | dict(initializer_range=0.1) | overrides))
+    spread = {} if family == "t5" else dict(initializer_range=0.1)
+    return config_class(**(fields | spread | overrides))
 
 
 @functools.cache
-def tiny_lm(family: str = "gpt2", num_layers: int = 2, seed: int = 0) -> tuple[CausalLM, Any]:
+def tiny_lm(family: str = "gpt2", num_layers: int = 2, seed: int = 0) -> tuple[Any, Any]:
     """A tiny model and its whole parameter tree, without a value head. Do not donate these buffers."""
-    lm = CausalLM.from_config(tiny_hf_config(family, num_layers))
+    lm = make_model(tiny_hf_config(family, num_layers))
     return lm, lm.init(jax.random.key(seed))
 
 
@@ -56,9 +65,9 @@ def tiny_policy(
     """(policy, params, frozen, ref_params) of the tiny model. Copy `params` before donating them."""
     lm, params = tiny_lm(family, num_layers)
     if value_head is not None:
-        params = {**params, "v_head": init_value_head(value_head, lm.config.width, jax.random.key(1))}
+        params = {**params, "v_head": init_value_head(value_head, lm.feature_width, jax.random.key(1))}
     split = dict(num_layers_unfrozen=num_layers_unfrozen, num_value_layers_unfrozen=num_value_layers_unfrozen)
-    trainable, frozen = split_params(params, lm.config, **split)
+    trainable, frozen = lm.split_params(params, **split)
     return lm.policy(value_head=value_head, **split), trainable, frozen, init_reference(trainable)
 
 
@@ -70,6 +79,14 @@ def tiny_prompts(B: int = 4, P: int = 8, seed: int = 0) -> ModelInputs:
     mask = np.arange(P)[None, :] >= P - lengths[:, None]
     tokens = np.where(mask, rng.integers(2, VOCAB_SIZE, size=(B, P)), PAD_ID)
     return ModelInputs(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask))
+
+
+def tiny_contexts(B: int = 4, C: int = 8, L: int = 1, seed: int = 0) -> ModelInputs:
+    """Seq2seq rows: contexts like `tiny_prompts`, and decoder rows of L real columns that begin with the start id."""
+    context = tiny_prompts(B, C, seed)
+    tokens = np.random.default_rng(seed + 1).integers(2, VOCAB_SIZE, size=(B, L)).astype(np.int32)
+    tokens[:, 0] = PAD_ID
+    return ModelInputs(jnp.asarray(tokens), jnp.ones((B, L), bool), None, *context[:2])
 
 
 @functools.cache
@@ -94,3 +111,14 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         bos_token="<eos>",
         clean_up_tokenization_spaces=False,
     )
+
+
+@functools.cache
+def tiny_t5_tokenizer() -> PreTrainedTokenizerFast:
+    """The same for T5: no BOS, and EOS behind every text that is tokenised with special tokens."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.bos_token = None
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", EOS_ID)]
+    )
+    return tokenizer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards of the example: VADER's compound score, or a function of your own named on the command line."""
+"""Rewards of the example: VADER's compound score, a classifier, or a function of your own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax.sharding import Mesh
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
-from jrl.cli import load_function
+from jrl.cli import load_reward
+from jrl.trainers.reward_model import Output
 
 
 @functools.cache
@@ -26,8 +28,10 @@ def vader(samples: Sequence[str]) -> list[float]:
     return [_analyzer().polarity_scores(sample)["compound"] for sample in samples]
 
 
-def reward_named(name: str) -> Callable[..., Any]:
-    """The reward function that `--reward` names: `vader`, or an importable `module:function`."""
-    if name == "vader":
+def reward_named(
+    name: str, *, label: str | None = None, output: Output | None = None, mesh: Mesh | None = None
+) -> Callable[..., Any]:
+    """The reward function that `--reward` names: `vader`, or what `jrl.cli.load_reward` finds."""
+    if name == "vader" and label is None and output is None:
         return vader
-    return load_function(name)
+    return load_reward(name, label=label, output=output, mesh=mesh)

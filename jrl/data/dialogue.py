@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool
 
 from jrl.data.batching import bucket_length, pad_right
 from jrl.data.fingerprint import fingerprint
-from jrl.data.ordering import shuffled
+from jrl.data.ordering import batch_rows
 from jrl.data.tokenizer import cut, tokenize
 from jrl.typing import ModelInputs, Sequences
 
@@ -111,22 +112,30 @@ class DialogueSet:
           NumPy arrays: rows (batch_size, L) right-padded to their bucket, at most `max_length`; `starts` is 0 and the
           mask (batch_size, L − 1) speaks of the token after each position.
         """
-        steps_per_pass = -(-len(self) // batch_size)
-        epoch, place = divmod(step, steps_per_pass)
-        places = np.arange(place * batch_size, (place + 1) * batch_size)
-        real = places < len(self)
-        indices = shuffled(
-            epoch * len(self) + np.minimum(places, len(self) - 1), size=len(self), seed=self._seed
-        )
+        indices, real = batch_rows(step, batch_size, size=len(self), seed=self._seed)
         rows = [self._rows[index] for index in indices]
-        width = min(bucket_length(max(len(row.tokens) for row in rows)), self._max_length)
-        # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
-        arrays: Any = pad_right([row.tokens for row in rows], pad_token_id=self._pad_token_id, width=width)
-        learned, _ = pad_right([row.learned for row in rows], pad_token_id=0, width=width)
-        # `starts` = 0: position t speaks of the token in column t + 1, as in `jrl.ops.alignment`.
-        mask: Any = learned[:, 1:].astype(bool) & real[:, None]
-        starts: Any = np.zeros(batch_size, np.int32)
-        return Sequences(ModelInputs(*arrays), starts, mask)
+        return learned_rows(rows, real, pad_token_id=self._pad_token_id, max_length=self._max_length)
+
+
+def learned_rows(
+    rows: Sequence[DialogueRow], real: Bool[np.ndarray, "B"], *, pad_token_id: int, max_length: int
+) -> Sequences:
+    """Rows as one batch on the host.
+
+    Args:
+      rows: The samples.
+      real: False on copies that only fill the batch up.
+      pad_token_id: Fills the columns behind each row.
+      max_length: Most columns.
+    """
+    width = min(bucket_length(max(len(row.tokens) for row in rows)), max_length)
+    # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
+    arrays: Any = pad_right([row.tokens for row in rows], pad_token_id=pad_token_id, width=width)
+    learned, _ = pad_right([row.learned for row in rows], pad_token_id=0, width=width)
+    # `starts` = 0: position t speaks of the token in column t + 1, as in `jrl.ops.alignment`.
+    mask: Any = learned[:, 1:].astype(bool) & real[:, None]
+    starts: Any = np.zeros(len(rows), np.int32)
+    return Sequences(ModelInputs(*arrays), starts, mask)
 
 
 def tokenize_dialogue(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 
 def epoch_order(size: int, *, seed: int, epoch: int) -> Int[np.ndarray, "N"]:
@@ -23,3 +23,23 @@ def shuffled(positions: Int[np.ndarray, "B"], *, size: int, seed: int) -> Int[np
     epochs, offsets = np.divmod(np.asarray(positions), size)
     orders = {epoch: epoch_order(size, seed=seed, epoch=int(epoch)) for epoch in np.unique(epochs)}
     return np.array([orders[epoch][offset] for epoch, offset in zip(epochs, offsets, strict=True)], np.int64)
+
+
+def batch_rows(
+    step: int, batch_size: int, *, size: int, seed: int
+) -> tuple[Int[np.ndarray, "B"], Bool[np.ndarray, "B"]]:
+    """Items of optimizer step `step`, of which each comes once a pass.
+
+    The last batch of a pass is filled up with copies.
+
+    Args:
+      step: At least 0.
+      batch_size: Number of rows.
+      size: Items of a pass.
+      seed: Of the order.
+    Returns:
+      The items, and False where one is a copy.
+    """
+    epoch, place = divmod(step, -(-size // batch_size))
+    places = np.arange(place * batch_size, (place + 1) * batch_size)
+    return shuffled(epoch * size + np.minimum(places, size - 1), size=size, seed=seed), places < size

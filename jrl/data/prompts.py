@@ -13,18 +13,19 @@ from jaxtyping import Int
 from jrl.data.batching import bucket_length, pad_left
 from jrl.data.fingerprint import fingerprint
 from jrl.data.ordering import shuffled
-from jrl.data.tokenizer import cut, tokenize
+from jrl.data.tokenizer import cut, special_tokens_around, tokenize
 from jrl.typing import ModelInputs
 
 LONG_PROMPTS = ("truncate", "drop", "error")
+SEPARATOR = "<sep>"
 
 
 class PromptBatch(NamedTuple):
     """Some prompts, on the host.
 
     Attributes:
-      inputs: int32 ids and mask (B P), left-padded.
-      token_lists: The ids without padding.
+      inputs: int32 ids and mask (B P), left-padded; of a seq2seq model, what the encoder reads, and a start id (B 1).
+      token_lists: The prompts' ids without padding.
       metadata: One list a metadata key, aligned with the rows.
     """
 
@@ -39,15 +40,18 @@ class PromptSet:
     Args:
       prompts: Texts, or mappings with the text under "prompt" and metadata under every other key. They are not
         changed. The same keys must stand in all of them.
-      tokenizer: Tokenises without adding special tokens; `truncation_side` decides what over-long prompts lose.
+      tokenizer: Tokenises without adding special tokens, unless an encoder reads the prompts: then as it does by
+        itself. `truncation_side` decides what over-long prompts lose; special tokens around them stay.
       max_length: Most tokens of a prompt.
       seed: Of the order.
       long_prompts: What happens to a prompt above `max_length`: "truncate", "drop" (the order of the others stays
         as it is) or "error". What was cut or dropped is counted and warned of once.
+      decoder_start_token_id: Of a seq2seq model, whose encoder reads the prompts; None: a decoder goes on from them.
 
     Attributes:
       num_truncated: Prompts that were cut.
       num_dropped: Prompts that were left out.
+      separator: Stands between prompt and output in a sample's text; None: the output goes on from the prompt.
 
     Raises:
       ValueError: If there are no prompts, or one is not a text, has no tokens, lacks a key, or is too long under
@@ -62,6 +66,7 @@ class PromptSet:
         max_length: int,
         seed: int,
         long_prompts: str,
+        decoder_start_token_id: int | None = None,
     ) -> None:
         if long_prompts not in LONG_PROMPTS:
             raise ValueError(f"`long_prompts` must be one of {LONG_PROMPTS}, got {long_prompts!r}.")
@@ -69,20 +74,32 @@ class PromptSet:
             raise ValueError(f"`max_length` must be at least 1, got {max_length}.")
         texts, columns = _split(prompts)
         self._seed, self._max_length, self._pad_token_id = seed, max_length, tokenizer.pad_token_id
+        self._start, self.separator = decoder_start_token_id, None
+        prefix: list[int] = []
+        suffix: list[int] = []
+        if decoder_start_token_id is not None:
+            prefix, suffix = special_tokens_around(tokenizer)
+            self.separator = tokenizer.sep_token or SEPARATOR
+        room = max_length - len(prefix) - len(suffix)
+        if room < 1:
+            raise ValueError(
+                f"`max_length` must leave room beside the {len(prefix) + len(suffix)} special tokens of a prompt, got "
+                f"{max_length}."
+            )
         rows = tokenize(tokenizer, texts)
         too_long = []
         for index, row in enumerate(rows):
-            if not row:
+            if not row and not prefix + suffix:
                 raise ValueError(
                     f"`prompts`: prompt {index} ({texts[index]!r}) has no tokens. To sample from the start of a "
                     "document, give the tokenizer's BOS or EOS text as the prompt."
                 )
-            if len(row) > max_length:
+            if len(row) > room:
                 too_long.append(index)
         if too_long and long_prompts == "error":
             raise ValueError(
                 f"`prompts`: prompt {too_long[0]} has {len(rows[too_long[0]])} tokens, and there is room for "
-                f"{max_length} (`seq_length` - `max_new_tokens`); {len(too_long)} of {len(rows)} are too long. "
+                f"{room} (`seq_length` - `max_new_tokens`); {len(too_long)} of {len(rows)} are too long. "
                 "`train.long_prompts: truncate` or `drop` allows that."
             )
         left_out = set(too_long) if long_prompts == "drop" else set()
@@ -91,19 +108,16 @@ class PromptSet:
         self.num_truncated = len(too_long) - self.num_dropped
         if not kept:
             raise ValueError(
-                f"`prompts`: all {len(rows)} have more than {max_length} tokens and `long_prompts` is 'drop', so none "
+                f"`prompts`: all {len(rows)} have more than {room} tokens and `long_prompts` is 'drop', so none "
                 "is left; raise `train.seq_length`."
             )
-        self._rows = [cut(rows[index], max_length, tokenizer.truncation_side) for index in kept]
+        side = tokenizer.truncation_side
+        self._rows = [prefix + cut(rows[index], room, side) + suffix for index in kept]
         self._metadata = {name: [column[index] for index in kept] for name, column in columns.items()}
         if too_long:
-            done = (
-                f"were dropped; {len(kept)} are left"
-                if self.num_dropped
-                else f"were cut on the {tokenizer.truncation_side}"
-            )
+            done = f"were dropped; {len(kept)} are left" if self.num_dropped else f"were cut on the {side}"
             warnings.warn(
-                f"{len(too_long)} of {len(rows)} prompts have more than {max_length} tokens and {done} "
+                f"{len(too_long)} of {len(rows)} prompts have more than {room} tokens and {done} "
                 f"(the first is prompt {too_long[0]}, with {len(rows[too_long[0]])} tokens).",
                 stacklevel=2,
             )
@@ -133,7 +147,12 @@ class PromptSet:
         token_lists = [list(self._rows[index]) for index in indices]
         # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
         arrays: Any = pad_left(token_lists, pad_token_id=self._pad_token_id, width=width)
-        return PromptBatch(ModelInputs(*arrays), token_lists, self.metadata(indices))
+        inputs = ModelInputs(*arrays)
+        if self._start is not None:
+            start: Any = np.full((len(token_lists), 1), self._start, np.int32)
+            real: Any = np.ones(start.shape, bool)
+            inputs = ModelInputs(start, real, None, *arrays)
+        return PromptBatch(inputs, token_lists, self.metadata(indices))
 
 
 def _split(prompts: Sequence[str | Mapping[str, Any]]) -> tuple[list[str], dict[str, list[Any]]]:

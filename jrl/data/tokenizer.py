@@ -76,13 +76,31 @@ def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
         )
 
 
-def tokenize(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Ids of each text without special tokens around it; a special token's own text becomes its id."""
+def tokenize(tokenizer: Any, texts: list[str], *, add_special_tokens: bool = False) -> list[list[int]]:
+    """Ids of each text, without special tokens around it by default; a special token's own text becomes its id."""
     if not texts:
         return []
     # `verbose=False`: the length warning of transformers speaks of a limit that the caller checks itself.
-    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    encoded = tokenizer(
+        texts, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False
+    )
     return [list(row) for row in encoded["input_ids"]]
+
+
+def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and behind an ordinary text: T5 ends every text with EOS.
+
+    Raises:
+      ValueError: If it changes the text between them.
+    """
+    bare, whole = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (False, True))
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    raise ValueError(
+        f"`tokenizer` writes {bare} for a text without special tokens and {whole} with them: the one is no part of the "
+        "other, so special tokens cannot be kept when a prompt is cut."
+    )
 
 
 def cut(row: list[int], max_length: int, side: str) -> list[int]:

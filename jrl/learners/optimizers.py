@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from jrl.mesh import path_name
 
-UNDECAYED = ("bias", "scale")
+UNDECAYED = ("bias", "scale", "magnitude")
 _NEVER = 2**31 - 1
 
 Rate = Callable[[float], optax.Schedule]

@@ -18,17 +18,12 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
+from jrl.models.cache import Cache, LayerCache, spread_kv_heads
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.layers import Norm, Projection
+from jrl.models.positions import Rotation, alibi_slopes, rotate, rotations
 
 MASKED_SCORE = float(np.finfo(np.float32).min)
-
-
-class Rotation(NamedTuple):
-    """Cosine and sine of the rotary angles at each query's position, float32."""
-
-    cos: Float[Array, "B Q R"]
-    sin: Float[Array, "B Q R"]
 
 
 class AttentionContext(NamedTuple):
@@ -45,63 +40,6 @@ class AttentionContext(NamedTuple):
     rotations: tuple[Rotation, ...]
     distance: Int[Array, "B Q S"] | None = None
     column: Int[Array, ""] | None = None
-
-
-class LayerCache(NamedTuple):
-    """Keys and values of one layer. Heads come before positions: a decode step then transposes nothing."""
-
-    k: Float[Array, "B K S H"]
-    v: Float[Array, "B K S H"]
-
-    def append(
-        self, k: Float[Array, "B K Q H"], v: Float[Array, "B K Q H"], column: Int[Array, ""]
-    ) -> LayerCache:
-        """This cache with new keys and values from `column` on."""
-        at = (0, 0, column, 0)
-        return LayerCache(
-            constrain_cache(jax.lax.dynamic_update_slice(self.k, k.astype(self.k.dtype), at)),
-            constrain_cache(jax.lax.dynamic_update_slice(self.v, v.astype(self.v.dtype), at)),
-        )
-
-
-class Cache(NamedTuple):
-    """Everything `decode` remembers of the rows.
-
-    Attributes:
-      layers: One entry a layer of the policy; buffers are per layer, so that a step updates each in place.
-      value_layers: One entry a layer of the value branch.
-      mask: True on columns that hold a real token.
-      key_positions: Position of the token in each column.
-      positions: Position of each row's next real token.
-      column: The next column to write, the same in all rows.
-    """
-
-    layers: tuple[LayerCache, ...]
-    value_layers: tuple[LayerCache, ...]
-    mask: Bool[Array, "B S"]
-    key_positions: Int[Array, "B S"]
-    positions: Int[Array, "B"]
-    column: Int[Array, ""]
-
-
-def token_positions(
-    attention_mask: Bool[Array, "B L"], segment_ids: Int[Array, "B L"] | None = None
-) -> Int[Array, "B L"]:
-    """Position of every token, counted over the real ones: the same whatever the padding and its side.
-
-    Padding gets a position too (0 on the left), which nothing reads.
-
-    Args:
-      attention_mask: True on real tokens.
-      segment_ids: Of packed rows; positions restart where the id changes. None: one segment.
-    """
-    counts = jnp.cumsum(attention_mask.astype(jnp.int32), axis=1)
-    positions = jnp.maximum(counts - 1, 0)
-    if segment_ids is None:
-        return positions
-    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    before = jax.lax.cummax(jnp.where(starts, counts - attention_mask, 0), axis=1)
-    return jnp.maximum(counts - 1 - before, 0)
 
 
 def full_context(
@@ -126,29 +64,6 @@ def cached_context(config: TransformerConfig, cache: Cache, positions: Int[Array
     return _context(config, mask, positions, cache.key_positions)._replace(column=cache.column)
 
 
-def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> tuple[Cache, Int[Array, "B Q"], Cache]:
-    """Notes mask and positions of new columns.
-
-    Args:
-      cache: Before them.
-      attention_mask: True on the real tokens among them.
-    Returns:
-      The cache as `cached_context` wants it, the positions of the new tokens, and the cache as it is once their keys
-      and values are in it.
-    """
-    arrived = jnp.cumsum(attention_mask.astype(jnp.int32), axis=1)
-    positions = jnp.maximum(cache.positions[:, None] + arrived - 1, 0)
-    at = (0, cache.column)
-    cache = cache._replace(
-        mask=jax.lax.dynamic_update_slice(cache.mask, attention_mask, at),
-        key_positions=jax.lax.dynamic_update_slice(cache.key_positions, positions, at),
-    )
-    after = cache._replace(
-        positions=cache.positions + arrived[:, -1], column=cache.column + attention_mask.shape[1]
-    )
-    return cache, positions, after
-
-
 def _context(
     config: TransformerConfig,
     mask: Bool[Array, "B Q S"],
@@ -162,75 +77,6 @@ def _context(
         for window in config.windows
     )
     return AttentionContext(masks, rotations(config, positions), distance if config.alibi else None)
-
-
-def rotations(config: TransformerConfig, positions: Int[Array, "B Q"]) -> tuple[Rotation, ...]:
-    """The rotation of each of `config.ropes` at these positions."""
-    found = []
-    for rope in config.ropes:
-        frequencies = jnp.asarray(rope.frequencies(config.head_dim))
-        angles = positions[:, :, None].astype(jnp.float32) * frequencies[None, None, :]
-        factor = 1.0 if rope.scaling is None else rope.scaling.attention_factor
-        found.append(Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor))
-    return tuple(found)
-
-
-def rotate(x: Float[Array, "B Q N H"], rotation: Rotation, *, interleaved: bool) -> Float[Array, "B Q N H"]:
-    """Rotates the leading dimensions of every head in pairs: the halves against each other, or neighbours."""
-    dim = 2 * rotation.cos.shape[-1]
-    turned, rest = x[..., :dim].astype(jnp.float32), x[..., dim:]
-    cos, sin = rotation.cos[:, :, None, :], rotation.sin[:, :, None, :]
-    if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-    else:
-        first, second = jnp.split(turned, 2, axis=-1)
-    parts = first * cos - second * sin, second * cos + first * sin
-    join = jnp.stack if interleaved else jnp.concatenate
-    turned = join(parts, axis=-1).reshape(turned.shape)
-    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
-
-
-def alibi_slopes(num_heads: int) -> np.ndarray:
-    """How steeply each head's scores fall with the distance, (N,) float32 (Press et al. 2021, section 3).
-
-    The slopes of the nearest smaller power of two come first; missing heads take every other one of twice as many.
-    """
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
-    between = 2.0 ** (-4.0 * np.arange(1, 2 * (num_heads - power), 2) / power)
-    return np.concatenate([slopes, between]).astype(np.float32)
-
-
-def cached_kv_heads(num_heads: int, num_kv_heads: int) -> int:
-    """Key/value heads after repetition to the mesh in force.
-
-    Where the tensor axis splits the query heads but not the fewer key/value heads, these are repeated to the
-    least common multiple, so that each device holds just the heads that its queries read.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    tensor = 1 if mesh.empty else mesh.shape["tensor"]
-    return math.lcm(num_kv_heads, tensor) if num_heads % tensor == 0 else num_kv_heads
-
-
-def empty_layer_cache(config: TransformerConfig, batch_size: int, length: int, dtype: Any) -> LayerCache:
-    """Zeros: the columns are masked until they are written."""
-    shape = (batch_size, cached_kv_heads(config.num_heads, config.num_kv_heads), length, config.head_dim)
-    zeros = jnp.zeros(shape, dtype)
-    return LayerCache(constrain_cache(zeros), constrain_cache(jnp.zeros_like(zeros)))
-
-
-def constrain_cache(x: Float[Array, "B K S H"]) -> Float[Array, "B K S H"]:
-    """Pins keys or values to the mesh: rows and heads are split, positions never."""
-    return constrain(x, "batch", "kv_heads", None, None)
-
-
-def spread_kv_heads(num_heads: int, x: Float[Array, "B Q K H"]) -> Float[Array, "B R Q H"]:
-    """Repeats the heads for the mesh in force, and puts them before the positions."""
-    num_kv_heads = x.shape[2]
-    # Whole on every device first: the partitioner would otherwise split the few heads and gather them again.
-    x = constrain(x, "batch", None, "kv_heads", None)
-    x = jnp.repeat(x, cached_kv_heads(num_heads, num_kv_heads) // num_kv_heads, axis=2)
-    return constrain_cache(x.swapaxes(1, 2))
 
 
 def residual_init_range(config: TransformerConfig) -> float:

@@ -11,7 +11,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jrl.mesh import constrain
-from jrl.models.attention import Attention, AttentionContext, LayerCache, residual_init_range
+from jrl.models.attention import Attention, AttentionContext, residual_init_range
+from jrl.models.cache import LayerCache
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.experts import ExpertsMlp
 from jrl.models.layers import ACTIVATIONS, Norm, Projection

@@ -1,16 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts in place of the MLP: every token visits a few of many gated MLPs."""
+"""A mixture of experts in place of the MLP: every token visits a few of many gated MLPs.
+
+Tokens are sorted by expert and multiplied group by group, so that the work grows with the experts that a token visits
+and not with those there are: see `jrl.models.grouped_dot` for what runs on which platform. No expert has a capacity,
+so no token is dropped, and what a token gets does not depend on the others.
+
+Router as in Mixtral (Jiang et al. 2024, arXiv:2401.04088) and Qwen3 (arXiv:2505.09388): softmax, then the k largest.
+Left out: the auxiliary loss that balances the experts, and noise in the router.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from jrl.mesh import partition_spec
 from jrl.models.config import Experts, TransformerConfig
+from jrl.models.grouped_dot import grouped_dot
 from jrl.models.layers import ACTIVATIONS, Projection
 
 
@@ -20,7 +32,7 @@ class ExpertsMlp(nn.Module):
     Attributes:
       config: The decoder.
       experts: How many experts there are, and how they are chosen.
-      dtype: Of the computation; the router is float32.
+      dtype: Of the computation; the router and the sum of the answers are float32.
     """
 
     config: TransformerConfig
@@ -31,21 +43,100 @@ class ExpertsMlp(nn.Module):
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """What the experts add to the residual stream."""
         config, experts = self.config, self.experts
-        init = nn.initializers.normal(config.init_range)
-        scores = Projection(
+        router = Projection(
             (config.width,), (experts.count,), False, config.init_range, jnp.float32, name="router"
-        )(x)
-        weights, chosen = jax.lax.top_k(jax.nn.softmax(scores, axis=-1), experts.per_token)
-        if experts.renormalize:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
-        wide, narrow = (
-            (experts.count, config.width, experts.width),
-            (experts.count, experts.width, config.width),
         )
-        gate = self.param("gate", init, wide, jnp.float32).astype(self.dtype)
-        up = self.param("up", init, wide, jnp.float32).astype(self.dtype)
-        down = self.param("down", init, narrow, jnp.float32).astype(self.dtype)
-        hidden = ACTIVATIONS[config.activation](jnp.einsum("bqd,edf->bqef", x, gate))
-        out = jnp.einsum("bqef,efd->bqed", hidden * jnp.einsum("bqd,edf->bqef", x, up), down)
-        share = (jax.nn.one_hot(chosen, experts.count) * weights[..., None]).sum(axis=-2)
-        return jnp.einsum("bqed,bqe->bqd", out, share.astype(self.dtype))
+        weights, chosen = route(router(x), experts)
+        init = nn.initializers.normal(config.init_range)
+        wide = (experts.count, config.width, experts.width)
+        narrow = (experts.count, experts.width, config.width)
+        gate, up, down = (
+            self.param(name, init, shape, jnp.float32).astype(self.dtype)
+            for name, shape in (("gate", wide), ("up", wide), ("down", narrow))
+        )
+        mix = partial(mix_experts, activation=ACTIVATIONS[config.activation])
+        y = _on_shards(mix, x.astype(self.dtype), weights, chosen, gate, up, down)
+        return y.astype(self.dtype)
+
+
+def route(
+    scores: Float[Array, "B Q E"], experts: Experts
+) -> tuple[Float[Array, "B Q k"], Int[Array, "B Q k"]]:
+    """The experts that each token visits, best first, and how much the answer of each counts.
+
+    Args:
+      scores: Of the router, float32; between equal ones the first expert wins.
+      experts: How many are chosen, and whether their weights are made to add up to 1.
+    Returns:
+      Weights in (0, 1] and ids of the experts.
+    """
+    weights, chosen = jax.lax.top_k(jax.nn.softmax(scores, axis=-1), experts.per_token)
+    if experts.renormalize:
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+    return weights, chosen
+
+
+def mix_experts(
+    x: Float[Array, "B Q D"],
+    weights: Float[Array, "B Q k"],
+    chosen: Int[Array, "B Q k"],
+    gate: Float[Array, "E D F"],
+    up: Float[Array, "E D F"],
+    down: Float[Array, "E F D"],
+    *,
+    activation: Callable[[Array], Array],
+) -> Float[Array, "B Q D"]:
+    """Σ over the chosen experts e of weight · down_e(act(gate_e(x)) · up_e(x)), summed in float32."""
+    per_token = chosen.shape[-1]
+    visits = chosen.reshape(-1)
+    order = jnp.argsort(visits, stable=True)
+    place = jnp.argsort(order)
+    sizes = jnp.bincount(visits, length=gate.shape[0])
+    tokens = x.reshape(-1, 1, x.shape[-1])
+    rows = jnp.broadcast_to(tokens, (tokens.shape[0], per_token, x.shape[-1])).reshape(-1, x.shape[-1])
+    rows = _permute(rows, order, place)
+    hidden = activation(grouped_dot(rows, gate, sizes)) * grouped_dot(rows, up, sizes)
+    answers = _permute(grouped_dot(hidden, down, sizes), place, order)
+    answers = answers.reshape(*chosen.shape, x.shape[-1]).astype(jnp.float32)
+    # A product and a sum would be fused with the gather above, which takes a CPU as long as the experts themselves.
+    return jnp.einsum("bqkd,bqk->bqd", answers, weights, precision=jax.lax.Precision.HIGHEST)
+
+
+@jax.custom_vjp
+def _permute(rows: Float[Array, "M K"], order: Int[Array, "M"], inverse: Int[Array, "M"]) -> Array:
+    """`rows[order]`. Its gradient is a gather too: JAX knows only that of a scatter, which adds in any order."""
+    return rows.at[order].get(mode="promise_in_bounds", unique_indices=True)
+
+
+_permute.defvjp(
+    lambda rows, order, inverse: (_permute(rows, order, inverse), (order, inverse)),
+    lambda orders, cotangent: (_permute(cotangent, orders[1], orders[0]), None, None),
+)
+
+
+def _on_shards(
+    mix: Callable[..., Array],
+    x: Float[Array, "B Q D"],
+    weights: Float[Array, "B Q k"],
+    chosen: Int[Array, "B Q k"],
+    gate: Float[Array, "E D F"],
+    up: Float[Array, "E D F"],
+    down: Float[Array, "E F D"],
+) -> Float[Array, "B Q D"]:
+    """`mix` on the mesh in force: every device sorts its own tokens and holds its part of every expert's width."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return mix(x, weights, chosen, gate, up, down)
+    rows, _ = partition_spec(mesh, ("batch", None, None), x.shape)
+    wide, _ = partition_spec(mesh, (None, None, "mlp"), gate.shape)
+    narrow, _ = partition_spec(mesh, (None, "mlp", None), down.shape)
+
+    def local(*parts: Array) -> Array:
+        y = mix(*parts)
+        return y if wide[2] is None else jax.lax.psum(y, wide[2])
+
+    # The partitioner cannot split a sort or a ragged product: it would gather all tokens on every device.
+    split = jax.shard_map(
+        local, in_specs=(rows, rows, rows, wide, wide, narrow), out_specs=rows, check_vma=False
+    )
+    return split(x, weights, chosen, gate, up, down)

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Value heads: read the last hidden states, answer in float32, and say 0 until they are trained."""
+"""Value and Q heads: read the last hidden states, answer in float32, and say 0 until they are trained.
+
+In a checkpoint they have the names of trlX (`v_head.0`, or `ilql_heads.v_head.0` beside Q heads) or, a linear value
+head, of TRL (`v_head.summary`). trlX and TRL open such a file, and plain transformers passes over the heads.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +17,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from jrl.models.families.base import Entry, linear, vector, vocabulary, vocabulary_vector
+
 VALUE_HEADS = ("mlp", "linear")
+HEADS = ("v_head", "q_heads", "target_q_heads")
+"""Entries of a parameter tree that are heads; float32 always. Q heads are "0", "1", ... within theirs."""
+_Q_LAYERS = ("q_heads", "target_q_heads")
 
 
 class Dense(nn.Module):
@@ -49,6 +59,27 @@ class ValueHead(nn.Module):
         return Dense(1, nn.initializers.zeros_init(), name="out")(x).squeeze(-1)
 
 
+class QHead(nn.Module):
+    """One value an action: D → 2D, ReLU, → V. As fresh as a value head.
+
+    Attributes:
+      vocab_size: Real entries of the vocabulary.
+      padded_vocab_size: Columns of the result.
+    """
+
+    vocab_size: int
+    padded_vocab_size: int
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+        """Values of all actions, float32; −inf in the columns that only pad the vocabulary, as in the logits."""
+        x = hidden.astype(jnp.float32)
+        x = jax.nn.relu(Dense(2 * x.shape[-1], nn.initializers.lecun_normal(), name="hidden")(x))
+        values = Dense(self.padded_vocab_size, nn.initializers.zeros_init(), name="out")(x)
+        real = jnp.arange(self.padded_vocab_size) < self.vocab_size
+        return jnp.where(real.reshape((1,) * (values.ndim - 1) + (-1,)), values, -jnp.inf)
+
+
 def value_heads(
     kind: str | None, params: Mapping[str, Any], hidden: Float[Array, "*rows D"]
 ) -> dict[str, Array]:
@@ -78,3 +109,78 @@ def init_value_head(kind: str, width: int, key: Array) -> dict[str, Any]:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _init(kind: str, width: int, key: Array) -> dict[str, Any]:
     return dict(ValueHead(kind).init(key, jnp.zeros((1, width)))["params"])
+
+
+def init_q_heads(
+    count: int, width: int, vocab_size: int, padded_vocab_size: int, key: Array
+) -> dict[str, dict[str, Any]]:
+    """Fresh parameters of so many Q heads, and their targets: copies, which no buffer is shared with.
+
+    Raises:
+      ValueError: If `count` is not 1 or 2, as many as there are algorithms for.
+    """
+    if count not in (1, 2):
+        raise ValueError(f"`num_q_heads` must be 1 or 2, got {count}.")
+    head = QHead(vocab_size, padded_vocab_size)
+
+    @jax.jit
+    def init(key: Array) -> dict[str, Any]:
+        keys = jax.random.split(key, count)
+        return {str(i): dict(head.init(keys[i], jnp.zeros((1, width)))["params"]) for i in range(count)}
+
+    heads = init(key)
+    return {"q_heads": heads, "target_q_heads": jax.tree.map(jnp.copy, heads)}
+
+
+def head_entries(value_head: str | None, num_q_heads: int, *, width: int, vocab_size: int) -> list[Entry]:
+    """Every tensor of the heads, in the layout of the library that has such heads.
+
+    Args:
+      value_head: Its kind; None: there is none.
+      num_q_heads: How many, with as many targets.
+      width: Of what they read.
+      vocab_size: Real entries of the vocabulary.
+    """
+    prefix = "ilql_heads." if num_q_heads else ""
+    found = []
+    if value_head == "mlp":
+        found += _dense_entries(f"{prefix}v_head.0", "v_head/hidden", width, 2 * width)
+        found += _dense_entries(f"{prefix}v_head.2", "v_head/out", 2 * width, 1)
+    elif value_head == "linear":
+        found += _dense_entries(f"{prefix}v_head.summary", "v_head/out", width, 1)
+    for kind in _Q_LAYERS:
+        for index in range(num_q_heads):
+            name, path = f"{prefix}{kind}.{index}", f"{kind}/{index}"
+            found += _dense_entries(f"{name}.0", f"{path}/hidden", width, 2 * width)
+            out = (vocab_size, 2 * width)
+            found += [
+                Entry(f"{name}.2.weight", (f"{path}/out/kernel",), vocabulary(transposed=True), out),
+                Entry(f"{name}.2.bias", (f"{path}/out/bias",), vocabulary_vector(), out[:1]),
+            ]
+    return found
+
+
+def found_heads(names: Iterable[str]) -> tuple[str | None, int]:
+    """Which heads a checkpoint with tensors of these names holds: (kind of the value head, number of Q heads)."""
+    names = list(names)
+    in_value_head = [name for name in names if re.match(r"(ilql_heads\.)?v_head\.", name)]
+    value_head = "mlp" if in_value_head else None
+    if any(".summary." in name for name in in_value_head):
+        value_head = "linear"
+    q_heads = [re.match(r"ilql_heads\.q_heads\.(\d+)\.", name) for name in names]
+    return value_head, max((int(match[1]) + 1 for match in q_heads if match), default=0)
+
+
+def heads_of(params: Mapping[str, Any]) -> tuple[str | None, int]:
+    """Which heads a parameter tree holds, as `found_heads`."""
+    value_head = None
+    if "v_head" in params:
+        value_head = "mlp" if "hidden" in params["v_head"] else "linear"
+    return value_head, len(params.get("q_heads", {}))
+
+
+def _dense_entries(name: str, path: str, size_in: int, size_out: int) -> list[Entry]:
+    return [
+        Entry(f"{name}.weight", (f"{path}/kernel",), linear(), (size_out, size_in)),
+        Entry(f"{name}.bias", (f"{path}/bias",), vector(), (size_out,)),
+    ]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain
+from jrl.models.quantize import QuantizedKernel
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -28,6 +29,9 @@ def as_row(vector: Array, ndim: int) -> Array:
 
 class Projection(nn.Module):
     """A linear map that contracts the last axes of its input: `kernel` is (*inputs, *outputs).
+
+    Where the variables hold an adapter for it (collection "lora"), that is added; see `add_adapter`. A frozen kernel
+    may be rounded; see `jrl.models.quantize`.
 
     Attributes:
       inputs: Sizes of the axes contracted.
@@ -46,17 +50,85 @@ class Projection(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """(..., *inputs) to (..., *outputs)."""
-        init = nn.initializers.normal(self.init_range)
-        kernel = self.param("kernel", init, (*self.inputs, *self.outputs), jnp.float32)
-        axes = tuple(range(len(self.inputs)))
-        contracted = tuple(axis + x.ndim - len(self.inputs) for axis in axes)
-        y = jax.lax.dot_general(
-            x.astype(self.dtype), kernel.astype(self.dtype), ((contracted, axes), ((), ()))
-        )
+        kernel = self._kernel()
+        if isinstance(kernel, QuantizedKernel):
+            # Expanded for this product and once more for its gradient: else all expanded kernels would be kept from the
+            # forward pass to the backward pass, or from before the loop over tokens to its end.
+            x, kernel = jax.lax.optimization_barrier((x, kernel))
+            kernel = jax.lax.stop_gradient(kernel)
+            y = jax.checkpoint(self._product)(x, kernel)
+        else:
+            y = self._product(x, kernel)
+        y = add_adapter(self, x, kernel, y)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros_init(), self.outputs, jnp.float32)
             y += as_row(bias.astype(self.dtype), y.ndim)
         return y
+
+    def _product(
+        self, x: Float[Array, "..."], kernel: Float[Array, "..."] | QuantizedKernel
+    ) -> Float[Array, "..."]:
+        axes = tuple(range(len(self.inputs)))
+        contracted = tuple(axis + x.ndim - len(self.inputs) for axis in axes)
+        return jax.lax.dot_general(
+            x.astype(self.dtype), kernel.astype(self.dtype), ((contracted, axes), ((), ()))
+        )
+
+    def _kernel(self) -> Float[Array, "..."] | QuantizedKernel:
+        # Linen compares the shape of a parameter with its initialiser's: a rounded kernel is several arrays.
+        stored: Any = self.get_variable("params", "kernel")
+        if isinstance(stored, QuantizedKernel):
+            return stored
+        init = nn.initializers.normal(self.init_range)
+        return self.param("kernel", init, (*self.inputs, *self.outputs), jnp.float32)
+
+
+def add_adapter(
+    module: nn.Module,
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."] | QuantizedKernel,
+    y: Float[Array, "..."],
+) -> Float[Array, "..."]:
+    """What the low-rank adapter of a module, if there is one, makes of its product y = x · W.
+
+        y ← (y + x·a·b) · m / ‖W + a·b‖
+
+    Its variables are `a` (*inputs, r), `b` (r, *outputs) with the scale inside, for DoRA `magnitude` m (*outputs), and
+    `rate` of a dropout on x, which acts only where a dropout key is given. Without m the last factor is absent.
+    """
+    if not module.has_variable("lora", "a"):
+        return y
+    leaf = module.variables["lora"]
+    a, b = leaf["a"].astype(y.dtype), leaf["b"].astype(y.dtype)
+    if "rate" in leaf and module.has_rng("dropout"):
+        kept = jax.random.bernoulli(module.make_rng("dropout"), 1.0 - leaf["rate"], x.shape)
+        x = jnp.where(kept, x / (1.0 - leaf["rate"]), 0.0)
+    y = y + jnp.tensordot(jnp.tensordot(x.astype(y.dtype), a, a.ndim - 1), b, 1)
+    if "magnitude" not in leaf:
+        return y
+    return y * as_row(_norm_ratio(kernel, leaf).astype(y.dtype), y.ndim)
+
+
+def adapted_kernel(
+    kernel: Float[Array, "..."] | QuantizedKernel, leaf: Mapping[str, Array]
+) -> Float[Array, "..."]:
+    """The kernel with which a plain projection does what `add_adapter` does, float32."""
+    whole = kernel.astype(jnp.float32) + jnp.tensordot(leaf["a"], leaf["b"], 1)
+    return whole * as_row(_norm_ratio(kernel, leaf), whole.ndim) if "magnitude" in leaf else whole
+
+
+def _norm_ratio(
+    kernel: Float[Array, "..."] | QuantizedKernel, leaf: Mapping[str, Array]
+) -> Float[Array, "..."]:
+    """DoRA's m / ‖W + a·b‖, 0 where the weight is 0 (columns that pad the vocabulary). The norm is a constant."""
+    w, a, b = jax.lax.stop_gradient((kernel.astype(jnp.float32), leaf["a"], leaf["b"]))
+    inputs = tuple(range(a.ndim - 1))
+    # ‖W + a·b‖² = ‖W‖² + 2 (aᵀW)·b + b·(aᵀa)b, so that no second array of the size of W is made.
+    squares = jnp.square(w).sum(axis=inputs)
+    squares += (2 * jnp.tensordot(a, w, (inputs, inputs)) * b).sum(axis=0)
+    squares += (jnp.tensordot(jnp.tensordot(a, a, (inputs, inputs)), b, 1) * b).sum(axis=0)
+    norm = jnp.sqrt(jnp.maximum(squares, 0.0))
+    return jnp.where(norm > 0, leaf["magnitude"] / jnp.where(norm > 0, norm, 1.0), 0.0)
 
 
 class Norm(nn.Module):

@@ -3,37 +3,29 @@
 
 With `num_layers_unfrozen = k > 0` the last k layers, the final norm and an untied head train, and all below
 is a frozen trunk that the policy and its reference share: the reference is a copy of the trained part alone
-(the "hydra" of trlX). −1 trains everything; 0 trains nothing but the heads.
+(the "hydra" of trlX). −1 trains everything; 0 trains nothing but the heads. An adapter overrides the number: the
+whole model is frozen, and is the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from jrl.models.attention import (
-    AttentionContext,
-    Cache,
-    LayerCache,
-    cache_tokens,
-    cached_context,
-    empty_layer_cache,
-    full_context,
-    token_positions,
-)
+from jrl.models.adapters.lora import Lora
+from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
 from jrl.models.config import TransformerConfig
+from jrl.models.decoder_policy import LORA, VALUE_BRANCH, DecoderPolicy
 from jrl.models.heads import check_value_head, value_heads
+from jrl.models.quantize import QuantizedKernel
 from jrl.models.transformer import Decoder
-from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, Trunk
+from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 
 HEADS = ("v_head",)
-VALUE_BRANCH = "value_branch"
+ADAPTERS = (LORA, PREFIX, PROMPT)
 
 
 def make_policy(
@@ -42,6 +34,7 @@ def make_policy(
     num_layers_unfrozen: int,
     value_head: str | None,
     num_value_layers_unfrozen: int = 0,
+    adapter: Lora | VirtualTokens | None = None,
     compute_dtype: Any = jnp.float32,
     remat: bool = False,
 ) -> PolicyFns:
@@ -52,14 +45,16 @@ def make_policy(
       num_layers_unfrozen: How many of the last layers train; −1 is everything, 0 only the heads.
       value_head: "mlp", "linear", or None for a model without values.
       num_value_layers_unfrozen: How many of the last layers the value function has its own copy of.
+      adapter: Trains in place of layers, whatever `num_layers_unfrozen` says; bound to this model.
       compute_dtype: Of activations and matrix products.
       remat: Recompute each layer in the backward pass: less memory for about a third more compute.
     Raises:
-      ValueError: If a count is out of range or the value head is unknown.
+      ValueError: If a count is out of range, the value head is unknown, or a value branch is to follow virtual tokens.
     """
     check_value_head(value_head)
-    cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen)
-    policy = _DecoderPolicy(config, Decoder(config, compute_dtype, remat), cut, num_value_layers_unfrozen)
+    cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
+    decoder = Decoder(config, compute_dtype, remat)
+    policy = DecoderPolicy(config, decoder, cut, num_value_layers_unfrozen, adapter)
     return PolicyFns(
         policy.trunk,
         policy.branch,
@@ -70,117 +65,19 @@ def make_policy(
     )
 
 
-@dataclass(frozen=True)
-class _DecoderPolicy:
-    """The parts of `PolicyFns`, as methods without state.
-
-    Attributes:
-      config: The architecture.
-      decoder: Its module.
-      cut: First layer above the frozen trunk; None where there is no trunk.
-      num_value_layers: Layers that the value function has its own copy of.
-    """
-
-    config: TransformerConfig
-    decoder: Decoder
-    cut: int | None
-    num_value_layers: int
-
-    def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
-        """Hidden states before layer `cut`."""
-        if self.cut is None:
-            return None
-        context, positions = self._context(inputs)
-        x = self._embed(frozen, inputs, positions)
-        return self._run(frozen, x, context, 0, self.cut, method="run_layers")[0]
-
-    def branch(
-        self, params: Params, frozen: Frozen, trunk: Trunk, inputs: ModelInputs, dropout_key: PRNGKey | None
-    ) -> Features:
-        """The layers above the trunk, and the value function's own copy of the last of them."""
-        context, positions = self._context(inputs)
-        key, value_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        weights = _merged(params, frozen)
-        whole = self.cut is None
-        x = self._embed(weights, inputs, positions, key) if whole else jax.lax.stop_gradient(trunk)
-        start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
-        shared, _ = self._run(weights, x, context, self.cut or 0, start, method="run_layers", dropout_key=key)
-        x, _ = self._run(weights, shared, context, start, stop, method="run_layers", dropout_key=key)
-        hidden = self._run(weights, x, method="norm")
-        # A reference has no value branch: nobody asks it for values.
-        if VALUE_BRANCH not in params:
-            return Features(hidden, hidden)
-        own = params[VALUE_BRANCH]
-        x, _ = self._run(own, shared, context, start, stop, method="run_layers", dropout_key=value_key)
-        return Features(hidden, self._run(own, x, method="norm"))
-
-    def logits(
-        self, params: Params, frozen: Frozen, hidden: Float[Array, "*rows D"]
-    ) -> Float[Array, "*rows V"]:
-        """The language-model head."""
-        return self._run(_merged(params, frozen), hidden, method="logits")
-
-    def init_cache(self, params: Params, frozen: Frozen, prompts: ModelInputs, length: int) -> Cache:
-        """Empty buffers: a decoder alone has nothing to remember before the first token."""
-        del params, frozen
-        batch_size = prompts.tokens.shape[0]
-
-        def layers(count: int) -> tuple[LayerCache, ...]:
-            dtype = self.decoder.dtype
-            return tuple(empty_layer_cache(self.config, batch_size, length, dtype) for _ in range(count))
-
-        return Cache(
-            layers=layers(self.config.num_layers),
-            value_layers=layers(self.num_value_layers),
-            mask=jnp.zeros((batch_size, length), bool),
-            key_positions=jnp.zeros((batch_size, length), jnp.int32),
-            positions=jnp.zeros((batch_size,), jnp.int32),
-            column=jnp.zeros((), jnp.int32),
-        )
-
-    def decode(
-        self, params: Params, frozen: Frozen, inputs: ModelInputs, cache: Cache
-    ) -> tuple[Features, Cache]:
-        """Appends the inputs to the cache."""
-        cache, positions, filled = cache_tokens(cache, inputs.attention_mask)
-        context = cached_context(self.config, cache, positions)
-        weights = _merged(params, frozen)
-        start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
-        x = self._embed(weights, inputs, positions)
-        shared, lower = self._run(weights, x, context, 0, start, cache.layers[:start], method="run_layers")
-        x, upper = self._run(weights, shared, context, start, stop, cache.layers[start:], method="run_layers")
-        value = hidden = self._run(weights, x, method="norm")
-        value_layers = cache.value_layers
-        if VALUE_BRANCH in params:
-            own = params[VALUE_BRANCH]
-            x, value_layers = self._run(own, shared, context, start, stop, value_layers, method="run_layers")
-            value = self._run(own, x, method="norm")
-        filled = filled._replace(layers=lower + upper, value_layers=value_layers)
-        return Features(hidden, value), filled
-
-    def _context(self, inputs: ModelInputs) -> tuple[AttentionContext, Array]:
-        positions = token_positions(inputs.attention_mask, inputs.segment_ids)
-        return full_context(self.config, inputs.attention_mask, positions, inputs.segment_ids), positions
-
-    def _embed(
-        self, weights: Params, inputs: ModelInputs, positions: Array, key: PRNGKey | None = None
-    ) -> Array:
-        # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
-        tokens = jnp.where(inputs.attention_mask, inputs.tokens, 0)
-        return self._run(weights, tokens, positions, method="embed_tokens", dropout_key=key)
-
-    def _run(self, weights: Params, *args: Any, method: str, dropout_key: PRNGKey | None = None) -> Any:
-        rngs = None if dropout_key is None else {"dropout": dropout_key}
-        return self.decoder.apply({"params": weights}, *args, method=method, rngs=rngs)
-
-
 def branch_start(
-    config: TransformerConfig, num_layers_unfrozen: int, num_value_layers_unfrozen: int = 0
+    config: TransformerConfig,
+    num_layers_unfrozen: int,
+    num_value_layers_unfrozen: int = 0,
+    adapter: Lora | VirtualTokens | None = None,
 ) -> int | None:
-    """Index of the first layer above the frozen trunk; None where the embedding trains and there is no trunk.
+    """Index of the first layer above the frozen trunk; None where there is no trunk.
+
+    There is none where the embedding trains, where the lowest layer has an adapter, and after virtual tokens, which
+    every layer reads.
 
     Raises:
-      ValueError: If a count is out of range.
+      ValueError: If a count is out of range, or a value branch is to follow virtual tokens.
     """
     if not -1 <= num_layers_unfrozen <= config.num_layers:
         raise ValueError(
@@ -192,6 +89,15 @@ def branch_start(
             f"`num_value_layers_unfrozen` must be between 0 and the {config.num_layers} layers of the model, "
             f"got {num_value_layers_unfrozen}."
         )
+    if isinstance(adapter, VirtualTokens):
+        if num_value_layers_unfrozen:
+            raise ValueError(
+                f"`num_value_layers_unfrozen` must be 0 under prefix and prompt tuning, got "
+                f"{num_value_layers_unfrozen}: the value function's own layers know no virtual tokens."
+            )
+        return None
+    if adapter is not None:
+        return min(adapter.first_layer, config.num_layers - num_value_layers_unfrozen) or None
     if num_layers_unfrozen == -1:
         return None
     return config.num_layers - max(num_layers_unfrozen, num_value_layers_unfrozen)
@@ -203,52 +109,66 @@ def split_params(
     *,
     num_layers_unfrozen: int,
     num_value_layers_unfrozen: int = 0,
+    adapter: Lora | VirtualTokens | None = None,
+    key: PRNGKey | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divides a whole model into what trains and what is frozen.
 
     Args:
-      params: The whole model, heads included.
+      params: The whole model, heads included, and perhaps an adapter that was loaded.
       config: The architecture.
       num_layers_unfrozen: As in `make_policy`.
       num_value_layers_unfrozen: As in `make_policy`; the value branch starts as a copy of the last layers.
+      adapter: As in `make_policy`.
+      key: For a fresh adapter, where `params` holds none.
     Returns:
       (trainable, frozen), disjoint in their keys. No buffer is in both: the trainable tree may be donated.
     """
-    branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen)
+    branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
 
     def last(count: int) -> set[str]:
         return {f"layers_{index}" for index in range(config.num_layers - count, config.num_layers)}
 
-    if num_layers_unfrozen == -1:
+    trained = {*HEADS, VALUE_BRANCH, *ADAPTERS}
+    if adapter is None and num_layers_unfrozen == -1:
         trained = set(params)
-    else:
-        trained = last(num_layers_unfrozen) | set(HEADS) | {VALUE_BRANCH}
-        if num_layers_unfrozen > 0:
-            trained |= {"final_norm", "lm_head"}
+    elif adapter is None and num_layers_unfrozen > 0:
+        trained |= last(num_layers_unfrozen) | {"final_norm", "embed_out", "lm_head"}
     trainable = {name: value for name, value in params.items() if name in trained}
     frozen = {name: value for name, value in params.items() if name not in trained}
     if num_value_layers_unfrozen and VALUE_BRANCH not in params:
-        own = last(num_value_layers_unfrozen) | {"final_norm"}
-        trainable[VALUE_BRANCH] = _copy({name: params[name] for name in sorted(own)})
+        own = last(num_value_layers_unfrozen) | ({"final_norm", "embed_out"} & params.keys())
+        trainable[VALUE_BRANCH] = _float32_copy({name: params[name] for name in sorted(own)})
+    if adapter is not None and adapter.name not in params:
+        if key is None:
+            raise ValueError("`key` must be given to start a fresh adapter.")
+        trainable[adapter.name] = jax.jit(adapter.init)(key, frozen)
     return trainable, frozen
 
 
 def init_reference(trainable: Params) -> dict[str, Any]:
-    """The reference's own parameters: a copy of what trains, without heads and value branch.
+    """The reference's own parameters: a copy of what trains, without heads, value branch and adapter.
 
-    It is a copy because the training state is donated to every update, which deletes the buffers it came in.
+    It is a copy because the training state is donated to every update, which deletes the buffers it came in. Under an
+    adapter it is empty: the frozen model alone is the reference.
     """
-    return _copy({name: value for name, value in trainable.items() if name not in (*HEADS, VALUE_BRANCH)})
+    unread = (*HEADS, VALUE_BRANCH, *ADAPTERS)
+    return _copy({name: value for name, value in trainable.items() if name not in unread})
 
 
 def merge_params(params: Params, frozen: Frozen) -> dict[str, Any]:
-    """The whole model again, as `split_params` took it, for a checkpoint. The value branch is dropped."""
-    return {name: value for name, value in {**frozen, **params}.items() if name != VALUE_BRANCH}
-
-
-def _merged(params: Params, frozen: Frozen) -> Mapping[str, Any]:
-    return {**jax.lax.stop_gradient(dict(frozen)), **params}
+    """The whole model again, as `split_params` took it, for a checkpoint. Value branch and adapter are dropped."""
+    dropped = (VALUE_BRANCH, *ADAPTERS)
+    return {name: value for name, value in {**frozen, **params}.items() if name not in dropped}
 
 
 def _copy(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+
+
+def _float32_copy(tree: Any) -> Any:
+    """Trainable weights, whatever the frozen ones they start as are kept in."""
+    expanded = jax.tree.map(
+        lambda x: x.astype(jnp.float32), tree, is_leaf=lambda x: isinstance(x, QuantizedKernel)
+    )
+    return _copy(expanded)

@@ -1,130 +1,229 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensor files of a Hugging Face folder: one `model.safetensors`, or several with an index."""
+"""The tensor files of a Hugging Face folder, read: one `model.safetensors`, or several with an index.
+
+Files are read, never mapped (mapped pages would count as this process's memory), and a tensor is cast and checked
+piece by piece while it is read: reading one costs its size in the dtype asked for, whatever the file holds. The
+format (https://huggingface.co/docs/safetensors) is eight bytes of length, a JSON header of that length, and the
+tensors' bytes end to end.
+"""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-# transformers refuses files that do not name the framework whose layout they follow.
-_METADATA = {"format": "pt"}
+SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(kind)
+    for name, kind in {
+        "F64": np.float64,
+        "F32": np.float32,
+        "F16": np.float16,
+        "BF16": ml_dtypes.bfloat16,
+        "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "F8_E5M2": ml_dtypes.float8_e5m2,
+        "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+        "C64": np.complex64,
+        "I64": np.int64,
+        "I32": np.int32,
+        "I16": np.int16,
+        "I8": np.int8,
+        "U64": np.uint64,
+        "U32": np.uint32,
+        "U16": np.uint16,
+        "U8": np.uint8,
+        "BOOL": np.bool_,
+    }.items()
+}
+LENGTH_BYTES = 8
+# The limit of the format's own library: a damaged length must not make us allocate whatever it says.
+_MAX_HEADER_BYTES = 100_000_000
+PIECE_BYTES = 1 << 24
+
+
+class TensorInfo(NamedTuple):
+    """Where a tensor lies.
+
+    Attributes:
+      path: The file.
+      dtype: Of the stored elements.
+      shape: As stored.
+      start: Offset of its first byte in the file.
+    """
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
 
 
 class TensorFiles:
     """All tensors of a folder by name, read one at a time.
 
+    Args:
+      folder: Holds `<stem>.safetensors`, or `<stem>.safetensors.index.json` and the files it lists.
+      stem: "adapter_model" for adapters.
+
+    Attributes:
+      folder: As given.
+      info: What each tensor is, by name; all headers are read and checked at once, no tensor is.
+
     Raises:
       FileNotFoundError: If the folder holds no safetensors, or a file that its index lists is missing.
-      ValueError: If a file is damaged.
+      ValueError: If a file or the index is damaged, or they contradict each other.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, stem: str = "model"):
         self.folder = folder
-        self._open: dict[str, Any] = {}
-        if (folder / WEIGHTS).is_file():
-            self._where = dict.fromkeys(self._file(WEIGHTS).keys(), WEIGHTS)
-        elif (folder / INDEX).is_file():
-            self._where = json.loads((folder / INDEX).read_text())["weight_map"]
+        weights, index = folder / f"{stem}{SUFFIX}", folder / f"{stem}{INDEX_SUFFIX}"
+        if weights.is_file():
+            self.info = read_header(weights)
+        elif index.is_file():
+            self.info = _read_index(index)
         else:
-            raise FileNotFoundError(_no_weights(folder))
+            raise FileNotFoundError(_no_weights(folder, stem))
 
     def __iter__(self) -> Iterator[str]:
         """Names of the tensors."""
-        return iter(self._where)
+        return iter(self.info)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, without reading it."""
-        return tuple(self._slice(name).get_shape())
+    def read(self, name: str, dtype: Any = None) -> np.ndarray:
+        """One tensor, all of whose values are finite.
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor, in the dtype of the file."""
-        return np.asarray(self._file(self._where[name]).get_tensor(name))
+        Args:
+          name: Of the tensor.
+          dtype: Of the result; None: the file's.
+        Raises:
+          ValueError: If the file ends early, or a value is NaN or infinite (in the file, or in `dtype`).
+        """
+        info = self.info[name]
+        tensor = np.empty(info.shape, info.dtype if dtype is None else dtype)
+        flat = tensor.reshape(-1)
+        step = max(1, PIECE_BYTES // info.dtype.itemsize)
+        buffer = None if tensor.dtype == info.dtype else np.empty(min(step, flat.size), info.dtype)
+        with info.path.open("rb", buffering=0) as file:
+            file.seek(info.start)
+            for start in range(0, flat.size, step):
+                piece = flat[start : start + step]
+                raw = piece if buffer is None else buffer[: piece.size]
+                _fill(file, raw, info.path, name)
+                if buffer is not None:
+                    with np.errstate(all="ignore"):
+                        piece[...] = raw
+                if "float" in tensor.dtype.name and not np.isfinite(piece).all():
+                    raise ValueError(
+                        f"{info.path}: {name} holds NaN or infinity (read as {tensor.dtype}). Did the run that wrote "
+                        "it diverge?"
+                    )
+        return tensor
 
-    def _slice(self, name: str) -> Any:
-        file = self._file(self._where[name])
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """What one safetensors file holds, by name.
+
+    Raises:
+      ValueError: If the header is damaged, or does not describe this file to its last byte.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        begin = LENGTH_BYTES + length
+        if begin > size or length > _MAX_HEADER_BYTES:
+            raise _unreadable(path, f"it has {size} bytes and announces a header of {length}")
         try:
-            return file.get_slice(name)
-        except SafetensorError as error:
-            path = self.folder / self._where[name]
-            raise ValueError(f"{path} holds no {name}, though {INDEX} says so: {error}.") from error
-
-    def _file(self, name: str) -> Any:
-        if name not in self._open:
-            path = self.folder / name
-            if not path.is_file():
-                raise FileNotFoundError(
-                    f"{path} is missing, though {INDEX} lists it. Is the download complete?"
-                )
-            try:
-                self._open[name] = safe_open(path, "numpy")
-            except SafetensorError as error:
-                raise ValueError(
-                    f"{path} is not a readable safetensors file: {error}. Is it cut off?"
-                ) from error
-        return self._open[name]
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            info = {name: _tensor_info(path, entry, begin) for name, entry in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(path, f"its header is malformed ({type(error).__name__}: {error})") from error
+    # Every byte belongs to exactly one tensor: otherwise the file holds what nobody declared, or is cut off.
+    position = begin
+    for name, tensor in sorted(info.items(), key=lambda item: (item[1].start, _num_bytes(item[1]))):
+        if tensor.start != position:
+            raise _unreadable(path, f"{name} begins at byte {tensor.start} instead of {position}")
+        position += _num_bytes(tensor)
+        if position > size:
+            raise _unreadable(path, f"{name} ends at byte {position} of {size}")
+    if position != size:
+        raise _unreadable(path, f"{size - position} bytes behind its last tensor belong to none")
+    return info
 
 
-def _no_weights(folder: Path) -> str:
+def _tensor_info(path: Path, entry: Mapping[str, Any], begin: int) -> TensorInfo:
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(f"unknown dtype {entry['dtype']!r}")
+    shape = tuple(entry["shape"])
+    start, stop = entry["data_offsets"]
+    if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop)):
+        raise ValueError(f"shape {shape} or offsets {start}, {stop} are no sizes")
+    info = TensorInfo(path, DTYPES[entry["dtype"]], shape, begin + start)
+    if stop - start != _num_bytes(info):
+        raise ValueError(f"{info.dtype}{list(shape)} has {_num_bytes(info)} bytes, not {stop - start}")
+    return info
+
+
+def _num_bytes(info: TensorInfo) -> int:
+    return math.prod(info.shape) * info.dtype.itemsize
+
+
+def _unreadable(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} is not a readable safetensors file: {why}. Is it cut off?")
+
+
+def _fill(file: io.FileIO, array: np.ndarray, path: Path, name: str) -> None:
+    """Reads exactly the array's bytes."""
+    view = array.view(np.uint8).data
+    while view:
+        count = file.readinto(view)
+        if not count:
+            raise _unreadable(path, f"it ends within {name}")
+        view = view[count:]
+
+
+def _read_index(index: Path) -> dict[str, TensorInfo]:
+    """All tensors of the files that an index lists, each where the index says."""
+    try:
+        weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{index} is malformed: expected JSON with a `weight_map` ({type(error).__name__}: {error})."
+        ) from error
+    held: dict[str, TensorInfo] = {}
+    for shard in sorted({str(name) for name in weight_map.values()}):
+        if Path(shard).name != shard:
+            raise ValueError(f"{index} lists {shard!r}, which is not the name of a file beside it.")
+        path = index.with_name(shard)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} is missing, though {index.name} lists it. Is the download complete?"
+            )
+        for name, info in read_header(path).items():
+            # The same name in a file that the index does not give it to is a left-over of another checkpoint.
+            if weight_map.get(name, shard) == shard:
+                held[name] = info
+    for name, shard in weight_map.items():
+        if name not in held:
+            raise ValueError(f"{index.with_name(shard)} holds no {name}, though {index.name} says so.")
+    return held
+
+
+def _no_weights(folder: Path, stem: str) -> str:
     pickled = sorted(file.name for file in folder.glob("*.bin"))
     if not pickled:
-        return f"{folder} is not a model checkpoint: it has neither {WEIGHTS} nor {INDEX}."
+        return f"{folder} is not a model checkpoint: it has neither {stem}{SUFFIX} nor {stem}{INDEX_SUFFIX}."
+    pattern = "pytorch_model*.bin" if stem == "model" else f"{stem}.bin"
+    # Tensor by tensor, and not through the model's class, which would lose the heads of trlX and TRL.
     return (
-        f"{folder} holds {pickled[0]}, a pickle, which can run code when it is read. Convert it once, where "
-        f'you trust it: python -c "from transformers import AutoModelForCausalLM as M; '
-        f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        f"{folder} holds {pickled[0]}, a pickle, which can run code when it is read. Convert it once, where torch is: "
+        f'python -c "import glob, torch; from safetensors.torch import save_file; '
+        f"save_file({{k: v.clone() for f in glob.glob('{folder}/{pattern}') for k, v in torch.load(f, "
+        f"weights_only=True).items()}}, '{folder}/{stem}{SUFFIX}', {{'format': 'pt'}})\""
     )
-
-
-class LazyTensor(NamedTuple):
-    """A tensor that is made when it is written, so that the host never holds a second copy of the model.
-
-    Attributes:
-      num_bytes: Its size.
-      make: Gives the array.
-    """
-
-    num_bytes: int
-    make: Callable[[], np.ndarray]
-
-
-def write_tensors(folder: Path, tensors: Mapping[str, LazyTensor], *, max_shard_bytes: int) -> None:
-    """Writes tensors under Hugging Face's file names, with an index where one file would be too large.
-
-    Args:
-      folder: An existing folder.
-      tensors: By name; written in this order.
-      max_shard_bytes: A file grows to this size at most, unless a single tensor is larger.
-    """
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.num_bytes > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += tensor.num_bytes
-    if len(shards) == 1:
-        _write(folder / WEIGHTS, shards[0], tensors)
-        return
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write(folder / file_name, names, tensors)
-        weight_map |= dict.fromkeys(names, file_name)
-    total = sum(tensor.num_bytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2))
-
-
-def _write(path: Path, names: list[str], tensors: Mapping[str, LazyTensor]) -> None:
-    # safetensors writes the bytes as they lie in memory: a transposed view would be written untransposed.
-    arrays = {name: np.ascontiguousarray(tensors[name].make()) for name in names}
-    save_file(arrays, path, metadata=_METADATA)

@@ -15,35 +15,52 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jrl.models.attention import AttentionContext, LayerCache, full_context
+from jrl.models.attention import AttentionContext, full_context
 from jrl.models.blocks import make_block
+from jrl.models.cache import LayerCache
 from jrl.models.config import LayerConfig, TransformerConfig
-from jrl.models.layers import Norm, Projection, Table, as_row
+from jrl.models.layers import Norm, Projection, Table, add_adapter, as_row
 
 
 class Head(nn.Module):
-    """A head of its own, for models that do not tie it to the embedding."""
+    """A head of its own, for models that do not tie it to the embedding.
 
-    config: TransformerConfig
+    Attributes:
+      width: D of what it reads.
+      vocab_size: Columns, the padding of the vocabulary included.
+      use_bias: Adds a bias.
+      init_range: Standard deviation of a fresh kernel.
+      dtype: Of the computation.
+    """
+
+    width: int
+    vocab_size: int
+    use_bias: bool
+    init_range: float
     dtype: Any
 
     @nn.compact
     def __call__(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Logits over the padded vocabulary, accumulated and returned in float32."""
-        config = self.config
-        init = nn.initializers.normal(config.init_range)
-        kernel = self.param("kernel", init, (config.feature_width, config.padded_vocab_size), jnp.float32)
+        init = nn.initializers.normal(self.init_range)
+        kernel = self.param("kernel", init, (self.width, self.vocab_size), jnp.float32)
         logits = jnp.einsum(
             "...d,dv->...v",
             hidden.astype(self.dtype),
             kernel.astype(self.dtype),
             preferred_element_type=jnp.float32,
         )
-        if config.head_bias:
-            zeros = nn.initializers.zeros_init()
-            bias = self.param("bias", zeros, (config.padded_vocab_size,), jnp.float32)
+        logits = add_adapter(self, hidden.astype(self.dtype), kernel, logits)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32)
             logits += as_row(bias.astype(jnp.float32), logits.ndim)
         return logits
+
+
+def hide_padding(logits: Float[Array, "*rows V"], vocab_size: int) -> Float[Array, "*rows V"]:
+    """−inf in the columns that only pad the vocabulary."""
+    real = jnp.arange(logits.shape[-1]) < vocab_size
+    return jnp.where(as_row(real, logits.ndim), logits, -jnp.inf)
 
 
 class Decoder(nn.Module):
@@ -78,7 +95,13 @@ class Decoder(nn.Module):
         if config.final_norm:
             self.final_norm = self._norm()
         if not config.tie_embeddings:
-            self.lm_head = Head(config, self.dtype)
+            self.lm_head = Head(
+                config.feature_width,
+                config.padded_vocab_size,
+                config.head_bias,
+                config.init_range,
+                self.dtype,
+            )
         self.dropout = nn.Dropout(config.embedding_dropout)
 
     def __call__(
@@ -97,8 +120,11 @@ class Decoder(nn.Module):
 
     def embed_tokens(self, tokens: Int[Array, "B Q"], positions: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
         """The residual stream before the first layer."""
+        return self.embed_vectors(self.embed(tokens), positions)
+
+    def embed_vectors(self, x: Float[Array, "B Q W"], positions: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
+        """The same from rows of the embedding table, or from vectors that stand in their place."""
         config = self.config
-        x = self.embed(tokens)
         if config.embedding_scale is not None:
             # Rounded to the compute dtype first, as in the torch implementations.
             x = x.astype(self.dtype) * jnp.asarray(config.embedding_scale, self.dtype)
@@ -142,8 +168,7 @@ class Decoder(nn.Module):
         logits = self.embed.transposed(hidden, self.dtype) if tied else self.lm_head(hidden)
         if config.logit_softcap is not None:
             logits = config.logit_softcap * jnp.tanh(logits / config.logit_softcap)
-        real = jnp.arange(config.padded_vocab_size) < config.vocab_size
-        return jnp.where(real.reshape((1,) * (logits.ndim - 1) + (-1,)), logits, -jnp.inf)
+        return hide_padding(logits, config.vocab_size)
 
 
 def init_decoder(config: TransformerConfig, key: Array) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class Texts:
     """Completions as text, aligned with the ids that are trained on.
 
     Attributes:
-      samples: Prompt and output together.
+      samples: Prompt and output together, with the separator between them where there is one.
       prompts: Prompts as the model saw them (after truncation), without special tokens.
       outputs: Completions without EOS and special tokens, cut before the stop string.
       output_tokens: Sampled ids up to the end of the row, the EOS or the token that completes the stop string
@@ -54,6 +54,7 @@ def decode_rows(
     *,
     eos_token_ids: Sequence[int],
     stop_sequences: Sequence[str] = (),
+    separator: str | None = None,
 ) -> Texts:
     """Decodes completions and ends them at the first stop string.
 
@@ -67,12 +68,15 @@ def decode_rows(
       lengths: Number of sampled ids of each row, the EOS included.
       eos_token_ids: Ids that end a row; their text is not part of an output.
       stop_sequences: Texts that end a row.
+      separator: Stands between prompt and output in `samples`, and outputs are texts of their own: an encoder read the
+        prompts. None: outputs go on from their prompts.
     Raises:
       ValueError: If a stop string is empty or a special token, whose text never shows in an output.
     """
     _check_stop_sequences(tokenizer, stop_sequences, eos_token_ids)
     rows = [[int(token) for token in row[:length]] for row, length in zip(tokens, lengths, strict=True)]
-    decode = _Decoder(tokenizer, prompt_token_lists, frozenset(int(token) for token in eos_token_ids))
+    eos = frozenset(int(token) for token in eos_token_ids)
+    decode = _Decoder(tokenizer, prompt_token_lists, eos, continues=separator is None)
     outputs = decode.outputs(rows)
     stopped = np.zeros(len(rows), bool)
     for index, text in enumerate(outputs):
@@ -81,7 +85,10 @@ def decode_rows(
         stopped[index] = True
         rows[index], outputs[index] = _end_at_stop(decode, index, rows[index], stop_sequences)
     return Texts(
-        samples=[prompt + output for prompt, output in zip(decode.prompts, outputs, strict=True)],
+        samples=[
+            prompt + (separator or "") + output
+            for prompt, output in zip(decode.prompts, outputs, strict=True)
+        ],
         prompts=decode.prompts,
         outputs=outputs,
         output_tokens=rows,
@@ -91,12 +98,17 @@ def decode_rows(
 
 
 class _Decoder:
-    """Texts of completions in the context of their prompts."""
+    """Texts of completions, in the context of their prompts where they continue them."""
 
     def __init__(
-        self, tokenizer: Any, prompt_token_lists: Sequence[Sequence[int]], eos_token_ids: frozenset[int]
+        self,
+        tokenizer: Any,
+        prompt_token_lists: Sequence[Sequence[int]],
+        eos_token_ids: frozenset[int],
+        *,
+        continues: bool,
     ) -> None:
-        self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
+        self._tokenizer, self._eos_token_ids, self._continues = tokenizer, eos_token_ids, continues
         self._prompt_rows = [list(row) for row in prompt_token_lists]
         self.prompts = self._decode(self._prompt_rows)
 
@@ -111,6 +123,8 @@ class _Decoder:
         """Outputs of completions that stand behind the prompts of these rows; None: of all rows."""
         indices = range(len(rows)) if indices is None else indices
         rows = [row[:-1] if row and row[-1] in self._eos_token_ids else row for row in rows]
+        if not self._continues:
+            return self._decode(rows)
         # Behind its prompt: on its own, a sentencepiece completion would lose the space it begins with.
         together = self._decode([self._prompt_rows[i] + row for i, row in zip(indices, rows, strict=True)])
         return [

@@ -19,9 +19,12 @@ from jrl.data.fingerprint import fingerprint
 from jrl.data.prompts import PromptSet
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.mesh import replicated, tree_shardings
+from jrl.models.adapters.lora import Lora
 from jrl.models.checkpoint import save_checkpoint
+from jrl.models.cost import cache_bytes, device_bytes, format_bytes
 from jrl.models.policy import merge_params
 from jrl.rollout.text import decode_rows
+from jrl.trainers.adapters import adapter_writer
 from jrl.trainers.checkpoint import tree_sha256
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.evaluation import Evaluation, Evaluator
@@ -50,6 +53,8 @@ class Trainer(abc.ABC):
       history: Training records and evaluations, as in `metrics.jsonl`.
       tokenizer: The transformers tokenizer.
       lm: The architecture.
+      adapter: What trains beside the frozen model; None where parts of the model itself do.
+      base_model: The model without its adapter, as `model_path` names it.
       mesh: The device mesh.
       run_dir: Folder of checkpoints, metrics and samples (`train.checkpoint_dir`).
       interrupted: Whether `learn` ended early because the process was asked to stop.
@@ -75,6 +80,7 @@ class Trainer(abc.ABC):
         with jax.set_mesh(self.mesh):
             bundle = self.load_policy()
         self.lm, self.policy, self.tokenizer = bundle.lm, bundle.policy, bundle.tokenizer
+        self.adapter, self.base_model = bundle.adapter, bundle.base_model
         self.frozen, self.replicated = bundle.frozen, bundle.replicated
         self.sampler = Sampler(self.policy)
         self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
@@ -155,6 +161,7 @@ class Trainer(abc.ABC):
             max_length=budget,
             seed=self.config.train.seed,
             long_prompts=long_prompts or self.config.train.long_prompts,
+            decoder_start_token_id=self.lm.decoder_start_token_id,
         )
 
     def reward_call(self, reward_fn: Callable[..., Any]) -> RewardCall:
@@ -248,22 +255,44 @@ class Trainer(abc.ABC):
             lengths,
             eos_token_ids=settings.eos_token_id,
             stop_sequences=self.stop_sequences,
+            separator=found.separator,
         ).outputs
 
-    def save_pretrained(self, directory: str | os.PathLike[str] | None = None) -> Path:
+    def save_pretrained(
+        self, directory: str | os.PathLike[str] | None = None, *, merge_adapter: bool = False
+    ) -> Path:
         """Writes a Hugging Face checkpoint: safetensors, config, generation config, tokenizer, and the value head.
+
+        Where an adapter trains, that is PEFT's folder, which holds the adapter and names the base model.
 
         Args:
           directory: Defaults to `hf_model` in the run's folder.
+          merge_adapter: Writes the whole model instead, with the adapter in its weights.
         """
         target = Path(directory) if directory is not None else self.run_dir / "hf_model"
-        self.model_writer()(target)
+        self.model_writer(merge_adapter=merge_adapter)(target)
         return target
 
-    def model_writer(self) -> Callable[[Path], None]:
+    def model_writer(self, *, merge_adapter: bool = False) -> Callable[[Path], None]:
         """A function that writes the parameters as they are now: copied to the host here, written whenever called."""
-        params = jax.device_get(merge_params(self.params, self.frozen))
         lm, tokenizer = self.lm, self.tokenizer
+        if self.adapter is not None and not merge_adapter:
+            return adapter_writer(
+                lm, self.adapter, self.params, base_model=self.base_model, tokenizer=tokenizer
+            )
+        if self.config.model.frozen_dtype in ("int8", "nf4"):
+            raise ValueError(
+                f"`merge_adapter` must be False where `model.frozen_dtype` is {self.config.model.frozen_dtype!r}: a "
+                "model is never written from rounded weights. Load the adapter on the unrounded base and merge there."
+            )
+        params = merge_params(self.params, self.frozen)
+        if isinstance(self.adapter, Lora):
+            params = jax.jit(self.adapter.merge)(params, self.params[self.adapter.name])
+        elif self.adapter is not None:
+            raise ValueError(
+                "`merge_adapter` must be False for virtual tokens: they are no part of any weight."
+            )
+        params = jax.device_get(params)
 
         def write(directory: Path) -> None:
             save_checkpoint(directory, lm, params, tokenizer=tokenizer)
@@ -301,5 +330,24 @@ class Trainer(abc.ABC):
             "algorithm": type(self).__name__,
             "model": f"{self.lm.hf_config.model_type}, {count:,} parameters train, {frozen:,} are frozen",
             "mesh": ", ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items()),
+            "memory": self._memory(),
             "folder": str(self.run_dir),
         } | ({"replicated": "; ".join(self.replicated)} if self.replicated else {})
+
+    def _memory(self) -> str:
+        """What the arrays of this run take on one device, and a cache when it samples as for evaluation."""
+        rows, length = self.eval_chunk_size, self.config.train.seq_length
+        cache = cache_bytes(
+            self.policy,
+            self.params,
+            self.frozen,
+            mesh=self.mesh,
+            rows=rows,
+            length=length,
+            has_context=self.lm.family.kind == "seq2seq",
+        )
+        state, fixed = device_bytes(self.state), device_bytes(self.untrained())
+        return (
+            f"on each device {format_bytes(state)} train (with the optimizer), {format_bytes(fixed)} do not, "
+            f"{format_bytes(cache)} of cache for {rows} rows of {length} tokens"
+        )

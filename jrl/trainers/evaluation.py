@@ -126,6 +126,7 @@ class Evaluator:
                     lengths[:count],
                     eos_token_ids=settings.eos_token_id,
                     stop_sequences=self.stop_sequences,
+                    separator=self.prompts.separator,
                 )
             )
         return Texts.concatenate(parts), self.prompts.metadata(everything)

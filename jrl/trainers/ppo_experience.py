@@ -176,6 +176,7 @@ class Collector:
                     lengths[: chunk.count],
                     eos_token_ids=self._settings.eos_token_id,
                     stop_sequences=self._stop_sequences,
+                    separator=self._prompts.separator,
                 )
             with stopwatch("reward"):
                 scores.append(self._reward(text, chunk, iteration, start))

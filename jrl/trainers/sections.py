@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jrl.models.adapters.config import plain_peft_config, read_adapter_config
+
 
 class Section:
     """A section that can check itself again after it was edited."""
@@ -33,18 +35,22 @@ class ModelConfig(Section):
     Attributes:
       model_path: Directory or hub id of a Hugging Face checkpoint; a transformers config object means random
         weights.
-      model_arch_type: "causal".
-      num_layers_unfrozen: −1 trains everything; k > 0 the last k layers, which also makes the reference cheap
+      model_arch_type: "causal", or "seq2seq" for an encoder-decoder; it must be what the checkpoint is.
+      num_layers_unfrozen: −1 trains everything; k > 0 the last k (decoder) layers, which also makes the reference cheap
         (it shares the layers below); 0 only the value head.
-      peft_config: Must be None: this version has no adapters.
+      peft_config: An adapter trains and the whole model is frozen: a dict of PEFT's keys, `peft_type` (LORA,
+        PREFIX_TUNING or PROMPT_TUNING) among them, or a PEFT config object. It overrides `num_layers_unfrozen`.
+      frozen_dtype: What does not train is kept in this: "float32", "bfloat16", or, under `peft_config`, the matrices of
+        the layers rounded to "int8" or "nf4" (4 bits) and the rest in bfloat16.
       model_extra_configs: Fields that replace those of the checkpoint's own config.
       value_head: "mlp" (two layers, trlX's) or "linear" (TRL's), for a checkpoint that brings none.
     """
 
     model_path: Any
-    model_arch_type: Literal["causal"] = "causal"
+    model_arch_type: Literal["causal", "seq2seq"] = "causal"
     num_layers_unfrozen: int = -1
-    peft_config: dict[str, Any] | None = None
+    peft_config: Any = None
+    frozen_dtype: Literal["float32", "bfloat16", "int8", "nf4"] = "float32"
     model_extra_configs: dict[str, Any] = field(default_factory=dict)
     value_head: Literal["mlp", "linear"] = "mlp"
 
@@ -56,11 +62,14 @@ class ModelConfig(Section):
             "at least -1 (-1: all)",
             self.num_layers_unfrozen,
         )
+        if self.peft_config is not None:
+            self.peft_config = plain_peft_config(self.peft_config)
+            read_adapter_config(self.peft_config)
         _require(
-            self.peft_config is None,
-            "model.peft_config",
-            "null: adapters are not available in this version; `num_layers_unfrozen` trains fewer layers",
-            self.peft_config,
+            self.frozen_dtype not in ("int8", "nf4") or self.peft_config is not None,
+            "model.frozen_dtype",
+            "float32 or bfloat16 without `model.peft_config`: a model is never written from rounded weights",
+            self.frozen_dtype,
         )
 
 

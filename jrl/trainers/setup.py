@@ -15,16 +15,19 @@ from jax.sharding import Mesh
 
 from jrl.data.tokenizer import check_vocabulary, load_tokenizer
 from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
+from jrl.models.adapters.bind import Adapter
 from jrl.models.checkpoint import load_checkpoint
 from jrl.models.heads import init_value_head
-from jrl.models.model import CausalLM
-from jrl.models.policy import init_reference, split_params
+from jrl.models.model import LanguageModel, make_model
+from jrl.models.policy import ADAPTERS, HEADS, init_reference
+from jrl.models.quantize import quantize_frozen
+from jrl.trainers.adapters import AdapterPlan, plan_adapter
 from jrl.trainers.config import TRLConfig
 from jrl.typing import Frozen, Params, PolicyFns
 
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
-INIT_STREAM = 0
+INIT_STREAM, ADAPTER_STREAM = 0, 4
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,18 @@ class PolicyBundle:
       params: Trainable arrays, on the mesh.
       frozen: The rest, on the mesh.
       tokenizer: The transformers tokenizer.
+      adapter: What trains beside the frozen model; None where parts of the model itself do.
+      base_model: The model without its adapter, as `model_path` names it.
       replicated: One line for every parameter dimension that the mesh does not divide.
     """
 
-    lm: CausalLM
+    lm: LanguageModel
     policy: PolicyFns
     params: Params
     frozen: Frozen
     tokenizer: Any
+    adapter: Adapter | None
+    base_model: Any
     replicated: list[str]
 
     def reference(self) -> Params:
@@ -77,33 +84,49 @@ def load_policy(
         truncation_side=config.tokenizer.truncation_side,
         extra=config.tokenizer.tokenizer_extra_configs,
     )
-    lm, params = _model(config, mesh, config.model.value_head if with_value_head else None)
-    check_vocabulary(tokenizer, lm.config.vocab_size)
-    if config.train.seq_length > lm.config.max_positions:
+    plan = plan_adapter(config.model, tokenizer)
+    lm, params = _model(config, mesh, config.model.value_head if with_value_head else None, plan)
+    check_vocabulary(tokenizer, lm.vocab_size)
+    if lm.family.kind != config.model.model_arch_type:
         raise ValueError(
-            f"`train.seq_length` is {config.train.seq_length}, but the model has {lm.config.max_positions} "
+            f"`model.model_arch_type` must be {lm.family.kind!r} for a {lm.family.model_type} model, got "
+            f"{config.model.model_arch_type!r}."
+        )
+    if config.train.seq_length + plan.num_virtual_tokens > lm.max_positions:
+        more = f" and {plan.num_virtual_tokens} virtual tokens" if plan.num_virtual_tokens else ""
+        raise ValueError(
+            f"`train.seq_length` is {config.train.seq_length}{more}, but the model has {lm.max_positions} "
             "positions; shorten `seq_length` (prompt + max_new_tokens) or bring a model with a longer context."
         )
-    num_layers_unfrozen = config.model.num_layers_unfrozen
+    split: dict[str, Any] = {
+        "num_layers_unfrozen": config.model.num_layers_unfrozen,
+        "num_value_layers_unfrozen": num_value_layers_unfrozen,
+        "adapter": plan.config,
+    }
     policy = lm.policy(
-        num_layers_unfrozen=num_layers_unfrozen,
-        num_value_layers_unfrozen=num_value_layers_unfrozen,
         value_head=lm.value_head,
         compute_dtype=COMPUTE_DTYPES[config.train.compute_dtype],
         remat=config.train.remat,
+        **split,
     )
-    trainable, frozen = split_params(
-        params,
-        lm.config,
-        num_layers_unfrozen=num_layers_unfrozen,
-        num_value_layers_unfrozen=num_value_layers_unfrozen,
-    )
-    return PolicyBundle(lm, policy, trainable, frozen, tokenizer, tree_shardings(mesh, params)[1])
+    key = jax.random.fold_in(jax.random.key(config.train.seed), ADAPTER_STREAM)
+    report = tree_shardings(mesh, params)[1]
+    if plan.config is not None:
+        # First, so that what starts as a copy or a norm of frozen weights is that of those which are used.
+        params = quantize_frozen(params, config.model.frozen_dtype, keep=(*HEADS, *ADAPTERS))
+    trainable, frozen = lm.split_params(params, key=key, **split)
+    if plan.config is None:
+        frozen = quantize_frozen(frozen, config.model.frozen_dtype)
+    # What was not read with the model, a fresh adapter or one of a folder of its own, is not on the mesh yet.
+    trainable = jax.device_put(trainable, tree_shardings(mesh, trainable)[0])
+    return PolicyBundle(lm, policy, trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report)
 
 
-def _model(config: TRLConfig, mesh: Mesh, wanted_head: str | None) -> tuple[CausalLM, Params]:
+def _model(
+    config: TRLConfig, mesh: Mesh, wanted_head: str | None, plan: AdapterPlan
+) -> tuple[LanguageModel, Params]:
     """The model and its whole parameter tree, with a value head exactly where one is wanted."""
-    path = config.model.model_path
+    path = plan.base
     key = jax.random.fold_in(jax.random.key(config.train.seed), INIT_STREAM)
     if not isinstance(path, str | os.PathLike):
         if config.model.model_extra_configs:
@@ -111,17 +134,23 @@ def _model(config: TRLConfig, mesh: Mesh, wanted_head: str | None) -> tuple[Caus
                 "`model.model_extra_configs` changes the config of a checkpoint, and `model.model_path` is a config "
                 f"object: set {sorted(config.model.model_extra_configs)} on that object."
             )
-        lm = CausalLM.from_config(path, value_head=wanted_head)
+        lm = make_model(path, wanted_head)
         params = lm.init(key)
         shardings, _ = tree_shardings(mesh, params)
         return lm, jax.device_put(params, shardings)
-    loaded = load_checkpoint(path, mesh=mesh, config_changes=config.model.model_extra_configs)
-    lm, params = loaded.model, dict(loaded.params)
+    rounded = plan.config is not None and config.model.frozen_dtype != "float32"
+    loaded = load_checkpoint(
+        path,
+        dtype=jnp.bfloat16 if rounded else jnp.float32,
+        mesh=mesh,
+        config_changes=config.model.model_extra_configs,
+    )
+    lm, params = _with_loaded(loaded.model, {**loaded.params, **plan.load(loaded.model)})
     if wanted_head is None:
         params.pop("v_head", None)
         return replace(lm, value_head=None), params
     if lm.value_head is None:
-        head = init_value_head(wanted_head, lm.config.width, key)
+        head = init_value_head(wanted_head, lm.feature_width, key)
         params["v_head"] = jax.device_put(head, tree_shardings(mesh, {"v_head": head})[0]["v_head"])
         return replace(lm, value_head=wanted_head), params
     if lm.value_head != wanted_head:
@@ -130,6 +159,13 @@ def _model(config: TRLConfig, mesh: Mesh, wanted_head: str | None) -> tuple[Caus
             stacklevel=3,
         )
     return lm, params
+
+
+def _with_loaded(lm: LanguageModel, params: dict[str, Any]) -> tuple[LanguageModel, dict[str, Any]]:
+    """The model with the kind of value head that its parameters have."""
+    if "v_head" not in params:
+        return lm, params
+    return replace(lm, value_head="mlp" if "hidden" in params["v_head"] else "linear"), params
 
 
 def place_rows(mesh: Mesh, tree: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jrl.data.dialogue import DialogueSet
+from jrl.data.pairs import PairSet
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
 from jrl.trainers.base import TRAINING_STREAM, Trainer
@@ -47,19 +48,28 @@ class SFTTrainer(Trainer):
         prompts: Sequence[Any] | None,
         eval_prompts: Sequence[Any] | None,
     ) -> None:
-        """Takes samples; evaluation starts from the BOS text unless prompts are given."""
+        """Takes samples. Evaluation starts from the BOS text (seq2seq: from samples' prompts) by default."""
         if samples is None or rewards is not None or prompts is not None:
             raise ValueError(
                 "SFTTrainer learns from `samples`: give those, and neither `rewards` nor `prompts`."
             )
         self.add_samples(samples)
-        self.add_eval_prompts(eval_prompts if eval_prompts is not None else self.default_prompts())
+        if eval_prompts is None:
+            pairs = self.lm.decoder_start_token_id is not None
+            eval_prompts = (
+                [sample[0] for sample in samples[: self.config.train.batch_size]] if pairs else None
+            )
+        self.add_eval_prompts(self.default_prompts() if eval_prompts is None else eval_prompts)
 
     def add_samples(self, samples: Sequence[Any]) -> None:
-        """Sets what is learned: strings, [prompt, output] pairs, or longer dialogues."""
-        self.samples = DialogueSet(
-            samples, self.tokenizer, max_length=self.config.train.seq_length, seed=self.config.train.seed
-        )
+        """Sets what is learned: strings, [prompt, output] pairs, or longer dialogues; for seq2seq models, pairs."""
+        train, start = self.config.train, self.lm.decoder_start_token_id
+        options: dict[str, int] = {"max_length": train.seq_length, "seed": train.seed}
+        self.samples: DialogueSet | PairSet
+        if start is None:
+            self.samples = DialogueSet(samples, self.tokenizer, **options)
+        else:
+            self.samples = PairSet(samples, self.tokenizer, decoder_start_token_id=start, **options)
 
     def learn(self) -> None:
         """Runs up to `total_steps`, or `epochs` passes over the samples."""

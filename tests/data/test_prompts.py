@@ -7,7 +7,7 @@ import pytest
 
 from jrl.data.prompts import PromptSet
 from jrl.data.tokenizer import load_tokenizer
-from tests.tiny import EOS_ID, PAD_ID, tiny_tokenizer
+from tests.tiny import EOS_ID, PAD_ID, tiny_t5_tokenizer, tiny_tokenizer
 
 TEXTS = ["abc", "abcdefghij", "xy", "klmnopqrs"]
 
@@ -135,3 +135,48 @@ class TestOrder:
     def test_seeds_differ(self):
         places = np.arange(24)
         assert (prompt_set(seed=0).order(places) != prompt_set(seed=1).order(places)).any()
+
+
+class TestForAnEncoder:
+    START = 7
+
+    def prompts(self, texts, *, max_length=16, side="right", tokenizer=None):
+        tokenizer = load_tokenizer(tokenizer or tiny_t5_tokenizer(), truncation_side=side)
+        return PromptSet(
+            texts,
+            tokenizer,
+            max_length=max_length,
+            seed=0,
+            long_prompts="truncate",
+            decoder_start_token_id=self.START,
+        )
+
+    def test_the_encoder_reads_prompts_with_their_end_and_the_decoder_starts(self):
+        batch = self.prompts(["ab", "c"]).rows(np.arange(2), width=4)
+        a, b, c = (tiny_tokenizer().convert_tokens_to_ids(letter) for letter in "abc")
+        assert batch.inputs.tokens.tolist() == [[self.START]] * 2 and batch.inputs.attention_mask.all()
+        assert batch.inputs.context_tokens.tolist() == [[PAD_ID, a, b, EOS_ID], [PAD_ID, PAD_ID, c, EOS_ID]]
+        assert batch.inputs.context_mask.astype(int).tolist() == [[0, 1, 1, 1], [0, 0, 1, 1]]
+        assert batch.token_lists == [[a, b, EOS_ID], [c, EOS_ID]]
+        assert batch.inputs.tokens.dtype == np.int32
+
+    @pytest.mark.parametrize(("side", "kept"), [("right", "abc"), ("left", "cde")])
+    def test_a_cut_prompt_keeps_its_end(self, side, kept):
+        with pytest.warns(UserWarning, match="1 of 1 prompts have more than 3 tokens"):
+            found = self.prompts(["abcde"], max_length=4, side=side)
+        ids = [tiny_tokenizer().convert_tokens_to_ids(letter) for letter in kept]
+        assert found.rows(np.array([0]), width=4).token_lists == [[*ids, EOS_ID]]
+
+    def test_an_empty_prompt_is_its_end(self):
+        assert self.prompts([""]).rows(np.array([0]), width=8).token_lists == [[EOS_ID]]
+
+    def test_without_room_beside_the_special_tokens(self):
+        with pytest.raises(ValueError, match="`max_length` must leave room beside the 1 special tokens"):
+            self.prompts(["a"], max_length=1)
+
+    def test_samples_have_a_separator(self):
+        tokenizer = copy.deepcopy(tiny_t5_tokenizer())
+        tokenizer.sep_token = "|"
+        assert self.prompts(["a"]).separator == "<sep>"
+        assert self.prompts(["a"], tokenizer=tokenizer).separator == "|"
+        assert prompt_set().separator is None

@@ -3,9 +3,10 @@ import copy
 import warnings
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
-from jrl.data.tokenizer import check_vocabulary, cut, load_tokenizer, tokenize
-from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_tokenizer
+from jrl.data.tokenizer import check_vocabulary, cut, load_tokenizer, special_tokens_around, tokenize
+from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_t5_tokenizer, tiny_tokenizer
 
 
 def without(*names):
@@ -82,3 +83,20 @@ def test_cut_loses_the_named_side():
     assert cut([1, 2, 3], 2, "right") == [1, 2]
     assert cut([1, 2, 3], 3, "left") == [1, 2, 3]
     assert cut([1, 2, 3], 0, "left") == []
+
+
+def test_special_tokens_around_a_text():
+    assert special_tokens_around(tiny_tokenizer()) == ([], [])
+    assert special_tokens_around(tiny_t5_tokenizer()) == ([], [EOS_ID])
+    both = copy.deepcopy(tiny_tokenizer())
+    both.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<pad> $A <eos> <eos>", special_tokens=[("<pad>", PAD_ID), ("<eos>", EOS_ID)]
+    )
+    assert special_tokens_around(both) == ([PAD_ID], [EOS_ID, EOS_ID])
+
+
+def test_special_tokens_may_be_asked_for():
+    bare, whole = (
+        tokenize(tiny_t5_tokenizer(), ["ab"], add_special_tokens=special)[0] for special in (False, True)
+    )
+    assert whole == [*bare, EOS_ID]

@@ -19,6 +19,7 @@ import jrl
 from examples.sentiment.corpus import make_reviews
 from examples.sentiment.pretrain import gpt2_config
 from examples.sentiment.tokenizer import train_tokenizer
+from tests.trainers.reward_models import save_reward_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "ppo_sentiment.py"
@@ -37,13 +38,13 @@ def example(monkeypatch):
     return importlib.import_module("ppo_sentiment")
 
 
-def start(*flags, cwd):
+def start(*flags, cwd, program=(str(SCRIPT),)):
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
     }
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *map(str, flags)],
+        [sys.executable, *program, *map(str, flags)],
         cwd=cwd,
         env=environment,
         stdout=subprocess.PIPE,
@@ -79,6 +80,7 @@ def test_every_flag_goes_to_its_stage(example):
 def test_without_flags_the_recipes_are_those_of_the_repository(example):
     flags, ppo, sft = example.parse([])
     assert ppo == sft == [] and flags.reward == "vader" and flags.dataset is None
+    assert flags.reward_label is None and flags.reward_output is None
     names = {Path(flags.config).name: "PPOTrainer", Path(flags.sft_config).name: "SFTTrainer"}
     assert names == {"ppo_sentiment.yaml": "PPOTrainer", "sft_sentiment.yaml": "SFTTrainer"}
     for path, trainer in ((flags.config, "PPOTrainer"), (flags.sft_config, "SFTTrainer")):
@@ -131,6 +133,49 @@ def test_the_recipe_of_trlx_on_a_local_checkpoint(real_parts):
     assert 0 < summary["reward_before"] < 1  # the reward that was named, not VADER's
     assert not (cwd / "run" / "sft").exists()
     assert jrl.load_model(str(cwd / "run" / "policy"))[0].lm.hf_config.n_positions == 128
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A DistilBERT with three labels, written by jrl."""
+    return save_reward_model(tmp_path_factory.mktemp("classifier") / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("vader", {"label": "glad"}, "choose a score of a classifier, but --reward is 'vader'"),
+        ("my_rewards:positive", {"output": "logit"}, "but --reward is 'my_rewards:positive'"),
+        ("politeness", {}, "expected `module:function`"),
+        ("./nowhere", {}, "there is no folder './nowhere'"),
+    ],
+)
+def test_a_reward_that_is_not_there_is_named(example, name, options, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        example.reward_named(name, **options)
+
+
+def test_a_folder_is_a_classifier(example, classifier):
+    reward = example.reward_named(classifier, label="glad", output="logit")
+    assert (reward.label, reward.output) == (1, "logit")
+    assert example.reward_named(classifier).output == "probability"
+
+
+@pytest.mark.slow
+def test_a_classifier_steers_it_and_torch_is_not_there(real_parts, classifier, tmp_path):
+    cwd, flags = real_parts
+    flags = [*flags[: flags.index("--reward")], *flags[flags.index("--reward") + 2 :]]
+    choice = ["--reward", classifier, "--reward-label", "glad", "--output-dir", str(tmp_path / "run")]
+    without_torch = f"import runpy, sys; sys.modules['torch'] = None; sys.argv[0] = {str(SCRIPT)!r}; "
+    without_torch += f"sys.path.insert(0, {str(SCRIPT.parent)!r}); "
+    without_torch += f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    process = start(*flags, *choice, cwd=cwd, program=["-c", without_torch])
+    summary = check_folder(tmp_path / "run", finish(process), num_prompts=8)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
+    glad = jrl.load_reward_model(classifier, label=1)
+    samples = [row["prompt"] + row["before"] for row in rows]
+    assert glad(samples=samples) == pytest.approx([row["reward_before"] for row in rows], abs=1e-4)
+    assert 0 < summary["reward_before"] < 1
 
 
 @pytest.mark.slow

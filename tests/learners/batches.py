@@ -16,7 +16,7 @@ from jrl.ops.alignment import join
 from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.rewards import place_scores
 from jrl.typing import Completions, PPOBatch, Scored, Sequences
-from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_policy, tiny_prompts
+from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_contexts, tiny_policy, tiny_prompts
 
 PADDED_VOCAB = 128
 CHUNK_BYTES = 1 << 28
@@ -38,7 +38,9 @@ def copied(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)
 
 
-def random_sequences(num_rows: int = 8, prompt: int = 6, width: int = 5, seed: int = 0) -> Sequences:
+def random_sequences(
+    num_rows: int = 8, prompt: int = 6, width: int = 5, seed: int = 0, *, family: str = "gpt2"
+) -> Sequences:
     """Ragged prompts with ragged random completions, the last token of each an EOS."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, width + 1, size=num_rows)
@@ -51,7 +53,8 @@ def random_sequences(num_rows: int = 8, prompt: int = 6, width: int = 5, seed: i
         terminated=jnp.ones(num_rows, bool),
         logprobs=jnp.zeros((num_rows, width)),
     )
-    return join(tiny_prompts(num_rows, prompt, seed), completions, pad_token_id=PAD_ID)
+    make_prompts = tiny_contexts if family == "t5" else tiny_prompts
+    return join(make_prompts(num_rows, prompt, seed=seed), completions, pad_token_id=PAD_ID)
 
 
 @functools.cache
@@ -98,7 +101,7 @@ def stored_rollouts(
       drift: How far the reference's log-probabilities and the values are moved off those of the policy.
     """
     _, params, frozen, _ = tiny_policy(family, num_layers_unfrozen)
-    sequences = random_sequences(num_rows, seed=seed)
+    sequences = random_sequences(num_rows, seed=seed, family=family)
     logprobs, values = scorer(family, num_layers_unfrozen, temperature)(params, frozen, sequences)
     rng = np.random.default_rng(seed + 1)
     noise = jnp.asarray(rng.normal(size=(2, *logprobs.shape)) * drift, jnp.float32)

@@ -60,10 +60,15 @@ def run(
 
 
 def ppo(
-    optimizer: optax.GradientTransformation, mesh: Mesh | None, *, steps: int, unfrozen: int = -1
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | None,
+    *,
+    steps: int,
+    unfrozen: int = -1,
+    family: str = "llama",
 ) -> tuple[TrainState, dict[str, float]]:
     """One PPO update of 1 or 4 optimizer steps on stored rollouts."""
-    policy, params, frozen, _ = tiny_policy("llama", unfrozen)
+    policy, params, frozen, _ = tiny_policy(family, unfrozen)
     config = PPOConfig(
         ppo_epochs=2 if steps > 1 else 1, target=1.0, scale_reward="running", entropy_coef=0.01
     )
@@ -76,7 +81,7 @@ def ppo(
         logprob_chunk_bytes=CHUNK_BYTES,
         temperature=0.8,
     )
-    rollouts = stored_rollouts("llama", unfrozen, num_rows=NUM_ROWS, temperature=0.8, drift=0.1)
+    rollouts = stored_rollouts(family, unfrozen, num_rows=NUM_ROWS, temperature=0.8, drift=0.1)
     return run(update, mesh, init_ppo_state(params, optimizer, config), frozen, rollouts)
 
 
@@ -104,7 +109,8 @@ def expected(
     return algorithm(OPTIMIZERS[rule](), None, steps=steps, **kwargs)
 
 
-OPTIMIZERS = {"sgd": lambda: sgd(0.1), "adam": lambda: adam(LR)}
+# The tiny T5 has a head of deviation 1: at a rate of 0.1 it diverges, and rounding with it.
+OPTIMIZERS = {"sgd": lambda: sgd(0.1), "t5_sgd": lambda: sgd(1e-3), "adam": lambda: adam(LR)}
 
 
 def assert_metrics_agree(actual: dict[str, float], wanted: dict[str, float]) -> None:
@@ -153,14 +159,15 @@ def test_lore_5_2_gradients_and_metrics_agree(
     assert max(jax.tree.leaves(moved)) < 0.05 * LR
 
 
-@pytest.mark.parametrize("unfrozen", [-1, 1])
+@pytest.mark.parametrize(("family", "unfrozen"), [("llama", -1), ("llama", 1), ("t5", -1), ("t5", 1)])
 def test_lore_4_4_a_whole_ppo_update_agrees(
-    unfrozen: int, mesh: Mesh, capfd: pytest.CaptureFixture[str]
+    family: str, unfrozen: int, mesh: Mesh, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Two epochs of two steps: whitening, moments and denominators are those of the whole batch."""
-    wanted, wanted_metrics = expected(ppo, "sgd", 4, unfrozen=unfrozen)
+    rule = "t5_sgd" if family == "t5" else "sgd"
+    wanted, wanted_metrics = expected(ppo, rule, 4, unfrozen=unfrozen, family=family)
     capfd.readouterr()
-    actual, metrics = ppo(sgd(0.1), mesh, steps=4, unfrozen=unfrozen)
+    actual, metrics = ppo(OPTIMIZERS[rule](), mesh, steps=4, unfrozen=unfrozen, family=family)
     assert REMATERIALIZED not in capfd.readouterr().err
     assert_metrics_agree(metrics, wanted_metrics)
     assert largest(difference, actual.params, wanted.params) < 1e-6
@@ -180,6 +187,17 @@ def test_parameters_and_moments_are_really_split() -> None:
         # Two key/value heads do not divide over four: replicated on that axis.
         kernel = tree["layers_0"]["attn"]["k"]["kernel"]
         assert kernel.sharding.shard_shape(kernel.shape) == (kernel.shape[0] // 2, *kernel.shape[1:])
+
+
+def test_the_encoder_and_the_cross_attention_are_split_too() -> None:
+    mesh = make_mesh(1, 2, 4)
+    _, params, _, _ = tiny_policy("t5", -1)
+    placed = jax.device_put(params, tree_shardings(mesh, params)[0])
+    for layer, part in (("encoder_layers_0", "attn"), ("layers_1", "attn"), ("layers_1", "cross")):
+        kernel = placed[layer][part]["k"]["kernel"]
+        assert kernel.sharding.shard_shape(kernel.shape) == (16, 1, 8)
+    bias = placed["decoder_relative_bias"]["embedding"]
+    assert bias.sharding.shard_shape(bias.shape) == (8, 1)
 
 
 def test_an_involuntary_rematerialization_would_be_seen(capfd: pytest.CaptureFixture[str]) -> None:

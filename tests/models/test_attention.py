@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.attention import Rotation, cached_kv_heads, rotate, token_positions
+from jrl.models.cache import cached_kv_heads
 from jrl.models.config import LinearRopeScaling, Llama3RopeScaling, Rope
 from jrl.models.model import CausalLM
+from jrl.models.positions import Rotation, rotate, token_positions
 from jrl.typing import ModelInputs
 from tests.tiny import tiny_hf_config, tiny_lm, tiny_policy
 

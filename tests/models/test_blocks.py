@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.attention import alibi_slopes, attend, full_context
+from jrl.models.attention import attend, full_context
 from jrl.models.blocks import BLOCKS
 from jrl.models.config import Experts, LayerConfig, Rope, TransformerConfig
 from jrl.models.policy import make_policy
+from jrl.models.positions import alibi_slopes
 from jrl.models.transformer import init_decoder
 from jrl.typing import ModelInputs
 

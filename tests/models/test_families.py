@@ -1,53 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of every family: they cover the parameter tree exactly and can be inverted."""
 
+import copy
+import functools
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from transformers import BloomConfig
+from safetensors.numpy import load_file, save_file
+from transformers import MambaConfig
 
+from jrl.models.checkpoint import load_checkpoint, save_checkpoint
 from jrl.models.families import FAMILIES, base, find_family
 from jrl.models.model import CausalLM
 from jrl.models.transformer import init_decoder
+from jrl.typing import ModelInputs
+from tests.models.family_cases import CASES
 from tests.tiny import tiny_hf_config
 
-VARIANTS = [
-    ("gpt2", {}),
-    ("gpt2", {"tie_word_embeddings": False}),
-    ("gpt2", {"n_inner": None}),
-    ("llama", {}),
-    ("llama", {"tie_word_embeddings": True}),
-    ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
-]
+
+def test_every_decoder_family_is_in_the_cases():
+    decoders = {name for name, family in FAMILIES.items() if family.kind == "causal"}
+    assert {config.model_type for config in CASES.values()} == decoders
+    assert {case.partition("-")[0] for case in CASES} == decoders
 
 
-def test_every_family_is_in_the_variants():
-    assert {family for family, _ in VARIANTS} == set(FAMILIES)
+def test_the_table_of_the_docs_has_a_row_for_every_case():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    for case in CASES:
+        family, _, variant = case.partition("-")
+        rows = [line for line in page.splitlines() if line.startswith(f"| {family} | {variant or '–'} |")]
+        assert len(rows) == 1 and "| equal | same logits |" in rows[0], (
+            f"{case}: run tests/models/parity_table.py"
+        )
 
 
-@pytest.mark.parametrize(("family", "overrides"), VARIANTS)
-def test_table_covers_the_parameter_tree_exactly_once(family, overrides):
-    model = CausalLM.from_config(tiny_hf_config(family, **overrides))
+@functools.cache
+def table_and_shapes(case):
+    """The model's config, its entries, and the shape of every parameter by its path."""
+    model = CausalLM.from_config(CASES[case])
     shapes = jax.eval_shape(lambda: init_decoder(model.config, jax.random.key(0)))
-    entries = model.family.entries(model.config)
-    paths = [path for entry in entries for path in entry.paths]
-    assert sorted(paths) == sorted(flatten_dict(shapes, sep="/"))
+    flat = {path: leaf.shape for path, leaf in flatten_dict(shapes, sep="/").items()}
+    return model.config, model.entries(), flat
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_table_covers_the_parameter_tree_exactly_once(case):
+    _, entries, shapes = table_and_shapes(case)
+    covered = {}
+    for entry in entries:
+        for path in entry.paths:
+            covered.setdefault(path, []).append(entry.index)
+    # By one tensor as a whole, or by one for each index of the first axis.
+    assert covered.keys() == shapes.keys()
+    for path, indices in covered.items():
+        assert indices in ([None], list(range(shapes[path][0]))), path
     assert len({entry.name for entry in entries}) == len(entries)
 
 
-@pytest.mark.parametrize(("family", "overrides"), VARIANTS)
-def test_transforms_invert_each_other(family, overrides):
-    model = CausalLM.from_config(tiny_hf_config(family, **overrides))
-    shapes = flatten_dict(jax.eval_shape(lambda: init_decoder(model.config, jax.random.key(0))), sep="/")
-    for entry in model.family.entries(model.config):
+@pytest.mark.parametrize("case", CASES)
+def test_transforms_invert_each_other(case):
+    config, entries, shapes = table_and_shapes(case)
+    for entry in entries:
+        filled = [shapes[path] if entry.index is None else shapes[path][1:] for path in entry.paths]
         tensor = np.arange(np.prod(entry.shape), dtype=np.float32).reshape(entry.shape)
-        parts = entry.transform.load(tensor, [shapes[path].shape for path in entry.paths])
-        assert [part.shape for part in parts] == [shapes[path].shape for path in entry.paths], entry.name
-        np.testing.assert_array_equal(
-            entry.transform.save(parts, model.config.vocab_size), tensor, entry.name
-        )
+        parts = entry.transform.load(tensor, filled)
+        assert [part.shape for part in parts] == filled, entry.name
+        np.testing.assert_array_equal(entry.transform.save(parts, config.vocab_size), tensor, entry.name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_branches_have_all_that_they_compute_with(case):
+    # The last layer trains, over a frozen trunk, and the value function has a copy of its own.
+    model = CausalLM.from_config(CASES[case], value_head="linear")
+    config, counts = model.config, dict(num_layers_unfrozen=1, num_value_layers_unfrozen=1)
+    policy = model.policy(value_head="linear", **counts)
+    inputs = ModelInputs(jnp.zeros((2, 9), jnp.int32), jnp.ones((2, 9), bool))
+
+    def run(key):
+        params, frozen = model.split_params(model.init(key), **counts)
+        features = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None)
+        return policy.logits(params, frozen, features.policy), policy.heads(params, features.value)
+
+    logits, values = jax.eval_shape(run, jax.random.key(0))
+    assert logits.shape == (2, 9, config.padded_vocab_size)
+    assert values["values"].shape == (2, 9)
 
 
 def test_linear_golden():
@@ -63,32 +103,137 @@ def test_fused_conv1d_golden():
     assert (q.ravel().tolist(), k.ravel().tolist(), v.ravel().tolist()) == ([1, 2], [3, 4], [5, 6])
 
 
+def test_fused_linear_golden():
+    # One input; q has two heads of width 1, k and v one: their rows lie one below the other.
+    weight = np.array([[1.0], [2.0], [3.0], [4.0]])
+    q, k, v = base.linear().load(weight, [(1, 2, 1), (1, 1, 1), (1, 1, 1)])
+    assert (q.ravel().tolist(), k.ravel().tolist(), v.ravel().tolist()) == ([1, 2], [3], [4])
+
+
+def test_by_head_golden():
+    # Two heads of width 1: q, k and v of the first, then of the second.
+    numbers = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    for q, k, v in (
+        base.linear_by_head().load(numbers[:, None], [(1, 2, 1)] * 3),
+        base.vector_by_head().load(numbers, [(2, 1)] * 3),
+    ):
+        assert (q.ravel().tolist(), k.ravel().tolist(), v.ravel().tolist()) == ([1, 4], [2, 5], [3, 6])
+
+
+@pytest.mark.parametrize("transform", [base.linear(), base.conv1d(), base.linear_by_head()])
+def test_weights_are_laid_out_under_jit_too(transform):
+    weight = np.arange(48.0, dtype=np.float32).reshape(4, 12)
+    weight = weight if transform.inputs_first else weight.T
+    shapes = [(4, 2, 2)] * 3
+    traced = jax.jit(lambda tensor: transform.load(tensor, shapes))(weight)
+    jax.tree.map(np.testing.assert_array_equal, traced, transform.load(weight, shapes))
+
+
 def test_vocabulary_is_padded_with_zeros():
     (head,) = base.vocabulary(transposed=True).load(np.ones((3, 2)), [(2, 64)])
     assert head.shape == (2, 64) and head[:, :3].all() and not head[:, 3:].any()
+    (bias,) = base.vocabulary_vector().load(np.ones(3), [(64,)])
+    assert bias.shape == (64,) and bias[:3].all() and not bias[3:].any()
 
 
 def test_unsupported_architecture_lists_the_supported_ones():
-    with pytest.raises(ValueError, match="'bloom' is not supported; supported are: gpt2, llama"):
-        CausalLM.from_config(BloomConfig())
+    with pytest.raises(ValueError, match=r"'mamba' is not supported; supported are: .*gpt2, .*llama"):
+        CausalLM.from_config(MambaConfig())
     assert find_family("gpt2") is FAMILIES["gpt2"]
 
 
 @pytest.mark.parametrize(
-    ("family", "overrides", "message"),
+    ("case", "option", "value", "message"),
     [
-        ("gpt2", {"add_cross_attention": True}, "`add_cross_attention` must be False"),
-        ("gpt2", {"activation_function": "tanh"}, "activation must be one of gelu, .* got 'tanh'"),
+        ("gpt2", "add_cross_attention", True, "gpt2: `add_cross_attention` must be False, got True"),
+        ("gpt2", "activation_function", "tanh", "gpt2: the activation must be one of gelu, .* got 'tanh'"),
+        ("gpt_bigcode", "add_cross_attention", True, "gpt_bigcode: `add_cross_attention` must be False"),
+        ("gpt_neo", "attention_layers", ["global", "sparse"] * 2, "`attention_types` .* got 'sparse'"),
+        ("gptj", "tie_word_embeddings", True, "gptj: `tie_word_embeddings` must be False, got True"),
         (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "`rope_type` must be default, linear or llama3; got 'dynamic'",
+            "gpt_neox",
+            "rope_parameters",
+            {"rope_type": "longrope"},
+            "gpt_neox: `rope_type` must be .*'longrope'",
         ),
+        (
+            "opt",
+            "layer_norm_elementwise_affine",
+            False,
+            "`layer_norm_elementwise_affine` must be True, got False",
+        ),
+        (
+            "bloom",
+            "apply_residual_connection_post_layernorm",
+            True,
+            "bloom: `apply_residual_connection_post_layernorm` must be False, got True",
+        ),
+        ("phi3", "rope_parameters", {"rope_type": "unheard"}, "phi3: `rope_type` must be .* got 'unheard'"),
+        ("llama", "rope_parameters", {"rope_type": "unheard"}, "llama: `rope_type` must be .* got 'unheard'"),
     ],
 )
-def test_unsupported_options_are_named(family, overrides, message):
+def test_unsupported_options_are_named(case, option, value, message):
+    config = copy.deepcopy(CASES[case])
+    setattr(config, option, value)
     with pytest.raises(ValueError, match=message):
-        CausalLM.from_config(tiny_hf_config(family, **overrides))
+        CausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "ignored", "kept"),
+    [
+        ("gpt2", ["h.0.attn.bias", "h.0.attn.masked_bias"], ["h.0.attn.c_attn.bias"]),
+        ("gpt_bigcode", ["bias", "h.0.attn.bias"], ["h.0.attn.c_attn.bias", "ln_f.bias"]),
+        (
+            "gpt_neo",
+            ["h.0.attn.attention.bias", "h.0.attn.attention.masked_bias"],
+            ["h.0.attn.attention.out_proj.bias"],
+        ),
+        ("gptj", ["h.0.attn.bias", "h.0.attn.masked_bias"], ["h.0.mlp.fc_in.bias"]),
+        (
+            "gpt_neox",
+            [
+                "layers.0.attention.bias",
+                "layers.0.attention.masked_bias",
+                "layers.0.attention.rotary_emb.inv_freq",
+            ],
+            ["layers.0.attention.dense.bias", "layers.0.attention.query_key_value.bias"],
+        ),
+        ("phi3", ["layers.0.self_attn.rotary_emb.inv_freq"], ["layers.0.self_attn.o_proj.weight"]),
+        ("llama", ["layers.0.self_attn.rotary_emb.inv_freq"], ["layers.0.self_attn.o_proj.weight"]),
+    ],
+)
+def test_buffers_of_old_checkpoints_are_passed_over_and_nothing_else(family, ignored, kept):
+    found = find_family(family)
+    assert all(found.is_ignored(found.base_prefix + name) for name in ignored)
+    assert not any(found.is_ignored(found.base_prefix + name) for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("case", "bare", "extra"),
+    [
+        ("bloom", True, []),
+        ("opt-350m", True, ["lm_head.weight"]),
+        ("gpt_neo", False, ["transformer.h.1.attn.attention.masked_bias", "lm_head.weight"]),
+        ("gptj", False, ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]),
+        ("gpt_neox", False, ["gpt_neox.layers.0.attention.bias"]),
+        ("gpt_neox-tied", False, ["embed_out.weight"]),
+    ],
+)
+def test_published_checkpoints_of_the_family_are_read(case, bare, extra, tmp_path):
+    # Bodies saved alone lack the prefix; old files hold masks, and tied heads a second time.
+    model = CausalLM.from_config(CASES[case])
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    save_checkpoint(tmp_path, model, params)
+    expected = load_checkpoint(tmp_path).params
+    tensors = load_file(tmp_path / "model.safetensors")
+    if bare:
+        tensors = {name.removeprefix(model.family.base_prefix): t for name, t in tensors.items()}
+    assert not tensors.keys() & set(extra)
+    save_file(tensors | {name: np.ones((3, 3), np.float32) for name in extra}, tmp_path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, load_checkpoint(tmp_path).params, expected)
 
 
 def test_logits_of_the_model_cover_the_real_vocabulary_only():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Value heads."""
+"""Value and Q heads."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.heads import ValueHead, init_value_head
+from jrl.models.heads import HEADS, QHead, ValueHead, found_heads, heads_of, init_q_heads, init_value_head
 
 
 @pytest.mark.parametrize("kind", ["mlp", "linear"])
@@ -36,3 +36,45 @@ def test_values_are_float32_under_bfloat16_hidden_states():
 def test_unknown_kind_is_named():
     with pytest.raises(ValueError, match="`value_head` must be one of mlp, linear or None, got 'cubic'"):
         init_value_head("cubic", 16, jax.random.key(0))
+
+
+class TestQHead:
+    """One value an action, in the columns of the padded vocabulary."""
+
+    def test_golden(self):
+        # D = 1, 2D = 2: relu([2, −2 + 1]) = [2, 0]; actions 0 and 1: 3·2 + 1 = 7 and 5·2 = 10; column 2 is padding.
+        params = {
+            "hidden": {"kernel": jnp.array([[1.0, -1.0]]), "bias": jnp.array([0.0, 1.0])},
+            "out": {
+                "kernel": jnp.array([[3.0, 5.0, 9.0], [7.0, 7.0, 7.0]]),
+                "bias": jnp.array([1.0, 0.0, 0.0]),
+            },
+        }
+        values = QHead(2, 3).apply({"params": params}, jnp.array([[2.0]], jnp.bfloat16))
+        assert values.dtype == jnp.float32 and values.tolist() == [[7.0, 10.0, -np.inf]]
+
+    def test_fresh_heads_say_zero_and_differ_from_each_other_but_not_from_their_targets(self):
+        params = init_q_heads(2, 8, 5, 16, jax.random.key(0))
+        assert set(params) | {"v_head"} == set(HEADS)
+        values = QHead(5, 16).apply({"params": params["q_heads"]["1"]}, jnp.ones((3, 4, 8)))
+        assert values.shape == (3, 4, 16)
+        np.testing.assert_array_equal(values[..., :5], 0)
+        first, second = (params["q_heads"][i]["hidden"]["kernel"] for i in "01")
+        assert float(jnp.abs(first - second).max()) > 0.1
+        jax.tree.map(np.testing.assert_array_equal, params["q_heads"], params["target_q_heads"])
+        buffers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)]
+        assert len(set(buffers)) == len(buffers)
+
+    def test_their_number_is_checked(self):
+        with pytest.raises(ValueError, match="`num_q_heads` must be 1 or 2, got 3"):
+            init_q_heads(3, 8, 5, 16, jax.random.key(0))
+
+
+def test_heads_are_found_by_name():
+    assert found_heads(["wte", "h.0.v_head.0.weight"]) == (None, 0)
+    assert found_heads(["v_head.2.bias"]) == ("mlp", 0)
+    assert found_heads(["v_head.summary.bias"]) == ("linear", 0)
+    assert found_heads(["ilql_heads.v_head.0.bias", "ilql_heads.q_heads.1.0.bias"]) == ("mlp", 2)
+    linear, mlp = ({"v_head": init_value_head(kind, 4, jax.random.key(0))} for kind in ("linear", "mlp"))
+    assert (heads_of({}), heads_of(linear), heads_of(mlp)) == ((None, 0), ("linear", 0), ("mlp", 0))
+    assert heads_of(mlp | init_q_heads(2, 4, 5, 16, jax.random.key(0))) == ("mlp", 2)

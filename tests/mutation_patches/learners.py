@@ -136,8 +136,8 @@ PATCHES = [
     Mutation(  # biases decay
         rule="7.5",
         file=OPTIMIZERS,
-        old='UNDECAYED = ("bias", "scale")',
-        new='UNDECAYED = ("scale",)',
+        old='UNDECAYED = ("bias", "scale", "magnitude")',
+        new='UNDECAYED = ("scale", "magnitude")',
         test="tests/learners/test_optimizers.py::test_lore_7_5_decay_skips_norms_and_biases",
     ),
     Mutation(  # an infinite loss with a finite gradient is stepped on

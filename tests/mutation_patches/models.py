@@ -6,7 +6,7 @@ from tests.mutation_patches.base import Mutation
 PATCHES = [
     Mutation(
         rule="1.2",
-        file="jrl/models/attention.py",
+        file="jrl/models/positions.py",
         old="counts = jnp.cumsum(attention_mask.astype(jnp.int32), axis=1)",
         new="counts = jnp.cumsum(jnp.ones_like(attention_mask, jnp.int32), axis=1)",
         test="tests/models/test_attention.py::test_lore_1_2_left_padding_keeps_positions",
@@ -27,14 +27,14 @@ PATCHES = [
     ),
     Mutation(
         rule="2.6",
-        file="jrl/models/policy.py",
+        file="jrl/models/decoder_policy.py",
         old='rngs = None if dropout_key is None else {"dropout": dropout_key}',
         new='rngs = {"dropout": jax.random.key(0) if dropout_key is None else dropout_key}',
         test="tests/models/test_policy.py::test_lore_2_6_no_dropout_unless_a_key_asks_for_it",
     ),
     Mutation(
         rule="2.7",
-        file="jrl/models/attention.py",
+        file="jrl/models/cache.py",
         old="positions = jnp.maximum(cache.positions[:, None] + arrived - 1, 0)",
         new="positions = jnp.maximum(cache.column + arrived - 1, 0)",
         test="tests/models/test_policy.py::test_lore_2_7_cached_decode_equals_scoring",
@@ -48,10 +48,18 @@ PATCHES = [
     ),
     Mutation(
         rule="2.9",
-        file="jrl/models/policy.py",
-        old='value = hidden = self._run(weights, x, method="norm")',
-        new='value = hidden = self._run(jax.tree.map(jnp.ones_like, weights), x, method="norm")',
+        file="jrl/models/decoder_policy.py",
+        old='value = hidden = self._run(variables, x, method="norm")',
+        new='value = hidden = self._run(jax.tree.map(jnp.ones_like, variables), x, method="norm")',
         test="tests/models/test_policy.py::test_lore_2_9_the_sampler_reads_every_parameter",
+    ),
+    Mutation(
+        rule="2.12",
+        file="jrl/models/decoder_policy.py",
+        old="variables[LORA] = self.adapter.variables(params[LORA])",
+        new='variables["params"] = self.adapter.merge(variables["params"], params[LORA])',
+        test="tests/models/adapters/test_lora.py::"
+        "test_lore_2_12_base_and_adapter_are_sampled_and_not_their_rounded_sum",
     ),
     Mutation(
         rule="3.6",

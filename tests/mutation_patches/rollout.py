@@ -13,7 +13,7 @@ TEST_GENERATE, TEST_SCORE = "tests/rollout/test_generate.py", "tests/rollout/tes
 PATCHES = [
     Mutation(
         rule="1.2",
-        file="jrl/models/attention.py",
+        file="jrl/models/cache.py",
         old="arrived = jnp.cumsum(attention_mask.astype(jnp.int32), axis=1)",
         new="arrived = jnp.cumsum(jnp.ones_like(attention_mask, jnp.int32), axis=1)",
         test=f"{TEST_GENERATE}::TestIndependence::"

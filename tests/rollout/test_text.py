@@ -139,3 +139,23 @@ def test_concatenate():
     assert both.lengths.tolist() == [2, 1, 2] and both.stopped.tolist() == [True, False, False]
     assert both.output_tokens == [ids("a."), ids("b"), [*ids("c"), EOS_ID]]
     assert PAD_ID not in [token for row in both.output_tokens for token in row]
+
+
+def test_with_a_separator_outputs_are_texts_of_their_own():
+    pieces = {"<pad>": 0, "<eos>": 1, "▁the": 2, "▁cat": 3, "s": 4}
+    backend = Tokenizer(models.BPE(vocab=pieces, merges=[]))
+    backend.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
+    rows, prompts = [[3, 4, 1], [2, 3, 4]], [[2, 1], [2, 1]]
+    lengths = np.array([3, 3])
+    found = decode_rows(
+        tokenizer,
+        prompts,
+        np.array(rows),
+        lengths,
+        eos_token_ids=(EOS_ID,),
+        stop_sequences=("s",),
+        separator="|",
+    )
+    assert found.outputs == ["cat", "the cat"] and found.samples == ["the|cat", "the|the cat"]
+    assert found.output_tokens == [[3, 4], [2, 3, 4]] and found.stopped.all()

@@ -8,7 +8,7 @@ from typing import Any
 
 import jrl
 from jrl.models.checkpoint import save_checkpoint
-from tests.tiny import tiny_lm, tiny_tokenizer
+from tests.tiny import tiny_lm, tiny_t5_tokenizer, tiny_tokenizer
 
 PROMPTS = ["the cat", "a dog is", "we", "so it goes", "rain", "one more"]
 CLOCKS = ("time/", "perf/")
@@ -17,7 +17,8 @@ CLOCKS = ("time/", "perf/")
 def save_tiny_checkpoint(directory: Path, family: str = "gpt2") -> str:
     """A Hugging Face checkpoint with its tokenizer."""
     lm, params = tiny_lm(family)
-    save_checkpoint(directory, lm, params, tokenizer=tiny_tokenizer())
+    tokenizer = tiny_t5_tokenizer() if family == "t5" else tiny_tokenizer()
+    save_checkpoint(directory, lm, params, tokenizer=tokenizer)
     return str(directory)
 
 

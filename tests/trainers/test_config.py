@@ -204,7 +204,7 @@ class TestValidate:
             ("train", "sede", 3, ValueError, "Unknown field `train.sede`. Did you mean `seed`"),
             ("train", "tracker", "wand", ValueError, "Did you mean `wandb`"),
             ("model", "num_layers_unfrozen", -2, ValueError, "`model.num_layers_unfrozen`"),
-            ("model", "peft_config", {"r": 8}, ValueError, "adapters are not available in this version"),
+            ("model", "peft_config", {"r": 8}, ValueError, "`peft_type` must be one of LORA"),
             ("method", "gamma", 1.5, ValueError, r"`method.gamma`"),
             ("method", "cliprange", "wide", TypeError, r"`method.cliprange` must be float"),
         ],

@@ -5,10 +5,63 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from jrl.models.families import gpt2, llama
+from jrl.models.families import (
+    bert,
+    bloom,
+    distilbert,
+    gemma,
+    gemma2,
+    gemma3_text,
+    gpt2,
+    gpt_bigcode,
+    gpt_neo,
+    gpt_neox,
+    gptj,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    opt,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    roberta,
+    smollm3,
+    t5,
+)
 from jrl.models.families.base import Family
 
-FAMILIES = MappingProxyType({family.model_type: family for family in (gpt2.FAMILY, llama.FAMILY)})
+FAMILIES = MappingProxyType(
+    {
+        family.model_type: family
+        for family in (
+            bert.FAMILY,
+            bloom.FAMILY,
+            distilbert.FAMILY,
+            gemma.FAMILY,
+            gemma2.FAMILY,
+            gemma3_text.FAMILY,
+            gpt2.FAMILY,
+            gpt_bigcode.FAMILY,
+            gpt_neo.FAMILY,
+            gpt_neox.FAMILY,
+            gptj.FAMILY,
+            llama.FAMILY,
+            mistral.FAMILY,
+            mixtral.FAMILY,
+            olmo2.FAMILY,
+            opt.FAMILY,
+            phi3.FAMILY,
+            qwen2.FAMILY,
+            qwen3.FAMILY,
+            qwen3_moe.FAMILY,
+            roberta.FAMILY,
+            smollm3.FAMILY,
+            t5.FAMILY,
+        )
+    }
+)
 
 
 def find_family(model_type: str) -> Family:
@@ -18,7 +71,9 @@ def find_family(model_type: str) -> Family:
       ValueError: If there is none; the message lists those there are.
     """
     if model_type not in FAMILIES:
+        text = f"{model_type}_text"
+        part = f" Of {model_type} that is its text model, {text!r}." if text in FAMILIES else ""
         raise ValueError(
-            f"`model_type` {model_type!r} is not supported; supported are: {', '.join(sorted(FAMILIES))}."
+            f"`model_type` {model_type!r} is not supported; supported are: {', '.join(sorted(FAMILIES))}.{part}"
         )
     return FAMILIES[model_type]

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-
-from jrl.models.config import TransformerConfig
 
 Shape = tuple[int, ...]
 
@@ -22,38 +21,66 @@ class Transform:
     Attributes:
       load: `(tensor, shapes of the parameters) -> parameters`.
       save: `(parameters, vocabulary size) -> tensor`.
+      input_axes: Leading axes of each kernel that a linear map contracts; 0: the tensor is no linear map's weight.
+      inputs_first: Such a weight lies (in, out) in the file rather than (out, in).
     """
 
     load: Callable[[np.ndarray, Sequence[Shape]], list[np.ndarray]]
     save: Callable[[Sequence[np.ndarray], int], np.ndarray]
+    input_axes: int = 0
+    inputs_first: bool = False
 
 
 def linear(input_axes: int = 1) -> Transform:
-    """Torch's `Linear.weight` (out, in) ↔ a kernel (*inputs, *outputs) with so many input axes."""
+    """Torch's `Linear.weight` (out, in), or several one below the other, ↔ kernels (*inputs, *outputs)."""
     return Transform(
-        load=lambda tensor, shapes: [tensor.T.reshape(shapes[0])],
-        save=lambda arrays, vocab_size: _matrix(arrays[0], input_axes).T,
+        load=lambda tensor, shapes: _split(tensor.T, shapes, input_axes),
+        save=lambda arrays, vocab_size: _join(arrays, input_axes).T,
+        input_axes=input_axes,
     )
 
 
 def conv1d(input_axes: int = 1) -> Transform:
     """GPT-2's `Conv1D.weight` (in, out), or several side by side, ↔ kernels (*inputs, *outputs)."""
     return Transform(
-        load=lambda tensor, shapes: [
-            part.reshape(shape) for part, shape in zip(_split(tensor, len(shapes)), shapes, strict=True)
-        ],
-        save=lambda arrays, vocab_size: np.concatenate([_matrix(a, input_axes) for a in arrays], axis=-1),
+        load=lambda tensor, shapes: _split(tensor, shapes, input_axes),
+        save=lambda arrays, vocab_size: _join(arrays, input_axes),
+        input_axes=input_axes,
+        inputs_first=True,
     )
 
 
 def vector() -> Transform:
     """Biases and norms: (n,), or several end to end, ↔ any shapes with as many elements."""
     return Transform(
-        load=lambda tensor, shapes: [
-            part.reshape(shape) for part, shape in zip(_split(tensor, len(shapes)), shapes, strict=True)
-        ],
-        save=lambda arrays, vocab_size: np.concatenate([a.reshape(-1) for a in arrays]),
+        load=lambda tensor, shapes: _split(tensor, shapes, 0),
+        save=lambda arrays, vocab_size: _join(arrays, 0)[0],
     )
+
+
+def linear_by_head() -> Transform:
+    """Torch's `Linear.weight` (out, in) with q, k and v of the first head, then of the second, ... ↔ (D, N, H) each."""
+
+    def load(tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+        size_in, num_heads, head_dim = shapes[0]
+        heads = tensor.T.reshape(size_in, num_heads, len(shapes), head_dim)
+        return [heads[:, :, part] for part in range(len(shapes))]
+
+    def save(arrays: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+        return np.stack(arrays, axis=2).reshape(arrays[0].shape[0], -1).T
+
+    return Transform(load, save, input_axes=1)
+
+
+def vector_by_head() -> Transform:
+    """The bias that belongs to `linear_by_head` ↔ (N, H) each."""
+
+    def load(tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+        num_heads, head_dim = shapes[0]
+        heads = tensor.reshape(num_heads, len(shapes), head_dim)
+        return [heads[:, part] for part in range(len(shapes))]
+
+    return Transform(load, save=lambda arrays, vocab_size: np.stack(arrays, axis=1).reshape(-1))
 
 
 def table() -> Transform:
@@ -65,22 +92,37 @@ def vocabulary(*, transposed: bool) -> Transform:
     """(V, D) ↔ the padded embedding (Vpad, D), or the padded head (D, Vpad) where `transposed`."""
 
     def load(tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
-        rows = shapes[0][1] if transposed else shapes[0][0]
-        padded = np.pad(tensor, ((0, rows - tensor.shape[0]), (0, 0)))
+        missing = shapes[0][1 if transposed else 0] - tensor.shape[0]
+        padded = np.pad(tensor, ((0, missing), (0, 0))) if missing else tensor
         return [padded.T if transposed else padded]
 
     def save(arrays: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
         return (arrays[0].T if transposed else arrays[0])[:vocab_size]
 
-    return Transform(load, save)
+    return Transform(load, save, input_axes=1 if transposed else 0)
 
 
-def _split(tensor: np.ndarray, parts: int) -> list[np.ndarray]:
-    return np.split(tensor, parts, axis=-1)
+def vocabulary_vector() -> Transform:
+    """(V,) ↔ the head's padded bias (Vpad,)."""
+    return Transform(
+        load=lambda tensor, shapes: [np.pad(tensor, (0, shapes[0][0] - tensor.shape[0]))],
+        save=lambda arrays, vocab_size: arrays[0][:vocab_size],
+    )
 
 
-def _matrix(kernel: np.ndarray, input_axes: int) -> np.ndarray:
-    return kernel.reshape(int(np.prod(kernel.shape[:input_axes])), -1)
+def _split(matrix: np.ndarray, shapes: Sequence[Shape], input_axes: int) -> list[np.ndarray]:
+    """The parameters that lie side by side in the last axis. Nothing but methods: the arrays may be traced by JAX."""
+    parts, start = [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape[input_axes:])
+        parts.append(matrix[..., start:stop].reshape(shape))
+        start = stop
+    return parts
+
+
+def _join(arrays: Sequence[np.ndarray], input_axes: int) -> np.ndarray:
+    """A matrix (inputs, outputs) of kernels side by side."""
+    return np.concatenate([a.reshape(math.prod(a.shape[:input_axes]), -1) for a in arrays], axis=-1)
 
 
 @dataclass(frozen=True)
@@ -109,20 +151,23 @@ class Family:
     Attributes:
       model_type: As in config.json.
       architecture: Class that a saved config.json names, so that others open the folder as a causal model.
-      read_config: Maps a transformers config; raises ValueError on what this family cannot do here.
-      entries: Every tensor of a checkpoint, given the config.
+      read_config: Maps a transformers config to the one that models of its kind are built from; raises ValueError on
+        what this family cannot do here.
+      entries: Every tensor of a checkpoint, given that config.
       base_prefix: Prefix that checkpoints of the bare body lack.
       ignored: Patterns of tensors that old checkpoints hold and nobody needs (masks, inverse frequencies).
       kind: What the architecture is for.
+      classifier: Class of its sequence classifier, where the name does not follow from `architecture`.
     """
 
     model_type: str
     architecture: str
-    read_config: Callable[[Any], TransformerConfig]
-    entries: Callable[[TransformerConfig], list[Entry]]
+    read_config: Callable[[Any], Any]
+    entries: Callable[[Any], list[Entry]]
     base_prefix: str
     ignored: tuple[str, ...] = ()
     kind: Literal["causal", "seq2seq", "encoder"] = "causal"
+    classifier: str | None = None
 
     def is_ignored(self, name: str) -> bool:
         """Whether a tensor of this name carries nothing that is learned."""
@@ -151,3 +196,17 @@ def read_activation(model_type: str, name: str) -> Any:
             f"{model_type}: the activation must be one of {', '.join(ACTIVATIONS)}; got {name!r}."
         )
     return ACTIVATIONS[name]
+
+
+def require(model_type: str, option: str, expected: Any, got: Any, because: str) -> None:
+    """Raises ValueError unless an option of a config has the one value that is supported.
+
+    Args:
+      model_type: Of the config.
+      option: Its name in config.json.
+      expected: The supported value.
+      got: What the config says.
+      because: Completes the sentence after the colon: "`option` must be expected, got ...: because."
+    """
+    if got != expected:
+        raise ValueError(f"{model_type}: `{option}` must be {expected!r}, got {got!r}: {because}.")

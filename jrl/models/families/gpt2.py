@@ -6,7 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from jrl.models.config import LayerConfig, TransformerConfig
-from jrl.models.families.base import Entry, Family, conv1d, read_activation, table, vector, vocabulary
+from jrl.models.families.base import Entry, Family, conv1d, read_activation, require
+from jrl.models.families.tables import (
+    attention_out_entries,
+    embedding_entries,
+    head_entries,
+    linear_entries,
+    mlp_entries,
+    norm_entries,
+    position_entries,
+)
 
 
 def read_config(hf: Any) -> TransformerConfig:
@@ -15,10 +24,8 @@ def read_config(hf: Any) -> TransformerConfig:
     Raises:
       ValueError: If the config asks for cross-attention.
     """
-    if hf.add_cross_attention:
-        raise ValueError(
-            "gpt2: `add_cross_attention` must be False: a decoder alone has nothing to attend to."
-        )
+    alone = "a decoder alone has nothing to attend to"
+    require("gpt2", "add_cross_attention", False, hf.add_cross_attention, alone)
     scale = (hf.n_embd // hf.n_head) ** -0.5 if hf.scale_attn_weights else 1.0
     by_layer = hf.scale_attn_by_inverse_layer_idx
     return TransformerConfig(
@@ -49,33 +56,23 @@ def read_config(hf: Any) -> TransformerConfig:
 
 def entries(config: TransformerConfig) -> list[Entry]:
     """Every tensor of a GPT-2 checkpoint."""
-    width, inner, vocab = config.width, config.mlp_width, config.vocab_size
+    width = config.width
     found = [
-        Entry("transformer.wte.weight", ("embed/embedding",), vocabulary(transposed=False), (vocab, width)),
-        Entry("transformer.wpe.weight", ("position/embedding",), table(), (config.max_positions, width)),
-        Entry("transformer.ln_f.weight", ("final_norm/scale",), vector(), (width,)),
-        Entry("transformer.ln_f.bias", ("final_norm/bias",), vector(), (width,)),
+        *embedding_entries(config, "transformer.wte"),
+        *position_entries(config, "transformer.wpe"),
+        *norm_entries(config, "transformer.ln_f", "final_norm"),
+        *head_entries(config),
     ]
-    if not config.tie_embeddings:
-        found.append(
-            Entry("lm_head.weight", ("lm_head/kernel",), vocabulary(transposed=True), (vocab, width))
-        )
     for index in range(config.num_layers):
         name, path = f"transformer.h.{index}", f"layers_{index}"
-        for hf_norm, norm in (("ln_1", "attn_norm"), ("ln_2", "mlp_norm")):
-            found.append(Entry(f"{name}.{hf_norm}.weight", (f"{path}/{norm}/scale",), vector(), (width,)))
-            found.append(Entry(f"{name}.{hf_norm}.bias", (f"{path}/{norm}/bias",), vector(), (width,)))
-        qkv = [f"{path}/attn/{part}" for part in ("q", "k", "v")]
-        for hf_part, parts, input_axes, (size_in, size_out) in (
-            ("attn.c_attn", qkv, 1, (width, 3 * width)),
-            ("attn.c_proj", [f"{path}/attn/o"], 2, (width, width)),
-            ("mlp.c_fc", [f"{path}/mlp/up"], 1, (width, inner)),
-            ("mlp.c_proj", [f"{path}/mlp/down"], 1, (inner, width)),
-        ):
-            kernels = tuple(f"{part}/kernel" for part in parts)
-            biases = tuple(f"{part}/bias" for part in parts)
-            found.append(Entry(f"{name}.{hf_part}.weight", kernels, conv1d(input_axes), (size_in, size_out)))
-            found.append(Entry(f"{name}.{hf_part}.bias", biases, vector(), (size_out,)))
+        qkv = tuple(f"{path}/attn/{part}" for part in ("q", "k", "v"))
+        found += [
+            *norm_entries(config, f"{name}.ln_1", f"{path}/attn_norm"),
+            *norm_entries(config, f"{name}.ln_2", f"{path}/mlp_norm"),
+            *linear_entries(f"{name}.attn.c_attn", qkv, width, 3 * width, bias=True, weight=conv1d()),
+            *attention_out_entries(config, f"{name}.attn.c_proj", f"{path}/attn", conv1d),
+            *mlp_entries(config, f"{name}.mlp", f"{path}/mlp", up="c_fc", down="c_proj", weight=conv1d),
+        ]
     return found
 
 

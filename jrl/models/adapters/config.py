@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an adapter is, read from the dict that trlX takes and that PEFT stores as `adapter_config.json`.
+
+Names and defaults are PEFT's. Keys that say nothing here (task, base model, versions) pass; keys of features that
+jrl lacks pass while they are off.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from enum import Enum
+from typing import Any, Literal
+
+CAUSAL, SEQ2SEQ = "CAUSAL_LM", "SEQ_2_SEQ_LM"
+# Said elsewhere (base model, task), derived from the model (layout, sizes), or of no consequence (versions).
+_SILENT = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "fan_in_fan_out",
+    "inference_mode",
+    "megatron_core",
+    "num_attention_heads",
+    "num_layers",
+    "num_transformer_submodules",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+    "token_dim",
+    "tokenizer_kwargs",
+    "tokenizer_name_or_path",
+}
+# Features of PEFT that jrl lacks: accepted while they are off.
+_OFF = {
+    "alora_invocation_tokens",
+    "arrow_config",
+    "bias",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "kasa_config",
+    "layer_replication",
+    "loftq_config",
+    "lora_bias",
+    "lora_ga_config",
+    "megatron_config",
+    "modules_to_save",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_qalora",
+    "velora_config",
+}
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank updates of chosen linear maps: W + s·B·A (Hu et al. 2021, arXiv:2106.09685).
+
+    Attributes:
+      r: Rank.
+      lora_alpha: The scale s is alpha / r.
+      lora_dropout: Rate on the input of A; acts only where a dropout key is given, which RL and SFT never do.
+      target_modules: Ends of module names of the checkpoint, one pattern for a whole name, "all-linear" (every
+        linear map but the head and the routers of experts), or None for PEFT's choice for the family.
+      exclude_modules: Likewise; what it names is left out.
+      layers_to_transform: Indices of the layers to adapt; None: all.
+      layers_pattern: Name of the list of layers in module names; None: the first list found.
+      rank_pattern: Pattern of module names → rank of its own.
+      alpha_pattern: Pattern of module names → alpha of its own.
+      use_rslora: The scale is alpha / √r (Kalajdzievski 2023, arXiv:2312.03732).
+      use_dora: The updated weight gets a trained norm for each output (Liu et al. 2024, arXiv:2402.09353).
+      init_lora_weights: True: A is uniform in ±1/√in; "gaussian": normal with deviation 1/r. B is 0 in both. False: A
+        as for True, and B uniform in ±1/√r, so that the policy does not start as the base model.
+    """
+
+    r: int = 8
+    lora_alpha: float = 8
+    lora_dropout: float = 0.0
+    target_modules: tuple[str, ...] | str | None = None
+    exclude_modules: tuple[str, ...] | str | None = None
+    layers_to_transform: tuple[int, ...] | None = None
+    layers_pattern: tuple[str, ...] | None = None
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    use_rslora: bool = False
+    use_dora: bool = False
+    init_lora_weights: Literal[True, False, "gaussian"] = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError on ranks and rates out of range."""
+        for rank in (self.r, *self.rank_pattern.values()):
+            _require(rank >= 1, "r", "at least 1", rank)
+        _require(0.0 <= self.lora_dropout < 1.0, "lora_dropout", "in [0, 1)", self.lora_dropout)
+        _require(
+            self.init_lora_weights in (True, False, "gaussian"),
+            "init_lora_weights",
+            'true, false or "gaussian"',
+            self.init_lora_weights,
+        )
+
+
+@dataclass(frozen=True)
+class PrefixConfig:
+    """Trained keys and values before every row, in every layer (Li and Liang 2021, arXiv:2101.00190).
+
+    Attributes:
+      num_virtual_tokens: V, columns of the prefix.
+      prefix_projection: Trains V embeddings and an MLP that makes the keys and values from them.
+      encoder_hidden_size: Inner width of that MLP; None: the model's width.
+      init_weights: "zero" starts at keys and values of 0; None: normal with deviation 1, as PEFT does.
+    """
+
+    num_virtual_tokens: int
+    prefix_projection: bool = False
+    encoder_hidden_size: int | None = None
+    init_weights: Literal["zero"] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError without a virtual token."""
+        _require(self.num_virtual_tokens >= 1, "num_virtual_tokens", "at least 1", self.num_virtual_tokens)
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """Trained embeddings before every row (Lester et al. 2021, arXiv:2104.08691).
+
+    Attributes:
+      num_virtual_tokens: V, columns of the prompt.
+      prompt_tuning_init: RANDOM: normal with deviation 1, as PEFT does; TEXT: the embeddings of a text, repeated or
+        cut to V; SAMPLE_VOCAB: those of V random tokens.
+      prompt_tuning_init_text: That text.
+      text_ids: Its ids, filled in by whoever has the tokenizer; no key of PEFT's.
+    """
+
+    num_virtual_tokens: int
+    prompt_tuning_init: Literal["RANDOM", "TEXT", "SAMPLE_VOCAB"] = "RANDOM"
+    prompt_tuning_init_text: str | None = None
+    text_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError without a virtual token, or without the text that TEXT asks for."""
+        _require(self.num_virtual_tokens >= 1, "num_virtual_tokens", "at least 1", self.num_virtual_tokens)
+        kinds = ("RANDOM", "TEXT", "SAMPLE_VOCAB")
+        _require(
+            self.prompt_tuning_init in kinds,
+            "prompt_tuning_init",
+            f"one of {', '.join(kinds)}",
+            self.prompt_tuning_init,
+        )
+        _require(
+            self.prompt_tuning_init != "TEXT" or bool(self.prompt_tuning_init_text),
+            "prompt_tuning_init_text",
+            "given where `prompt_tuning_init` is TEXT",
+            self.prompt_tuning_init_text,
+        )
+
+
+AdapterConfig = LoraConfig | PrefixConfig | PromptConfig
+KINDS: Mapping[str, type[AdapterConfig]] = {
+    "LORA": LoraConfig,
+    "PREFIX_TUNING": PrefixConfig,
+    "PROMPT_TUNING": PromptConfig,
+}
+
+
+def read_adapter_config(given: Any) -> AdapterConfig:
+    """The adapter that a dict, or a PEFT config object, describes.
+
+    Args:
+      given: A mapping with `peft_type` and that type's keys, or an object whose `to_dict()` gives one.
+    Raises:
+      ValueError: If the type, a key or a value is unknown; the message names it.
+    """
+    if isinstance(given, AdapterConfig):
+        return given
+    values = plain_peft_config(given)
+    kind = str(values.get("peft_type"))
+    if kind not in KINDS:
+        raise ValueError(f"peft_config: `peft_type` must be one of {', '.join(KINDS)}; got {kind!r}.")
+    task = values.get("task_type")
+    if task not in (None, CAUSAL, SEQ2SEQ):
+        raise ValueError(f"peft_config: `task_type` must be {CAUSAL} or {SEQ2SEQ}; got {task!r}.")
+    known = {entry.name: entry for entry in fields(KINDS[kind]) if entry.name != "text_ids"}
+    arguments = {}
+    for key, value in values.items():
+        if key in known:
+            if value is not None:
+                arguments[key] = _value(key, value)
+        elif key in _OFF:
+            _require(not value or value == "none", key, "off: jrl has no such feature", value)
+        elif key not in _SILENT:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            raise ValueError(f"peft_config: {kind} has no key `{key}`.{hint}")
+    missing = [name for name, entry in known.items() if _required(entry) and name not in arguments]
+    if missing:
+        raise ValueError(f"peft_config: {kind} needs `{missing[0]}`.")
+    return KINDS[kind](**arguments)
+
+
+def plain_peft_config(given: Any) -> dict[str, Any]:
+    """A mapping, or a PEFT config object, as plain JSON.
+
+    Raises:
+      ValueError: If it is neither.
+    """
+    if not isinstance(given, Mapping) and not hasattr(given, "to_dict"):
+        raise ValueError(
+            f"`peft_config` must be a dict of PEFT's keys or a PEFT config object, got {given!r}."
+        )
+    values = given if isinstance(given, Mapping) else given.to_dict()
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, set):
+            return sorted(value)
+        return str(value.value) if isinstance(value, Enum) else value
+
+    return {str(key): plain(value) for key, value in values.items()}
+
+
+def to_peft_dict(config: AdapterConfig) -> dict[str, Any]:
+    """The keys of `adapter_config.json` that this adapter decides, as plain JSON."""
+    kind = next(name for name, made in KINDS.items() if isinstance(config, made))
+    values = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()
+    }
+    if isinstance(config, PromptConfig):
+        # How a prompt began is of no use to its reader, and PEFT would ask for the tokenizer that made it.
+        values = {"num_virtual_tokens": config.num_virtual_tokens, "prompt_tuning_init": "RANDOM"}
+    return {"peft_type": kind, **values}
+
+
+def _required(entry: Any) -> bool:
+    return entry.default is MISSING and entry.default_factory is MISSING
+
+
+def _value(key: str, value: Any) -> Any:
+    """PEFT's lists and single entries as tuples."""
+    if key in ("layers_to_transform", "layers_pattern") and isinstance(value, int | str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _require(holds: bool, name: str, expected: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"peft_config: `{name}` must be {expected}; got {got!r}.")

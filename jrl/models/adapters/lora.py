@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA, rsLoRA and DoRA: which modules are adapted, and how their matrices reach the projections.
+
+Adapters are kept as PEFT keeps them, one entry a module of the checkpoint: A (r, in) and B (out, r), so that files
+are read and written as they lie. What a projection of jrl needs is cut from them when a program is traced: the
+family's own table says which parameters a module holds and in which order its outputs lie.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jrl.models.adapters.config import LoraConfig
+from jrl.models.families.base import Shape
+from jrl.models.layers import adapted_kernel
+from jrl.typing import Params, PRNGKey
+
+
+@dataclass(frozen=True)
+class Part:
+    """One projection of an adapted module.
+
+    Attributes:
+      path: Of the projection among the parameters, ("layers_0", "attn", "q").
+      inputs: Sizes of the axes it contracts.
+      outputs: Sizes of the axes it makes.
+      rows: For each output, flattened, its row in the checkpoint's weight; −1 where it only pads the vocabulary.
+    """
+
+    path: tuple[str, ...]
+    inputs: Shape
+    outputs: Shape
+    rows: np.ndarray
+
+
+@dataclass(frozen=True)
+class AdaptedModule:
+    """One linear map of the checkpoint with an adapter.
+
+    Attributes:
+      name: In the checkpoint, "transformer.h.0.attn.c_attn".
+      size_in: Inputs.
+      size_out: Outputs.
+      rank: Of the update.
+      scale: s of W + s·B·A.
+      parts: The projections it holds.
+      inputs_first: The checkpoint stores the weight as (in, out).
+    """
+
+    name: str
+    size_in: int
+    size_out: int
+    rank: int
+    scale: float
+    parts: tuple[Part, ...]
+    inputs_first: bool
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA configuration, bound to one model.
+
+    Attributes:
+      config: The configuration.
+      modules: What it adapts.
+    """
+
+    config: LoraConfig
+    modules: tuple[AdaptedModule, ...]
+    name: ClassVar[str] = "lora"
+
+    @property
+    def first_layer(self) -> int:
+        """Index of the lowest layer that is adapted; a number above all layers where only the head is."""
+        found = [
+            re.fullmatch(r"layers_(\d+)", part.path[0]) for module in self.modules for part in module.parts
+        ]
+        return min(int(match[1]) if match else np.iinfo(np.int32).max for match in found)
+
+    def init(self, key: PRNGKey, params: Params) -> dict[str, Any]:
+        """Fresh adapters, float32: B is 0, so that the policy starts as the base model to the bit.
+
+        Args:
+          key: For A.
+          params: The base model: DoRA's norms start as those of its weights.
+        """
+        return {
+            module.name: _init_module(self.config, module, jax.random.fold_in(key, index), params)
+            for index, module in enumerate(self.modules)
+        }
+
+    def variables(self, adapters: Params) -> dict[str, Any]:
+        """The collection "lora" that `Projection` reads: one entry a projection, nested as the parameters are."""
+        tree: dict[str, Any] = {}
+        for module in self.modules:
+            weights = adapters[module.name]
+            # The scale goes into B in float32, once and not for every token.
+            b = module.scale * weights["B"].T
+            for part in module.parts:
+                leaf = {"a": weights["A"].T.reshape(*part.inputs, module.rank)}
+                leaf["b"] = _outputs(b, part).reshape(module.rank, *part.outputs)
+                if "magnitude" in weights:
+                    leaf["magnitude"] = _outputs(weights["magnitude"][None], part).reshape(part.outputs)
+                if self.config.lora_dropout:
+                    leaf["rate"] = self.config.lora_dropout
+                _place(tree, part.path, leaf)
+        return tree
+
+    def merge(self, params: Params, adapters: Params) -> dict[str, Any]:
+        """The whole model with W + s·B·A in place of every adapted W, computed in float32, in the dtype of W."""
+
+        def merged(kernel: Array, leaf: Mapping[str, Array]) -> Array:
+            return adapted_kernel(kernel, leaf).astype(kernel.dtype)
+
+        return self._mapped(merged, params, adapters)
+
+    def unmerge(self, params: Params, adapters: Params) -> dict[str, Any]:
+        """Undoes `merge`, up to rounding.
+
+        Raises:
+          ValueError: Under DoRA: the merged weight has lost the norm it had before.
+        """
+        if self.config.use_dora:
+            raise ValueError(
+                "`unmerge_adapter` cannot undo DoRA, which replaces the norms of the weights: keep the base parameters "
+                "that `merge_adapter` was given; it leaves them as they are."
+            )
+
+        def unmerged(kernel: Array, leaf: Mapping[str, Array]) -> Array:
+            return (kernel.astype(jnp.float32) - jnp.tensordot(leaf["a"], leaf["b"], 1)).astype(kernel.dtype)
+
+        return self._mapped(unmerged, params, adapters)
+
+    def _mapped(self, change: Any, params: Params, adapters: Params) -> dict[str, Any]:
+        variables = self.variables(adapters)
+        tree = jax.tree.map(lambda x: x, dict(params))
+        for path in (part.path for module in self.modules for part in module.parts):
+            node, leaf = _find(tree, path), _find(variables, path)
+            node["kernel"] = change(node["kernel"], leaf)
+        return tree
+
+
+def _outputs(matrix: Float[Array, "r out"], part: Part) -> Float[Array, "r part"]:
+    """The columns of a part; 0 where it pads the vocabulary."""
+    start, rows = int(part.rows[0]), part.rows
+    if np.array_equal(rows, np.arange(start, start + len(rows))):
+        return matrix[:, start : start + len(rows)]
+    padded = jnp.pad(matrix, ((0, 0), (0, 1)))
+    return padded[:, np.where(rows < 0, matrix.shape[1], rows)]
+
+
+def _init_module(config: LoraConfig, module: AdaptedModule, key: PRNGKey, params: Params) -> dict[str, Array]:
+    a_key, b_key = jax.random.split(key)
+    shape = (module.rank, module.size_in)
+    if config.init_lora_weights == "gaussian":
+        a = jax.random.normal(a_key, shape) / module.rank
+    else:
+        a = _uniform(a_key, shape)
+    shape = (module.size_out, module.rank)
+    b = _uniform(b_key, shape) if config.init_lora_weights is False else jnp.zeros(shape)
+    found = {"A": a, "B": b}
+    if config.use_dora:
+        magnitude = jnp.zeros(module.size_out)
+        for part in module.parts:
+            kernel = _find(params, part.path)["kernel"].astype(jnp.float32)
+            norms = jnp.sqrt(jnp.square(kernel).sum(axis=tuple(range(len(part.inputs))))).reshape(-1)
+            real = part.rows >= 0
+            magnitude = magnitude.at[part.rows[real]].set(norms[real])
+        found["magnitude"] = magnitude
+    return found
+
+
+def _uniform(key: PRNGKey, shape: tuple[int, int]) -> Array:
+    bound = shape[1] ** -0.5
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+def _find(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def _place(tree: dict[str, Any], path: tuple[str, ...], leaf: Any) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = leaf

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PEFT's folders: `adapter_config.json`, `adapter_model.safetensors`, and a value head in `model.safetensors`.
+
+Adapters lie in the files as they lie in memory, so that reading and writing are the identity. trlX and TRL keep the
+value head of an adapted model in a weight file of its own beside the adapter, under the names it has elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrl.models.adapters.bind import Adapter
+from jrl.models.adapters.config import (
+    CAUSAL,
+    AdapterConfig,
+    PrefixConfig,
+    read_adapter_config,
+    to_peft_dict,
+)
+from jrl.models.adapters.lora import Lora
+from jrl.models.entries_io import check_entries, entry_tensors, load_entries
+from jrl.models.families.base import Entry, Shape, table
+from jrl.models.folders import replace_folder
+from jrl.models.heads import found_heads, head_entries
+from jrl.models.safetensors_io import TensorFiles
+from jrl.models.safetensors_write import is_model_file, write_tensors
+from jrl.typing import Params
+
+CONFIG, WEIGHTS, HEADS = "adapter_config.json", "adapter_model", "model"
+_LORA_NAMES = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
+
+
+class AdapterFolder(NamedTuple):
+    """What `adapter_config.json` says.
+
+    Attributes:
+      folder: Where it lies.
+      config: The adapter.
+      base_model: Folder or hub id of the model that it belongs to; None where the file names none.
+    """
+
+    folder: Path
+    config: AdapterConfig
+    base_model: str | None
+
+
+def is_adapter_folder(path: Any) -> bool:
+    """Whether this is the path of a folder with an adapter."""
+    return isinstance(path, str | os.PathLike) and (Path(path).expanduser() / CONFIG).is_file()
+
+
+def read_adapter_folder(path: str | os.PathLike[str]) -> AdapterFolder:
+    """The configuration in a folder.
+
+    Raises:
+      ValueError: If the file is no JSON, or asks for what jrl lacks; the message names the file.
+    """
+    folder = Path(path).expanduser()
+    try:
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_adapter_config(values)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: {error}") from error
+    if isinstance(config, PrefixConfig):
+        # The file holds what the MLP made, not the MLP.
+        config = replace(config, prefix_projection=False)
+    return AdapterFolder(folder, config, values.get("base_model_name_or_path"))
+
+
+def load_adapter(folder: Path, adapter: Adapter) -> dict[str, Any]:
+    """Reads the parameters of an adapter, float32.
+
+    Args:
+      folder: With `adapter_model.safetensors`.
+      adapter: The folder's configuration, bound to the model.
+    Returns:
+      Its entry of the trainable parameters: {"lora": ...}, {"prefix": ...} or {"prompt": ...}.
+    Raises:
+      FileNotFoundError: If there is no such file, or only a pickled one.
+      ValueError: If tensors are missing, unknown, of another shape or not finite; the message names file and tensor.
+    """
+    files, entries = TensorFiles(folder, WEIGHTS), _entries(adapter)
+    names = {name: name for name in files}
+    # Of an adapted head PEFT stores the base weight too.
+    check_entries(
+        files, entries, names, is_ignored=lambda name: ".base_layer." in name, what=f"{adapter.name} adapter"
+    )
+    return {adapter.name: load_entries(files, entries, _like(entries))}
+
+
+def load_value_head(folder: Path, width: int) -> dict[str, Any]:
+    """The value head beside an adapter as {"v_head": ...}, float32; {} without one.
+
+    Args:
+      folder: Of the adapter.
+      width: Of what the head reads.
+    Raises:
+      ValueError: If the head does not fit; the message names file and tensor.
+    """
+    if not (folder / f"{HEADS}.safetensors").is_file():
+        return {}
+    files = TensorFiles(folder, HEADS)
+    entries = head_entries(found_heads(files)[0], 0, width=width, vocab_size=0)
+    names = {name: name for name in files}
+    check_entries(files, entries, names, is_ignored=lambda name: False, what="value head")
+    like = {path: shape[::-1] for entry in entries for path, shape in [(entry.paths[0], entry.shape)]}
+    return load_entries(files, entries, _structs(like))
+
+
+def save_adapter(
+    directory: str | os.PathLike[str],
+    adapter: Adapter,
+    params: Params,
+    *,
+    base_model: str | None,
+    task_type: str = CAUSAL,
+    tokenizer: Any = None,
+) -> None:
+    """Writes a folder that PEFT opens, with the value head, if there is one, in `model.safetensors`.
+
+    The folder changes in one step: killed at any moment, this leaves the old one or the new one.
+
+    Args:
+      directory: Made if missing. The model files of an older checkpoint in it go; its other files stay.
+      adapter: What the parameters belong to.
+      params: The trainable parameters: the adapter, and perhaps `v_head`; a value branch is dropped.
+      base_model: Folder or hub id of the base model.
+      task_type: PEFT's name of what the model does.
+      tokenizer: A transformers tokenizer to store with the adapter.
+    """
+    own = params[adapter.name] if isinstance(adapter, Lora) else adapter.saved(params[adapter.name])
+    values = to_peft_dict(adapter.config) | _facts(adapter)
+    values |= {"base_model_name_or_path": base_model, "task_type": task_type, "inference_mode": True}
+    with replace_folder(directory, obsolete=is_model_file) as staging:
+        _write(staging, _entries(adapter), own, WEIGHTS)
+        if "v_head" in params:
+            head = {"v_head": params["v_head"]}
+            kind, first = ("mlp", "hidden") if "hidden" in params["v_head"] else ("linear", "out")
+            width = params["v_head"][first]["kernel"].shape[0]
+            _write(staging, head_entries(kind, 0, width=width, vocab_size=0), head, HEADS)
+        (staging / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(staging)
+
+
+def _write(folder: Path, entries: Sequence[Entry], params: Params, stem: str) -> None:
+    write_tensors(folder, entry_tensors(entries, params, 0), max_shard_bytes=sys.maxsize, stem=stem)
+
+
+def _entries(adapter: Adapter) -> list[Entry]:
+    """Every tensor of an adapter's file. Module names have dots and no slashes: each is one step of a path."""
+    if not isinstance(adapter, Lora):
+        return [Entry("prompt_embeddings", ("embedding",), table(), (adapter.count, adapter.saved_width))]
+    found = []
+    for module in adapter.modules:
+        shapes: dict[str, Shape] = {
+            "A": (module.rank, module.size_in),
+            "B": (module.size_out, module.rank),
+        } | ({"magnitude": (module.size_out,)} if adapter.config.use_dora else {})
+        for leaf, shape in shapes.items():
+            name = f"base_model.model.{module.name}.{_LORA_NAMES[leaf]}"
+            found.append(Entry(name, (f"{module.name}/{leaf}",), table(), shape))
+    return found
+
+
+def _like(entries: Sequence[Entry]) -> dict[str, Any]:
+    return _structs({entry.paths[0]: entry.shape for entry in entries})
+
+
+def _structs(shapes: dict[str, Shape]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, shape in shapes.items():
+        *parents, leaf = path.split("/")
+        node = tree
+        for name in parents:
+            node = node.setdefault(name, {})
+        node[leaf] = jax.ShapeDtypeStruct(shape, jnp.float32)  # type: ignore[no-untyped-call]
+    return tree
+
+
+def _facts(adapter: Adapter) -> dict[str, Any]:
+    """What PEFT wants to be told of the base model."""
+    if isinstance(adapter, Lora):
+        # What a family's default targets are is PEFT's affair, and may change: they are named.
+        targets = adapter.config.target_modules or sorted(
+            {m.name.rsplit(".", 1)[-1] for m in adapter.modules}
+        )
+        return {
+            "target_modules": targets if isinstance(targets, str) else list(targets),
+            "fan_in_fan_out": all(module.inputs_first for module in adapter.modules),
+        }
+    model, prefix = adapter.model, isinstance(adapter.config, PrefixConfig)
+    return {
+        "num_layers": model.num_layers,
+        "num_attention_heads": model.num_kv_heads,
+        "token_dim": model.num_kv_heads * model.head_dim if prefix else adapter.saved_width,
+        "num_transformer_submodules": 1,
+    }

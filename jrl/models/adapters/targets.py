@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules of a model LoRA adapts: names are matched as PEFT matches them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrl.models.adapters.config import LoraConfig
+from jrl.models.adapters.lora import AdaptedModule, Lora, Part
+from jrl.models.families.base import Entry, Shape
+
+DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
+    "t5": ("q", "v"),
+    "bert": ("query", "value"),
+    "roberta": ("query", "value"),
+    "distilbert": ("q_lin", "v_lin"),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
+    **dict.fromkeys(("bloom", "gpt_neox"), ("query_key_value",)),
+    **dict.fromkeys(("opt", "gptj", "gpt_neo", "llama", "mistral", "mixtral"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj")),
+}
+"""What PEFT 0.21 adapts where `target_modules` is not given; of other families it asks for it, and so does jrl."""
+HEAD = "lm_head"
+
+
+def bind_lora(
+    config: LoraConfig, entries: Sequence[Entry], shapes: Mapping[str, Shape], model_type: str
+) -> Lora:
+    """Finds what a configuration adapts in a model.
+
+    Args:
+      config: The configuration.
+      entries: The model's table of tensors.
+      shapes: Of its parameters, by path.
+      model_type: Names the family whose default targets apply.
+    Raises:
+      ValueError: If nothing matches, or something that is no linear map does.
+    """
+    targets = config.target_modules
+    if targets is None:
+        if model_type not in DEFAULT_TARGETS:
+            ends = sorted({_module(entry).rsplit(".", 1)[-1] for entry in entries if _is_linear(entry)})
+            raise ValueError(
+                f"peft_config: `target_modules` has no default for {model_type}; name some of {', '.join(ends)}, or "
+                '"all-linear".'
+            )
+        targets = DEFAULT_TARGETS[model_type]
+    found = []
+    for entry in entries:
+        if not entry.name.endswith(".weight") or not _is_target(config, targets, entry):
+            continue
+        if not _is_linear(entry):
+            raise ValueError(
+                f"peft_config: `target_modules` matches {_module(entry)}, which is no linear map of its own (an "
+                "embedding, a norm, or one of several stacked experts); LoRA adapts linear maps."
+            )
+        found.append(_adapted(config, entry, shapes))
+    tied_head = (
+        isinstance(targets, tuple)
+        and HEAD in targets
+        and not any(e.name == f"{HEAD}.weight" for e in entries)
+    )
+    if tied_head:
+        raise ValueError(
+            f"peft_config: `target_modules` names {HEAD}, which this model does not have: its head is tied to the "
+            "embedding."
+        )
+    if not found:
+        raise ValueError(
+            f"peft_config: `target_modules` {targets!r} matches no module of this {model_type} model; its modules are "
+            f"called {_module(entries[0])}, ..., {_module(entries[-1])}."
+        )
+    return Lora(config, tuple(found))
+
+
+def _module(entry: Entry) -> str:
+    return entry.name.removesuffix(".weight").removesuffix(".bias")
+
+
+def _is_linear(entry: Entry) -> bool:
+    return entry.transform.input_axes > 0 and entry.index is None
+
+
+def _is_target(config: LoraConfig, targets: tuple[str, ...] | str, entry: Entry) -> bool:
+    name = _module(entry)
+    if config.exclude_modules is not None and _matches(config.exclude_modules, name):
+        return False
+    if isinstance(targets, str) and targets.lower() == "all-linear":
+        path = entry.paths[0]
+        return _is_linear(entry) and not path.startswith(f"{HEAD}/") and "/experts/" not in path
+    # As in PEFT, layers are chosen among names only: a pattern says for itself which layers it means.
+    chosen = isinstance(targets, str) or name in targets or _in_layers(config, name)
+    return _matches(targets, name) and chosen
+
+
+def _matches(patterns: tuple[str, ...] | str, name: str) -> bool:
+    if isinstance(patterns, str):
+        return re.fullmatch(patterns, name) is not None
+    return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)
+
+
+def _in_layers(config: LoraConfig, name: str) -> bool:
+    if not config.layers_to_transform:
+        return True
+    lists = config.layers_pattern or (r"[^.]*",)
+    prefix = r"(?:^|.*?\.)" if config.layers_pattern else r".*?\."
+    matches = [re.match(rf"{prefix}{pattern}\.(\d+)\.", name) for pattern in lists]
+    return any(int(match[1]) in config.layers_to_transform for match in matches if match)
+
+
+def _of_pattern(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
+    """The first entry whose pattern fits the end of a name, at a dot."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), default)
+
+
+def _adapted(config: LoraConfig, entry: Entry, shapes: Mapping[str, Shape]) -> AdaptedModule:
+    name, transform = _module(entry), entry.transform
+    rank = _of_pattern(config.rank_pattern, name, config.r)
+    alpha = _of_pattern(config.alpha_pattern, name, config.lora_alpha)
+    size_in, size_out = entry.shape if transform.inputs_first else entry.shape[::-1]
+    kernels = [shapes[path] for path in entry.paths]
+    inputs = [shape[: transform.input_axes] for shape in kernels]
+    outputs = [shape[transform.input_axes :] for shape in kernels]
+    # A weight with one input whose entries are its own row numbers, from 1: loading it tells where each row goes.
+    numbers = np.arange(1, size_out + 1)
+    numbers = numbers[None, :] if transform.inputs_first else numbers[:, None]
+    ones = (1,) * transform.input_axes
+    loaded = transform.load(numbers, [(*ones, *shape) for shape in outputs])
+    parts = tuple(
+        Part(tuple(path.split("/")[:-1]), size, shape, rows.reshape(-1) - 1)
+        for path, size, shape, rows in zip(entry.paths, inputs, outputs, loaded, strict=True)
+    )
+    scale = alpha / (np.sqrt(rank) if config.use_rslora else rank)
+    return AdaptedModule(name, size_in, size_out, rank, float(scale), parts, transform.inputs_first)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model will take on every device, from shapes alone: nothing is read and nothing allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from jrl.mesh import partition_spec, tree_shardings
+from jrl.models.adapters.config import AdapterConfig
+from jrl.models.entries_io import flat_tree, parameter_targets
+from jrl.models.heads import HEADS
+from jrl.models.model import LanguageModel
+from jrl.models.policy import ADAPTERS
+from jrl.typing import Frozen, ModelInputs, Params, PolicyFns
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Memory of a model, its optimizer and its sampler; bytes are those of one device.
+
+    Attributes:
+      model_type: What it is.
+      parameters: How many numbers, as its checkpoint counts them; `trainable` and `frozen` together.
+      trainable: Of those that train, adapters included.
+      frozen: Of those that do not.
+      dtype: Of the parameters.
+      parameter_bytes: Of all parameters.
+      optimizer_bytes: Of the optimizer's state for those that train.
+      cache_bytes: Of the key/value cache.
+      rows: Rows that the cache is for.
+      length: Tokens of each.
+      num_devices: Devices of the mesh.
+    """
+
+    model_type: str
+    parameters: int
+    trainable: int
+    frozen: int
+    dtype: str
+    parameter_bytes: int
+    optimizer_bytes: int
+    cache_bytes: int
+    rows: int
+    length: int
+    num_devices: int
+
+    def __str__(self) -> str:
+        """One line."""
+        devices = "the device" if self.num_devices == 1 else f"each of {self.num_devices} devices"
+        return (
+            f"{self.model_type}: {self.parameters:,} parameters ({self.dtype}), {self.trainable:,} train; on {devices} "
+            f"parameters {format_bytes(self.parameter_bytes)}, optimizer {format_bytes(self.optimizer_bytes)}, cache "
+            f"{format_bytes(self.cache_bytes)} for {self.rows:,} rows of {self.length:,} tokens"
+        )
+
+
+def estimate_cost(
+    model: LanguageModel,
+    optimizer_init: Callable[[Params], Any],
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+    dtype: Any = jnp.float32,
+    compute_dtype: Any = jnp.float32,
+    rows: int = 1,
+    length: int = 1024,
+    num_layers_unfrozen: int = -1,
+    adapter: AdapterConfig | None = None,
+) -> Cost:
+    """The cost of holding, training and sampling from a model.
+
+    Args:
+      model: What it is; the heads it has count as trainable.
+      optimizer_init: Makes the optimizer's state from the trainable parameters.
+      mesh: Where it will be, of devices that are here or only imagined (`jax.sharding.AbstractMesh`); None: one
+        device.
+      dtype: Of the parameters; heads and adapters are float32 always.
+      compute_dtype: Of the cache.
+      rows: Rows sampled at once.
+      length: Prompt and completion together; cut to the model's positions.
+      num_layers_unfrozen: As in `make_policy`.
+      adapter: What trains in the place of layers.
+    """
+    split: Any = {"num_layers_unfrozen": num_layers_unfrozen}
+    if adapter is not None:
+        split["adapter"] = adapter
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: model.split_params(model.init(key), key=key, **split), key)
+    trainable, frozen = (
+        parameter_targets(tree, dtype=dtype, mesh=mesh, float32=(*HEADS, *ADAPTERS))[0] for tree in shapes
+    )
+    optimizer = jax.eval_shape(optimizer_init, trainable)
+    places = None if mesh is None else tree_shardings(mesh, optimizer)[0]
+    policy = model.policy(value_head=model.value_head, compute_dtype=compute_dtype, **split)
+    length = min(length, model.max_positions)
+    num_trainable, num_frozen = _count(model, trainable), _count(model, frozen)
+    return Cost(
+        model_type=model.family.model_type,
+        parameters=num_trainable + num_frozen,
+        trainable=num_trainable,
+        frozen=num_frozen,
+        dtype=str(np.dtype(dtype)),
+        parameter_bytes=_bytes(trainable) + _bytes(frozen),
+        optimizer_bytes=_bytes(optimizer, places),
+        cache_bytes=cache_bytes(
+            policy,
+            trainable,
+            frozen,
+            mesh=mesh,
+            rows=rows,
+            length=length,
+            has_context=model.family.kind == "seq2seq",
+        ),
+        rows=rows,
+        length=length,
+        num_devices=1 if mesh is None else mesh.size,
+    )
+
+
+def cache_bytes(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    *,
+    mesh: Mesh | AbstractMesh | None,
+    rows: int,
+    length: int,
+    has_context: bool,
+) -> int:
+    """Bytes of the cache of these shapes on one device.
+
+    Args:
+      policy: Whose cache it is.
+      params: Arrays or shapes.
+      frozen: Likewise.
+      mesh: Where it will be; None: one device.
+      rows: Rows sampled at once.
+      length: Prompt and completion together.
+      has_context: An encoder reads the prompt, of the same length.
+    """
+
+    def row(width: int) -> Any:
+        return jax.ShapeDtypeStruct((rows, width), jnp.int32)  # type: ignore[no-untyped-call]
+
+    if has_context:
+        inputs = ModelInputs(row(1), row(1), context_tokens=row(length), context_mask=row(length))
+    else:
+        inputs = ModelInputs(row(length), row(length))
+    # The number of cached heads is that of the mesh in force.
+    with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        cache = jax.eval_shape(
+            lambda params, frozen, inputs: policy.init_cache(params, frozen, inputs, length),
+            params,
+            frozen,
+            inputs,
+        )
+
+    def size(leaf: Any) -> int:
+        if mesh is None or leaf.shape[:1] != (rows,):
+            return _size(leaf, leaf.shape)
+        axes = ["batch", "kv_heads", None, None] if leaf.ndim == 4 else ["batch"] + [None] * (leaf.ndim - 1)
+        spec, _ = partition_spec(mesh, axes, leaf.shape)
+        return _size(leaf, jax.sharding.NamedSharding(mesh, spec).shard_shape(leaf.shape))
+
+    return sum(size(leaf) for leaf in jax.tree.leaves(cache))
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that the arrays of a tree take on one device of this host: the fullest."""
+    total: dict[Any, int] = {}
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            total[shard.device] = total.get(shard.device, 0) + shard.data.nbytes
+    return max(total.values(), default=0)
+
+
+def format_bytes(count: float) -> str:
+    """ "1.5 GiB"."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def _count(model: LanguageModel, tree: Params) -> int:
+    """Numbers of a tree, without those that only pad the vocabulary: as the checkpoint counts them."""
+    stored: dict[str, int] = {}
+    for entry in model.entries():
+        for path in entry.paths:
+            stored.setdefault(path, 0)
+        stored[entry.paths[0]] += math.prod(entry.shape)
+    return sum(stored.get(path, math.prod(leaf.shape)) for path, leaf in flat_tree(tree).items())
+
+
+def _bytes(tree: Any, places: Any = None) -> int:
+    """Bytes of shapes on one device, by the shardings that they have or are given."""
+    leaves = jax.tree.leaves(tree)
+    shardings = [leaf.sharding for leaf in leaves] if places is None else jax.tree.leaves(places)
+    return sum(
+        _size(leaf, leaf.shape if sharding is None else sharding.shard_shape(leaf.shape))
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    )
+
+
+def _size(leaf: Any, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * leaf.dtype.itemsize

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder's side of `PolicyFns`: trunk, branch, cache and decoding, with or without an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jrl.models.adapters.lora import Lora
+from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
+from jrl.models.attention import AttentionContext, cached_context, full_context
+from jrl.models.cache import Cache, LayerCache, cache_tokens, empty_layer_cache, spread_kv_heads
+from jrl.models.config import TransformerConfig
+from jrl.models.positions import token_positions
+from jrl.models.transformer import Decoder
+from jrl.typing import Features, Frozen, ModelInputs, Params, PRNGKey, Trunk
+
+VALUE_BRANCH = "value_branch"
+LORA = "lora"
+Variables = Mapping[str, Any]
+"""What the decoder reads: the collection "params", and "lora" where adapters are at work."""
+
+
+@dataclass(frozen=True)
+class DecoderPolicy:
+    """The parts of `PolicyFns`, as methods without state.
+
+    An adapter is at work where `params` holds one: the frozen model alone is the base model, and the reference.
+
+    Attributes:
+      config: The architecture.
+      decoder: Its module.
+      cut: First layer above the frozen trunk; None where there is no trunk.
+      num_value_layers: Layers that the value function has its own copy of.
+      adapter: What trains beside the frozen model; None: parts of the model itself.
+    """
+
+    config: TransformerConfig
+    decoder: Decoder
+    cut: int | None
+    num_value_layers: int
+    adapter: Lora | VirtualTokens | None = None
+
+    def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
+        """Hidden states before layer `cut`."""
+        if self.cut is None:
+            return None
+        context, positions = self._context(inputs)
+        variables = self._variables({}, frozen)
+        x = self._embed(variables, inputs, positions)
+        return self._run(variables, x, context, 0, self.cut, method="run_layers")[0]
+
+    def branch(
+        self, params: Params, frozen: Frozen, trunk: Trunk, inputs: ModelInputs, dropout_key: PRNGKey | None
+    ) -> Features:
+        """The layers above the trunk, and the value function's own copy of the last of them."""
+        if self._virtual(params) is not None:
+            return self._branch_after_virtual_tokens(params, frozen, inputs, dropout_key)
+        context, positions = self._context(inputs)
+        key, value_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        variables = self._variables(params, frozen)
+        x = jax.lax.stop_gradient(trunk)
+        if self.cut is None:
+            x = self._embed(variables, inputs, positions, key)
+        start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
+        shared, _ = self._run(
+            variables, x, context, self.cut or 0, start, method="run_layers", dropout_key=key
+        )
+        x, _ = self._run(variables, shared, context, start, stop, method="run_layers", dropout_key=key)
+        hidden = self._run(variables, x, method="norm")
+        # A reference has no value branch: nobody asks it for values.
+        if VALUE_BRANCH not in params:
+            return Features(hidden, hidden)
+        own = {"params": params[VALUE_BRANCH]}
+        x, _ = self._run(own, shared, context, start, stop, method="run_layers", dropout_key=value_key)
+        return Features(hidden, self._run(own, x, method="norm"))
+
+    def logits(
+        self, params: Params, frozen: Frozen, hidden: Float[Array, "*rows D"]
+    ) -> Float[Array, "*rows V"]:
+        """The language-model head."""
+        return self._run(self._variables(params, frozen), hidden, method="logits")
+
+    def init_cache(self, params: Params, frozen: Frozen, prompts: ModelInputs, length: int) -> Cache:
+        """Empty buffers, or buffers whose first columns are the virtual tokens of an adapter."""
+        batch_size = prompts.tokens.shape[0]
+        virtual = self._virtual(params)
+        if virtual is None:
+            return self._empty_cache(batch_size, length)
+        cache = self._empty_cache(1, virtual.count + length)
+        weights = params[virtual.name]
+        if virtual.name == PREFIX:
+            cache = self._cache_prefix(virtual, weights, cache)
+        else:
+            x = weights["embedding"][None]
+            real = jnp.ones(x.shape[:2], bool)
+            _, cache = self._decode(params, frozen, real, cache, vectors=x)
+
+        def spread(leaf: Array) -> Array:
+            return jnp.broadcast_to(leaf, (batch_size, *leaf.shape[1:])) if leaf.ndim else leaf
+
+        return jax.tree.map(spread, cache)
+
+    def decode(
+        self, params: Params, frozen: Frozen, inputs: ModelInputs, cache: Cache
+    ) -> tuple[Features, Cache]:
+        """Appends the inputs to the cache."""
+        return self._decode(params, frozen, inputs.attention_mask, cache, tokens=inputs.tokens)
+
+    def _decode(
+        self,
+        params: Params,
+        frozen: Frozen,
+        mask: Array,
+        cache: Cache,
+        *,
+        tokens: Array | None = None,
+        vectors: Array | None = None,
+        dropout_key: PRNGKey | None = None,
+    ) -> tuple[Features, Cache]:
+        """Appends columns of tokens, or of vectors in the place of their embeddings."""
+        cache, positions, filled = cache_tokens(cache, mask)
+        context = cached_context(self.config, cache, positions)
+        variables = self._variables(params, frozen)
+        start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
+        if vectors is not None:
+            x = self._run(variables, vectors, positions, method="embed_vectors", dropout_key=dropout_key)
+        else:
+            assert tokens is not None
+            x = self._embed(variables, ModelInputs(tokens, mask), positions, dropout_key)
+
+        def run(variables: Variables, x: Array, start: int, stop: int, caches: Any) -> Any:
+            return self._run(
+                variables, x, context, start, stop, caches, method="run_layers", dropout_key=dropout_key
+            )
+
+        shared, lower = run(variables, x, 0, start, cache.layers[:start])
+        x, upper = run(variables, shared, start, stop, cache.layers[start:])
+        value = hidden = self._run(variables, x, method="norm")
+        value_layers = cache.value_layers
+        if VALUE_BRANCH in params:
+            own = {"params": params[VALUE_BRANCH]}
+            x, value_layers = run(own, shared, start, stop, value_layers)
+            value = self._run(own, x, method="norm")
+        filled = filled._replace(layers=lower + upper, value_layers=value_layers)
+        return Features(hidden, value), filled
+
+    def _branch_after_virtual_tokens(
+        self, params: Params, frozen: Frozen, inputs: ModelInputs, dropout_key: PRNGKey | None
+    ) -> Features:
+        """Whole rows, decoded in one call after the virtual tokens."""
+        if inputs.segment_ids is not None:
+            raise ValueError(
+                "`segment_ids` must be None under prefix and prompt tuning: the segments of a packed row would share "
+                "one set of virtual tokens."
+            )
+        cache = self.init_cache(params, frozen, inputs, inputs.tokens.shape[1])
+        mask, tokens = inputs.attention_mask, inputs.tokens
+        return self._decode(params, frozen, mask, cache, tokens=tokens, dropout_key=dropout_key)[0]
+
+    def _cache_prefix(self, virtual: VirtualTokens, weights: Params, cache: Cache) -> Cache:
+        _, _, filled = cache_tokens(cache, jnp.ones((1, virtual.count), bool))
+        heads = self.config.num_heads
+        layers = tuple(
+            layer.append(spread_kv_heads(heads, k), spread_kv_heads(heads, v), cache.column)
+            for layer, (k, v) in zip(cache.layers, virtual.keys_and_values(weights), strict=True)
+        )
+        return filled._replace(layers=layers)
+
+    def _empty_cache(self, batch_size: int, length: int) -> Cache:
+        def layers(count: int) -> tuple[LayerCache, ...]:
+            dtype = self.decoder.dtype
+            return tuple(empty_layer_cache(self.config, batch_size, length, dtype) for _ in range(count))
+
+        return Cache(
+            layers=layers(self.config.num_layers),
+            value_layers=layers(self.num_value_layers),
+            mask=jnp.zeros((batch_size, length), bool),
+            key_positions=jnp.zeros((batch_size, length), jnp.int32),
+            positions=jnp.zeros((batch_size,), jnp.int32),
+            column=jnp.zeros((), jnp.int32),
+        )
+
+    def _virtual(self, params: Params) -> VirtualTokens | None:
+        adapter = self.adapter
+        return adapter if isinstance(adapter, VirtualTokens) and adapter.name in params else None
+
+    def _variables(self, params: Params, frozen: Frozen) -> Variables:
+        """The whole model, of which the frozen part is constant, and the adapters that `params` holds."""
+        own = {name: value for name, value in params.items() if name not in (LORA, PREFIX, PROMPT)}
+        variables = {"params": {**jax.lax.stop_gradient(dict(frozen)), **own}}
+        if LORA in params:
+            assert isinstance(self.adapter, Lora)
+            variables[LORA] = self.adapter.variables(params[LORA])
+        return variables
+
+    def _context(self, inputs: ModelInputs) -> tuple[AttentionContext, Array]:
+        positions = token_positions(inputs.attention_mask, inputs.segment_ids)
+        return full_context(self.config, inputs.attention_mask, positions, inputs.segment_ids), positions
+
+    def _embed(
+        self, variables: Variables, inputs: ModelInputs, positions: Array, key: PRNGKey | None = None
+    ) -> Array:
+        # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
+        tokens = jnp.where(inputs.attention_mask, inputs.tokens, 0)
+        return self._run(variables, tokens, positions, method="embed_tokens", dropout_key=key)
+
+    def _run(self, variables: Variables, *args: Any, method: str, dropout_key: PRNGKey | None = None) -> Any:
+        rngs = None if dropout_key is None else {"dropout": dropout_key}
+        return self.decoder.apply(variables, *args, method=method, rngs=rngs)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transformers' `rope_parameters` → `jrl.models.config.Rope`.
+
+Transformers moves the older `rope_theta` and `rope_scaling` of a config.json into `rope_parameters` when it reads the
+file. The defaults below are those of its `modeling_rope_utils.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jrl.models.config import (
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    LongRopeScaling,
+    Rope,
+    RopeScaling,
+    YarnRopeScaling,
+)
+
+
+def read_rope(
+    model_type: str,
+    parameters: Mapping[str, Any],
+    head_dim: int,
+    *,
+    partial: bool = False,
+    interleaved: bool = False,
+) -> Rope:
+    """Maps `rope_parameters` of the types default, linear, dynamic, llama3 and yarn.
+
+    Dynamic scaling changes nothing up to `max_position_embeddings`, and longer rows are refused here.
+
+    Args:
+      model_type: Of the config.
+      parameters: Of one layer.
+      head_dim: H.
+      partial: The torch model rotates the share `partial_rotary_factor` of a head; otherwise none may be set.
+      interleaved: Neighbouring dimensions form a pair.
+    Raises:
+      ValueError: If the scaling is of another type, or lacks a number.
+    """
+    kind = _kind(model_type, parameters)
+    if kind in ("default", "dynamic"):
+        scaling = None
+    elif kind in _SCALINGS:
+        scaling = _SCALINGS[kind](model_type, parameters)
+    else:
+        raise ValueError(
+            f"{model_type}: `rope_type` must be among default, dynamic, {', '.join(_SCALINGS)}; got {kind!r}: this "
+            "scaling of rotary positions is not implemented for this family."
+        )
+    return _rope(model_type, parameters, scaling, head_dim, partial, interleaved)
+
+
+def read_longrope(
+    model_type: str,
+    parameters: Mapping[str, Any],
+    head_dim: int,
+    max_positions: int,
+    *,
+    partial: bool = False,
+) -> Rope:
+    """Maps `rope_parameters` of the type longrope.
+
+    The torch model takes the short factors for rows of up to `original_max_position_embeddings` tokens and other ones
+    for longer rows. The short ones are taken here: the family's `max_positions` must be that original length.
+
+    Args:
+      model_type: Of the config.
+      parameters: Of all layers.
+      head_dim: H.
+      max_positions: `max_position_embeddings` of the config: how far the context was stretched.
+      partial: As in `read_rope`.
+    Raises:
+      ValueError: If the scaling is of another type, lacks a number, or has not one factor a pair of dimensions.
+    """
+    kind = _kind(model_type, parameters)
+    if kind != "longrope":
+        raise ValueError(f"{model_type}: `rope_type` must be longrope; got {kind!r}.")
+    original = _number(model_type, parameters, "original_max_position_embeddings")
+    stretch = _optional(parameters, "factor", max_positions / original)
+    natural = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    factors = tuple(parameters.get("short_factor") or ())
+    rope = _rope(
+        model_type,
+        parameters,
+        LongRopeScaling(factors, _optional(parameters, "attention_factor", natural)),
+        head_dim,
+        partial,
+        interleaved=False,
+    )
+    pairs = (rope.dim or head_dim) // 2
+    if len(factors) != pairs:
+        raise ValueError(
+            f"{model_type}: `short_factor` must have {pairs} entries, one a pair of rotating dimensions; "
+            f"got {len(factors)}."
+        )
+    return rope
+
+
+def _rope(
+    model_type: str,
+    parameters: Mapping[str, Any],
+    scaling: RopeScaling | None,
+    head_dim: int,
+    partial: bool,
+    interleaved: bool,
+) -> Rope:
+    share = _optional(parameters, "partial_rotary_factor", 1.0)
+    if share != 1.0 and not partial:
+        raise ValueError(
+            f"{model_type}: `partial_rotary_factor` must be 1.0, got {share!r}: this family rotates whole heads."
+        )
+    dim = int(head_dim * share)
+    theta = _number(model_type, parameters, "rope_theta")
+    return Rope(theta, scaling, dim if dim != head_dim else None, interleaved)
+
+
+def _linear(model_type: str, parameters: Mapping[str, Any]) -> LinearRopeScaling:
+    return LinearRopeScaling(_number(model_type, parameters, "factor"))
+
+
+def _llama3(model_type: str, parameters: Mapping[str, Any]) -> Llama3RopeScaling:
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (_number(model_type, parameters, name) for name in names)
+    original = _number(model_type, parameters, "original_max_position_embeddings")
+    return Llama3RopeScaling(factor, low, high, int(original))
+
+
+def _yarn(model_type: str, parameters: Mapping[str, Any]) -> YarnRopeScaling:
+    factor = _number(model_type, parameters, "factor")
+
+    def sharpening(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    # Either the paper's one value, or DeepSeek's ratio of two.
+    above, below = (_optional(parameters, name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    natural = sharpening(above) / sharpening(below) if above and below else sharpening(1.0)
+    return YarnRopeScaling(
+        factor=factor,
+        original_max_positions=int(_number(model_type, parameters, "original_max_position_embeddings")),
+        beta_fast=_optional(parameters, "beta_fast", 32.0),
+        beta_slow=_optional(parameters, "beta_slow", 1.0),
+        attention_factor=_optional(parameters, "attention_factor", natural),
+        truncate=bool(_optional(parameters, "truncate", 1.0)),
+    )
+
+
+_SCALINGS: Mapping[str, Callable[[str, Mapping[str, Any]], RopeScaling]] = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def _kind(model_type: str, parameters: Mapping[str, Any]) -> str:
+    if "rope_type" not in parameters:
+        raise ValueError(
+            f"{model_type}: `rope_parameters` must hold `rope_type`, got only {', '.join(parameters) or 'nothing'}: "
+            "perhaps they differ from layer to layer, which this family does not know."
+        )
+    return str(parameters["rope_type"])
+
+
+def _number(model_type: str, parameters: Mapping[str, Any], name: str) -> float:
+    value = parameters.get(name)
+    if not isinstance(value, int | float):
+        kind = parameters["rope_type"]
+        raise ValueError(f"{model_type}: `{name}` of `rope_type` {kind!r} must be a number, got {value!r}.")
+    return float(value)
+
+
+def _optional(parameters: Mapping[str, Any], name: str, default: float) -> float:
+    value = parameters.get(name)
+    return default if value is None else float(value)

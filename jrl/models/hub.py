@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model folders, on the disk or on the Hugging Face hub, and the configs in them. Nothing of them is ever executed."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl.models.families import FAMILIES
+from jrl.models.folders import recover_folder
+
+CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG = "config.json", "generation_config.json", "adapter_config.json"
+CONFIG_FILES = (CONFIG, GENERATION_CONFIG)
+DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+# Copies of the weights in other formats and layouts.
+_NOT_DOWNLOADED = ("*/*", "consolidated*")
+
+
+def find_folder(path_or_id: str | os.PathLike[str], *, files: Sequence[str] = DOWNLOADED) -> Path:
+    """The folder of a checkpoint, downloaded first where it is one of the hub.
+
+    Args:
+      path_or_id: A folder, or "organisation/name" on the hub.
+      files: Patterns of what to download.
+    Raises:
+      FileNotFoundError: If there is no such folder, it holds no model, or the hub does not give it.
+    """
+    folder = Path(path_or_id).expanduser()
+    recover_folder(folder)
+    if not folder.is_dir():
+        name = str(path_or_id)
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise FileNotFoundError(
+                f"`model_path` must be a folder or a name on the hub; there is no folder {name!r}."
+            )
+        folder = _download(name, files)
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} is not a model checkpoint: it has no {CONFIG}.{_hint(folder)}")
+    return folder
+
+
+def read_hf_config(folder: Path, changes: Mapping[str, Any] | None = None) -> Any:
+    """The transformers config of a folder.
+
+    Args:
+      folder: With a config.json.
+      changes: Replaces entries of it.
+    Raises:
+      ValueError: If the file is malformed, the architecture is unknown or needs code of its own, the weights are
+        quantised, or a change names no entry.
+    """
+    path = folder / CONFIG
+    _check_raw_config(path, read_json(path))
+    # Only here: importing jrl does not import transformers.
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (StrictDataclassError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is refused by transformers: {' '.join(str(error).split())}") from error
+    # What is saved later has no code beside it.
+    vars(config).pop("auto_map", None)
+    known = config.to_dict()
+    for name in changes or {}:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            raise ValueError(f"{folder}: config.json has no entry `{name}` to change.{hint}")
+    config.update(dict(changes or {}))
+    return config
+
+
+def read_generation_config(folder: Path) -> dict[str, Any] | None:
+    """The content of generation_config.json; None where there is none."""
+    path = folder / GENERATION_CONFIG
+    return read_json(path) if path.is_file() else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+      ValueError: If the file holds anything else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}. Is it cut off?") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}.")
+    return content
+
+
+def _check_raw_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuses what must not even reach transformers."""
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        if "auto_map" in config:
+            raise ValueError(
+                f"{path}: `model_type` {model_type!r} comes with code of its own (`auto_map`), as for "
+                "`trust_remote_code`; jrl never runs code of a checkpoint. Convert it to one of "
+                f"{', '.join(sorted(FAMILIES))}."
+            )
+        raise ValueError(
+            f"{path}: `model_type` {model_type!r} is not supported; supported are: {', '.join(sorted(FAMILIES))}."
+        )
+    quantised = config.get("quantization_config")
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise ValueError(
+            f"{path}: the weights are quantised (`quantization_config`: {method!r}), which jrl does not read. Load "
+            "the full-precision weights, and set `model.frozen_dtype` to quantise what does not train."
+        )
+
+
+def _download(name: str, files: Sequence[str]) -> Path:
+    # Only here: a local folder needs no network client.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(
+            snapshot_download(name, allow_patterns=list(files), ignore_patterns=list(_NOT_DOWNLOADED))
+        )
+    except (OSError, HFValidationError) as error:
+        cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
+        offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        reason = str(error).strip().splitlines()
+        raise FileNotFoundError(
+            f"{name!r} is no folder here, and the Hugging Face hub did not give it ({type(error).__name__}: "
+            f"{reason[0] if reason else 'no reason'}).{offline} Without a network, copy the model into a folder and "
+            f"name that, or fill the cache ({cache}, set by HF_HOME) on a machine that has one."
+        ) from error
+
+
+def _hint(folder: Path) -> str:
+    if (folder / "hf_model").is_dir():
+        return " Its model is in the subfolder hf_model."
+    if (folder / ADAPTER_CONFIG).is_file():
+        return (
+            f" It holds an adapter ({ADAPTER_CONFIG}), which a trainer takes as `model.model_path`; a model is the "
+            "base that this file names."
+        )
+    return ""

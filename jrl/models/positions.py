@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How positions enter a decoder: counted over real tokens, as rotations of queries and keys, or as ALiBi's slopes."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.models.config import TransformerConfig
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of the rotary angles at each query's position, float32."""
+
+    cos: Float[Array, "B Q R"]
+    sin: Float[Array, "B Q R"]
+
+
+def token_positions(
+    attention_mask: Bool[Array, "B L"], segment_ids: Int[Array, "B L"] | None = None
+) -> Int[Array, "B L"]:
+    """Position of every token, counted over the real ones: the same whatever the padding and its side.
+
+    Padding gets a position too (0 on the left), which nothing reads.
+
+    Args:
+      attention_mask: True on real tokens.
+      segment_ids: Of packed rows; positions restart where the id changes. None: one segment.
+    """
+    counts = jnp.cumsum(attention_mask.astype(jnp.int32), axis=1)
+    positions = jnp.maximum(counts - 1, 0)
+    if segment_ids is None:
+        return positions
+    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    before = jax.lax.cummax(jnp.where(starts, counts - attention_mask, 0), axis=1)
+    return jnp.maximum(counts - 1 - before, 0)
+
+
+def rotations(config: TransformerConfig, positions: Int[Array, "B Q"]) -> tuple[Rotation, ...]:
+    """The rotation of each of `config.ropes` at these positions."""
+    found = []
+    for rope in config.ropes:
+        frequencies = jnp.asarray(rope.frequencies(config.head_dim))
+        angles = positions[:, :, None].astype(jnp.float32) * frequencies[None, None, :]
+        factor = 1.0 if rope.scaling is None else rope.scaling.attention_factor
+        found.append(Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor))
+    return tuple(found)
+
+
+def rotate(x: Float[Array, "B Q N H"], rotation: Rotation, *, interleaved: bool) -> Float[Array, "B Q N H"]:
+    """Rotates the leading dimensions of every head in pairs: the halves against each other, or neighbours."""
+    dim = 2 * rotation.cos.shape[-1]
+    turned, rest = x[..., :dim].astype(jnp.float32), x[..., dim:]
+    cos, sin = rotation.cos[:, :, None, :], rotation.sin[:, :, None, :]
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = jnp.split(turned, 2, axis=-1)
+    parts = first * cos - second * sin, second * cos + first * sin
+    join = jnp.stack if interleaved else jnp.concatenate
+    turned = join(parts, axis=-1).reshape(turned.shape)
+    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """How steeply each head's scores fall with the distance, (N,) float32 (Press et al. 2021, section 3).
+
+    The slopes of the nearest smaller power of two come first; missing heads take every other one of twice as many.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
+    between = 2.0 ** (-4.0 * np.arange(1, 2 * (num_heads - power), 2) / power)
+    return np.concatenate([slopes, between]).astype(np.float32)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen weights in fewer bits: bfloat16, int8 with a scale for each output, or 4-bit NormalFloat.
+
+Only weights are rounded; products are computed in the compute dtype, on weights that are expanded where they are used.
+int8 and nf4 apply to the kernels of the blocks' projections, which are most of a model; all else becomes bfloat16. On
+a CPU XLA expands the kernels of a program all at once: there the saving is one of arrays at rest.
+
+The rounding is qwix's (`pip install 'jrl[quantization]'`); NormalFloat: Dettmers et al. 2023, arXiv:2305.14314,
+appendix E.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from jrl.mesh import path_name
+from jrl.typing import Params
+
+BLOCK = 64
+"""Inputs that share a scale under nf4, as in bitsandbytes."""
+_KERNEL = re.compile(r"layers_\d+/(attn|cross|cross_attn|mlp)/\w+/kernel$")
+
+
+class QuantizedKernel(struct.PyTreeNode):
+    """A rounded kernel. Its input axes are one.
+
+    Attributes:
+      values: int8 (inputs, *outputs); under nf4 uint8 (inputs / 2, *outputs), two numbers of 4 bits in each, the even
+        input in the low bits: jax keeps its own 4-bit arrays in whole bytes on some backends.
+      scales: float32 (1, *outputs); under nf4 (inputs / block, *outputs).
+      inputs: Sizes of the kernel's input axes.
+      kind: "int8" or "nf4".
+    """
+
+    values: Int[Array, "rows *outputs"]
+    scales: Float[Array, "blocks *outputs"]
+    inputs: tuple[int, ...] = struct.field(pytree_node=False)
+    kind: str = struct.field(pytree_node=False)
+
+    def astype(self, dtype: Any) -> Float[Array, "*inputs *outputs"]:
+        """The kernel that the numbers stand for."""
+        values = self.values
+        if self.kind == "nf4":
+            pairs = jnp.stack([values & 15, values >> 4], axis=1)
+            values = pairs.reshape(-1, *values.shape[1:])
+        expanded = _qwix().dequantize(_qwix().QArray(values, self.scales, qtype=self.kind))
+        return expanded.reshape(*self.inputs, *values.shape[1:]).astype(dtype)
+
+
+def quantize_kernel(
+    kernel: Float[Array, "*inputs *outputs"], kind: Literal["int8", "nf4"], *, input_axes: int = 1
+) -> QuantizedKernel:
+    """Rounds a kernel.
+
+    Args:
+      kernel: (*inputs, *outputs).
+      kind: "int8": 255 equal steps over ± the largest weight of each output. "nf4": 16 steps, spaced for normally
+        distributed weights, over ± the largest of each block of 64 inputs of an output.
+      input_axes: Leading axes that are inputs.
+    Raises:
+      ValueError: If nf4 is asked for and the number of inputs is odd.
+    """
+    inputs, outputs = kernel.shape[:input_axes], kernel.shape[input_axes:]
+    matrix = kernel.astype(jnp.float32).reshape(math.prod(inputs), *outputs)
+    channels = tuple(range(1, matrix.ndim))
+    if kind == "int8":
+        rounded = _qwix().quantize(matrix, "int8", channelwise_axes=channels)
+        return QuantizedKernel(rounded.qvalue, rounded.scale, inputs, kind)
+    block = math.gcd(matrix.shape[0], BLOCK)
+    if block < 2:
+        raise ValueError(
+            f"nf4 packs pairs of inputs: a kernel must have an even number, got {matrix.shape[0]}."
+        )
+    rounded = _qwix().quantize(matrix, "nf4", channelwise_axes=channels, tiled_axes={0: block})
+    values = rounded.qvalue.astype(jnp.uint8)
+    return QuantizedKernel(values[0::2] | (values[1::2] << 4), rounded.scale, inputs, kind)
+
+
+def quantize_frozen(frozen: Params, kind: str, *, keep: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A frozen tree in fewer bits. Each leaf is rounded where it lies.
+
+    Args:
+      frozen: Parameters.
+      kind: "float32" (as it is), "bfloat16", "int8" or "nf4".
+      keep: Top-level entries that stay as they are.
+    """
+    if kind == "float32":
+        return dict(frozen)
+
+    def rounded(path: tuple[Any, ...], leaf: Array) -> Any:
+        name = path_name(path)
+        if kind in ("int8", "nf4") and _KERNEL.search(name):
+            input_axes = 2 if name.split("/")[-2] == "o" else 1
+            return jax.jit(quantize_kernel, static_argnums=1, static_argnames="input_axes")(
+                leaf, kind, input_axes=input_axes
+            )
+        return leaf.astype(jnp.bfloat16)
+
+    return {
+        name: value
+        if name in keep
+        else jax.tree_util.tree_map_with_path(
+            lambda path, leaf, name=name: rounded((jax.tree_util.DictKey(name), *path), leaf), value
+        )
+        for name, value in frozen.items()
+    }
+
+
+def _qwix() -> Any:
+    try:
+        import qwix
+    except ImportError as error:
+        raise ImportError(
+            "`model.frozen_dtype` int8 and nf4 need qwix: pip install 'jrl[quantization]'. bfloat16 needs nothing."
+        ) from error
+    return qwix

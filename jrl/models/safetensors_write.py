@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensor files of a Hugging Face folder, written: one tensor in memory at a time, in files of a chosen size."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.models.safetensors_io import DTYPES, INDEX_SUFFIX, LENGTH_BYTES, PIECE_BYTES, SUFFIX
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# transformers refuses files that do not name the framework whose layout they follow.
+_METADATA = {"format": "pt"}
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name holds the tensors of a model or an adapter, or says that there are some."""
+    if name == "adapter_config.json":
+        return True
+    return name.startswith(("model", "adapter_model")) and name.endswith(
+        (".safetensors", ".safetensors.index.json")
+    )
+
+
+class LazyTensor(NamedTuple):
+    """A tensor that is made when it is written, so that the host never holds a second copy of the model.
+
+    Attributes:
+      dtype: Of the array.
+      shape: Of the array.
+      make: Gives the array.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    make: Callable[[], np.ndarray]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, LazyTensor], *, max_shard_bytes: int, stem: str = "model"
+) -> None:
+    """Writes tensors under Hugging Face's file names, with an index where one file would be too large.
+
+    Args:
+      folder: Exists.
+      tensors: By name; each is made once, written, and let go before the next.
+      max_shard_bytes: A file is larger only if a single tensor is.
+      stem: As for `TensorFiles`.
+    """
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.num_bytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += tensor.num_bytes
+    if len(shards) == 1:
+        write_file(folder / f"{stem}{SUFFIX}", {name: tensors[name] for name in shards[0]})
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file_name = f"{stem}-{number:05d}-of-{len(shards):05d}{SUFFIX}"
+        write_file(folder / file_name, {name: tensors[name] for name in names})
+        weight_map |= dict.fromkeys(names, file_name)
+    total = sum(tensor.num_bytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / f"{stem}{INDEX_SUFFIX}").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def write_file(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
+    """Writes one safetensors file, holding one tensor in memory at a time."""
+    # Wide elements first, so that each lies at a multiple of its size: some readers map the file.
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    header: dict[str, Any] = {"__metadata__": _METADATA}
+    position = 0
+    for name in order:
+        tensor = tensors[name]
+        stop = position + tensor.num_bytes
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": [position, stop],
+        }
+        position = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    with path.open("wb", buffering=0) as file:
+        file.write(len(text).to_bytes(LENGTH_BYTES, "little"))
+        file.write(text)
+        for name in order:
+            _write_array(file, tensors[name], name)
+
+
+def _write_array(file: io.FileIO, tensor: LazyTensor, name: str) -> None:
+    array = tensor.make()
+    assert (array.dtype, array.shape) == (tensor.dtype, tensor.shape), (name, array.dtype, array.shape)
+    if array.ndim == 0:
+        array = array.reshape(1)
+    # By rows: a transposed view must be laid out anew, and a second copy of all of it would be as large as it.
+    rows = max(1, PIECE_BYTES // max(1, array[:1].nbytes)) if array.size else 1
+    for start in range(0, array.shape[0] if array.size else 0, rows):
+        _write_rows(file, array[start : start + rows])
+
+
+def _write_rows(file: io.FileIO, rows: np.ndarray) -> None:
+    view = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+    while view:
+        view = view[file.write(view) :]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which adapter a run trains, where it starts, and how it is written."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jrl.models.adapters.bind import Adapter
+from jrl.models.adapters.config import (
+    CAUSAL,
+    SEQ2SEQ,
+    AdapterConfig,
+    LoraConfig,
+    PromptConfig,
+    read_adapter_config,
+)
+from jrl.models.adapters.peft_format import (
+    is_adapter_folder,
+    load_adapter,
+    load_value_head,
+    read_adapter_folder,
+    save_adapter,
+)
+from jrl.models.model import LanguageModel
+from jrl.trainers.sections import ModelConfig
+from jrl.typing import Params
+
+
+@dataclass(frozen=True)
+class AdapterPlan:
+    """What `model.model_path` and `model.peft_config` say together.
+
+    Attributes:
+      config: The adapter that trains; None: parts of the model itself do.
+      base: The model it belongs to, as `model_path` would name it alone.
+      folder: Folder with an adapter, whose value head is taken; None where `model_path` is a model.
+      continues: The folder's adapter is taken too; else a fresh one starts.
+    """
+
+    config: AdapterConfig | None
+    base: Any
+    folder: Path | None = None
+    continues: bool = False
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """Columns before every row that are no tokens."""
+        return (
+            0
+            if self.config is None or isinstance(self.config, LoraConfig)
+            else self.config.num_virtual_tokens
+        )
+
+    def load(self, lm: LanguageModel) -> dict[str, Any]:
+        """What the folder holds of the trainable parameters: the adapter, where it is continued, and a value head."""
+        if self.folder is None:
+            return {}
+        found = load_value_head(self.folder, lm.feature_width)
+        adapter = lm.bind(self.config)
+        if self.continues and adapter is not None:
+            found |= load_adapter(self.folder, adapter)
+        return found
+
+
+def plan_adapter(model: ModelConfig, tokenizer: Any) -> AdapterPlan:
+    """Reads `model.peft_config`, or the adapter that `model.model_path` holds.
+
+    Args:
+      model: The section of the configuration.
+      tokenizer: Reads the text that a prompt may start as.
+    Raises:
+      ValueError: If the configuration is not supported, or the folder does not name its base model.
+    """
+    given = None if model.peft_config is None else read_adapter_config(model.peft_config)
+    if given is not None:
+        _warn_of_what_is_ignored(model, given)
+    if isinstance(given, PromptConfig) and given.prompt_tuning_init == "TEXT":
+        given = replace(given, text_ids=tuple(tokenizer(given.prompt_tuning_init_text)["input_ids"]))
+    if not is_adapter_folder(model.model_path):
+        return AdapterPlan(given, model.model_path)
+    found = read_adapter_folder(model.model_path)
+    if found.base_model is None:
+        raise ValueError(
+            f"`model.model_path` {str(model.model_path)!r} holds an adapter, but its adapter_config.json has no "
+            "`base_model_name_or_path`: name the folder or hub id of the model it belongs to there."
+        )
+    if given is None:
+        return AdapterPlan(found.config, found.base_model, found.folder, continues=True)
+    warnings.warn(
+        f"`model.peft_config` is given and {model.model_path} holds an adapter: a fresh one is trained on the base "
+        f"model {found.base_model!r}, and that one is not used.",
+        stacklevel=4,
+    )
+    return AdapterPlan(given, found.base_model, found.folder)
+
+
+def _warn_of_what_is_ignored(model: ModelConfig, adapter: AdapterConfig) -> None:
+    if model.num_layers_unfrozen != -1:
+        warnings.warn(
+            f"`model.num_layers_unfrozen` is {model.num_layers_unfrozen}, but `model.peft_config` is given: the whole "
+            "model is frozen and the adapter trains.",
+            stacklevel=5,
+        )
+    if isinstance(adapter, LoraConfig) and adapter.lora_dropout:
+        warnings.warn(
+            f"`lora_dropout` is {adapter.lora_dropout}, but jrl trains without dropout, which would make the ratio of "
+            "two passes random: it has no effect.",
+            stacklevel=5,
+        )
+
+
+def adapter_writer(
+    lm: LanguageModel, adapter: Adapter, params: Params, *, base_model: Any, tokenizer: Any
+) -> Callable[[Path], None]:
+    """A function that writes PEFT's folder: the adapter, the value head beside it, and the tokenizer.
+
+    Args:
+      lm: The model.
+      adapter: What trains.
+      params: The trainable parameters, copied to the host here.
+      base_model: As `model_path` names it; a config object is a model that no name leads to.
+      tokenizer: The transformers tokenizer.
+    """
+    host: Mapping[str, Any] = jax.device_get(dict(params))
+    name = str(base_model) if not hasattr(base_model, "to_dict") else None
+    task_type = SEQ2SEQ if lm.family.kind == "seq2seq" else CAUSAL
+
+    def write(directory: Path) -> None:
+        save_adapter(directory, adapter, host, base_model=name, task_type=task_type, tokenizer=tokenizer)
+
+    return write

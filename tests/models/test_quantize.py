@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounded frozen weights: how far they are off, how many bytes they take, and that nothing of them trains."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.mesh import tree_shardings
+from jrl.models.adapters import LoraConfig
+from jrl.models.quantize import QuantizedKernel, quantize_frozen, quantize_kernel
+from jrl.trainers.checkpoint import tree_sha256
+from tests.models.test_policy import scorer
+from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_prompts
+
+# NormalFloat's widest gap between neighbours is 1 − 0.6962 on the negative side: half of it, times the largest weight.
+NF4_HALF_GAP = (1.0 - 0.6961928) / 2
+
+
+def kernel(shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+@pytest.mark.parametrize(("shape", "input_axes"), [((128, 6), 1), ((128, 3, 4), 1), ((4, 32, 10), 2)])
+def test_rounding_stays_within_half_a_step(shape, input_axes):
+    w = kernel(shape)
+    matrix = np.asarray(w).reshape(128, -1)
+    rounded = {kind: quantize_kernel(w, kind, input_axes=input_axes) for kind in ("int8", "nf4")}
+    off = {
+        kind: np.abs(np.asarray(q.astype(jnp.float32)).reshape(128, -1) - matrix)
+        for kind, q in rounded.items()
+    }
+    assert rounded["int8"].astype(jnp.float32).shape == shape
+    largest = np.abs(matrix).max(axis=0)
+    assert (off["int8"] <= largest / 127.5 / 2 + 1e-6).all()
+    in_block = np.abs(matrix).reshape(2, 64, -1).max(axis=1, keepdims=True)
+    assert (off["nf4"].reshape(2, 64, -1) <= NF4_HALF_GAP * in_block + 1e-6).all()
+    # Four bits are worse than eight, and both are worse than none.
+    assert 0 < off["int8"].mean() < 0.2 * off["nf4"].mean()
+
+
+def test_known_numbers():
+    # One output, two inputs: the largest is 1, its block's scale; 0.44070983 is one of the sixteen numbers.
+    rounded = quantize_kernel(jnp.asarray([[2.0], [0.88141966]]), "nf4")
+    np.testing.assert_array_equal(rounded.values, [[15 | 12 << 4]])
+    np.testing.assert_allclose(rounded.astype(jnp.float32), [[2.0], [0.88141966]], rtol=1e-6)
+    rounded = quantize_kernel(jnp.asarray([[-127.5], [3.4]]), "int8")
+    np.testing.assert_array_equal(rounded.values, [[-128], [3]])
+
+
+def test_bytes():
+    w = kernel((256, 4, 32))
+    sizes = {
+        kind: sum(leaf.nbytes for leaf in jax.tree.leaves(quantize_kernel(w, kind)))
+        for kind in ("int8", "nf4")
+    }
+    # A byte a weight and four an output; half a byte a weight and four a block of 64.
+    assert sizes == {"int8": w.size + 4 * 128, "nf4": w.size // 2 + 4 * w.size // 64}
+    arguments = (
+        jax.jit(lambda q: q.astype(jnp.float32)).lower(quantize_kernel(w, "nf4")).compile().memory_analysis()
+    )
+    assert arguments.argument_size_in_bytes == sizes["nf4"]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "nf4"])
+def test_a_rounded_base_is_near_the_model_and_only_adapters_train(kind):
+    lm, whole = tiny_lm("llama", num_layers=1)
+    config = LoraConfig(r=2, target_modules=("q_proj", "down_proj"), use_dora=True)
+    params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
+    rounded = [
+        leaf
+        for leaf in jax.tree.leaves(frozen, is_leaf=lambda x: isinstance(x, QuantizedKernel))
+        if isinstance(leaf, QuantizedKernel)
+    ]
+    assert len(rounded) == (0 if kind == "bfloat16" else 7)
+    assert {leaf.dtype for leaf in jax.tree.leaves(frozen["embed"])} == {jnp.dtype(jnp.bfloat16)}
+    policy, prompts = lm.policy(adapter=config), tiny_prompts()
+    real = prompts.attention_mask
+    score = scorer(policy)
+    exact = jax.jit(lm.logits)(whole, *prompts[:2])[real]
+    got = score(params, frozen, prompts)[0][real]
+    # The adapter starts at nothing, whatever the base is kept in: DoRA's norms are those of the rounded weights.
+    np.testing.assert_allclose(got, score({}, frozen, prompts)[0][real], atol=1e-5)
+    bound = {"bfloat16": 0.02, "int8": 0.03, "nf4": 0.4}[kind]
+    gap = float(jnp.abs(got - exact).max() / jnp.abs(exact).max())
+    assert bound / 50 < gap < bound
+
+    def loss(params):
+        hidden = policy.branch(params, frozen, policy.trunk(frozen, prompts), prompts, None).policy
+        return jnp.square(policy.logits(params, frozen, hidden)[..., :VOCAB_SIZE]).sum()
+
+    moved = jax.tree.map(lambda x: x + 0.1, params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(moved)):
+        assert leaf.dtype == jnp.float32 and float(jnp.abs(leaf).max()) > 0, jax.tree_util.keystr(path)
+
+
+def test_fingerprint_tells_rounded_trees_apart():
+    _, whole = tiny_lm("gpt2")
+    prints = {
+        kind: tree_sha256(quantize_frozen(whole, kind)) for kind in ("float32", "bfloat16", "int8", "nf4")
+    }
+    assert len(set(prints.values())) == 4
+    assert prints["nf4"] == tree_sha256(quantize_frozen(whole, "nf4"))
+
+
+def test_a_value_branch_of_rounded_layers_is_float32():
+    lm, whole = tiny_lm("llama")
+    split = {"adapter": LoraConfig(), "num_value_layers_unfrozen": 1}
+    params, _ = lm.split_params(quantize_frozen(whole, "nf4"), key=jax.random.key(0), **split)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
+    shapes = jax.tree.map(jnp.shape, params["value_branch"]["layers_1"])
+    assert shapes == jax.tree.map(jnp.shape, whole["layers_1"])
+
+
+def test_an_odd_number_of_inputs_is_refused():
+    with pytest.raises(
+        ValueError, match="nf4 packs pairs of inputs: a kernel must have an even number, got 7"
+    ):
+        quantize_kernel(kernel((7, 2)), "nf4")
+
+
+def test_rounded_kernels_are_split_as_the_kernels_they_stand_for():
+    mesh = jax.sharding.AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"))
+    _, whole = tiny_lm("llama")
+    frozen = jax.eval_shape(lambda: quantize_frozen(whole, "nf4"))
+    shardings, report = tree_shardings(mesh, frozen)
+    attn, mlp = shardings["layers_0"]["attn"], shardings["layers_0"]["mlp"]
+    assert tuple(attn["q"]["kernel"].values.spec) == ("fsdp", "tensor", None)
+    assert tuple(attn["o"]["kernel"].values.spec) == ("tensor", "fsdp")
+    assert tuple(mlp["down"]["kernel"].values.spec) == ("tensor", "fsdp")
+    # One block of inputs is not split.
+    assert tuple(mlp["up"]["kernel"].scales.spec) == (None, "tensor")
+    assert report == []
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_the_backward_pass_keeps_rounded_kernels_and_no_expanded_ones(kind):
+    lm, whole = tiny_lm("llama", num_layers=1)
+    config = LoraConfig(r=2, target_modules="all-linear")
+    params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
+    # Rows of a number that no kernel has.
+    policy, prompts = lm.policy(adapter=config), tiny_prompts(3, 5)
+
+    def hidden(params, frozen):
+        return policy.branch(params, frozen, policy.trunk(frozen, prompts), prompts, None).policy
+
+    kernels = {
+        leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(whole["layers_0"]) if leaf.ndim > 1
+    }
+    backward = jax.eval_shape(lambda p, f: jax.vjp(lambda q: hidden(q, f), p)[1], params, frozen)
+    kept = {leaf.shape for leaf in jax.tree.leaves(backward) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    assert not kept & kernels
+    assert any(leaf.dtype in (jnp.int8, jnp.uint8) for leaf in jax.tree.leaves(backward))

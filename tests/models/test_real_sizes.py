@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public models at their real size, by shapes alone: each has as many parameters as its authors published.
+
+`real_configs/` holds the fields of their config.json, in the words of the hub.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import pytest
+from flax.traverse_util import flatten_dict
+from transformers import AutoConfig
+
+from jrl.models.classifier import Classifier
+from jrl.models.families import FAMILIES, find_family
+from jrl.models.model import make_model
+
+FOLDER = Path(__file__).parent / "real_configs"
+
+# Tied weights count once. Encoders are counted with a classifier of 2 labels, roberta-large-mnli of 3.
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "starcoder": 15_517_456_384,
+    "gpt-neo-1.3B": 1_315_575_808,
+    "gpt-j-6b": 6_050_882_784,
+    "gpt-neox-20b": 20_554_567_680,
+    "pythia-6.9b": 6_857_302_016,
+    "opt-350m": 331_196_416,
+    "opt-6.7b": 6_658_473_984,
+    "bloom-7b1": 7_069_016_064,
+    "Llama-2-7b-hf": 6_738_415_616,
+    "Llama-3.1-8B": 8_030_261_248,
+    "Llama-3.2-1B": 1_235_814_400,
+    "Mistral-7B-v0.1": 7_241_732_096,
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-7B": 7_615_616_512,
+    "Qwen3-0.6B": 596_049_920,
+    "Qwen3-8B": 8_190_735_360,
+    "gemma-2b": 2_506_172_416,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-1b-pt": 999_885_952,
+    "Phi-3-mini-4k-instruct": 3_821_079_552,
+    "OLMo-2-1124-7B": 7_298_617_344,
+    "SmolLM3-3B": 3_075_098_624,
+    "Mixtral-8x7B-v0.1": 46_702_792_704,
+    "Qwen3-30B-A3B": 30_532_122_624,
+    "t5-base": 222_903_552,
+    "flan-t5-base": 247_577_856,
+    "flan-t5-xxl": 11_135_332_352,
+    "bert-base-uncased": 109_483_778,
+    "roberta-large-mnli": 355_362_819,
+    "distilbert-base-uncased-finetuned-sst-2-english": 66_955_010,
+}
+
+OVER_THE_VOCABULARY = ("embed/embedding", "lm_head/kernel", "lm_head/bias")
+
+
+def real_config(name):
+    return AutoConfig.from_pretrained(FOLDER / f"{name}.json")
+
+
+def real_model(hf_config):
+    encoder = find_family(hf_config.model_type).kind == "encoder"
+    return Classifier.from_config(hf_config) if encoder else make_model(hf_config)
+
+
+def test_every_family_has_a_real_model():
+    files = {path.stem: json.loads(path.read_text()) for path in FOLDER.iterdir()}
+    assert set(files) == set(PARAMETERS)
+    assert {fields["model_type"] for fields in files.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_checkpoint_and_parameters_have_the_published_size(name):
+    model = real_model(real_config(name))
+    entries = model.entries()
+    assert sum(math.prod(entry.shape) for entry in entries) == PARAMETERS[name]
+
+    shapes = flatten_dict(jax.eval_shape(model.init, jax.random.key(0)), sep="/")
+    assert {path for entry in entries for path in entry.paths} == set(shapes)
+    # Nothing but the vocabulary is padded.
+    padded = shapes["embed/embedding"].shape[0]
+    in_file = 0
+    for path, leaf in shapes.items():
+        size = math.prod(leaf.shape)
+        in_file += size // padded * model.vocab_size if path in OVER_THE_VOCABULARY else size
+    assert in_file == PARAMETERS[name]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_torch_has_the_same_size(name):
+    torch = pytest.importorskip("torch", reason="needs the parity extra")
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSequenceClassification,
+    )
+
+    classes = dict(
+        causal=AutoModelForCausalLM,
+        seq2seq=AutoModelForSeq2SeqLM,
+        encoder=AutoModelForSequenceClassification,
+    )
+    # The model's own config: it knows which T5 ties its head, while transformers ties all until a file says otherwise.
+    model = real_model(real_config(name))
+    with torch.device("meta"):
+        oracle = classes[model.family.kind].from_config(model.hf_config)
+    # Without the tensors that nobody needs: an untied T5 has the embedding three times.
+    needed = [leaf for key, leaf in oracle.named_parameters() if not model.family.is_ignored(key)]
+    assert sum(leaf.numel() for leaf in needed) == PARAMETERS[name]
