@@ -120,14 +120,15 @@ class Decoder(nn.Module):
 
     def embed_tokens(self, tokens: Int[Array, "B Q"], positions: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
         """The residual stream before the first layer."""
-        return self.embed_vectors(self.embed(tokens), positions)
+        x = self.embed(tokens)
+        if self.config.embedding_scale is not None:
+            # Rounded to the compute dtype first, as in the torch implementations.
+            x = x.astype(self.dtype) * jnp.asarray(self.config.embedding_scale, self.dtype)
+        return self.embed_vectors(x, positions)
 
     def embed_vectors(self, x: Float[Array, "B Q W"], positions: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
-        """The same from rows of the embedding table, or from vectors that stand in their place."""
+        """The same from embeddings, already scaled, or from vectors that stand in their place."""
         config = self.config
-        if config.embedding_scale is not None:
-            # Rounded to the compute dtype first, as in the torch implementations.
-            x = x.astype(self.dtype) * jnp.asarray(config.embedding_scale, self.dtype)
         if config.embedding_width is not None:
             x = self.embed_in(x)
         if config.learned_positions:

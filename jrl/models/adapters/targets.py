@@ -22,8 +22,11 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("bloom", "gpt_neox"), ("query_key_value",)),
     **dict.fromkeys(("opt", "gptj", "gpt_neo", "llama", "mistral", "mixtral"), ("q_proj", "v_proj")),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("olmo2", "smollm3", "qwen3_moe"), ("q_proj", "v_proj")),
+    "phi3": ("qkv_proj",),
 }
-"""What PEFT 0.21 adapts where `target_modules` is not given; of other families it asks for it, and so does jrl."""
+"""What PEFT 0.21 adapts where `target_modules` is not given. For the last four families it has no default; theirs are
+the same projections as the others'."""
 HEAD = "lm_head"
 
 

@@ -70,7 +70,8 @@ class VirtualTokens:
             ids = jnp.resize(jnp.asarray(config.text_ids), (self.count,))
         else:
             ids = jax.random.randint(key, (self.count,), 0, self.model.vocab_size)
-        return {"embedding": table[ids].astype(jnp.float32)}
+        # As the model reads them: a prompt stands for embeddings that are scaled already.
+        return {"embedding": table[ids].astype(jnp.float32) * (self.model.embedding_scale or 1.0)}
 
     def _init_prefix(self, config: PrefixConfig, key: PRNGKey) -> dict[str, Array]:
         zero = config.init_weights == "zero"

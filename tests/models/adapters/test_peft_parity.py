@@ -26,6 +26,18 @@ pytestmark = [
 
 ROWS, LENGTH = 3, 9
 WITH_DORA = ("gpt_neox", "bloom")
+# Scaled embeddings, alternating windows, ALiBi, positions with an offset, rotary in part, one key head.
+WITH_VIRTUAL_TOKENS = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "bloom",
+    "mistral",
+    "opt",
+    "gptj",
+    "phi3",
+    "gpt_bigcode",
+)
 LORA = dict(r=3, lora_alpha=5)
 CASES = {
     "gpt2": ("gpt2", dict(LORA)),
@@ -278,3 +290,26 @@ def test_t5_with_lora_of_peft_gives_the_same_logits_and_goes_back(tmp_path):
     save_adapter(tmp_path / "ours", adapter, params, base_model=None, task_type="SEQ_2_SEQ_LM")
     back = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "ours").eval()
     np.testing.assert_allclose(torch_side(back), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prefix"])
+@pytest.mark.parametrize("name", WITH_VIRTUAL_TOKENS)
+def test_every_kind_of_position_and_embedding_takes_virtual_tokens_as_under_peft(name, kind, tmp_path):
+    import torch
+    from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(FAMILY_CASES[name]).eval()
+    base.save_pretrained(tmp_path / "base")
+    make = PromptTuningConfig if kind == "prompt" else PrefixTuningConfig
+    theirs = get_peft_model(copy.deepcopy(base), make(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    tokens = torch.randint(2, VOCAB_SIZE, (2, 7))
+    mask = np.ones(tokens.shape, bool)
+    loaded, found = load_checkpoint(tmp_path / "base"), read_adapter_folder(tmp_path / "theirs")
+    params = load_adapter(found.folder, loaded.model.bind(found.config))
+    with torch.no_grad():
+        wanted = theirs(tokens, attention_mask=torch.ones_like(tokens)).logits[:, -7:].numpy()
+    ours = jrl_logits(loaded.model, found.config, params, loaded.params, tokens.numpy(), mask)
+    np.testing.assert_allclose(ours, wanted, atol=1e-4)
