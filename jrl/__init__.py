@@ -2,10 +2,11 @@
 """RL post-training of language models in functional JAX/Flax."""
 
 from jrl import losses, ops
-from jrl.api import Model, estimate_cost, load_model, save_model, train
+from jrl.api import train
 from jrl.data.tokenizer import load_tokenizer
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.sft import SFTConfig
+from jrl.notebook import Model, estimate_cost, load_model, save_model
 from jrl.trainers.config import (
     ModelConfig,
     OptimizerConfig,

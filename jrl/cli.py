@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jrl.api import load_model, prepare
+from jrl.api import prepare
 from jrl.data.batching import pad_left
 from jrl.data.sources import load_prompts, load_samples
 from jrl.data.tokenizer import load_tokenizer, tokenize
+from jrl.notebook import load_model
 from jrl.trainers.checkpoint import CheckpointError
 from jrl.trainers.config import TRLConfig, default_ppo_config, default_sft_config
 from jrl.trainers.overrides import apply_overrides

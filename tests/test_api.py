@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.api import _generator
+from jrl.notebook import _generator
 from tests.trainers.runs import save_tiny_checkpoint
 
 

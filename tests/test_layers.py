@@ -46,8 +46,18 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
 }
 # Above the learners everything below is open, and the loops may use any declared dependency.
-OPEN = ("jrl.trainers", "jrl.distributed", "jrl.api", "jrl.cli", "jrl.trlx", "jrl.trl", "jrl.__main__", "jrl")
-TOP = ("jrl.api", "jrl.cli", "jrl.trlx", "jrl.trl", "jrl.__main__")
+OPEN = (
+    "jrl.trainers",
+    "jrl.distributed",
+    "jrl.api",
+    "jrl.cli",
+    "jrl.notebook",
+    "jrl.trlx",
+    "jrl.trl",
+    "jrl.__main__",
+    "jrl",
+)
+TOP = ("jrl.api", "jrl.cli", "jrl.notebook", "jrl.trlx", "jrl.trl", "jrl.__main__")
 # Algorithms of one folder know nothing of each other; what they share is named here.
 SHARED = {
     "jrl.learners": {"state", "config", "optimizers", "accumulate", "forward"},

@@ -113,6 +113,18 @@ def quantize_frozen(frozen: Params, kind: str, *, keep: tuple[str, ...] = ()) ->
     }
 
 
+def num_weights(tree: Params) -> int:
+    """How many numbers a tree stands for: a rounded kernel counts as what it was."""
+
+    def size(leaf: Any) -> int:
+        if not isinstance(leaf, QuantizedKernel):
+            return int(leaf.size)
+        return math.prod(leaf.inputs) * math.prod(leaf.values.shape[1:])
+
+    leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel))
+    return sum(size(leaf) for leaf in leaves)
+
+
 def _qwix() -> Any:
     try:
         import qwix

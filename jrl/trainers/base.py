@@ -19,15 +19,12 @@ from jrl.data.fingerprint import fingerprint
 from jrl.data.prompts import PromptSet
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.mesh import replicated, tree_shardings
-from jrl.models.adapters.lora import Lora
-from jrl.models.checkpoint import save_checkpoint
-from jrl.models.cost import cache_bytes, device_bytes, format_bytes
-from jrl.models.policy import merge_params
 from jrl.rollout.text import decode_rows
-from jrl.trainers.adapters import adapter_writer
 from jrl.trainers.checkpoint import tree_sha256
 from jrl.trainers.config import TRLConfig
+from jrl.trainers.description import describe_model
 from jrl.trainers.evaluation import Evaluation, Evaluator
+from jrl.trainers.export import model_writer
 from jrl.trainers.generation import GenerationSettings, Sampler, Sweep, parse_gen_kwargs
 from jrl.trainers.reward_calls import RewardCall
 from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of, place_rows
@@ -275,29 +272,15 @@ class Trainer(abc.ABC):
 
     def model_writer(self, *, merge_adapter: bool = False) -> Callable[[Path], None]:
         """A function that writes the parameters as they are now: copied to the host here, written whenever called."""
-        lm, tokenizer = self.lm, self.tokenizer
-        if self.adapter is not None and not merge_adapter:
-            return adapter_writer(
-                lm, self.adapter, self.params, base_model=self.base_model, tokenizer=tokenizer
-            )
-        if self.config.model.frozen_dtype in ("int8", "nf4"):
-            raise ValueError(
-                f"`merge_adapter` must be False where `model.frozen_dtype` is {self.config.model.frozen_dtype!r}: a "
-                "model is never written from rounded weights. Load the adapter on the unrounded base and merge there."
-            )
-        params = merge_params(self.params, self.frozen)
-        if isinstance(self.adapter, Lora):
-            params = jax.jit(self.adapter.merge)(params, self.params[self.adapter.name])
-        elif self.adapter is not None:
-            raise ValueError(
-                "`merge_adapter` must be False for virtual tokens: they are no part of any weight."
-            )
-        params = jax.device_get(params)
-
-        def write(directory: Path) -> None:
-            save_checkpoint(directory, lm, params, tokenizer=tokenizer)
-
-        return write
+        return model_writer(
+            self.lm,
+            self.params,
+            self.frozen,
+            adapter=self.adapter,
+            base_model=self.base_model,
+            tokenizer=self.tokenizer,
+            merge_adapter=merge_adapter,
+        )
 
     def frozen_sha256(self) -> str:
         """Fingerprint of the frozen arrays, computed once: a checkpoint belongs to one base model."""
@@ -324,30 +307,16 @@ class Trainer(abc.ABC):
 
     def description(self) -> dict[str, Any]:
         """What a run prints at its start."""
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        frozen = sum(leaf.size for leaf in jax.tree.leaves(self.frozen))
-        return {
-            "algorithm": type(self).__name__,
-            "model": f"{self.lm.hf_config.model_type}, {count:,} parameters train, {frozen:,} are frozen",
-            "mesh": ", ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items()),
-            "memory": self._memory(),
-            "folder": str(self.run_dir),
-        } | ({"replicated": "; ".join(self.replicated)} if self.replicated else {})
-
-    def _memory(self) -> str:
-        """What the arrays of this run take on one device, and a cache when it samples as for evaluation."""
-        rows, length = self.eval_chunk_size, self.config.train.seq_length
-        cache = cache_bytes(
+        found = {"algorithm": type(self).__name__} | describe_model(
+            self.lm,
             self.policy,
             self.params,
             self.frozen,
+            state=self.state,
+            untrained=self.untrained(),
             mesh=self.mesh,
-            rows=rows,
-            length=length,
-            has_context=self.lm.family.kind == "seq2seq",
+            rows=self.eval_chunk_size,
+            length=self.config.train.seq_length,
         )
-        state, fixed = device_bytes(self.state), device_bytes(self.untrained())
-        return (
-            f"on each device {format_bytes(state)} train (with the optimizer), {format_bytes(fixed)} do not, "
-            f"{format_bytes(cache)} of cache for {rows} rows of {length} tokens"
-        )
+        found["folder"] = str(self.run_dir)
+        return found | ({"replicated": "; ".join(self.replicated)} if self.replicated else {})

@@ -196,7 +196,7 @@ def test_a_rounded_base(checkpoint, tmp_path):
     # Half a byte a weight, four bytes a block of 32 of these narrow inputs, and two bytes of all the rest.
     assert num_bytes(run.frozen) < 0.45 * num_bytes(exact)
     with pytest.raises(
-        ValueError, match=r"`merge_adapter` must be False where `model.frozen_dtype` is 'nf4'"
+        ValueError, match=r"`merge_adapter` must be False where `model.frozen_dtype` is int8 or nf4"
     ):
         run.save_pretrained(tmp_path / "merged", merge_adapter=True)
     with pytest.raises(

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says of its model before it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jrl.models.cost import cache_bytes, device_bytes, format_bytes
+from jrl.models.model import LanguageModel
+from jrl.models.quantize import num_weights
+from jrl.typing import Frozen, Params, PolicyFns
+
+
+def describe_model(
+    lm: LanguageModel,
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    *,
+    state: Any,
+    untrained: Any,
+    mesh: Mesh,
+    rows: int,
+    length: int,
+) -> dict[str, Any]:
+    """Size, mesh and memory, each as one line.
+
+    Args:
+      lm: The model.
+      policy: The same, as algorithms see it.
+      params: What trains.
+      frozen: The rest.
+      state: All that trains, the optimizer's moments included.
+      untrained: All that does not, the reference included.
+      mesh: Where they are.
+      rows: Rows of one sampling call.
+      length: Tokens of one row.
+    """
+    is_seq2seq = lm.family.kind == "seq2seq"
+    cache = cache_bytes(policy, params, frozen, mesh=mesh, rows=rows, length=length, has_context=is_seq2seq)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return {
+        "model": f"{lm.hf_config.model_type}, {count:,} parameters train, {num_weights(frozen):,} are frozen",
+        "mesh": ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
+        "memory": (
+            f"on each device {format_bytes(device_bytes(state))} train (with the optimizer), "
+            f"{format_bytes(device_bytes(untrained))} do not, {format_bytes(cache)} of cache for {rows} rows of "
+            f"{length} tokens"
+        ),
+    }

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What leaves a run: a Hugging Face checkpoint of the whole model, or an adapter's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jrl.models.adapters.bind import Adapter
+from jrl.models.adapters.lora import Lora
+from jrl.models.checkpoint import save_checkpoint
+from jrl.models.model import LanguageModel
+from jrl.models.policy import merge_params
+from jrl.models.quantize import QuantizedKernel
+from jrl.trainers.adapters import adapter_writer
+from jrl.typing import Frozen, Params
+
+
+def model_writer(
+    lm: LanguageModel,
+    params: Params,
+    frozen: Frozen,
+    *,
+    adapter: Adapter | None,
+    base_model: Any,
+    tokenizer: Any,
+    merge_adapter: bool,
+) -> Callable[[Path], None]:
+    """A function that writes the parameters as they are now: copied to the host here, written whenever called.
+
+    Args:
+      lm: The model.
+      params: What trains.
+      frozen: The rest.
+      adapter: What trains beside the frozen model; None: parts of the model itself do.
+      base_model: The model without its adapter, as `model_path` names it.
+      tokenizer: Stored beside.
+      merge_adapter: Writes the whole model, with the adapter in its weights.
+    Raises:
+      ValueError: If an adapter is to be merged that is no part of any weight, or into rounded weights.
+    """
+    if adapter is not None and not merge_adapter:
+        return adapter_writer(lm, adapter, params, base_model=base_model, tokenizer=tokenizer)
+    leaves = jax.tree.leaves(frozen, is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel))
+    if any(isinstance(leaf, QuantizedKernel) for leaf in leaves):
+        raise ValueError(
+            "`merge_adapter` must be False where `model.frozen_dtype` is int8 or nf4: a model is never written from "
+            "rounded weights. Load the adapter on the unrounded base and merge there."
+        )
+    whole = merge_params(params, frozen)
+    if isinstance(adapter, Lora):
+        whole = jax.jit(adapter.merge)(whole, params[adapter.name])
+    elif adapter is not None:
+        raise ValueError("`merge_adapter` must be False for virtual tokens: they are no part of any weight.")
+    host = jax.device_get(whole)
+
+    def write(directory: Path) -> None:
+        save_checkpoint(directory, lm, host, tokenizer=tokenizer)
+
+    return write
