@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """RL post-training of language models in functional JAX/Flax."""
 
+import os
+
+# transformers would otherwise greet everybody who has no torch with a line that says models cannot be used.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
 from jrl import losses, ops
 from jrl.api import train
 from jrl.data.tokenizer import load_tokenizer

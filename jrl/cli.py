@@ -114,7 +114,9 @@ def parser() -> argparse.ArgumentParser:
             "--stop", action="append", default=[], metavar="TEXT", help="stop sequence; repeatable"
         )
     generate = commands.add_parser("generate", help="complete prompts with a checkpoint")
-    generate.add_argument("--model", required=True, metavar="DIRECTORY", help="checkpoint")
+    generate.add_argument(
+        "--model", required=True, metavar="DIRECTORY", help="checkpoint, or the adapter that a run wrote"
+    )
     generate.add_argument("--prompt", action="append", required=True, help="repeatable")
     generate.add_argument("--max-new-tokens", type=int, default=40)
     generate.add_argument("--temperature", type=float, default=1.0)
@@ -177,8 +179,8 @@ def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], No
     """`jrl generate`: prints every prompt with its completion; of a seq2seq model, what it writes."""
     if overrides:
         raise ValueError(f"unknown flags {overrides}.")
-    tokenizer = load_tokenizer(flags.model)
     model, params = load_model(flags.model)
+    tokenizer = load_tokenizer(flags.model)
     seq2seq = model.lm.decoder_start_token_id is not None
     rows = tokenize(tokenizer, flags.prompt, add_special_tokens=seq2seq)
     tokens, mask = pad_left(rows, pad_token_id=tokenizer.pad_token_id)

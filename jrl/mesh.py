@@ -114,12 +114,12 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> tuple[Any, list[str]
     report: list[str] = []
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        name, rounded = re.subn(r"/kernel/(values|scales)$", "/kernel", path_name(path))
+        name, rounded = re.subn(
+            r"(/kernel|/experts/(?:up|gate|down))/(values|scales)$", r"\1", path_name(path)
+        )
         for pattern, logical in PARAMETER_AXES:
             if rounded and re.search(pattern, name):
-                # A rounded kernel has one axis for all its inputs, which is split as the first of them.
-                first = logical[0] if np.shape(leaf)[0] > 1 else None
-                logical = (first, *logical[len(logical) - np.ndim(leaf) + 1 :])
+                logical = _rounded_axes(logical, np.shape(leaf), is_stacked=not name.endswith("/kernel"))
             if re.search(pattern, name) and len(logical) == np.ndim(leaf):
                 spec, replicated = partition_spec(mesh, logical, np.shape(leaf))
                 report.extend(f"{name}: {what} is replicated" for what in replicated)
@@ -127,6 +127,16 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> tuple[Any, list[str]
         return NamedSharding(mesh, PartitionSpec())
 
     return jax.tree_util.tree_map_with_path(sharding, tree), report
+
+
+def _rounded_axes(
+    logical: tuple[str | None, ...], shape: Sequence[int], *, is_stacked: bool
+) -> tuple[str | None, ...]:
+    """Of a rounded kernel's array: it has one axis for all inputs, which is split as the first of them."""
+    start = int(is_stacked)
+    first = logical[start] if shape[start] > 1 else None
+    num_outputs = len(shape) - start - 1
+    return (*logical[:start], first, *logical[len(logical) - num_outputs :])
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -19,6 +19,13 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.mesh import tree_shardings
 from jrl.models import cost
 from jrl.models.adapters.config import plain_peft_config, read_adapter_config
+from jrl.models.adapters.lora import Lora
+from jrl.models.adapters.peft_format import (
+    AdapterFolder,
+    is_adapter_folder,
+    load_adapter,
+    read_adapter_folder,
+)
 from jrl.models.checkpoint import MAX_SHARD_BYTES, load_checkpoint, read_model, save_checkpoint
 from jrl.models.cost import Cost
 from jrl.models.hub import CONFIG_FILES, find_folder
@@ -145,8 +152,11 @@ def load_model(
 
     Prints first what they will cost (`estimate_cost`), to stderr.
 
+    A folder with an adapter gives its base model with the adapter in its weights (LoRA): in float32 the same function
+    up to rounding, in bfloat16 not (docs/adapters.md).
+
     Args:
-      path_or_id_or_config: Directory, hub id, or config object.
+      path_or_id_or_config: Directory, hub id, or config object; also a directory with an adapter.
       dtype: Of the parameters; default float32.
       mesh: Where they go; default: the first device.
       key: Of the random parameters; required with a config object.
@@ -155,6 +165,8 @@ def load_model(
     lm = _describe(path_or_id_or_config)
     if not quiet:
         print(_cost(lm, dtype=dtype, mesh=mesh), file=sys.stderr)
+    if is_adapter_folder(path_or_id_or_config):
+        return _load_adapted(read_adapter_folder(path_or_id_or_config), dtype or jnp.float32, mesh)
     if isinstance(path_or_id_or_config, str | os.PathLike):
         loaded = load_checkpoint(path_or_id_or_config, dtype=dtype or jnp.float32, mesh=mesh)
         return Model(loaded.model), loaded.params
@@ -162,6 +174,33 @@ def load_model(
         raise ValueError("`key` is required to initialise a model from a config object, got None.")
     params = jax.tree.map(lambda leaf: leaf.astype(dtype or jnp.float32), lm.init(key))
     return Model(lm), params if mesh is None else jax.device_put(params, tree_shardings(mesh, params)[0])
+
+
+def _load_adapted(found: AdapterFolder, dtype: Any, mesh: jax.sharding.Mesh | None) -> tuple[Model, Params]:
+    """The base model of an adapter's folder with the adapter merged; the value head beside it is left there.
+
+    Raises:
+      ValueError: If the adapter is no part of any weight.
+    """
+    loaded = load_checkpoint(_base_of(found), dtype=dtype, mesh=mesh)
+    adapter = loaded.model.bind(found.config)
+    if not isinstance(adapter, Lora):
+        raise ValueError(
+            f"{found.folder} holds virtual tokens, which are no part of any weight: only a trainer samples with them "
+            "(`model.model_path`)."
+        )
+    weights = load_adapter(found.folder, adapter)[adapter.name]
+    merged = jax.jit(adapter.merge, donate_argnums=0)(loaded.params, weights)
+    return Model(loaded.model), merged
+
+
+def _base_of(found: AdapterFolder) -> str:
+    if found.base_model is None:
+        raise ValueError(
+            f"{found.folder} holds an adapter, but its adapter_config.json has no `base_model_name_or_path`: name the "
+            "folder or hub id of the model it belongs to there."
+        )
+    return found.base_model
 
 
 def estimate_cost(
@@ -205,6 +244,8 @@ def _cost(lm: LanguageModel, *, dtype: Any, **shapes: Any) -> Cost:
 
 def _describe(path_or_id_or_config: Any) -> LanguageModel:
     """The model without its weights."""
+    if is_adapter_folder(path_or_id_or_config):
+        path_or_id_or_config = _base_of(read_adapter_folder(path_or_id_or_config))
     if isinstance(path_or_id_or_config, str | os.PathLike):
         return read_model(find_folder(path_or_id_or_config, files=CONFIG_FILES))
     return make_model(path_or_id_or_config)

@@ -23,7 +23,8 @@ Params = Mapping[str, Any]
 Frozen = Params
 """Everything that does not train. Never donated: it may share buffers with the reference."""
 Trunk = Any
-"""What the frozen trunk hands to the branch: hidden states (B L D), or None where the embedding itself trains."""
+"""What the frozen trunk hands to the branch, arrays with leading rows: a decoder's hidden states (B L D), with an
+encoder's output where there is one; None where nothing below the branch is frozen."""
 Cache = Any
 """Key/value cache of a decoder: an explicit argument and result of `PolicyFns.decode`."""
 

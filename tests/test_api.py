@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 import jrl
+from jrl.api import prepare
+from jrl.cli import main
+from jrl.models.checkpoint import load_checkpoint
 from jrl.notebook import _generator
-from tests.trainers.runs import save_tiny_checkpoint
+from tests.trainers.runs import save_tiny_checkpoint, sft_config
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +82,28 @@ def test_importing_jrl_imports_neither_torch_nor_transformers():
     code = "import sys, jrl; print(sorted({'torch', 'transformers', 'diffusers'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_adapter_folder_is_its_base_with_the_adapter_merged(tmp_path):
+    base = save_tiny_checkpoint(tmp_path / "base")
+    # B is random too, or the adapter would change nothing.
+    peft_config = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "init_lora_weights": False}
+    config = sft_config(base, tmp_path / "run", model={"peft_config": peft_config})
+    trainer = prepare(samples=["the cat sat"], eval_prompts=["the"], config=config)
+    folder = trainer.save_pretrained(tmp_path / "adapter")
+    _, params = jrl.load_model(folder, quiet=True)
+    expected = load_checkpoint(trainer.save_pretrained(tmp_path / "merged", merge_adapter=True)).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
+    kernels = [tree["layers_0"]["attn"]["q"]["kernel"] for tree in (params, load_checkpoint(base).params)]
+    assert np.abs(kernels[0] - kernels[1]).max() > 0.01
+    assert jrl.estimate_cost(folder).parameters == jrl.estimate_cost(base).parameters
+    assert main(["generate", "--model", str(folder), "--prompt", "the", "--max-new-tokens", "2"]) == 0
+
+
+def test_virtual_tokens_are_no_model_of_their_own(tmp_path):
+    base = save_tiny_checkpoint(tmp_path / "base")
+    peft_config = {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 2}
+    config = sft_config(base, tmp_path / "run", model={"peft_config": peft_config})
+    trainer = prepare(samples=["the cat sat"], eval_prompts=["the"], config=config)
+    with pytest.raises(ValueError, match="holds virtual tokens, which are no part of any weight"):
+        jrl.load_model(trainer.save_pretrained(tmp_path / "adapter"), quiet=True)

@@ -46,7 +46,8 @@ class PairSet:
       num_dropped: 0: a row is never left without its output.
 
     Raises:
-      ValueError: If there are no samples, or one is not a pair of texts; the message names its index.
+      ValueError: If there are no samples, or one is not a pair of texts, or its prompt has no tokens; the message names
+        its index.
     """
 
     def __init__(
@@ -72,7 +73,11 @@ class PairSet:
         prompts, outputs = (tokenize(tokenizer, list(texts)) for texts in zip(*pairs, strict=True))
         self._pairs, self.num_truncated, self.num_dropped = [], 0, 0
         side = tokenizer.truncation_side
-        for prompt, output in zip(prompts, outputs, strict=True):
+        for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+            if not prefix and not prompt and not suffix:
+                raise ValueError(
+                    f"`samples`: the prompt of sample {index} has no tokens for the encoder to read."
+                )
             ended = (
                 output
                 if output and output[-1] == tokenizer.eos_token_id
@@ -97,7 +102,10 @@ class PairSet:
         return fingerprint(self._pairs)
 
     def batch(self, step: int, batch_size: int) -> Sequences:
-        """The rows of optimizer step `step`, as `DialogueSet.batch` returns them, with their contexts."""
+        """The rows of optimizer step `step`, as `DialogueSet.batch` returns them, with their contexts.
+
+        Contexts and rows have buckets of their own: there may be as many programs as pairs of the two occur.
+        """
         indices, real = batch_rows(step, batch_size, size=len(self), seed=self._seed)
         pairs = [self._pairs[index] for index in indices]
         options: dict[str, Any] = {"pad_token_id": self._pad_token_id}

@@ -26,7 +26,13 @@ from jrl.models.entries_io import (
 from jrl.models.families.base import Entry
 from jrl.models.folders import replace_folder
 from jrl.models.heads import HEADS, found_heads, head_entries, heads_of
-from jrl.models.hub import GENERATION_CONFIG, find_folder, read_generation_config, read_hf_config
+from jrl.models.hub import (
+    GENERATION_CONFIG,
+    find_folder,
+    named_folder,
+    read_generation_config,
+    read_hf_config,
+)
 from jrl.models.model import LanguageModel, make_model
 from jrl.models.safetensors_io import TensorFiles
 from jrl.models.safetensors_write import is_model_file, write_tensors
@@ -101,10 +107,8 @@ def read_model(folder: Path, config_changes: Mapping[str, Any] | None = None) ->
       ValueError: Naming the folder, if jrl has no such model.
     """
     hf_config = read_hf_config(folder, config_changes)
-    try:
+    with named_folder(folder):
         model = make_model(hf_config)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
     return replace(model, generation_config=read_generation_config(folder))
 
 
@@ -155,7 +159,8 @@ def save_checkpoint(
         model was read from, if it had one.
       max_shard_bytes: Larger models are split into several files with an index.
     Raises:
-      ValueError: If `params` is not the whole tree of this model.
+      ValueError: If `params` is not the whole tree of this model, `directory` holds the working folder, or
+        `max_shard_bytes` is no positive whole number.
     """
     value_head, num_q_heads = heads_of(params)
     entries = _entries(replace(model, value_head=value_head, num_q_heads=num_q_heads))
@@ -165,7 +170,8 @@ def save_checkpoint(
         write_tensors(staging, tensors, max_shard_bytes=max_shard_bytes)
         hf_config = copy.deepcopy(model.hf_config)
         hf_config.architectures = [model.family.architecture]
-        hf_config.dtype = str(params["embed"]["embedding"].dtype)
+        # What others load everything in: of several, the one that loses nothing.
+        hf_config.dtype = str(jnp.result_type(*{leaf.dtype for leaf in jax.tree.leaves(_body(params))}))
         hf_config.save_pretrained(staging)
         if generation_config is not None:
             generation_config.save_pretrained(staging)
@@ -174,6 +180,11 @@ def save_checkpoint(
             (staging / GENERATION_CONFIG).write_text(text, encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
+
+
+def _body(params: Params) -> dict[str, Any]:
+    """The model without its heads."""
+    return {name: value for name, value in params.items() if name not in HEADS}
 
 
 def _entries(model: LanguageModel) -> list[Entry]:

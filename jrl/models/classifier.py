@@ -32,7 +32,7 @@ from jrl.models.entries_io import (
 from jrl.models.families import find_family
 from jrl.models.families.base import Entry, Family, linear
 from jrl.models.folders import replace_folder
-from jrl.models.hub import find_folder, read_hf_config
+from jrl.models.hub import find_folder, named_folder, read_hf_config
 from jrl.models.layers import Projection
 from jrl.models.positions import token_positions
 from jrl.models.safetensors_io import TensorFiles
@@ -169,8 +169,10 @@ def load_classifier(
       ValueError: If the architecture is not supported, there is no classification head, or the tensors are not those
         of its config.json.
     """
-    folder = find_folder(path_or_id)
-    model = Classifier.from_config(read_hf_config(folder))
+    folder = find_folder(path_or_id, argument="the reward model")
+    hf_config = read_hf_config(folder)
+    with named_folder(folder):
+        model = Classifier.from_config(hf_config)
     files, entries = TensorFiles(folder), model.entries()
     names = {_present_name(name): name for name in files}
     _check_head(model, files, {entry.name for entry in entries} - set(names))
@@ -219,7 +221,8 @@ def save_classifier(
       tokenizer: A transformers tokenizer to store with the model.
       max_shard_bytes: Larger models are split into several files with an index.
     Raises:
-      ValueError: If `params` is not the whole tree of this model.
+      ValueError: If `params` is not the whole tree of this model, `directory` holds the working folder, or
+        `max_shard_bytes` is no positive whole number.
     """
     entries = model.entries()
     wrong = sorted({path for entry in entries for path in entry.paths} ^ set(flat_tree(params)))

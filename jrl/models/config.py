@@ -122,7 +122,7 @@ class Rope:
 
     def frequencies(self, head_dim: int) -> np.ndarray:
         """Radians a position for each pair of rotating dimensions, float32."""
-        dim = self.dim or head_dim
+        dim = head_dim if self.dim is None else self.dim
         frequencies = 1.0 / self.theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
         if self.scaling is not None:
             frequencies = self.scaling.scale(frequencies)
@@ -247,10 +247,11 @@ class TransformerConfig:
                 f"got {self.num_kv_heads}."
             )
         for rope in self.ropes:
-            if (rope.dim or self.head_dim) % 2:
+            dim = self.head_dim if rope.dim is None else rope.dim
+            if dim < 2 or dim % 2:
                 raise ValueError(
-                    f"`head_dim`, or the part of it that rotates, must be even, got {rope.dim or self.head_dim}: "
-                    "rotary positions rotate pairs of dimensions."
+                    f"`head_dim`, or the part of it that rotates, must be even and at least 2, got {dim}: rotary "
+                    "positions rotate pairs of dimensions."
                 )
 
     @property

@@ -61,7 +61,8 @@ class Cost:
         return (
             f"{self.model_type}: {self.parameters:,} parameters ({self.dtype}), {self.trainable:,} train; on {devices} "
             f"parameters {format_bytes(self.parameter_bytes)}, optimizer {format_bytes(self.optimizer_bytes)}, cache "
-            f"{format_bytes(self.cache_bytes)} for {self.rows:,} rows of {self.length:,} tokens"
+            f"{format_bytes(self.cache_bytes)} for {self.rows:,} {'row' if self.rows == 1 else 'rows'} of "
+            f"{self.length:,} tokens"
         )
 
 

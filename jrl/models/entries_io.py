@@ -81,21 +81,22 @@ def check_entries(
     known = {entry.name for entry in entries}
     missing = sorted(known - set(names))
     if missing:
+        count = "1 tensor is" if len(missing) == 1 else f"{len(missing)} tensors are"
         raise ValueError(
-            f"{files.folder}: {len(missing)} tensors are missing: {some(missing)}. Is the config that of these weights?"
+            f"{files.source}: {count} missing: {some(missing)}. Is the config that of these weights?"
         )
     unknown = sorted(name for name in names if name not in known and not is_ignored(name))
     if unknown:
         path = files.info[names[unknown[0]]].path
+        count = "1 tensor has" if len(unknown) == 1 else f"{len(unknown)} tensors have"
         raise ValueError(
-            f"{path}: {len(unknown)} tensors have no place in a {what}: {some(unknown)}. Is it another architecture, "
-            "or an adapter?"
+            f"{path}: {count} no place in a {what}: {some(unknown)}. Are they of another architecture or kind?"
         )
     for entry in entries:
         info = files.info[names[entry.name]]
         if info.shape != entry.shape:
             raise ValueError(
-                f"{info.path}: {entry.name} must have shape {entry.shape} by config.json, got {info.shape}. "
+                f"{info.path}: {entry.name} must have shape {entry.shape} by its config, got {info.shape}. "
                 "Does the config belong to these weights?"
             )
         if "float" not in info.dtype.name:
@@ -211,9 +212,12 @@ class _HostShards:
         shards = []
         for device, place in self._indices.items():
             host = self._buffer(place) if self._whole is None else np.ascontiguousarray(self._whole[place])
-            shard = jax.device_put(host, device, may_alias=False)
             # Before the next one is made: copies run behind, and each would hold its source.
-            shards.append(shard.block_until_ready())
+            shard = jax.device_put(host, device).block_until_ready()
+            if shard.unsafe_buffer_pointer() == host.ctypes.data:
+                # A CPU takes memory that happens to be aligned as it is, even under `may_alias=False`.
+                shard = shard.copy().block_until_ready()
+            shards.append(shard)
         self._whole, self._stacked = None, {}
         return jax.make_array_from_single_device_arrays(self._target.shape, self._sharding, shards)
 

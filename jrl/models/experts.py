@@ -24,10 +24,13 @@ from jrl.mesh import partition_spec
 from jrl.models.config import Experts, TransformerConfig
 from jrl.models.grouped_dot import grouped_dot
 from jrl.models.layers import ACTIVATIONS, Projection
+from jrl.models.quantize import QuantizedKernel
 
 
 class ExpertsMlp(nn.Module):
     """Routes every token to its experts and adds up their answers by the router's weights.
+
+    Frozen experts may be rounded; see `jrl.models.quantize`.
 
     Attributes:
       config: The decoder.
@@ -47,16 +50,36 @@ class ExpertsMlp(nn.Module):
             (config.width,), (experts.count,), False, config.init_range, jnp.float32, name="router"
         )
         weights, chosen = route(router(x), experts)
-        init = nn.initializers.normal(config.init_range)
         wide = (experts.count, config.width, experts.width)
         narrow = (experts.count, experts.width, config.width)
-        gate, up, down = (
-            self.param(name, init, shape, jnp.float32).astype(self.dtype)
-            for name, shape in (("gate", wide), ("up", wide), ("down", narrow))
-        )
-        mix = partial(mix_experts, activation=ACTIVATIONS[config.activation])
-        y = _on_shards(mix, x.astype(self.dtype), weights, chosen, gate, up, down)
-        return y.astype(self.dtype)
+        kernels = [
+            self._kernel(name, shape) for name, shape in (("gate", wide), ("up", wide), ("down", narrow))
+        ]
+        x = x.astype(self.dtype)
+        if any(isinstance(kernel, QuantizedKernel) for kernel in kernels):
+            # Expanded where they are used and once more for the gradient, as those of a `Projection`.
+            x, kernels = jax.lax.optimization_barrier((x, kernels))
+            kernels = jax.lax.stop_gradient(kernels)
+            return jax.checkpoint(self._answers)(x, weights, chosen, kernels)
+        return self._answers(x, weights, chosen, kernels)
+
+    def _answers(
+        self,
+        x: Float[Array, "B Q D"],
+        weights: Float[Array, "B Q k"],
+        chosen: Int[Array, "B Q k"],
+        kernels: list[Float[Array, "..."] | QuantizedKernel],
+    ) -> Float[Array, "B Q D"]:
+        mix = partial(mix_experts, activation=ACTIVATIONS[self.config.activation])
+        gate, up, down = (kernel.astype(self.dtype) for kernel in kernels)
+        return _on_shards(mix, x, weights, chosen, gate, up, down).astype(self.dtype)
+
+    def _kernel(self, name: str, shape: tuple[int, ...]) -> Float[Array, "..."] | QuantizedKernel:
+        # Linen compares the shape of a parameter with its initialiser's: a rounded kernel is several arrays.
+        stored: Any = self.get_variable("params", name)
+        if isinstance(stored, QuantizedKernel):
+            return stored
+        return self.param(name, nn.initializers.normal(self.config.init_range), shape, jnp.float32)
 
 
 def route(

@@ -13,11 +13,14 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _NOT_SUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+# Inode, size and time of the last change: the same file, untouched.
+_Identity = tuple[int, int, int]
 
 
 @contextlib.contextmanager
@@ -26,29 +29,40 @@ def replace_folder(
 ) -> Iterator[Path]:
     """Gives an empty folder to write into, which becomes `directory` when the block ends without an error.
 
-    Files of the old folder that were not written anew stay in it, by hard links: they cost no space.
+    Files of the old folder that were not written anew stay in it, by hard links: they cost no space. What others put
+    into it meanwhile is moved over.
 
     Args:
       directory: Made if missing.
       obsolete: Of which old files, by name, nothing stays.
     Raises:
+      ValueError: If it is the working folder, or holds it.
       OSError: If the folder cannot be replaced; it is then as it was.
     """
     directory = Path(directory).resolve()
+    _check_not_working_folder(directory)
     recover_folder(directory)
     staging = directory.with_name(f".{directory.name}.saving")
     # Left by a save that was killed: never needed, whole or not.
     shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
+    _make_staging(staging, directory)
     try:
         yield staging
-        if directory.exists():
-            _carry_over(directory, staging, obsolete)
+        written = {path.name for path in staging.iterdir()}
+
+        def is_dropped(name: str) -> bool:
+            return name in written or obsolete(name)
+
         for path in staging.rglob("*"):
             _sync(path)
-        _sync(staging)
-        _swap(staging, directory)
+        carried = _carry_over(directory, staging, is_dropped) if directory.exists() else {}
+        for folder, _, _ in os.walk(staging):
+            _sync(Path(folder))
+        old = _swap(staging, directory)
         _sync(directory.parent)
+        if old is not None:
+            _move_late_files(old, directory, carried, is_dropped)
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -64,25 +78,87 @@ def _aside(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.replaced")
 
 
-def _carry_over(old: Path, new: Path, obsolete: Callable[[str], bool]) -> None:
+def _check_not_working_folder(directory: Path) -> None:
+    """The shell that started this process would be left in the old folder, which goes."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # someone removed it
+        return
+    if here.is_relative_to(directory):
+        raise ValueError(
+            f"{directory} is the working folder (or holds it), which cannot be replaced in one step; save into a "
+            "folder inside it."
+        )
+
+
+def _make_staging(staging: Path, directory: Path) -> None:
+    try:
+        staging.mkdir(parents=True)
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        hint = "; save into a folder inside it" if directory.is_dir() else ""
+        raise PermissionError(
+            error.errno,
+            f"{directory} cannot be written: the new folder is made beside the old one and swapped with it, so the "
+            f"parent {directory.parent} must be writable{hint}",
+        ) from error
+
+
+def _carry_over(old: Path, new: Path, is_dropped: Callable[[str], bool]) -> dict[Path, _Identity]:
+    """Gives the new folder what stays of the old one.
+
+    Returns:
+      What each file was, by its path within the folder; links are left out.
+    """
+    carried: dict[Path, _Identity] = {}
+
+    def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+        path = Path(source)
+        carried[path.relative_to(old)] = _identity(path)
+        _link(path, Path(target))
+
     shutil.copymode(old, new)
     for path in old.iterdir():
         target = new / path.name
-        if target.exists() or obsolete(path.name):
+        if is_dropped(path.name):
             continue
         if path.is_symlink():
             target.symlink_to(os.readlink(path))
         elif path.is_dir():
-            shutil.copytree(path, target, symlinks=True, copy_function=_link)
+            shutil.copytree(path, target, symlinks=True, copy_function=link)
         else:
-            _link(path, target)
+            link(path, target)
+    return carried
 
 
-def _link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+def _identity(path: Path) -> _Identity:
+    found = path.lstat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # a file system without hard links
         shutil.copy2(source, target)
+        _sync(target)
+
+
+def _move_late_files(
+    old: Path, new: Path, carried: Mapping[Path, _Identity], is_dropped: Callable[[str], bool]
+) -> None:
+    """Moves what others made, or put in the place of a file, after the old folder was carried over."""
+    for folder, folders, files in os.walk(old):
+        for name in (*folders, *files):
+            source = Path(folder, name)
+            path = source.relative_to(old)
+            if is_dropped(path.parts[0]):
+                continue
+            # A folder that both have is looked into; one that is new goes over as a whole.
+            shared = source.is_dir() and not source.is_symlink() and (new / path).is_dir()
+            if not shared and carried.get(path) != _identity(source):
+                source.replace(new / path)
 
 
 def _sync(path: Path) -> None:
@@ -96,19 +172,19 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _swap(staging: Path, directory: Path) -> None:
-    """Puts the new folder in the place of the old one, which lies at `staging` or nowhere afterwards."""
+def _swap(staging: Path, directory: Path) -> Path | None:
+    """Puts the new folder in the place of the old one; gives where that lies afterwards, None if there was none."""
     if not directory.exists():
         staging.rename(directory)
-        return
-    here = _working_folder()
+        return None
     try:
-        if not _exchange(staging, directory):
-            aside = _aside(directory)
-            shutil.rmtree(aside, ignore_errors=True)
-            directory.rename(aside)
-            staging.rename(directory)
-            shutil.rmtree(aside, ignore_errors=True)
+        if _exchange(staging, directory):
+            return staging
+        aside = _aside(directory)
+        shutil.rmtree(aside, ignore_errors=True)
+        directory.rename(aside)
+        staging.rename(directory)
+        return aside
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
@@ -116,15 +192,6 @@ def _swap(staging: Path, directory: Path) -> None:
             errno.EBUSY,
             f"{directory} is a mount point, which cannot be replaced in one step; save into a folder inside it",
         ) from error
-    if here is not None and here.is_relative_to(directory) and here.is_dir():
-        # Else this process would go on in the old folder, which is about to go.
-        os.chdir(here)
-
-
-def _working_folder() -> Path | None:
-    with contextlib.suppress(FileNotFoundError):  # someone removed it
-        return Path.cwd()
-    return None
 
 
 def _exchange(one: Path, other: Path) -> bool:

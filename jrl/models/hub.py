@@ -3,41 +3,53 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jrl.models.families import FAMILIES
 from jrl.models.folders import recover_folder
+from jrl.models.safetensors_io import SUFFIX, conversion_line
 
 CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG = "config.json", "generation_config.json", "adapter_config.json"
 CONFIG_FILES = (CONFIG, GENERATION_CONFIG)
-DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_WEIGHTS = f"*{SUFFIX}"
+DOWNLOADED = ("*.json", _WEIGHTS, "*.txt", "*.model", "*.jinja")
 # Copies of the weights in other formats and layouts.
 _NOT_DOWNLOADED = ("*/*", "consolidated*")
+_QUANTISED = ("quantization_config", "compression_config")
 
 
-def find_folder(path_or_id: str | os.PathLike[str], *, files: Sequence[str] = DOWNLOADED) -> Path:
+def find_folder(
+    path_or_id: str | os.PathLike[str], *, files: Sequence[str] = DOWNLOADED, argument: str = "`model_path`"
+) -> Path:
     """The folder of a checkpoint, downloaded first where it is one of the hub.
 
     Args:
       path_or_id: A folder, or "organisation/name" on the hub.
       files: Patterns of what to download.
+      argument: What `path_or_id` is called in messages.
     Raises:
       FileNotFoundError: If there is no such folder, it holds no model, or the hub does not give it.
+      ValueError: If the path is empty.
     """
+    if not str(path_or_id).strip():
+        raise ValueError(f"{argument} must be a folder or a name on the hub, got an empty text.")
     folder = Path(path_or_id).expanduser()
     recover_folder(folder)
     if not folder.is_dir():
         name = str(path_or_id)
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise FileNotFoundError(
-                f"`model_path` must be a folder or a name on the hub; there is no folder {name!r}."
+                f"{argument} must be a folder or a name on the hub; there is no folder {name!r}."
             )
         folder = _download(name, files)
+        if _WEIGHTS in files and (folder / CONFIG).is_file() and not any(folder.glob(_WEIGHTS)):
+            raise FileNotFoundError(_no_weights_on_hub(name))
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} is not a model checkpoint: it has no {CONFIG}.{_hint(folder)}")
     return folder
@@ -61,8 +73,17 @@ def read_hf_config(folder: Path, changes: Mapping[str, Any] | None = None) -> An
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (StrictDataclassError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is refused by transformers: {' '.join(str(error).split())}") from error
+    except (
+        StrictDataclassError,
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is refused by transformers: {type(error).__name__}: {reason}") from error
     # What is saved later has no code beside it.
     vars(config).pop("auto_map", None)
     known = config.to_dict()
@@ -73,6 +94,23 @@ def read_hf_config(folder: Path, changes: Mapping[str, Any] | None = None) -> An
             raise ValueError(f"{folder}: config.json has no entry `{name}` to change.{hint}")
     config.update(dict(changes or {}))
     return config
+
+
+@contextlib.contextmanager
+def named_folder(folder: Path) -> Iterator[None]:
+    """Around what computes with a folder's config: errors name the folder.
+
+    Raises:
+      ValueError: In place of any ValueError or ArithmeticError.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+    except ArithmeticError as error:
+        raise ValueError(
+            f"{folder / CONFIG} describes no model ({type(error).__name__}: {error}). Is one of its sizes 0?"
+        ) from error
 
 
 def read_generation_config(folder: Path) -> dict[str, Any] | None:
@@ -89,6 +127,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply to be read as JSON. Is it damaged?") from error
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}. Is it cut off?") from error
     if not isinstance(content, dict):
@@ -99,7 +139,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _check_raw_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuses what must not even reach transformers."""
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         if "auto_map" in config:
             raise ValueError(
                 f"{path}: `model_type` {model_type!r} comes with code of its own (`auto_map`), as for "
@@ -109,13 +149,14 @@ def _check_raw_config(path: Path, config: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{path}: `model_type` {model_type!r} is not supported; supported are: {', '.join(sorted(FAMILIES))}."
         )
-    quantised = config.get("quantization_config")
-    if quantised is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ValueError(
-            f"{path}: the weights are quantised (`quantization_config`: {method!r}), which jrl does not read. Load "
-            "the full-precision weights, and set `model.frozen_dtype` to quantise what does not train."
-        )
+    for entry in _QUANTISED:
+        quantised = config.get(entry)
+        if quantised is not None:
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            raise ValueError(
+                f"{path}: the weights are quantised (`{entry}`: {method!r}), which jrl does not read. Load the "
+                "full-precision weights, and set `model.frozen_dtype` to quantise what does not train."
+            )
 
 
 def _download(name: str, files: Sequence[str]) -> Path:
@@ -136,6 +177,18 @@ def _download(name: str, files: Sequence[str]) -> Path:
             f"{reason[0] if reason else 'no reason'}).{offline} Without a network, copy the model into a folder and "
             f"name that, or fill the cache ({cache}, set by HF_HOME) on a machine that has one."
         ) from error
+
+
+def _no_weights_on_hub(name: str) -> str:
+    folder = name.rpartition("/")[2]
+    fetch = (
+        f"from huggingface_hub import snapshot_download; snapshot_download('{name}', local_dir='{folder}')"
+    )
+    return (
+        f"{name!r} came from the Hugging Face hub (or its cache) without a {_WEIGHTS}. The hub may hold it only as a "
+        "pickle, which can run code when it is read and is never downloaded. Convert it on a machine that you trust "
+        f'with it: python -c "{fetch}" && {conversion_line(Path(folder))}, and name that folder.'
+    )
 
 
 def _hint(folder: Path) -> str:

@@ -2,8 +2,8 @@
 """Frozen weights in fewer bits: bfloat16, int8 with a scale for each output, or 4-bit NormalFloat.
 
 Only weights are rounded; products are computed in the compute dtype, on weights that are expanded where they are used.
-int8 and nf4 apply to the kernels of the blocks' projections, which are most of a model; all else becomes bfloat16. On
-a CPU XLA expands the kernels of a program all at once: there the saving is one of arrays at rest.
+int8 and nf4 apply to the kernels of the blocks' projections and experts, which are most of a model; all else becomes
+bfloat16. On a CPU XLA expands the kernels of a program all at once: there the saving is one of arrays at rest.
 
 The rounding is qwix's (`pip install 'jrl[quantization]'`); NormalFloat: Dettmers et al. 2023, arXiv:2305.14314,
 appendix E.
@@ -13,23 +13,25 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jrl.mesh import path_name
+from jrl.mesh import path_name, tree_shardings
 from jrl.typing import Params
 
 BLOCK = 64
 """Inputs that share a scale under nf4, as in bitsandbytes."""
-_KERNEL = re.compile(r"layers_\d+/(attn|cross|cross_attn|mlp)/\w+/kernel$")
+_KERNEL = re.compile(r"layers_\d+/((attn|cross|mlp)/\w+/kernel|experts/(gate|up|down))$")
 
 
 class QuantizedKernel(struct.PyTreeNode):
-    """A rounded kernel. Its input axes are one.
+    """A rounded kernel, or a stack of them. Its input axes are one.
 
     Attributes:
       values: int8 (inputs, *outputs); under nf4 uint8 (inputs / 2, *outputs), two numbers of 4 bits in each, the even
@@ -37,15 +39,25 @@ class QuantizedKernel(struct.PyTreeNode):
       scales: float32 (1, *outputs); under nf4 (inputs / block, *outputs).
       inputs: Sizes of the kernel's input axes.
       kind: "int8" or "nf4".
+      stacked: Whether both arrays have one more axis, their first: one kernel for each expert.
     """
 
-    values: Int[Array, "rows *outputs"]
-    scales: Float[Array, "blocks *outputs"]
+    values: Int[Array, "*stack rows *outputs"]
+    scales: Float[Array, "*stack blocks *outputs"]
     inputs: tuple[int, ...] = struct.field(pytree_node=False)
     kind: str = struct.field(pytree_node=False)
+    stacked: bool = struct.field(pytree_node=False, default=False)
 
-    def astype(self, dtype: Any) -> Float[Array, "*inputs *outputs"]:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the kernel that the numbers stand for: (*stack, *inputs, *outputs)."""
+        start = int(self.stacked)
+        return (*self.values.shape[:start], *self.inputs, *self.values.shape[start + 1 :])
+
+    def astype(self, dtype: Any) -> Float[Array, "*stack *inputs *outputs"]:
         """The kernel that the numbers stand for."""
+        if self.stacked:
+            return jax.vmap(lambda one: one.astype(dtype))(self.replace(stacked=False))
         values = self.values
         if self.kind == "nf4":
             pairs = jnp.stack([values & 15, values >> 4], axis=1)
@@ -55,18 +67,26 @@ class QuantizedKernel(struct.PyTreeNode):
 
 
 def quantize_kernel(
-    kernel: Float[Array, "*inputs *outputs"], kind: Literal["int8", "nf4"], *, input_axes: int = 1
+    kernel: Float[Array, "*stack *inputs *outputs"],
+    kind: Literal["int8", "nf4"],
+    *,
+    input_axes: int = 1,
+    stacked: bool = False,
 ) -> QuantizedKernel:
     """Rounds a kernel.
 
     Args:
-      kernel: (*inputs, *outputs).
+      kernel: (*inputs, *outputs), or (experts, *inputs, *outputs).
       kind: "int8": 255 equal steps over ± the largest weight of each output. "nf4": 16 steps, spaced for normally
         distributed weights, over ± the largest of each block of 64 inputs of an output.
       input_axes: Leading axes that are inputs.
+      stacked: Whether an axis of experts comes before them: each is rounded as if it were alone.
     Raises:
       ValueError: If nf4 is asked for and the number of inputs is odd.
     """
+    if stacked:
+        alone = partial(quantize_kernel, kind=kind, input_axes=input_axes)
+        return jax.vmap(alone)(kernel).replace(stacked=True)
     inputs, outputs = kernel.shape[:input_axes], kernel.shape[input_axes:]
     matrix = kernel.astype(jnp.float32).reshape(math.prod(inputs), *outputs)
     channels = tuple(range(1, matrix.ndim))
@@ -83,43 +103,52 @@ def quantize_kernel(
     return QuantizedKernel(values[0::2] | (values[1::2] << 4), rounded.scale, inputs, kind)
 
 
-def quantize_frozen(frozen: Params, kind: str, *, keep: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A frozen tree in fewer bits. Each leaf is rounded where it lies.
+def quantize_frozen(
+    frozen: Params, kind: str, *, keep: tuple[str, ...] = (), mesh: Mesh | None = None
+) -> dict[str, Any]:
+    """A frozen tree in fewer bits. Leaf by leaf: one matrix at a time is in float32.
 
     Args:
       frozen: Parameters.
       kind: "float32" (as it is), "bfloat16", "int8" or "nf4".
       keep: Top-level entries that stay as they are.
+      mesh: Where the parameters lie, and the rounded ones shall; None: on one device.
     """
     if kind == "float32":
         return dict(frozen)
 
     def rounded(path: tuple[Any, ...], leaf: Array) -> Any:
         name = path_name(path)
-        if kind in ("int8", "nf4") and _KERNEL.search(name):
-            input_axes = 2 if name.split("/")[-2] == "o" else 1
-            return jax.jit(quantize_kernel, static_argnums=1, static_argnames="input_axes")(
-                leaf, kind, input_axes=input_axes
-            )
-        return leaf.astype(jnp.bfloat16)
+        if name.split("/")[0] in keep:
+            return leaf
+        if kind == "bfloat16" or not _KERNEL.search(name):
+            return leaf.astype(jnp.bfloat16)
+        return _quantize_leaf(name, leaf, kind, mesh)
 
-    return {
-        name: value
-        if name in keep
-        else jax.tree_util.tree_map_with_path(
-            lambda path, leaf, name=name: rounded((jax.tree_util.DictKey(name), *path), leaf), value
-        )
-        for name, value in frozen.items()
+    return jax.tree_util.tree_map_with_path(rounded, dict(frozen))
+
+
+def _quantize_leaf(name: str, leaf: Array, kind: str, mesh: Mesh | None) -> QuantizedKernel:
+    """A kernel of this path rounded, and placed as `jrl.mesh` says."""
+    options: dict[str, Any] = {
+        "kind": kind,
+        "input_axes": 2 if name.endswith("/o/kernel") else 1,
+        "stacked": not name.endswith("/kernel"),
     }
+    shardings = None
+    if mesh is not None:
+        # Left to itself, the compiler would gather on every device what it finds hard to split.
+        shape = jax.eval_shape(partial(quantize_kernel, **options), leaf)
+        shardings = tree_shardings(mesh, {name: shape})[0][name]
+    compiled = jax.jit(quantize_kernel, static_argnames=tuple(options), out_shardings=shardings)
+    return compiled(leaf, **options)
 
 
 def num_weights(tree: Params) -> int:
     """How many numbers a tree stands for: a rounded kernel counts as what it was."""
 
     def size(leaf: Any) -> int:
-        if not isinstance(leaf, QuantizedKernel):
-            return int(leaf.size)
-        return math.prod(leaf.inputs) * math.prod(leaf.values.shape[1:])
+        return math.prod(leaf.shape)
 
     leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel))
     return sum(size(leaf) for leaf in leaves)

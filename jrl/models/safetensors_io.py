@@ -73,6 +73,7 @@ class TensorFiles:
 
     Attributes:
       folder: As given.
+      source: The file that names all tensors: the only one, or the index.
       info: What each tensor is, by name; all headers are read and checked at once, no tensor is.
 
     Raises:
@@ -84,9 +85,9 @@ class TensorFiles:
         self.folder = folder
         weights, index = folder / f"{stem}{SUFFIX}", folder / f"{stem}{INDEX_SUFFIX}"
         if weights.is_file():
-            self.info = read_header(weights)
+            self.source, self.info = weights, read_header(weights)
         elif index.is_file():
-            self.info = _read_index(index)
+            self.source, self.info = index, _read_index(index)
         else:
             raise FileNotFoundError(_no_weights(folder, stem))
 
@@ -142,7 +143,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
             info = {name: _tensor_info(path, entry, begin) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _unreadable(path, f"its header is malformed ({type(error).__name__}: {error})") from error
     # Every byte belongs to exactly one tensor: otherwise the file holds what nobody declared, or is cut off.
     position = begin
@@ -191,14 +192,15 @@ def _fill(file: io.FileIO, array: np.ndarray, path: Path, name: str) -> None:
 def _read_index(index: Path) -> dict[str, TensorInfo]:
     """All tensors of the files that an index lists, each where the index says."""
     try:
-        weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = set(weight_map.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{index} is malformed: expected JSON with a `weight_map` ({type(error).__name__}: {error})."
         ) from error
     held: dict[str, TensorInfo] = {}
-    for shard in sorted({str(name) for name in weight_map.values()}):
-        if Path(shard).name != shard:
+    for shard in sorted(names, key=str):
+        if not isinstance(shard, str) or shard in ("", "..") or Path(shard).name != shard:
             raise ValueError(f"{index} lists {shard!r}, which is not the name of a file beside it.")
         path = index.with_name(shard)
         if not path.is_file():
@@ -216,14 +218,26 @@ def _read_index(index: Path) -> dict[str, TensorInfo]:
 
 
 def _no_weights(folder: Path, stem: str) -> str:
-    pickled = sorted(file.name for file in folder.glob("*.bin"))
+    pickled = sorted(file.name for file in folder.glob(_pickles(stem)))
     if not pickled:
         return f"{folder} is not a model checkpoint: it has neither {stem}{SUFFIX} nor {stem}{INDEX_SUFFIX}."
-    pattern = "pytorch_model*.bin" if stem == "model" else f"{stem}.bin"
-    # Tensor by tensor, and not through the model's class, which would lose the heads of trlX and TRL.
     return (
         f"{folder} holds {pickled[0]}, a pickle, which can run code when it is read. Convert it once, where torch is: "
-        f'python -c "import glob, torch; from safetensors.torch import save_file; '
-        f"save_file({{k: v.clone() for f in glob.glob('{folder}/{pattern}') for k, v in torch.load(f, "
-        f"weights_only=True).items()}}, '{folder}/{stem}{SUFFIX}', {{'format': 'pt'}})\""
+        f"{conversion_line(folder, stem)}"
     )
+
+
+def conversion_line(folder: Path, stem: str = "model") -> str:
+    """The command that makes safetensors of the pickled weights in a folder."""
+    # Tensor by tensor, and not through the model's class, which would lose the heads of trlX and TRL. In copies:
+    # safetensors takes neither shared memory nor transposed views.
+    return (
+        f'python -c "import glob, torch; from safetensors.torch import save_file; '
+        "save_file({k: v.clone(memory_format=torch.contiguous_format) "
+        f"for f in glob.glob('{folder}/{_pickles(stem)}') for k, v in torch.load(f, weights_only=True).items()"
+        f"}}, '{folder}/{stem}{SUFFIX}', {{'format': 'pt'}})\""
+    )
+
+
+def _pickles(stem: str) -> str:
+    return "pytorch_model*.bin" if stem == "model" else f"{stem}.bin"

@@ -57,7 +57,15 @@ def write_tensors(
       tensors: By name; each is made once, written, and let go before the next.
       max_shard_bytes: A file is larger only if a single tensor is.
       stem: As for `TensorFiles`.
+    Raises:
+      ValueError: If `max_shard_bytes` is no positive whole number.
     """
+    is_whole = isinstance(max_shard_bytes, int) and not isinstance(max_shard_bytes, bool)
+    if not is_whole or max_shard_bytes < 1:
+        raise ValueError(
+            f"`max_shard_bytes` must be a positive whole number of bytes, got {max_shard_bytes!r}. Is it a "
+            "text with a unit, as transformers takes it?"
+        )
     shards: list[list[str]] = [[]]
     size = 0
     for name, tensor in tensors.items():

@@ -79,7 +79,7 @@ def plan_adapter(model: ModelConfig, tokenizer: Any) -> AdapterPlan:
     """
     given = None if model.peft_config is None else read_adapter_config(model.peft_config)
     if given is not None:
-        _warn_of_what_is_ignored(model, given)
+        _warn_of_what_is_ignored(model, given, "`model.peft_config` is given")
     if isinstance(given, PromptConfig) and given.prompt_tuning_init == "TEXT":
         given = replace(given, text_ids=tuple(tokenizer(given.prompt_tuning_init_text)["input_ids"]))
     if not is_adapter_folder(model.model_path):
@@ -91,6 +91,7 @@ def plan_adapter(model: ModelConfig, tokenizer: Any) -> AdapterPlan:
             "`base_model_name_or_path`: name the folder or hub id of the model it belongs to there."
         )
     if given is None:
+        _warn_of_what_is_ignored(model, found.config, "`model.model_path` holds an adapter")
         return AdapterPlan(found.config, found.base_model, found.folder, continues=True)
     warnings.warn(
         f"`model.peft_config` is given and {model.model_path} holds an adapter: a fresh one is trained on the base "
@@ -100,11 +101,11 @@ def plan_adapter(model: ModelConfig, tokenizer: Any) -> AdapterPlan:
     return AdapterPlan(given, found.base_model, found.folder)
 
 
-def _warn_of_what_is_ignored(model: ModelConfig, adapter: AdapterConfig) -> None:
+def _warn_of_what_is_ignored(model: ModelConfig, adapter: AdapterConfig, reason: str) -> None:
     if model.num_layers_unfrozen != -1:
         warnings.warn(
-            f"`model.num_layers_unfrozen` is {model.num_layers_unfrozen}, but `model.peft_config` is given: the whole "
-            "model is frozen and the adapter trains.",
+            f"`model.num_layers_unfrozen` is {model.num_layers_unfrozen}, but {reason}: the whole model is frozen "
+            "and the adapter trains.",
             stacklevel=5,
         )
     if isinstance(adapter, LoraConfig) and adapter.lora_dropout:

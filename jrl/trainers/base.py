@@ -265,6 +265,8 @@ class Trainer(abc.ABC):
         Args:
           directory: Defaults to `hf_model` in the run's folder.
           merge_adapter: Writes the whole model instead, with the adapter in its weights.
+        Raises:
+          ValueError: If there is no adapter that can be merged into these weights.
         """
         target = Path(directory) if directory is not None else self.run_dir / "hf_model"
         self.model_writer(merge_adapter=merge_adapter)(target)
@@ -295,8 +297,15 @@ class Trainer(abc.ABC):
         return self.frozen
 
     def data_sha256(self) -> dict[str, str]:
-        """Fingerprints, by argument of `jrl.train`, of all data that decides what the run does."""
-        found = {"stop_sequences": fingerprint(self.stop_sequences)}
+        """Fingerprints, by argument of `jrl.train`, of all that decides what the run does and no checkpoint holds.
+
+        Of the model that is what its files say beside the weights: the folder at `model_path` may have changed.
+        """
+        adapter = None if self.adapter is None else self.adapter.config
+        found = {
+            "model_path": fingerprint(repr(self.lm.config), repr(adapter)),
+            "stop_sequences": fingerprint(self.stop_sequences),
+        }
         if self.eval_prompts is not None:
             found["eval_prompts"] = self.eval_prompts.sha256()
         return found

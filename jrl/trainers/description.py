@@ -46,8 +46,7 @@ def describe_model(
         "model": f"{lm.hf_config.model_type}, {count:,} parameters train, {num_weights(frozen):,} are frozen",
         "mesh": ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
         "memory": (
-            f"on each device {format_bytes(device_bytes(state))} train (with the optimizer), "
-            f"{format_bytes(device_bytes(untrained))} do not, {format_bytes(cache)} of cache for {rows} rows of "
-            f"{length} tokens"
+            f"a device: trained with optimizer {format_bytes(device_bytes(state))}, frozen and reference "
+            f"{format_bytes(device_bytes(untrained))}, cache {format_bytes(cache)} ({rows} x {length} tokens)"
         ),
     }

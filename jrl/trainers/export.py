@@ -40,15 +40,21 @@ def model_writer(
       tokenizer: Stored beside.
       merge_adapter: Writes the whole model, with the adapter in its weights.
     Raises:
-      ValueError: If an adapter is to be merged that is no part of any weight, or into rounded weights.
+      ValueError: If an adapter is to be merged where there is none, or one that is no part of any weight, or one into
+        int8 or nf4 weights. Frozen bfloat16 weights are written as they are.
     """
+    if adapter is None and merge_adapter:
+        raise ValueError(
+            "`merge_adapter` must be False where no adapter trains (`model.peft_config` is None): the whole model is "
+            "what is written."
+        )
     if adapter is not None and not merge_adapter:
         return adapter_writer(lm, adapter, params, base_model=base_model, tokenizer=tokenizer)
     leaves = jax.tree.leaves(frozen, is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel))
     if any(isinstance(leaf, QuantizedKernel) for leaf in leaves):
         raise ValueError(
             "`merge_adapter` must be False where `model.frozen_dtype` is int8 or nf4: a model is never written from "
-            "rounded weights. Load the adapter on the unrounded base and merge there."
+            "weights of so few bits. Load the adapter on the unrounded base and merge there."
         )
     whole = merge_params(params, frozen)
     if isinstance(adapter, Lora):

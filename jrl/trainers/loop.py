@@ -228,8 +228,9 @@ class Run:
         changed = [name for name in data if cursor["data_sha256"].get(name) != data[name]]
         if changed:
             raise CheckpointError(
-                f"{found.path} was trained with other data: {', '.join(f'`{name}`' for name in sorted(changed))} "
-                "differ, in content or order. Give the same, or start a new run in another `train.checkpoint_dir`."
+                f"{found.path} was trained with others: {', '.join(f'`{name}`' for name in sorted(changed))} "
+                "(of data its content or order, of a model its architecture or adapter). Give the same, or start a new "
+                "run in another `train.checkpoint_dir`."
             )
         self.trainer.state = found.state
         self.iteration, self.num_evaluations = cursor["iteration"], cursor["evaluations"]

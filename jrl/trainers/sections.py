@@ -34,14 +34,16 @@ class ModelConfig(Section):
 
     Attributes:
       model_path: Directory or hub id of a Hugging Face checkpoint; a transformers config object means random
-        weights.
+        weights. A folder that a run with an adapter wrote: that adapter trains on, unless `peft_config` is given.
       model_arch_type: "causal", or "seq2seq" for an encoder-decoder; it must be what the checkpoint is.
       num_layers_unfrozen: −1 trains everything; k > 0 the last k (decoder) layers, which also makes the reference cheap
-        (it shares the layers below); 0 only the value head.
+        (it shares the layers below); 0 only the value head, where the algorithm has one.
       peft_config: An adapter trains and the whole model is frozen: a dict of PEFT's keys, `peft_type` (LORA,
         PREFIX_TUNING or PROMPT_TUNING) among them, or a PEFT config object. It overrides `num_layers_unfrozen`.
-      frozen_dtype: What does not train is kept in this: "float32", "bfloat16", or, under `peft_config`, the matrices of
-        the layers rounded to "int8" or "nf4" (4 bits) and the rest in bfloat16.
+      frozen_dtype: What does not train is kept in this: "float32", "bfloat16", or, where an adapter trains, the
+        matrices of the layers rounded to "int8" or "nf4" (4 bits) and the rest in bfloat16. A whole model is never
+        written from int8 or nf4; what was frozen in bfloat16 is bfloat16 in an export. The reference's copy of what
+        trains is float32 whatever this says. Where all layers train nothing is frozen, and this must be "float32".
       model_extra_configs: Fields that replace those of the checkpoint's own config.
       value_head: "mlp" (two layers, trlX's) or "linear" (TRL's), for a checkpoint that brings none.
     """
@@ -65,12 +67,6 @@ class ModelConfig(Section):
         if self.peft_config is not None:
             self.peft_config = plain_peft_config(self.peft_config)
             read_adapter_config(self.peft_config)
-        _require(
-            self.frozen_dtype not in ("int8", "nf4") or self.peft_config is not None,
-            "model.frozen_dtype",
-            "float32 or bfloat16 without `model.peft_config`: a model is never written from rounded weights",
-            self.frozen_dtype,
-        )
 
 
 @dataclass

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,8 +17,9 @@ from jax.sharding import Mesh
 from jrl.data.tokenizer import check_vocabulary, load_tokenizer
 from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
 from jrl.models.adapters.bind import Adapter
-from jrl.models.checkpoint import load_checkpoint
+from jrl.models.checkpoint import load_checkpoint, read_model
 from jrl.models.heads import init_value_head
+from jrl.models.hub import CONFIG_FILES, find_folder
 from jrl.models.model import LanguageModel, make_model
 from jrl.models.policy import ADAPTERS, HEADS, init_reference
 from jrl.models.quantize import quantize_frozen
@@ -76,7 +78,8 @@ def load_policy(
       with_value_head: PPO needs a value head; a checkpoint that holds one keeps its own kind.
       num_value_layers_unfrozen: Blocks of the value function's own branch.
     Raises:
-      ValueError: If tokenizer, context length and model do not fit each other.
+      ValueError: If configuration, tokenizer and model do not fit each other. What the model's own config tells is
+        checked before any weight is read.
     """
     tokenizer = load_tokenizer(
         config.tokenizer.tokenizer_path,
@@ -85,8 +88,52 @@ def load_policy(
         extra=config.tokenizer.tokenizer_extra_configs,
     )
     plan = plan_adapter(config.model, tokenizer)
-    lm, params = _model(config, mesh, config.model.value_head if with_value_head else None, plan)
-    check_vocabulary(tokenizer, lm.vocab_size)
+    options: dict[str, Any] = {
+        "num_layers_unfrozen": config.model.num_layers_unfrozen,
+        "num_value_layers_unfrozen": num_value_layers_unfrozen,
+        "adapter": plan.config,
+    }
+    wanted_head = config.model.value_head if with_value_head else None
+    _check_what_trains(config, plan, with_value_head=with_value_head)
+    described = _described_model(config, plan)
+    check_vocabulary(tokenizer, described.vocab_size)
+    _check_model(config, plan, described, options)
+    lm, params = _load_model(config, mesh, wanted_head, plan, described)
+    report = tree_shardings(mesh, params)[1]
+    quantize = partial(quantize_frozen, kind=config.model.frozen_dtype, mesh=mesh)
+    if plan.config is not None:
+        # First, so that what starts as a copy or a norm of frozen weights is that of those which are used.
+        params = quantize(params, keep=(*HEADS, *ADAPTERS))
+    key = jax.random.fold_in(jax.random.key(config.train.seed), ADAPTER_STREAM)
+    trainable, frozen = lm.split_params(params, key=key, **options)
+    if plan.config is None:
+        frozen = quantize(frozen)
+    # What was not read with the model, a fresh adapter or one of a folder of its own, is not on the mesh yet.
+    trainable = jax.device_put(trainable, tree_shardings(mesh, trainable)[0])
+    policy = lm.policy(
+        value_head=lm.value_head,
+        compute_dtype=COMPUTE_DTYPES[config.train.compute_dtype],
+        remat=config.train.remat,
+        **options,
+    )
+    return PolicyBundle(lm, policy, trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report)
+
+
+def _described_model(config: TRLConfig, plan: AdapterPlan) -> LanguageModel:
+    """The model that the config tells of, without heads: no weight is read, and none of the hub downloaded."""
+    path, changes = plan.base, config.model.model_extra_configs
+    if isinstance(path, str | os.PathLike):
+        return read_model(find_folder(path, files=CONFIG_FILES), changes)
+    if changes:
+        raise ValueError(
+            "`model.model_extra_configs` changes the config of a checkpoint, and `model.model_path` is a config "
+            f"object: set {sorted(changes)} on that object."
+        )
+    return make_model(path)
+
+
+def _check_model(config: TRLConfig, plan: AdapterPlan, lm: LanguageModel, options: dict[str, Any]) -> None:
+    """What the run asks for must fit the model; `options` are those of `lm.policy` and `lm.split_params`."""
     if lm.family.kind != config.model.model_arch_type:
         raise ValueError(
             f"`model.model_arch_type` must be {lm.family.kind!r} for a {lm.family.model_type} model, got "
@@ -98,46 +145,46 @@ def load_policy(
             f"`train.seq_length` is {config.train.seq_length}{more}, but the model has {lm.max_positions} "
             "positions; shorten `seq_length` (prompt + max_new_tokens) or bring a model with a longer context."
         )
-    split: dict[str, Any] = {
-        "num_layers_unfrozen": config.model.num_layers_unfrozen,
-        "num_value_layers_unfrozen": num_value_layers_unfrozen,
-        "adapter": plan.config,
-    }
-    policy = lm.policy(
-        value_head=lm.value_head,
-        compute_dtype=COMPUTE_DTYPES[config.train.compute_dtype],
-        remat=config.train.remat,
-        **split,
-    )
-    key = jax.random.fold_in(jax.random.key(config.train.seed), ADAPTER_STREAM)
-    report = tree_shardings(mesh, params)[1]
+    # Ranges, the adapter's targets and the rounding, tried on shapes.
+    lm.policy(**options)
+    shapes = jax.eval_shape(lm.init, jax.random.key(0))
+    jax.eval_shape(partial(quantize_frozen, kind=config.model.frozen_dtype), shapes)
+
+
+def _check_what_trains(config: TRLConfig, plan: AdapterPlan, *, with_value_head: bool) -> None:
+    """Something must train, and something must be frozen where `frozen_dtype` asks for fewer bits."""
     if plan.config is not None:
-        # First, so that what starts as a copy or a norm of frozen weights is that of those which are used.
-        params = quantize_frozen(params, config.model.frozen_dtype, keep=(*HEADS, *ADAPTERS))
-    trainable, frozen = lm.split_params(params, key=key, **split)
-    if plan.config is None:
-        frozen = quantize_frozen(frozen, config.model.frozen_dtype)
-    # What was not read with the model, a fresh adapter or one of a folder of its own, is not on the mesh yet.
-    trainable = jax.device_put(trainable, tree_shardings(mesh, trainable)[0])
-    return PolicyBundle(lm, policy, trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report)
+        return
+    kind, num_layers = config.model.frozen_dtype, config.model.num_layers_unfrozen
+    if kind in ("int8", "nf4"):
+        raise ValueError(
+            "`model.frozen_dtype` must be float32 or bfloat16 without `model.peft_config`: a whole model is never "
+            f"written from weights of so few bits; got {kind!r}."
+        )
+    if num_layers == 0 and not with_value_head:
+        raise ValueError(
+            "`model.num_layers_unfrozen` must be -1 (all) or at least 1 where there is neither a value head nor an "
+            "adapter, got 0: nothing would train."
+        )
+    if num_layers == -1 and kind != "float32":
+        raise ValueError(
+            f"`model.frozen_dtype` must be float32 where `model.num_layers_unfrozen` is -1 and `model.peft_config` is "
+            f"None, got {kind!r}: all layers train and nothing is frozen."
+        )
 
 
-def _model(
-    config: TRLConfig, mesh: Mesh, wanted_head: str | None, plan: AdapterPlan
+def _load_model(
+    config: TRLConfig, mesh: Mesh, wanted_head: str | None, plan: AdapterPlan, described: LanguageModel
 ) -> tuple[LanguageModel, Params]:
     """The model and its whole parameter tree, with a value head exactly where one is wanted."""
     path = plan.base
     key = jax.random.fold_in(jax.random.key(config.train.seed), INIT_STREAM)
     if not isinstance(path, str | os.PathLike):
-        if config.model.model_extra_configs:
-            raise ValueError(
-                "`model.model_extra_configs` changes the config of a checkpoint, and `model.model_path` is a config "
-                f"object: set {sorted(config.model.model_extra_configs)} on that object."
-            )
-        lm = make_model(path, wanted_head)
+        lm = replace(described, value_head=wanted_head)
         params = lm.init(key)
         shardings, _ = tree_shardings(mesh, params)
         return lm, jax.device_put(params, shardings)
+    of_folder = plan.load(described)
     rounded = plan.config is not None and config.model.frozen_dtype != "float32"
     loaded = load_checkpoint(
         path,
@@ -145,7 +192,7 @@ def _model(
         mesh=mesh,
         config_changes=config.model.model_extra_configs,
     )
-    lm, params = _with_loaded(loaded.model, {**loaded.params, **plan.load(loaded.model)})
+    lm, params = _with_loaded(loaded.model, {**loaded.params, **of_folder})
     if wanted_head is None:
         params.pop("v_head", None)
         return replace(lm, value_head=None), params

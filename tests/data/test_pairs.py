@@ -4,7 +4,7 @@ import pytest
 
 from jrl.data.pairs import PairSet
 from jrl.data.tokenizer import load_tokenizer, tokenize
-from tests.tiny import EOS_ID, PAD_ID, tiny_t5_tokenizer
+from tests.tiny import EOS_ID, PAD_ID, tiny_t5_tokenizer, tiny_tokenizer
 
 PAIRS = (["abc", "xy"], ["d", "uvw"], ["ef", "z<eos>"])
 
@@ -80,3 +80,11 @@ def test_what_leaves_no_room_is_refused():
         pair_set(max_length=1)
     with pytest.raises(ValueError, match="`samples` must be a list"):
         pair_set([])
+
+
+def test_a_prompt_without_tokens_is_refused():
+    plain = load_tokenizer(tiny_tokenizer())
+    with pytest.raises(ValueError, match="prompt of sample 1 has no tokens"):
+        PairSet([["a", "b"], ["", "c"]], plain, max_length=8, seed=0, decoder_start_token_id=PAD_ID)
+    # Where the tokenizer puts an end behind it, there is something to read.
+    assert len(pair_set([["", "c"]])) == 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,28 +15,47 @@ from jax.sharding import Mesh
 
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
-from jrl.mesh import tree_shardings
+from jrl.mesh import make_mesh, tree_shardings
 from jrl.models.adapters import LoraConfig, PrefixConfig
+from jrl.models.checkpoint import save_checkpoint
+from jrl.models.model import make_model
 from jrl.models.quantize import quantize_frozen
+from jrl.trainers.setup import load_policy
 from tests.learners.batches import CHUNK_BYTES, random_sequences, sgd
 from tests.mesh.test_mesh_updates import LR, REMATERIALIZED, run
-from tests.tiny import tiny_lm
+from tests.models.family_cases_moe import CASES as MOE
+from tests.tiny import tiny_lm, tiny_tokenizer
+from tests.trainers.runs import sft_config
 
 pytestmark = pytest.mark.mesh
 
 CASES = {
-    "lora": (LoraConfig(r=2, target_modules="all-linear"), "float32"),
-    "dora_int8": (LoraConfig(r=2, target_modules=("q_proj", "o_proj", "down_proj"), use_dora=True), "int8"),
-    "lora_nf4": (LoraConfig(r=2, target_modules="all-linear"), "nf4"),
-    "prefix": (PrefixConfig(3), "float32"),
+    "lora": ("llama", LoraConfig(r=2, target_modules="all-linear"), "float32"),
+    "dora_int8": (
+        "llama",
+        LoraConfig(r=2, target_modules=("q_proj", "o_proj", "down_proj"), use_dora=True),
+        "int8",
+    ),
+    "lora_nf4": ("llama", LoraConfig(r=2, target_modules="all-linear"), "nf4"),
+    "experts_nf4": ("mixtral", LoraConfig(r=2, target_modules=("q_proj", "v_proj")), "nf4"),
+    "prefix": ("llama", PrefixConfig(3), "float32"),
 }
+
+
+@functools.cache
+def model(name: str) -> tuple[Any, Any]:
+    """(model, whole parameters)."""
+    if name == "llama":
+        return tiny_lm("llama")
+    lm = make_model(MOE[name])
+    return lm, lm.init(jax.random.key(0))
 
 
 @functools.cache
 def parts(name: str) -> tuple[Any, Any, Any]:
     """(update, state, frozen) of a case, the adapter away from its start."""
-    config, kind = CASES[name]
-    lm, whole = tiny_lm("llama")
+    base, config, kind = CASES[name]
+    lm, whole = model(base)
     params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.05, params)
     update = make_sft_update(
@@ -71,3 +91,26 @@ def test_rounded_kernels_lie_split_over_the_mesh(mesh: Mesh) -> None:
         jax.jit(lambda k: k.astype(jnp.float32))(kernel),
         frozen["layers_0"]["attn"]["o"]["kernel"].astype(jnp.float32),
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llama", "bfloat16"), ("llama", "int8"), ("llama", "nf4"), ("mixtral", "nf4")]
+)
+def test_a_run_places_rounded_weights_as_the_table_says(name: str, kind: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "model")
+    save_checkpoint(folder, *model(name), tokenizer=tiny_tokenizer())
+    lora = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"]}
+    config = sft_config(folder, tmp_path, model={"peft_config": lora, "frozen_dtype": kind})
+    mesh = make_mesh(2, 2, 2)
+    with jax.set_mesh(mesh):
+        bundle = load_policy(config, mesh, with_value_head=False)
+    for tree in (bundle.params, bundle.frozen):
+        wanted, _ = tree_shardings(mesh, tree)
+        for (path, leaf), sharding in zip(
+            jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(wanted), strict=True
+        ):
+            where = jax.tree_util.keystr(path)
+            assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim), (where, leaf.sharding, sharding)
+    mlp = {"llama": "mlp", "mixtral": "experts"}[name]
+    leaves = jax.tree.leaves(bundle.frozen["layers_0"][mlp]["up"])
+    assert all(leaf.sharding.num_devices == 8 and not leaf.is_fully_replicated for leaf in leaves)

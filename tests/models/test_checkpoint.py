@@ -166,10 +166,10 @@ def test_tensors_go_to_their_place_on_the_mesh(saved):
 def test_unknown_and_missing_tensors_are_named(edited):
     folder, edit = edited
     edit(lambda tensors: tensors | {"score.weight": np.ones(3, np.float32)})
-    with pytest.raises(ValueError, match=r"1 tensors have no place in a \w+ model: score.weight"):
+    with pytest.raises(ValueError, match=r"1 tensor has no place in a \w+ model: score.weight"):
         load_checkpoint(folder)
     edit(lambda tensors: {k: v for k, v in tensors.items() if k not in ("score.weight", "v_head.2.bias")})
-    with pytest.raises(ValueError, match=r"1 tensors are missing: v_head\.2\.bias"):
+    with pytest.raises(ValueError, match=r"1 tensor is missing: v_head\.2\.bias"):
         load_checkpoint(folder)
 
 
@@ -177,7 +177,7 @@ def test_wrong_shapes_are_named(edited):
     folder, _ = edited
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 96}))
-    with pytest.raises(ValueError, match=r"weight must have shape \(96, 32\) by config.json, got \(97, 32\)"):
+    with pytest.raises(ValueError, match=r"weight must have shape \(96, 32\) by its config, got \(97, 32\)"):
         load_checkpoint(folder)
 
 
@@ -209,6 +209,11 @@ def test_what_is_not_a_checkpoint_says_so(tmp_path):
         FileNotFoundError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"
     ):
         load_checkpoint(tmp_path)
+    # Pickles that hold no weights: nothing to convert.
+    for name in ("training_args.bin", "optimizer.bin", "adapter_model.bin"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors\.index\.json\.$"):
+        load_checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"holds pytorch_model\.bin, a pickle, .*python -c"):
         load_checkpoint(tmp_path)
@@ -220,6 +225,14 @@ def test_cut_off_file_is_named(edited):
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"model.safetensors is not a readable safetensors file.*cut off"):
         load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("size", ["5GB", 5e9, 0, -1, True, None])
+def test_a_shard_size_that_is_no_number_of_bytes_is_refused(tmp_path, saved, size):
+    _, model, params = saved
+    with pytest.raises(ValueError, match=f"`max_shard_bytes` must be a positive whole .*, got {size!r}"):
+        save_checkpoint(tmp_path / "m", model, params, max_shard_bytes=size)
+    assert not list(tmp_path.iterdir())
 
 
 def test_half_a_tree_is_not_saved(tmp_path):

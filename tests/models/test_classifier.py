@@ -109,7 +109,7 @@ def test_a_language_model_is_no_classifier(tmp_path):
         ),
         (
             lambda tensors: tensors.update({"classifier.bias": np.zeros(2, np.float32)}),
-            r"classifier.bias must have shape \(3,\) by config.json, got \(2,\)",
+            r"classifier.bias must have shape \(3,\) by its config, got \(2,\)",
         ),
     ],
 )
@@ -121,6 +121,29 @@ def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=message):
         load_classifier(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "spiral"}, r"{folder}: bert: .*spiral"),
+        ({"num_attention_heads": 0}, r"{folder}/config.json .*ZeroDivisionError"),
+    ],
+)
+def test_errors_of_the_config_name_the_folder(changes, message, tmp_path):
+    config = labelled(ENCODERS["bert"]).to_dict() | {"model_type": "bert"} | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message.format(folder=tmp_path)) as error:
+        load_classifier(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_reward_model_is_called_one(tmp_path):
+    for path in ("", str(tmp_path / "nowhere")):
+        with pytest.raises(
+            (ValueError, FileNotFoundError), match=r"^the reward model must be a folder or a name"
+        ):
+            load_classifier(path)
 
 
 def test_other_architectures_are_refused(tmp_path):

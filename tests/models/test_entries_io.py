@@ -129,17 +129,30 @@ class TestCheckEntries:
         self.check(tmp_path, lambda tensors: tensors.update(mask=np.ones(3, bool)))
 
     def test_missing(self, tmp_path):
-        with pytest.raises(ValueError, match=f"{tmp_path}: 1 tensors are missing: norm"):
+        with pytest.raises(ValueError, match=f"{tmp_path}/model.safetensors: 1 tensor is missing: norm"):
             self.check(tmp_path, lambda tensors: tensors.pop("norm"))
+        with pytest.raises(ValueError, match="safetensors: 2 tensors are missing: norm, wte"):
+            self.check(tmp_path, lambda tensors: tensors.clear())
+
+    def test_missing_in_several_files(self, tmp_path):
+        files = saved(tmp_path, random_params())
+        table_ = [*entries(), Entry("bias", ("norm/bias",), vector(), (WIDTH,))]
+        names = {name: name for name in files}
+        with pytest.raises(ValueError, match=r"/model.safetensors.index.json: 1 tensor is missing: bias"):
+            check_entries(files, table_, names, is_ignored=lambda name: False, what="tiny model")
 
     def test_unknown(self, tmp_path):
         with pytest.raises(
-            ValueError, match=r"model.safetensors: 1 tensors have no place in a tiny model: bias"
+            ValueError, match=r"model.safetensors: 1 tensor has no place in a tiny model: bias"
         ):
             self.check(tmp_path, lambda tensors: tensors.update(bias=np.ones(3)))
+        with pytest.raises(ValueError, match=r"2 tensors have no place in a tiny model: b, c"):
+            self.check(tmp_path, lambda tensors: tensors.update(b=np.ones(3), c=np.ones(3)))
 
     def test_wrong_shape(self, tmp_path):
-        with pytest.raises(ValueError, match=r"model.safetensors: norm must have shape \(8,\) .* got \(9,\)"):
+        with pytest.raises(
+            ValueError, match=r"model.safetensors: norm must have shape \(8,\) by its config, got \(9,\)"
+        ):
             self.check(tmp_path, lambda tensors: tensors.update(norm=np.ones(9, np.float32)))
 
     def test_integers(self, tmp_path):

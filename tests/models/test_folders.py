@@ -3,6 +3,7 @@
 
 import errno
 import os
+import re
 
 import pytest
 
@@ -130,12 +131,99 @@ def rmtree_by_steps(path, ignore_errors=False):
     os.rmdir(path)
 
 
-def test_the_working_folder_may_be_replaced(tmp_path, monkeypatch):
+@pytest.mark.parametrize("inside", ["", "notes"])
+def test_the_working_folder_is_not_replaced(tmp_path, monkeypatch, inside):
+    # The shell that started the process would stay behind in a folder that is gone.
     write(tmp_path / "m", "old")
-    monkeypatch.chdir(tmp_path / "m")
-    write(".", "new")
-    with open("a") as file:
-        assert file.read() == "new"
+    (tmp_path / "m" / "notes").mkdir()
+    monkeypatch.chdir(tmp_path / "m" / inside)
+    with pytest.raises(
+        ValueError, match=r"m is the working folder \(or holds it\), .* folder inside it"
+    ) as error:
+        write(tmp_path / "m", "new")
+    assert "\n" not in str(error.value) and content(tmp_path) == {"m/a": "old", "m/b": "old"}
+    write("inside", "new")
+    assert content(tmp_path / "m" / inside / "inside") == {"a": "new", "b": "new"}
+
+
+def before_the_swap(monkeypatch, act):
+    """Lets another process act between the carrying over and the swap."""
+    real = folders._swap
+
+    def swap(staging, directory):
+        act(directory)
+        return real(staging, directory)
+
+    monkeypatch.setattr(folders, "_swap", swap)
+
+
+def test_what_others_write_meanwhile_is_moved_over(tmp_path, swap, monkeypatch):
+    write(tmp_path / "m", "old")
+    (tmp_path / "m" / "logs").mkdir()
+    for name in ("log", "logs/1", "logs/2"):
+        (tmp_path / "m" / name).write_text("kept")
+
+    def act(folder):
+        (folder / "logs" / "3").write_text("late")
+        (folder / "late" / "deep").mkdir(parents=True)
+        (folder / "late" / "deep" / "x").write_text("late")
+        (folder / "link").symlink_to("log.1")
+        # As logs are rotated, and as editors save.
+        (folder / "log").rename(folder / "log.1")
+        (folder / "log").write_text("late")
+        (folder / "logs" / "1").unlink()
+        # Neither is wanted: one was written anew, the other is obsolete.
+        (folder / "a").write_text("older")
+        (folder / "b").write_text("obsolete")
+
+    before_the_swap(monkeypatch, act)
+    write(tmp_path / "m", "new", names=("a",))
+    assert content(tmp_path) == {
+        "m/a": "new",
+        "m/log": "late",
+        "m/log.1": "kept",
+        "m/link": "kept",
+        "m/logs/1": "kept",
+        "m/logs/2": "kept",
+        "m/logs/3": "late",
+        "m/late/deep/x": "late",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_only_what_is_new_is_forced_to_the_disk(tmp_path, monkeypatch):
+    write(tmp_path / "m", "old")
+    (tmp_path / "m" / "notes").mkdir()
+    (tmp_path / "m" / "notes" / "n").write_text("kept")
+    # Opening it would wait for a writer for ever.
+    os.mkfifo(tmp_path / "m" / "pipe")
+    synced = []
+    monkeypatch.setattr(folders, "_sync", lambda path: synced.append(path.name))
+    write(tmp_path / "m", "new")
+    assert sorted(synced) == [".m.saving", "a", "b", "notes", tmp_path.name]
+    assert (tmp_path / "m" / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_parent_that_is_not_writable_is_named(tmp_path, monkeypatch, number):
+    write(tmp_path / "m", "old")
+    mkdir = os.mkdir
+
+    def refuse(path, *args, **kwargs):
+        if str(path).endswith(".saving"):
+            raise OSError(number, "refused", str(path))
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    expected = (
+        f"{tmp_path / 'm'} cannot be written: the new folder is made beside the old one and swapped with it, so the "
+        f"parent {tmp_path} must be writable; save into a folder inside it"
+    )
+    with pytest.raises(PermissionError, match=re.escape(expected)):
+        write(tmp_path / "m", "new")
+    assert content(tmp_path) == {"m/a": "old", "m/b": "old"}
+    with pytest.raises(PermissionError, match=r"must be writable$"):
+        write(tmp_path / "n", "new")
 
 
 def test_a_link_to_a_folder_stays_a_link(tmp_path):

@@ -3,6 +3,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -11,7 +12,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 import jrl
 from jrl.models import folders
 from jrl.models.checkpoint import load_checkpoint
+from jrl.models.classifier import load_classifier
 from jrl.models.hub import find_folder, read_generation_config, read_hf_config
+from jrl.models.safetensors_io import conversion_line
 from tests.tiny import tiny_hf_config
 
 LLAMA = tiny_hf_config("llama").to_dict()
@@ -43,6 +46,12 @@ def one_line(error):
         (LLAMA | {"quantization_config": GPTQ}, "quantised .*'gptq'.*full-precision.*`model.frozen_dtype`"),
         (LLAMA | {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "spiral"),
         (LLAMA | {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
+        (LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "`factor` .* positive .* got 0.0"),
+        (LLAMA | {"compression_config": GPTQ}, "quantised .`compression_config`: 'gptq'.*full-precision"),
+        (LLAMA | {"model_type": ["llama"]}, r"`model_type` \['llama'\] is not supported"),
+        (LLAMA | {"num_attention_heads": 0}, "config.json .*ZeroDivisionError"),
+        (LLAMA | {"num_key_value_heads": 0}, "config.json"),
+        ('{"a":' * 100_000, "config.json is nested too deeply"),
         (LLAMA | {"rope_scaling": "double"}, "config.json is refused by transformers"),
     ],
 )
@@ -95,6 +104,15 @@ def test_a_damaged_generation_config_is_named(tmp_path):
         read_generation_config(tmp_path)
 
 
+@pytest.mark.parametrize("path", ["", " "])
+def test_an_empty_path_is_refused(path):
+    for load in (load_checkpoint, jrl.load_model, jrl.estimate_cost):
+        with pytest.raises(
+            ValueError, match="`model_path` must be a folder or a name on the hub, got an empty"
+        ):
+            load(path)
+
+
 def test_a_swap_that_was_killed_half_way_is_undone(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
     (tmp_path / ".m.replaced").mkdir()
@@ -126,6 +144,18 @@ class TestHub:
     def test_a_name_that_cannot_be_one(self):
         with pytest.raises(FileNotFoundError, match=r"'wrong:name' is no folder here.*HFValidationError"):
             load_checkpoint("wrong:name")
+
+    def test_a_repository_of_pickles(self, monkeypatch, tmp_path):
+        folder_with(tmp_path, LLAMA)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **patterns: str(tmp_path))
+        for load in (load_checkpoint, load_classifier):
+            with pytest.raises(
+                FileNotFoundError, match=r"may hold it only as a pickle, .* never downloaded"
+            ) as error:
+                load("organisation/name")
+            assert one_line(error)
+            assert "snapshot_download('organisation/name', local_dir='name')" in str(error.value)
+            assert conversion_line(Path("name")) in str(error.value)
 
     def test_only_configs_are_downloaded_for_the_cost(self, monkeypatch, tmp_path):
         asked = []

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounded frozen weights: how far they are off, how many bytes they take, and that nothing of them trains."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import MixtralConfig
 
 from jrl.mesh import tree_shardings
 from jrl.models.adapters import LoraConfig
-from jrl.models.quantize import QuantizedKernel, quantize_frozen, quantize_kernel
+from jrl.models.model import make_model
+from jrl.models.quantize import QuantizedKernel, num_weights, quantize_frozen, quantize_kernel
 from jrl.trainers.checkpoint import tree_sha256
+from tests.models.family_cases_moe import MIXTRAL
 from tests.models.test_policy import scorer
 from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_prompts
 
@@ -19,6 +24,20 @@ NF4_HALF_GAP = (1.0 - 0.6961928) / 2
 
 def kernel(shape, seed=0):
     return jax.random.normal(jax.random.key(seed), shape)
+
+
+def rounded_leaves(tree):
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, QuantizedKernel))
+    return [leaf for leaf in leaves if isinstance(leaf, QuantizedKernel)]
+
+
+@functools.cache
+def model(name):
+    """(model, whole parameters), of one layer."""
+    if name == "llama":
+        return tiny_lm("llama", num_layers=1)
+    lm = make_model(MixtralConfig(**MIXTRAL | {"num_hidden_layers": 1}))
+    return lm, lm.init(jax.random.key(0))
 
 
 @pytest.mark.parametrize(("shape", "input_axes"), [((128, 6), 1), ((128, 3, 4), 1), ((4, 32, 10), 2)])
@@ -62,17 +81,36 @@ def test_bytes():
     assert arguments.argument_size_in_bytes == sizes["nf4"]
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8", "nf4"])
-def test_a_rounded_base_is_near_the_model_and_only_adapters_train(kind):
-    lm, whole = tiny_lm("llama", num_layers=1)
-    config = LoraConfig(r=2, target_modules=("q_proj", "down_proj"), use_dora=True)
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_every_expert_is_rounded_as_if_it_were_alone(kind):
+    w = kernel((3, 128, 6)) * jnp.asarray([1.0, 10.0, 0.1]).reshape(3, 1, 1)
+    together = quantize_kernel(w, kind, stacked=True)
+    assert together.shape == w.shape
+    assert num_weights({"experts": together}) == w.size
+    expanded = together.astype(jnp.float32)
+    for index in range(3):
+        alone = quantize_kernel(w[index], kind).astype(jnp.float32)
+        np.testing.assert_array_equal(expanded[index], alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("llama", "bfloat16"),
+        ("llama", "int8"),
+        ("llama", "nf4"),
+        ("mixtral", "int8"),
+        ("mixtral", "nf4"),
+    ],
+)
+def test_a_rounded_base_is_near_the_model_and_only_adapters_train(name, kind):
+    lm, whole = model(name)
+    targets = ("q_proj", "down_proj") if name == "llama" else ("q_proj", "o_proj")
+    config = LoraConfig(r=2, target_modules=targets, use_dora=True)
     params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
-    rounded = [
-        leaf
-        for leaf in jax.tree.leaves(frozen, is_leaf=lambda x: isinstance(x, QuantizedKernel))
-        if isinstance(leaf, QuantizedKernel)
-    ]
-    assert len(rounded) == (0 if kind == "bfloat16" else 7)
+    # Four of attention and three of the MLP, or three stacks of experts.
+    assert len(rounded_leaves(frozen)) == (0 if kind == "bfloat16" else 7)
+    assert num_weights(frozen) == num_weights(whole)
     assert {leaf.dtype for leaf in jax.tree.leaves(frozen["embed"])} == {jnp.dtype(jnp.bfloat16)}
     policy, prompts = lm.policy(adapter=config), tiny_prompts()
     real = prompts.attention_mask
@@ -133,9 +171,21 @@ def test_rounded_kernels_are_split_as_the_kernels_they_stand_for():
     assert report == []
 
 
+def test_rounded_experts_are_split_as_those_they_stand_for():
+    mesh = jax.sharding.AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"))
+    frozen = jax.eval_shape(lambda: quantize_frozen(model("mixtral")[1], "nf4"))
+    shardings, report = tree_shardings(mesh, frozen)
+    experts = shardings["layers_0"]["experts"]
+    assert tuple(experts["up"].values.spec) == (None, "fsdp", "tensor")
+    assert tuple(experts["up"].scales.spec) == (None, None, "tensor")
+    assert tuple(experts["down"].values.spec) == (None, "tensor", "fsdp")
+    assert report == []
+
+
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_the_backward_pass_keeps_rounded_kernels_and_no_expanded_ones(kind):
-    lm, whole = tiny_lm("llama", num_layers=1)
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_the_backward_pass_keeps_rounded_kernels_and_no_expanded_ones(name, kind):
+    lm, whole = model(name)
     config = LoraConfig(r=2, target_modules="all-linear")
     params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
     # Rows of a number that no kernel has.
@@ -144,8 +194,9 @@ def test_the_backward_pass_keeps_rounded_kernels_and_no_expanded_ones(kind):
     def hidden(params, frozen):
         return policy.branch(params, frozen, policy.trunk(frozen, prompts), prompts, None).policy
 
+    router = (32, 5)
     kernels = {
-        leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(whole["layers_0"]) if leaf.ndim > 1
+        leaf.shape for leaf in jax.tree.leaves(whole["layers_0"]) if leaf.ndim > 1 and leaf.shape != router
     }
     backward = jax.eval_shape(lambda p, f: jax.vjp(lambda q: hidden(q, f), p)[1], params, frozen)
     kept = {leaf.shape for leaf in jax.tree.leaves(backward) if jnp.issubdtype(leaf.dtype, jnp.floating)}

@@ -121,6 +121,8 @@ def test_dynamic_scaling_is_none_within_the_context():
 
 
 PLAIN = dict(rope_type="default", rope_theta=1e4)
+YARN = PLAIN | dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+LLAMA3 = PLAIN | LLAMA31["rope_scaling"]
 LONG = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0], long_factor=[2.0])
 LONG |= dict(original_max_position_embeddings=64)
 
@@ -130,10 +132,28 @@ LONG |= dict(original_max_position_embeddings=64)
     [
         (PLAIN | dict(rope_type="spiral"), "llama: `rope_type` must be among default, .*; got 'spiral'"),
         (LONG, "`rope_type` must be among .*; got 'longrope'"),
-        (PLAIN | dict(rope_type="linear"), "`factor` of `rope_type` 'linear' must be a number, got None"),
+        (
+            PLAIN | dict(rope_type="linear"),
+            "`factor` of `rope_type` 'linear' must be a positive finite number, got None",
+        ),
         (PLAIN | dict(rope_type="yarn", factor=4.0), "`original_max_position_embeddings` of .* got None"),
-        (PLAIN | dict(rope_theta=None), "`rope_theta` of `rope_type` 'default' must be a number, got None"),
+        (
+            PLAIN | dict(rope_theta=None),
+            "`rope_theta` of `rope_type` 'default' must be a positive finite number, got None",
+        ),
         (PLAIN | dict(partial_rotary_factor=0.5), "`partial_rotary_factor` must be 1.0, got 0.5"),
+        (
+            PLAIN | dict(rope_type="linear", factor=0),
+            "`factor` of .* must be a positive finite number, got 0",
+        ),
+        (PLAIN | dict(rope_type="linear", factor=-2.0), "`factor` of .* must be a positive .*, got -2.0"),
+        (PLAIN | dict(rope_type="linear", factor=math.inf), "`factor` of .* must be a positive .*, got inf"),
+        (PLAIN | dict(rope_type="linear", factor=math.nan), "`factor` of .* must be a positive .*, got nan"),
+        (PLAIN | dict(rope_type="linear", factor=True), "`factor` of .* must be a positive .*, got True"),
+        (YARN | dict(beta_fast="fast"), "`beta_fast` of .* must be a positive finite number, got 'fast'"),
+        (YARN | dict(attention_factor=0.0), "`attention_factor` of .* must be a positive .*, got 0.0"),
+        (YARN | dict(mscale=[1.0], mscale_all_dim=1.0), r"`mscale` of .* must be a positive .*, got \[1.0\]"),
+        (LLAMA3 | dict(high_freq_factor=1.0), "must be larger than `low_freq_factor`, 1.0; got 1.0"),
         (dict(full_attention=PLAIN), "must hold `rope_type`, got only full_attention"),
     ],
 )
@@ -147,6 +167,9 @@ def test_longrope_refuses_other_types_and_a_wrong_number_of_factors():
         read_longrope("phi3", PLAIN, 8, 128)
     with pytest.raises(ValueError, match=r"`short_factor` must have 4 entries, .*; got 1"):
         read_longrope("phi3", LONG, 8, 128)
+    for factors in (1.0, ["long"], [0.0], [math.inf]):
+        with pytest.raises(ValueError, match="`short_factor` must be a list of positive finite numbers"):
+            read_longrope("phi3", LONG | dict(short_factor=factors), 8, 128)
     assert read_longrope("phi3", LONG | dict(partial_rotary_factor=0.25), 8, 128, partial=True).dim == 2
     with pytest.raises(ValueError, match=r"`partial_rotary_factor` must be 1.0"):
         read_longrope("phi3", LONG | dict(partial_rotary_factor=0.25), 8, 128)

@@ -16,6 +16,8 @@ from jrl.models.safetensors_io import INDEX_SUFFIX, TensorFiles, read_header
 from jrl.models.safetensors_write import LazyTensor, write_tensors
 
 RNG = np.random.default_rng(0)
+# JSON that no parser follows to its bottom.
+DEEP = b'{"weight_map":' * 100_000
 KINDS = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 
 
@@ -133,6 +135,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_named(one_file):
     [
         (lambda header: b"{nonsense", "its header is malformed"),
         (lambda header: [1], "its header is malformed"),
+        (lambda header: DEEP, r"its header is malformed \(RecursionError"),
         (lambda header: header | {"a": 3}, "its header is malformed"),
         (lambda header: header | {"a": header["a"] | {"dtype": "Q9"}}, "unknown dtype 'Q9'"),
         (lambda header: header | {"a": header["a"] | {"shape": [3, -5]}}, "are no sizes"),
@@ -190,7 +193,13 @@ def test_an_index_that_contradicts_its_files_is_named(tmp_path):
         message="'../secret.safetensors', which is not the name of a file",
     )
     refused(good | {"a": "/etc/passwd"}, message="which is not the name of a file beside it")
+    for name in (3, None, ["a"], "", ".", ".."):
+        refused(good | {"a": name}, message="(which is not the name of a file beside it|is malformed)")
+    refused(["ab"], message="is malformed: expected JSON with a `weight_map`")
     refused(["a"], message="is malformed: expected JSON with a `weight_map`")
+    index.write_bytes(DEEP)
+    with pytest.raises(ValueError, match=r"index.json is malformed: .*RecursionError"):
+        TensorFiles(tmp_path)
     index.write_text("{")
     with pytest.raises(ValueError, match=r"index.json is malformed"):
         TensorFiles(tmp_path)

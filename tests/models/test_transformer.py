@@ -134,7 +134,7 @@ def test_init_rejects_heads_that_do_not_group():
     config = tiny_lm("llama")[0].config
     with pytest.raises(ValueError, match="`num_kv_heads` must divide num_heads = 4"):
         dataclasses.replace(config, num_kv_heads=3)
-    with pytest.raises(ValueError, match="must be even, got 7"):
+    with pytest.raises(ValueError, match="must be even and at least 2, got 7"):
         dataclasses.replace(config, head_dim=7)
 
 

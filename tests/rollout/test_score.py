@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import T5Config
 
+from jrl.models.adapters.config import LoraConfig
 from jrl.models.config import VOCAB_MULTIPLE
+from jrl.models.model import make_model
 from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.kl import kl_k1
 from jrl.rollout.score import make_score
 from jrl.typing import Features, ModelInputs, PolicyFns, Scored, Sequences
+from tests.models.family_cases import CASES
 from tests.rollout.programs import LONG, PLAIN, long_rollout, rescore, sample, scorer, window_logits
-from tests.tiny import VOCAB_SIZE, tiny_policy
+from tests.tiny import VOCAB_SIZE, tiny_hf_config, tiny_policy
 
 FAMILIES = ["gpt2", "llama"]
 PADDED_VOCAB = -(-VOCAB_SIZE // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
@@ -199,6 +204,38 @@ class TestSize:
         whole = self.ROWS * self.WIDTH * self.VOCAB
         shapes = self.shapes(chunk_bytes=4 * whole // 4)
         assert max(np.prod(shape) for shape in shapes) <= whole // 4
+
+
+HEADS = {
+    "softcap": (CASES["gemma2"], None),
+    "scaled": (T5Config(**tiny_hf_config("t5").to_dict() | {"tie_word_embeddings": True}), None),
+    "adapter": (CASES["llama"], LoraConfig(r=2, target_modules=("lm_head",), use_dora=True)),
+}
+
+
+class TestSizeOfRealModels:
+    """The rule of four chunks where the head is more than one product."""
+
+    @pytest.mark.parametrize("kind", HEADS)
+    def test_four_chunks_never_hold_all_logits(self, kind):
+        rows, width, vocab = 8, 32, 4096
+        config, adapter = HEADS[kind]
+        config = copy.deepcopy(config)
+        config.vocab_size = vocab
+        lm = make_model(config, "mlp")
+        split = {} if adapter is None else {"adapter": adapter}
+        policy = lm.policy(value_head="mlp", **split)
+        key = jax.random.key(0)
+        params, frozen = jax.eval_shape(lambda key: lm.split_params(lm.init(key), key=key, **split), key)
+        tokens, mask = jnp.ones((rows, width + 1), jnp.int32), jnp.ones((rows, width + 1), bool)
+        context = (tokens, mask) if lm.family.kind == "seq2seq" else (None, None)
+        inputs = ModelInputs(tokens, mask, None, *context)
+        sequences = Sequences(inputs, jnp.zeros(rows, jnp.int32), mask[:, 1:])
+        whole = rows * width * vocab
+        score = make_score(policy, logprob_chunk_bytes=4 * whole // 4)
+        reference = {name: leaf for name, leaf in params.items() if name not in ("v_head", "lora")}
+        program = jax.make_jaxpr(score)(params, frozen, reference, sequences, jnp.float32(1.0))
+        assert max(np.prod(shape) for shape in all_shapes(program.jaxpr)) <= whole // 4
 
 
 def all_shapes(jaxpr: jax.extend.core.Jaxpr) -> Iterator[tuple[int, ...]]:

@@ -2,6 +2,7 @@
 """Runs that train an adapter: what is in the state, what is written, and what a run continues from."""
 
 import json
+import sys
 
 import jax
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import jrl
 from jrl.api import prepare
 from jrl.models.checkpoint import load_checkpoint
+from jrl.models.policy import init_reference
 from jrl.models.quantize import QuantizedKernel
+from jrl.models.safetensors_io import TensorFiles
 from jrl.trainers.checkpoint import tree_sha256
-from tests.tiny import tiny_prompts
+from tests.tiny import tiny_hf_config, tiny_prompts
 from tests.trainers.runs import (
     PROMPTS,
     count_vowels,
@@ -93,6 +96,14 @@ def test_a_run_continues_from_an_adapter_folder(trained, tmp_path):
     again = prepare(reward_fn=count_vowels, prompts=PROMPTS, config=config)
     jax.tree.map(np.testing.assert_array_equal, again.params, trained.params)
     jax.tree.map(np.testing.assert_array_equal, again.frozen, trained.frozen)
+
+
+def test_a_run_with_a_rounded_base_continues_from_its_own_export(checkpoint, tmp_path):
+    run = prepared(checkpoint, tmp_path / "run", LORA, frozen_dtype="nf4")
+    folder = str(run.save_pretrained(tmp_path / "adapter"))
+    again = prepared(checkpoint, tmp_path / "again", None, model_path=folder, frozen_dtype="nf4")
+    jax.tree.map(np.testing.assert_array_equal, again.params, run.params)
+    assert tree_sha256(again.frozen) == tree_sha256(run.frozen)
 
 
 def test_a_fresh_adapter_on_an_adapter_folder_is_said(trained, tmp_path):
@@ -205,10 +216,82 @@ def test_a_rounded_base(checkpoint, tmp_path):
         prepared(checkpoint, tmp_path, None, frozen_dtype="int8")
 
 
-def test_a_frozen_trunk_in_bfloat16(checkpoint, tmp_path):
+def test_a_frozen_trunk_in_bfloat16_is_bfloat16_in_an_export(checkpoint, tmp_path):
     run = prepared(checkpoint, tmp_path, None, frozen_dtype="bfloat16", num_layers_unfrozen=1)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(run.frozen)} == {"bfloat16"}
     assert {leaf.dtype.name for leaf in jax.tree.leaves(run.params)} == {"float32"}
+    # The reference of what trains is as exact as what trains.
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(init_reference(run.params))} == {"float32"}
+    files = TensorFiles(run.save_pretrained(tmp_path / "export"))
+    dtypes = {name: files.info[name].dtype.name for name in files}
+    assert dtypes["transformer.h.0.mlp.c_fc.weight"] == "bfloat16"
+    assert dtypes["transformer.h.1.mlp.c_fc.weight"] == "float32"
+    # Others load all of it in this, and must not round what was trained.
+    assert json.loads((tmp_path / "export" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_merging_without_an_adapter_is_refused(checkpoint, tmp_path):
+    run = prepared(checkpoint, tmp_path, None)
+    with pytest.raises(ValueError, match=r"`merge_adapter` must be False where no adapter trains"):
+        run.save_pretrained(tmp_path / "merged", merge_adapter=True)
+
+
+PREFIX = {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 2}
+LLAMA_LORA = LORA | {"target_modules": ["q_proj"]}
+BEFORE_WEIGHTS = {
+    "arch_type": ({"model": {"model_arch_type": "seq2seq"}}, "`model.model_arch_type` must be 'causal'"),
+    "seq_length": ({"train": {"seq_length": 129}}, "`train.seq_length` is 129, but the model has 128"),
+    "unfrozen": ({"model": {"num_layers_unfrozen": 3}}, "`num_layers_unfrozen` must be .* got 3"),
+    "value_layers": (
+        {"model": {"peft_config": PREFIX}, "method": {"num_value_layers_unfrozen": 1}},
+        "`num_value_layers_unfrozen` must be 0 under prefix",
+    ),
+    "targets": ({"model": {"peft_config": LORA | {"target_modules": ["nothing"]}}}, "matches no module"),
+    "int8": ({"model": {"frozen_dtype": "int8"}}, "float32 or bfloat16 without `model.peft_config`"),
+    "bfloat16": ({"model": {"frozen_dtype": "bfloat16"}}, "all layers train and nothing is frozen"),
+    "odd": (
+        {"model": {"frozen_dtype": "nf4", "peft_config": LLAMA_LORA}},
+        "nf4 packs pairs of inputs: .* got 63",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def without_weights(checkpoint, tmp_path_factory):
+    """A folder with a config.json alone: who looks for weights there fails in another way."""
+    folder = tmp_path_factory.mktemp("config")
+    # Widths that no other test has: what was traced before is not traced again.
+    tiny_hf_config("llama", intermediate_size=63).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", BEFORE_WEIGHTS)
+def test_what_does_not_fit_is_said_before_weights_are_read(checkpoint, without_weights, tmp_path, name):
+    sections, message = BEFORE_WEIGHTS[name]
+    config = ppo_config(
+        checkpoint, tmp_path, model={"model_path": without_weights, "num_layers_unfrozen": -1}
+    )
+    with pytest.raises(ValueError, match=message):
+        prepare(reward_fn=count_vowels, prompts=PROMPTS, config=config.evolve(**sections))
+
+
+def test_value_layers_of_t5_are_refused_before_weights_are_read(checkpoint, tmp_path):
+    tiny_hf_config("t5").save_pretrained(tmp_path / "config")
+    model = {"model_path": str(tmp_path / "config"), "model_arch_type": "seq2seq"}
+    config = ppo_config(checkpoint, tmp_path, model=model, method={"num_value_layers_unfrozen": 1})
+    with pytest.raises(ValueError, match="`num_value_layers_unfrozen` must be 0 for a seq2seq model"):
+        prepare(reward_fn=count_vowels, prompts=PROMPTS, config=config)
+
+
+def test_missing_qwix_is_said_before_weights_are_read(checkpoint, without_weights, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    with pytest.raises(ImportError, match=r"need qwix: pip install 'jrl\[quantization\]'"):
+        prepared(checkpoint, tmp_path, LLAMA_LORA, model_path=without_weights, frozen_dtype="int8")
+
+
+def test_a_run_in_which_nothing_would_train_is_refused(checkpoint, without_weights, tmp_path):
+    with pytest.raises(ValueError, match=r"`model.num_layers_unfrozen` must be .* nothing would train"):
+        prepared(checkpoint, tmp_path, None, model_path=without_weights, num_layers_unfrozen=0)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -91,8 +92,18 @@ class TestResume:
     def test_other_data_is_refused_by_name(self, whole, checkpoint, tmp_path):
         train(ppo_config(checkpoint, tmp_path, train={"total_steps": 4}))
         again = ppo_config(checkpoint, tmp_path, train={"resume_from_checkpoint": str(tmp_path)})
-        with pytest.raises(CheckpointError, match="other data: `prompts`, `stop_sequences` differ"):
+        with pytest.raises(CheckpointError, match="with others: `prompts`, `stop_sequences` "):
             train(again, prompts=PROMPTS[::-1], stop_sequences=["."])
+
+    def test_another_architecture_with_the_same_tensors_is_refused(self, checkpoint, tmp_path):
+        train(ppo_config(checkpoint, tmp_path / "run", train={"total_steps": 4}))
+        shutil.copytree(checkpoint, tmp_path / "other")
+        file = tmp_path / "other" / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"layer_norm_epsilon": 0.1}))
+        again = ppo_config(str(tmp_path / "other"), tmp_path / "run")
+        again = again.evolve(train={"resume_from_checkpoint": str(tmp_path / "run")})
+        with pytest.raises(CheckpointError, match="with others: `model_path` "):
+            train(again)
 
 
 class TestRewardFailures:

@@ -11,7 +11,7 @@ import jax
 from jrl.mesh import path_name
 from jrl.models.adapters.config import AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import Lora
-from jrl.models.adapters.targets import bind_lora
+from jrl.models.adapters.targets import bind_lora, check_task
 from jrl.models.adapters.virtual_tokens import VirtualTokens
 from jrl.models.config import TransformerConfig
 from jrl.models.families.base import Entry
@@ -39,6 +39,7 @@ def bind_adapter(
       ValueError: If the configuration does not fit the model.
     """
     if not isinstance(config, LoraConfig):
+        check_task(config, model_type)
         return VirtualTokens(config, model)
     leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(init, jax.random.key(0)))
     return bind_lora(config, entries, {path_name(path): leaf.shape for path, leaf in leaves}, model_type)

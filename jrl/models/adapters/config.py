@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an adapter is, read from the dict that trlX takes and that PEFT stores as `adapter_config.json`.
 
-Names and defaults are PEFT's. Keys that say nothing here (task, base model, versions) pass; keys of features that
+Names and defaults are PEFT's. Keys that say nothing here (base model, versions) pass; keys of features that
 jrl lacks pass while they are off.
 """
 
@@ -13,8 +13,10 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal
 
+from jrl.models.adapters.field_types import TYPES
+
 CAUSAL, SEQ2SEQ = "CAUSAL_LM", "SEQ_2_SEQ_LM"
-# Said elsewhere (base model, task), derived from the model (layout, sizes), or of no consequence (versions).
+# Said elsewhere (base model), derived from the model (layout, sizes), or of no consequence (versions).
 _SILENT = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -27,9 +29,7 @@ _SILENT = {
     "peft_type",
     "peft_version",
     "qalora_group_size",
-    "revision",
     "runtime_config",
-    "task_type",
     "token_dim",
     "tokenizer_kwargs",
     "tokenizer_name_or_path",
@@ -77,6 +77,7 @@ class LoraConfig:
       use_dora: The updated weight gets a trained norm for each output (Liu et al. 2024, arXiv:2402.09353).
       init_lora_weights: True: A is uniform in ±1/√in; "gaussian": normal with deviation 1/r. B is 0 in both. False: A
         as for True, and B uniform in ±1/√r, so that the policy does not start as the base model.
+      task_type: PEFT's name of what the base model does, checked where the adapter is bound; no part of what it is.
     """
 
     r: int = 8
@@ -91,6 +92,7 @@ class LoraConfig:
     use_rslora: bool = False
     use_dora: bool = False
     init_lora_weights: Literal[True, False, "gaussian"] = True
+    task_type: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises ValueError on ranks and rates out of range."""
@@ -114,16 +116,21 @@ class PrefixConfig:
       prefix_projection: Trains V embeddings and an MLP that makes the keys and values from them.
       encoder_hidden_size: Inner width of that MLP; None: the model's width.
       init_weights: "zero" starts at keys and values of 0; None: normal with deviation 1, as PEFT does.
+      task_type: PEFT's name of what the base model does, checked where the adapter is bound; no part of what it is.
     """
 
     num_virtual_tokens: int
     prefix_projection: bool = False
     encoder_hidden_size: int | None = None
     init_weights: Literal["zero"] | None = None
+    task_type: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Raises ValueError without a virtual token."""
+        """Raises ValueError without a virtual token, on an empty MLP, or a start that is unknown."""
         _require(self.num_virtual_tokens >= 1, "num_virtual_tokens", "at least 1", self.num_virtual_tokens)
+        inner = self.encoder_hidden_size
+        _require(inner is None or inner >= 1, "encoder_hidden_size", "at least 1", inner)
+        _require(self.init_weights in (None, "zero"), "init_weights", 'None or "zero"', self.init_weights)
 
 
 @dataclass(frozen=True)
@@ -136,12 +143,14 @@ class PromptConfig:
         cut to V; SAMPLE_VOCAB: those of V random tokens.
       prompt_tuning_init_text: That text.
       text_ids: Its ids, filled in by whoever has the tokenizer; no key of PEFT's.
+      task_type: PEFT's name of what the base model does, checked where the adapter is bound; no part of what it is.
     """
 
     num_virtual_tokens: int
     prompt_tuning_init: Literal["RANDOM", "TEXT", "SAMPLE_VOCAB"] = "RANDOM"
     prompt_tuning_init_text: str | None = None
     text_ids: tuple[int, ...] = ()
+    task_type: str | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises ValueError without a virtual token, or without the text that TEXT asks for."""
@@ -191,9 +200,18 @@ def read_adapter_config(given: Any) -> AdapterConfig:
     for key, value in values.items():
         if key in known:
             if value is not None:
+                _require(TYPES[key].holds(value), key, TYPES[key].says, value)
                 arguments[key] = _value(key, value)
         elif key in _OFF:
             _require(not value or value == "none", key, "off: jrl has no such feature", value)
+        elif key == "revision":
+            # Of the base model, which is read from a folder, or from the hub as it is there now.
+            _require(
+                value in (None, "main"),
+                key,
+                "None or 'main': download that revision and name its folder",
+                value,
+            )
         elif key not in _SILENT:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f" Did you mean `{near[0]}`?" if near else ""
@@ -218,7 +236,7 @@ def plain_peft_config(given: Any) -> dict[str, Any]:
 
     def plain(value: Any) -> Any:
         if isinstance(value, set):
-            return sorted(value)
+            return sorted(value, key=str)
         return str(value.value) if isinstance(value, Enum) else value
 
     return {str(key): plain(value) for key, value in values.items()}
@@ -228,7 +246,9 @@ def to_peft_dict(config: AdapterConfig) -> dict[str, Any]:
     """The keys of `adapter_config.json` that this adapter decides, as plain JSON."""
     kind = next(name for name, made in KINDS.items() if isinstance(config, made))
     values = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in asdict(config).items()
+        if key != "task_type"
     }
     if isinstance(config, PromptConfig):
         # How a prompt began is of no use to its reader, and PEFT would ask for the tokenizer that made it.

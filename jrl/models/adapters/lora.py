@@ -23,6 +23,10 @@ from jrl.models.families.base import Shape
 from jrl.models.layers import adapted_kernel
 from jrl.typing import Params, PRNGKey
 
+_ABOVE = int(np.iinfo(np.int32).max)
+# What acts before the layers counts as the first of them, what acts after them is above all.
+_OUTSIDE_LAYERS: Mapping[str, int] = {"embed_in": 0, "embed_out": _ABOVE, "lm_head": _ABOVE}
+
 
 @dataclass(frozen=True)
 class Part:
@@ -79,11 +83,12 @@ class Lora:
 
     @property
     def first_layer(self) -> int:
-        """Index of the lowest layer that is adapted; a number above all layers where only the head is."""
-        found = [
-            re.fullmatch(r"layers_(\d+)", part.path[0]) for module in self.modules for part in module.parts
-        ]
-        return min(int(match[1]) if match else np.iinfo(np.int32).max for match in found)
+        """Index of the lowest layer that is adapted; a number above all layers where only what follows them is.
+
+        Raises:
+          ValueError: If a module belongs to no layer, and is not known to lie below or above them.
+        """
+        return min(_layer(module, part) for module in self.modules for part in module.parts)
 
     def init(self, key: PRNGKey, params: Params) -> dict[str, Any]:
         """Fresh adapters, float32: B is 0, so that the policy starts as the base model to the bit.
@@ -146,6 +151,18 @@ class Lora:
             node, leaf = _find(tree, path), _find(variables, path)
             node["kernel"] = change(node["kernel"], leaf)
         return tree
+
+
+def _layer(module: AdaptedModule, part: Part) -> int:
+    """Where a projection lies among the layers: the first of them stands for what is below all."""
+    name = part.path[0]
+    match = re.fullmatch(r"layers_(\d+)", name)
+    if match is None and name not in _OUTSIDE_LAYERS:
+        raise ValueError(
+            f"peft_config: `target_modules`: {module.name} holds the parameter {name!r}, which is neither a layer's "
+            f"nor one of {', '.join(_OUTSIDE_LAYERS)}: whether it lies below or above the layers is not known."
+        )
+    return int(match[1]) if match else _OUTSIDE_LAYERS[name]
 
 
 def _outputs(matrix: Float[Array, "r out"], part: Part) -> Float[Array, "r part"]:

@@ -104,9 +104,11 @@ def load_value_head(folder: Path, width: int) -> dict[str, Any]:
       folder: Of the adapter.
       width: Of what the head reads.
     Raises:
+      FileNotFoundError: If it is there as a pickle only.
       ValueError: If the head does not fit; the message names file and tensor.
     """
-    if not (folder / f"{HEADS}.safetensors").is_file():
+    # trlX and TRL keep it in a pickle, which is refused with the line that converts it, and not passed over.
+    if not (folder / f"{HEADS}.safetensors").is_file() and not any(folder.glob("pytorch_model*.bin")):
         return {}
     files = TensorFiles(folder, HEADS)
     entries = head_entries(found_heads(files)[0], 0, width=width, vocab_size=0)

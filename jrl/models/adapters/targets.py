@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from jrl.models.adapters.config import LoraConfig
+from jrl.models.adapters.config import CAUSAL, SEQ2SEQ, AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import AdaptedModule, Lora, Part
+from jrl.models.families import find_family
 from jrl.models.families.base import Entry, Shape
 
 DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     "t5": ("q", "v"),
-    "bert": ("query", "value"),
-    "roberta": ("query", "value"),
-    "distilbert": ("q_lin", "v_lin"),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
     **dict.fromkeys(("bloom", "gpt_neox"), ("query_key_value",)),
     **dict.fromkeys(("opt", "gptj", "gpt_neo", "llama", "mistral", "mixtral"), ("q_proj", "v_proj")),
@@ -28,6 +26,20 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
 """What PEFT 0.21 adapts where `target_modules` is not given. For the last four families it has no default; theirs are
 the same projections as the others'."""
 HEAD = "lm_head"
+
+
+def check_task(config: AdapterConfig, model_type: str) -> None:
+    """Refuses an adapter that names a task of other models.
+
+    Raises:
+      ValueError: If it was made for a decoder and this is none, or the reverse.
+    """
+    own = SEQ2SEQ if find_family(model_type).kind == "seq2seq" else CAUSAL
+    if config.task_type not in (None, own):
+        raise ValueError(
+            f"peft_config: `task_type` must be {own} for a {model_type} model; got {config.task_type!r}: the adapter "
+            "is meant for another kind of model."
+        )
 
 
 def bind_lora(
@@ -41,8 +53,9 @@ def bind_lora(
       shapes: Of its parameters, by path.
       model_type: Names the family whose default targets apply.
     Raises:
-      ValueError: If nothing matches, or something that is no linear map does.
+      ValueError: If nothing matches, or something that is no linear map does, or the adapter is for another task.
     """
+    check_task(config, model_type)
     targets = config.target_modules
     if targets is None:
         if model_type not in DEFAULT_TARGETS:
@@ -102,7 +115,12 @@ def _is_target(config: LoraConfig, targets: tuple[str, ...] | str, entry: Entry)
 
 def _matches(patterns: tuple[str, ...] | str, name: str) -> bool:
     if isinstance(patterns, str):
-        return re.fullmatch(patterns, name) is not None
+        try:
+            return re.fullmatch(patterns, name) is not None
+        except re.error as error:
+            raise ValueError(
+                f"peft_config: {patterns!r} must be a pattern of whole module names (a regular expression): {error}."
+            ) from error
     return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)
 
 

@@ -53,7 +53,7 @@ class VirtualTokens:
         """Numbers that PEFT's file holds for one column."""
         return self.prefix_width if self.name == PREFIX else self.model.feature_width
 
-    def init(self, key: PRNGKey, params: Params) -> dict[str, Array]:
+    def init(self, key: PRNGKey, params: Params) -> dict[str, Any]:
         """Fresh parameters, float32.
 
         Args:
@@ -73,7 +73,7 @@ class VirtualTokens:
         # As the model reads them: a prompt stands for embeddings that are scaled already.
         return {"embedding": table[ids].astype(jnp.float32) * (self.model.embedding_scale or 1.0)}
 
-    def _init_prefix(self, config: PrefixConfig, key: PRNGKey) -> dict[str, Array]:
+    def _init_prefix(self, config: PrefixConfig, key: PRNGKey) -> dict[str, Any]:
         zero = config.init_weights == "zero"
         if not config.prefix_projection:
             shape = (self.count, self.prefix_width)
@@ -85,23 +85,26 @@ class VirtualTokens:
         def uniform(key: PRNGKey, size_in: int, *shape: int) -> Array:
             return jax.random.uniform(key, shape, minval=-(size_in**-0.5), maxval=size_in**-0.5)
 
-        found = {
-            "embedding": jax.random.normal(embedding_key, (self.count, width)),
-            "in_kernel": uniform(in_key, width, width, inner),
-            "in_bias": uniform(in_bias_key, width, inner),
-            "out_kernel": uniform(out_key, inner, inner, self.prefix_width),
-            "out_bias": uniform(out_bias_key, inner, self.prefix_width),
+        last = {
+            "kernel": uniform(out_key, inner, inner, self.prefix_width),
+            "bias": uniform(out_bias_key, inner, self.prefix_width),
         }
-        return found | (
-            {"out_kernel": 0 * found["out_kernel"], "out_bias": 0 * found["out_bias"]} if zero else {}
-        )
+        return {
+            "embedding": jax.random.normal(embedding_key, (self.count, width)),
+            "in": {
+                "kernel": uniform(in_key, width, width, inner),
+                "bias": uniform(in_bias_key, width, inner),
+            },
+            "out": jax.tree.map(jnp.zeros_like, last) if zero else last,
+        }
 
     def prefix(self, params: Params) -> Float[Array, "V W"]:
         """Keys and values of all layers, as PEFT stores them: of layer i the key at 2i and the value at 2i + 1."""
-        if "in_kernel" not in params:
+        if "in" not in params:
             return params["embedding"]
-        hidden = jnp.tanh(params["embedding"] @ params["in_kernel"] + params["in_bias"][None])
-        return hidden @ params["out_kernel"] + params["out_bias"][None]
+        first, last = params["in"], params["out"]
+        hidden = jnp.tanh(params["embedding"] @ first["kernel"] + first["bias"][None])
+        return hidden @ last["kernel"] + last["bias"][None]
 
     def keys_and_values(
         self, params: Params

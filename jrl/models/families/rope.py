@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from jrl.models.config import (
     LinearRopeScaling,
@@ -40,7 +40,7 @@ def read_rope(
       partial: The torch model rotates the share `partial_rotary_factor` of a head; otherwise none may be set.
       interleaved: Neighbouring dimensions form a pair.
     Raises:
-      ValueError: If the scaling is of another type, or lacks a number.
+      ValueError: If the scaling is of another type, or lacks a positive number.
     """
     kind = _kind(model_type, parameters)
     if kind in ("default", "dynamic"):
@@ -81,13 +81,15 @@ def read_longrope(
     if kind != "longrope":
         raise ValueError(f"{model_type}: `rope_type` must be longrope; got {kind!r}.")
     original = _number(model_type, parameters, "original_max_position_embeddings")
-    stretch = _optional(parameters, "factor", max_positions / original)
+    stretch = _optional(model_type, parameters, "factor", max_positions / original)
     natural = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
-    factors = tuple(parameters.get("short_factor") or ())
+    factors = parameters.get("short_factor") or ()
+    if not isinstance(factors, list | tuple) or not all(_is_positive(factor) for factor in factors):
+        raise ValueError(f"{model_type}: `short_factor` must be a list of positive finite numbers.")
     rope = _rope(
         model_type,
         parameters,
-        LongRopeScaling(factors, _optional(parameters, "attention_factor", natural)),
+        LongRopeScaling(tuple(factors), _optional(model_type, parameters, "attention_factor", natural)),
         head_dim,
         partial,
         interleaved=False,
@@ -109,7 +111,7 @@ def _rope(
     partial: bool,
     interleaved: bool,
 ) -> Rope:
-    share = _optional(parameters, "partial_rotary_factor", 1.0)
+    share = _optional(model_type, parameters, "partial_rotary_factor", 1.0)
     if share != 1.0 and not partial:
         raise ValueError(
             f"{model_type}: `partial_rotary_factor` must be 1.0, got {share!r}: this family rotates whole heads."
@@ -126,6 +128,10 @@ def _linear(model_type: str, parameters: Mapping[str, Any]) -> LinearRopeScaling
 def _llama3(model_type: str, parameters: Mapping[str, Any]) -> Llama3RopeScaling:
     names = ("factor", "low_freq_factor", "high_freq_factor")
     factor, low, high = (_number(model_type, parameters, name) for name in names)
+    if high <= low:
+        raise ValueError(
+            f"{model_type}: `high_freq_factor` must be larger than `low_freq_factor`, {low}; got {high}."
+        )
     original = _number(model_type, parameters, "original_max_position_embeddings")
     return Llama3RopeScaling(factor, low, high, int(original))
 
@@ -137,15 +143,17 @@ def _yarn(model_type: str, parameters: Mapping[str, Any]) -> YarnRopeScaling:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     # Either the paper's one value, or DeepSeek's ratio of two.
-    above, below = (_optional(parameters, name, 0.0) for name in ("mscale", "mscale_all_dim"))
-    natural = sharpening(above) / sharpening(below) if above and below else sharpening(1.0)
+    natural = sharpening(1.0)
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        above, below = (_number(model_type, parameters, name) for name in ("mscale", "mscale_all_dim"))
+        natural = sharpening(above) / sharpening(below)
     return YarnRopeScaling(
         factor=factor,
         original_max_positions=int(_number(model_type, parameters, "original_max_position_embeddings")),
-        beta_fast=_optional(parameters, "beta_fast", 32.0),
-        beta_slow=_optional(parameters, "beta_slow", 1.0),
-        attention_factor=_optional(parameters, "attention_factor", natural),
-        truncate=bool(_optional(parameters, "truncate", 1.0)),
+        beta_fast=_optional(model_type, parameters, "beta_fast", 32.0),
+        beta_slow=_optional(model_type, parameters, "beta_slow", 1.0),
+        attention_factor=_optional(model_type, parameters, "attention_factor", natural),
+        truncate=parameters.get("truncate") in (None, True),
     )
 
 
@@ -167,12 +175,17 @@ def _kind(model_type: str, parameters: Mapping[str, Any]) -> str:
 
 def _number(model_type: str, parameters: Mapping[str, Any], name: str) -> float:
     value = parameters.get(name)
-    if not isinstance(value, int | float):
+    if not _is_positive(value):
         kind = parameters["rope_type"]
-        raise ValueError(f"{model_type}: `{name}` of `rope_type` {kind!r} must be a number, got {value!r}.")
+        raise ValueError(
+            f"{model_type}: `{name}` of `rope_type` {kind!r} must be a positive finite number, got {value!r}."
+        )
     return float(value)
 
 
-def _optional(parameters: Mapping[str, Any], name: str, default: float) -> float:
-    value = parameters.get(name)
-    return default if value is None else float(value)
+def _optional(model_type: str, parameters: Mapping[str, Any], name: str, default: float) -> float:
+    return default if parameters.get(name) is None else _number(model_type, parameters, name)
+
+
+def _is_positive(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA: where it starts, what it computes, what it trains, and what it refuses."""
 
+import copy
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +11,13 @@ import numpy as np
 import pytest
 
 from jrl.learners.optimizers import decayed
-from jrl.models.adapters import LoraConfig
+from jrl.models.adapters import LoraConfig, read_adapter_config
 from jrl.models.adapters.targets import DEFAULT_TARGETS
 from jrl.models.families import FAMILIES
 from jrl.models.layers import Projection, adapted_kernel
 from jrl.models.model import CausalLM
+from jrl.models.policy import branch_start
+from jrl.models.seq2seq_policy import branch_start as seq2seq_branch_start
 from tests.models.family_cases import CASES
 from tests.models.test_policy import decode_all, scorer
 from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_prompts
@@ -189,6 +193,73 @@ def test_layers_below_the_first_adapter_are_a_shared_trunk(layers, cut):
     )
 
 
+@pytest.mark.parametrize(
+    ("targets", "cut"),
+    [
+        (("project_in",), None),
+        (("project_in", "project_out", "lm_head"), None),
+        (r"model\.decoder\.(project_in|layers\.1\..*q_proj)", None),
+        (("project_out",), 2),
+        (("project_out", "lm_head"), 2),
+        (r"model\.decoder\.(project_out|layers\.1\..*q_proj)", 1),
+    ],
+)
+def test_maps_below_and_above_the_layers_act_in_decoding_and_in_scoring(targets, cut):
+    hf_config = copy.deepcopy(CASES["opt-350m"])
+    hf_config.tie_word_embeddings = "lm_head" not in targets
+    lm, config = CausalLM.from_config(hf_config), LoraConfig(r=2, target_modules=targets)
+    params, frozen = lm.split_params(lm.init(jax.random.key(0)), adapter=config, key=jax.random.key(1))
+    params = jax.tree.map(lambda leaf: leaf + 0.3, params)
+    policy, inputs, lora = lm.policy(adapter=config), tiny_prompts(3, 8), lm.bind(config)
+
+    @jax.jit
+    def all_three(params, frozen):
+        scored = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None).policy
+        decoded = decode_all(policy, params, frozen, inputs, prefill=5).policy
+        logits = [policy.logits(params, frozen, hidden)[..., :VOCAB_SIZE] for hidden in (scored, decoded)]
+        return *logits, lm.logits(lora.merge(frozen, params["lora"]), *inputs[:2])
+
+    scored, decoded, merged = (logits[inputs.attention_mask] for logits in all_three(params, frozen))
+    np.testing.assert_allclose(scored, decoded, atol=1e-4)
+    np.testing.assert_allclose(scored, merged, atol=1e-4)
+    assert branch_start(lm.config, -1, 0, lora) == cut
+
+
+def test_a_map_that_is_neither_below_nor_above_the_layers_is_refused():
+    lora = tiny_lm("llama")[0].bind(LoraConfig(target_modules=("lm_head",)))
+    assert lora.first_layer > 2
+    (module,) = lora.modules
+    elsewhere = replace(module, parts=(replace(module.parts[0], path=("somewhere",)),))
+    with pytest.raises(ValueError, match="lm_head holds the parameter 'somewhere', which is neither"):
+        _ = replace(lora, modules=(elsewhere,)).first_layer
+
+
+@pytest.mark.parametrize(
+    ("targets", "cut"),
+    [
+        ("lm_head", 2),
+        (r"lm_head|encoder\..*\.1\..*\.wo", None),
+        (r"decoder\.block\.1\..*\.q", 1),
+        (r"decoder\.block\.0\..*\.q", None),
+    ],
+)
+def test_the_trunk_of_an_encoder_and_a_decoder_ends_below_the_lowest_adapter(targets, cut):
+    lm, _ = tiny_lm("t5")
+    lora = lm.bind(LoraConfig(target_modules=targets))
+    assert seq2seq_branch_start(lm.config, -1, 0, lora) == cut
+
+
+@pytest.mark.parametrize(("family", "task"), [("llama", "SEQ_2_SEQ_LM"), ("t5", "CAUSAL_LM")])
+def test_an_adapter_of_another_task_is_refused(family, task):
+    lm, _ = tiny_lm(family)
+    own = {"llama": "CAUSAL_LM", "t5": "SEQ_2_SEQ_LM"}[family]
+    given = {"peft_type": "LORA", "task_type": task, "r": 2}
+    with pytest.raises(ValueError, match=f"`task_type` must be {own} for a {family} model; got '{task}'"):
+        lm.bind(read_adapter_config(given))
+    for accepted in (own, None):
+        assert lm.bind(read_adapter_config(given | {"task_type": accepted})).modules
+
+
 def test_the_value_branch_is_not_adapted():
     policy, params, frozen = adapted("llama", EVERYWHERE, num_value_layers_unfrozen=1)
     assert set(params) == {"lora", "value_branch"}
@@ -242,7 +313,7 @@ def test_rank_and_alpha_of_their_own():
 
 
 def test_defaults_are_those_of_peft():
-    assert set(DEFAULT_TARGETS) <= set(FAMILIES) | {"t5", "bert", "roberta", "distilbert", "mixtral"}
+    assert set(DEFAULT_TARGETS) == {name for name, family in FAMILIES.items() if family.kind != "encoder"}
     names = [module.name for module in tiny_lm("gpt2")[0].bind(LoraConfig()).modules]
     assert names == ["transformer.h.0.attn.c_attn", "transformer.h.1.attn.c_attn"]
 
@@ -287,3 +358,9 @@ def test_experts_are_refused_and_their_router_is_a_map_like_others():
     assert {part.path[1] for module in everywhere for part in module.parts} == {"attn"}
     with pytest.raises(ValueError, match="or one of several stacked experts"):
         lm.bind(LoraConfig(target_modules=("w1", "w2")))
+
+
+def test_a_pattern_that_is_no_pattern_is_named():
+    lm, _ = tiny_lm("llama")
+    with pytest.raises(ValueError, match=r"'\(q_proj' must be a pattern of whole module names"):
+        lm.bind(LoraConfig(target_modules="(q_proj"))

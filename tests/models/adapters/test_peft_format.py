@@ -72,10 +72,10 @@ NAME = "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop(NAME), f"1 tensors are missing: {NAME}"),
+        (lambda tensors: tensors.pop(NAME), f"1 tensor is missing: {NAME}"),
         (
             lambda tensors: tensors.update(other=np.zeros(2, np.float32)),
-            "have no place in a lora adapter: other",
+            "1 tensor has no place in a lora adapter: other",
         ),
         (lambda tensors: tensors.update({NAME: np.zeros((3, 32), np.float32)}), "must have shape (2, 32)"),
         (
@@ -111,3 +111,9 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path):
     file.write_text("{")
     with pytest.raises(ValueError, match=r"adapter_config\.json: Expecting"):
         read_adapter_folder(tmp_path)
+
+
+def test_a_pickled_value_head_is_not_passed_over(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin, a pickle"):
+        load_value_head(tmp_path, 32)

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.adapters import PrefixConfig, PromptConfig
+from jrl.learners.optimizers import decayed
+from jrl.models.adapters import PrefixConfig, PromptConfig, read_adapter_config
 from tests.models.test_policy import decode_all, scorer
 from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_prompts
 
@@ -96,10 +97,25 @@ def test_starts():
 
     assert float(jnp.abs(start(PrefixConfig(2, init_weights="zero"))["prefix"]["embedding"]).max()) == 0.0
     projected = start(PrefixConfig(2, prefix_projection=True, init_weights="zero"))["prefix"]
-    assert float(jnp.abs(projected["out_kernel"]).max()) == 0.0
+    assert all(float(jnp.abs(leaf).max()) == 0.0 for leaf in jax.tree.leaves(projected["out"]))
     sampled = start(PromptConfig(2, "SAMPLE_VOCAB"))["prompt"]["embedding"]
     table = np.asarray(whole["embed"]["embedding"])
     assert all((table == np.asarray(row)).all(axis=1).any() for row in sampled)
+
+
+def test_weight_decay_skips_the_biases_of_the_projection():
+    lm, whole = tiny_lm("llama")
+    params, _ = lm.split_params(whole, adapter=CONFIGS["projected"], key=jax.random.key(0))
+    one = {"kernel": True, "bias": False}
+    assert decayed(params) == {"prefix": {"embedding": True, "in": one, "out": one}}
+
+
+def test_virtual_tokens_of_another_task_are_refused():
+    given = {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 2, "task_type": "SEQ_2_SEQ_LM"}
+    with pytest.raises(
+        ValueError, match="`task_type` must be CAUSAL_LM for a llama model; got 'SEQ_2_SEQ_LM'"
+    ):
+        tiny_lm("llama")[0].bind(read_adapter_config(given))
 
 
 def test_what_virtual_tokens_exclude():
