@@ -96,11 +96,11 @@ def test_every_expert_is_rounded_as_if_it_were_alone(kind):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("llama", "bfloat16"),
+        pytest.param("llama", "bfloat16", marks=pytest.mark.slow),
         ("llama", "int8"),
         ("llama", "nf4"),
-        ("mixtral", "int8"),
-        ("mixtral", "nf4"),
+        pytest.param("mixtral", "int8", marks=pytest.mark.slow),
+        pytest.param("mixtral", "nf4", marks=pytest.mark.slow),
     ],
 )
 def test_a_rounded_base_is_near_the_model_and_only_adapters_train(name, kind):

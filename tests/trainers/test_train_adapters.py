@@ -139,7 +139,14 @@ VIRTUAL = {
 }
 
 
-@pytest.fixture(scope="module", params=VIRTUAL)
+@pytest.fixture(
+    scope="module",
+    params=[
+        # Without the projection there is less that could go wrong.
+        pytest.param(name, marks=[pytest.mark.slow] if name == "prefix" else [])
+        for name in VIRTUAL
+    ],
+)
 def virtual(request, checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     model = {"peft_config": VIRTUAL[request.param]}
