@@ -68,9 +68,9 @@ def test_logits_have_the_real_vocabulary_and_do_not_see_padding(loaded):
     model, params = loaded
     tokens, mask = prompts()
     padded = jnp.pad(tokens, ((0, 0), (3, 0))), jnp.pad(mask, ((0, 0), (3, 0)))
-    logits = model.logits(params, tokens)
+    logits = jax.jit(model.logits)(params, tokens)
     assert logits.shape == (2, 4, model.lm.config.vocab_size) and logits.dtype == jnp.float32
-    np.testing.assert_allclose(model.logits(params, *padded)[:, 3:], logits, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.logits)(params, *padded)[:, 3:], logits, atol=1e-5)
 
 
 def test_random_weights_need_a_key(loaded):

@@ -78,7 +78,7 @@ class TestRun:
 
 
 class TestResume:
-    @pytest.mark.parametrize("stopped_after", [1, 2])
+    @pytest.mark.parametrize("stopped_after", [pytest.param(1, marks=pytest.mark.slow), 2])
     def test_resumed_equals_never_stopped_bit_for_bit(self, whole, checkpoint, tmp_path, stopped_after):
         train(ppo_config(checkpoint, tmp_path, train={"total_steps": 4 * stopped_after}))
         resumed = train(

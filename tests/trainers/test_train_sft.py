@@ -29,6 +29,7 @@ def test_loss_falls(whole):
     assert np.mean(losses[-4:]) < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_resumed_equals_never_stopped_bit_for_bit(whole, checkpoint, tmp_path):
     train(sft_config(checkpoint, tmp_path, train={"total_steps": 3}))
     resumed = train(sft_config(checkpoint, tmp_path, train={"resume_from_checkpoint": str(tmp_path)}))
