@@ -126,7 +126,7 @@ def load_entries(
     _check_groups(groups, {path: target.shape for path, target in targets.items()})
     params: dict[str, Any] = {}
     for paths in sorted(groups, key=lambda paths: -sum(_num_bytes(targets[path]) for path in paths)):
-        buffers = {path: _HostShards(targets[path]) for path in paths}
+        buffers = {path: HostShards(targets[path]) for path in paths}
         for entry in groups[paths]:
             name = entry.name if names is None else names[entry.name]
             shapes = [targets[path].shape[0 if entry.index is None else 1 :] for path in paths]
@@ -181,7 +181,7 @@ def _check_groups(
         assert whole or all(found == list(range(shapes[path][0])) for path in paths), (paths, found)
 
 
-class _HostShards:
+class HostShards:
     """One parameter on its way: what this host keeps of it, until all its tensors were read.
 
     Args:
@@ -215,8 +215,9 @@ class _HostShards:
             # Before the next one is made: copies run behind, and each would hold its source.
             shard = jax.device_put(host, device).block_until_ready()
             if shard.unsafe_buffer_pointer() == host.ctypes.data:
-                # A CPU takes memory that happens to be aligned as it is, even under `may_alias=False`.
-                shard = shard.copy().block_until_ready()
+                # A CPU takes NumPy's memory as it is where that happens to be aligned, `may_alias=False` or not; a
+                # jax array it does copy. (`shard.copy()` would be compiled for the mesh in context, not this device.)
+                shard = jax.device_put(shard, device, may_alias=False).block_until_ready()
             shards.append(shard)
         self._whole, self._stacked = None, {}
         return jax.make_array_from_single_device_arrays(self._target.shape, self._sharding, shards)

@@ -11,6 +11,7 @@ import pytest
 
 from jrl.mesh import tree_shardings
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
+from jrl.models.entries_io import HostShards
 from tests.tiny import tiny_lm
 
 pytestmark = pytest.mark.mesh
@@ -31,3 +32,17 @@ def test_every_device_gets_its_part_alone(mesh: jax.sharding.Mesh, family: str, 
     save_checkpoint(tmp_path / "again", model, loaded.params)
     again = (tmp_path / "again" / "model.safetensors").read_bytes()
     assert again == (tmp_path / "m" / "model.safetensors").read_bytes()
+
+
+def test_aligned_memory_is_copied_to_each_device(mesh: jax.sharding.Mesh) -> None:
+    """NumPy memory that a CPU device could take as it is, whole on every device: none may hold on to it."""
+    room = np.zeros(16 * 32 + 16, np.float32)
+    skipped = -room.ctypes.data % 64 // 4
+    part = room[skipped : skipped + 16 * 32].reshape(16, 32)
+    target = jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=jax.NamedSharding(mesh, jax.P()))
+    shards = HostShards(target)
+    with jax.set_mesh(mesh):
+        shards.put(part, None)
+        array = shards.array()
+    part[:] = 1.0
+    np.testing.assert_array_equal(array, 0.0)
