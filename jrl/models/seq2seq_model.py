@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,33 +17,21 @@ from jrl.models.adapters.config import AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.targets import bind_lora
 from jrl.models.families import find_family
-from jrl.models.families.base import Entry, Family
-from jrl.models.heads import init_q_heads, init_value_head
+from jrl.models.language_model import BaseLM
 from jrl.models.seq2seq import init_encoder_decoder
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.models.seq2seq_policy import make_seq2seq_policy, split_seq2seq_params
-from jrl.typing import ModelInputs, Params, PolicyFns, PRNGKey
+from jrl.typing import ModelInputs, Params
 
 
 @dataclass(frozen=True, eq=False)
-class Seq2SeqLM:
-    """An encoder-decoder of a known family.
+class Seq2SeqLM(BaseLM):
+    """An encoder-decoder of a known family."""
 
-    Attributes:
-      hf_config: The transformers config it was made from: what `save_checkpoint` writes.
-      family: The family's tables.
-      config: The architecture as jrl sees it.
-      value_head: Kind of the value head that its checkpoint came with; None where there is none.
-      num_q_heads: Q heads that it came with.
-      generation_config: Content of the generation_config.json that it came with; None where there is none.
-    """
-
-    hf_config: Any
-    family: Family
     config: Seq2SeqConfig
-    value_head: str | None = None
-    num_q_heads: int = 0
-    generation_config: Mapping[str, Any] | None = None
+    make_policy = staticmethod(make_seq2seq_policy)
+    split_tree = staticmethod(split_seq2seq_params)
+    init_body = staticmethod(init_encoder_decoder)
 
     @classmethod
     def from_config(cls, hf_config: Any, *, value_head: str | None = None) -> Seq2SeqLM:
@@ -59,11 +46,6 @@ class Seq2SeqLM:
         hf_config = copy.deepcopy(hf_config)
         hf_config.tie_word_embeddings = config.tie_embeddings
         return cls(hf_config, family, config, value_head)
-
-    @property
-    def vocab_size(self) -> int:
-        """Real entries of the vocabulary."""
-        return self.config.vocab_size
 
     @property
     def max_positions(self) -> int:
@@ -84,21 +66,6 @@ class Seq2SeqLM:
         """What the sampler goes on from: the encoder reads the prompts, the decoder its start id."""
         start = jnp.full((tokens.shape[0], 1), self.decoder_start_token_id, jnp.int32)
         return ModelInputs(start, jnp.ones(start.shape, bool), None, tokens, attention_mask)
-
-    def init(self, key: PRNGKey) -> dict[str, Any]:
-        """Fresh float32 parameters, with the heads that the model has."""
-        model_key, head_key = jax.random.split(key)
-        params = init_encoder_decoder(self.config, model_key)
-        if self.value_head is not None:
-            params["v_head"] = init_value_head(self.value_head, self.feature_width, head_key)
-        if self.num_q_heads:
-            sizes = self.feature_width, self.vocab_size, self.config.padded_vocab_size
-            params |= init_q_heads(self.num_q_heads, *sizes, jax.random.fold_in(head_key, 1))
-        return params
-
-    def entries(self) -> list[Entry]:
-        """Every tensor of its checkpoint, heads excepted."""
-        return self.family.entries(self.config)
 
     def logits(
         self,
@@ -133,46 +100,6 @@ class Seq2SeqLM:
         policy = self.policy(compute_dtype=compute_dtype)
         features = policy.branch(params, {}, None, inputs, None)
         return policy.logits(params, {}, features.policy)[..., : self.config.vocab_size]
-
-    def policy(
-        self,
-        *,
-        num_layers_unfrozen: int = -1,
-        value_head: str | None = None,
-        num_value_layers_unfrozen: int = 0,
-        adapter: AdapterConfig | None = None,
-        compute_dtype: Any = jnp.float32,
-        remat: bool = False,
-    ) -> PolicyFns:
-        """This model as `PolicyFns`; the arguments are those of `make_policy`."""
-        return make_seq2seq_policy(
-            self.config,
-            num_layers_unfrozen=num_layers_unfrozen,
-            value_head=value_head,
-            num_value_layers_unfrozen=num_value_layers_unfrozen,
-            adapter=self.bind(adapter),
-            compute_dtype=compute_dtype,
-            remat=remat,
-        )
-
-    def split_params(
-        self,
-        params: Params,
-        *,
-        num_layers_unfrozen: int = -1,
-        num_value_layers_unfrozen: int = 0,
-        adapter: AdapterConfig | None = None,
-        key: PRNGKey | None = None,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(trainable, frozen) for the policy of the same arguments; see `split_seq2seq_params`."""
-        return split_seq2seq_params(
-            params,
-            self.config,
-            num_layers_unfrozen=num_layers_unfrozen,
-            num_value_layers_unfrozen=num_value_layers_unfrozen,
-            adapter=self.bind(adapter),
-            key=key,
-        )
 
     def bind(self, adapter: AdapterConfig | None) -> Lora | None:
         """An adapter of this model; None where there is none.
