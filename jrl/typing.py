@@ -73,8 +73,9 @@ class PolicyFns:
         deterministic; RL always passes None.
       logits: `(params, frozen, hidden) -> logits`, (..., D) to (..., V) float32, with bias, scale and soft-cap
         inside; columns of a padded vocabulary are −inf.
-      heads: `(params, hidden) -> {name: array}` from `Features.value`, (..., D): the value head gives `"values"`
-        (...,) float32; a model without heads gives {}.
+      heads: `(params, hidden) -> {name: array}` from `Features.value`, (..., D), float32: the value head gives
+        `"values"` (...,), the Q heads `"q_values"` (heads, ..., V), with −inf in columns of a padded vocabulary. What
+        `params` hold no head for is missing.
       init_cache: `(params, frozen, prompts, length) -> cache`: room for `length` columns, prompt and samples together,
         and what every one of them reads beside: an encoder's answer to the context, a virtual prefix. Of the prompts'
         own tokens nothing is in it yet.
@@ -111,10 +112,14 @@ class SamplingKnobs(NamedTuple):
     Attributes:
       temperature: Divides the logits; > 0.
       top_p: Mass of the nucleus kept; 1 keeps all.
+      beta: Weight of Q − V beside the log-probabilities (ILQL); None: heads are not read.
+      forbidden: True where the column's token may not follow the row's; None: all may.
     """
 
     temperature: Float[Array, ""]
     top_p: Float[Array, ""]
+    beta: Float[Array, ""] | None = None
+    forbidden: Bool[Array, "V V"] | None = None
 
 
 class Completions(NamedTuple):
@@ -159,6 +164,23 @@ class PPOBatch(NamedTuple):
     sequences: Sequences
     scored: Scored
     scores: Float[Array, "N T"]
+
+
+class ILQLBatch(NamedTuple):
+    """Rewarded samples for offline learning. The window is compact: it holds the actions alone, one after another, so
+    that between two turns the state after the last action of one is the state before the first action of the next.
+
+    Attributes:
+      inputs: The rows, (B L), right-padded.
+      columns: Column of the state before each action; the action itself is the token one column further. 0 at mask 0.
+      mask: True on actions; they come first. A row without any is padding.
+      rewards: Of each action, standardised: 0 but for the last one of a row, which ends it. Its next state is terminal.
+    """
+
+    inputs: ModelInputs
+    columns: Int[Array, "B T"]
+    mask: Bool[Array, "B T"]
+    rewards: Float[Array, "B T"]
 
 
 class Mean(NamedTuple):

@@ -19,15 +19,22 @@ from jrl.data.fingerprint import fingerprint
 from jrl.data.prompts import PromptSet
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.mesh import replicated, tree_shardings
-from jrl.rollout.text import decode_rows
 from jrl.trainers.checkpoint import tree_sha256
+from jrl.trainers.completing import Completer
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.description import describe_model
 from jrl.trainers.evaluation import Evaluation, Evaluator
 from jrl.trainers.export import model_writer
-from jrl.trainers.generation import GenerationSettings, Sampler, Sweep, parse_gen_kwargs
+from jrl.trainers.generation import (
+    GenerationSettings,
+    Sampler,
+    Sweep,
+    check_logit_mask,
+    parse_gen_kwargs,
+)
+from jrl.trainers.hooks import Hooks
 from jrl.trainers.reward_calls import RewardCall
-from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of, place_rows
+from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of
 from jrl.typing import Params, Update
 
 # Streams of the root key; the trainers fold their iteration numbers into them.
@@ -42,6 +49,7 @@ class Trainer(abc.ABC):
       reward_fn: Scores completions.
       metric_fn: Evaluation metrics.
       stop_sequences: Texts that end a completion.
+      logit_mask: (V, V), True where the column's token may not follow the row's; applies wherever this run samples.
 
     Attributes:
       config: The run's own configuration.
@@ -55,6 +63,7 @@ class Trainer(abc.ABC):
       mesh: The device mesh.
       run_dir: Folder of checkpoints, metrics and samples (`train.checkpoint_dir`).
       interrupted: Whether `learn` ended early because the process was asked to stop.
+      hooks: What is called as the run goes on.
     """
 
     state: Any
@@ -66,6 +75,7 @@ class Trainer(abc.ABC):
         reward_fn: Callable[..., Any] | None = None,
         metric_fn: Callable[..., Any] | None = None,
         stop_sequences: Sequence[str] = (),
+        logit_mask: Any = None,
     ) -> None:
         self.config = copy.deepcopy(config)
         self.config.validate()
@@ -73,13 +83,15 @@ class Trainer(abc.ABC):
         self.run_dir = Path(self.config.train.checkpoint_dir)
         self.history: list[dict[str, Any]] = []
         self.interrupted = False
+        self.hooks = Hooks()
         self.mesh = mesh_of(self.config)
         with jax.set_mesh(self.mesh):
             bundle = self.load_policy()
         self.lm, self.policy, self.tokenizer = bundle.lm, bundle.policy, bundle.tokenizer
         self.adapter, self.base_model = bundle.adapter, bundle.base_model
         self.frozen, self.replicated = bundle.frozen, bundle.replicated
-        self.sampler = Sampler(self.policy)
+        self.logit_mask = logit_mask
+        self.sampler = Sampler(self.policy, forbidden=check_logit_mask(logit_mask, self.lm.vocab_size))
         self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
         self.root_key = jax.random.key(self.config.train.seed)
         self.eval_prompts: PromptSet | None = None
@@ -129,6 +141,19 @@ class Trainer(abc.ABC):
     @abc.abstractmethod
     def params(self) -> Params:
         """Trainable parameters of the current state."""
+
+    @property
+    def sampling_params(self) -> Params:
+        """What samplers read: the trainable parameters, unless an algorithm steers by others."""
+        return self.params
+
+    def host_state(self) -> dict[str, Any]:
+        """What a checkpoint must hold beside the state: plain JSON of what this run keeps on the host."""
+        return {}
+
+    def load_host_state(self, found: Mapping[str, Any]) -> None:
+        """Puts back what `host_state` gave."""
+        del found
 
     def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
         """`gen_kwargs` with the tokenizer's special tokens filled in: (settings, sweep)."""
@@ -202,20 +227,22 @@ class Trainer(abc.ABC):
         if self.eval_prompts is None:
             return None
         evaluator = Evaluator(
-            sampler=self.sampler,
+            complete=self.completer(self.eval_chunk_size),
             prompts=self.eval_prompts,
             tokenizer=self.tokenizer,
             settings=self.settings,
             sweep=self.sweep,
-            chunk_size=self.eval_chunk_size,
-            stop_sequences=self.stop_sequences,
             rewards=None if self.reward_fn is None else self.reward_call(self.reward_fn),
             metric_fn=self.metric_fn,
             label=f"evaluation_at_step_{step:06d}",
         )
         key = jax.random.fold_in(jax.random.fold_in(self.root_key, EVALUATION_STREAM), step)
         with jax.set_mesh(self.mesh):
-            return evaluator(self.params, self.frozen, self.mesh, key)
+            return evaluator(self.sampling_params, self.frozen, key)
+
+    def completer(self, chunk_size: int) -> Completer:
+        """Samples and decodes, so many rows a call."""
+        return Completer(self.sampler, self.tokenizer, self.stop_sequences, self.mesh, chunk_size)
 
     @property
     def eval_chunk_size(self) -> int:
@@ -238,22 +265,11 @@ class Trainer(abc.ABC):
         found = self.prompt_set(
             list(prompts), max_new_tokens=settings.max_new_tokens, long_prompts=long_prompts
         )
-        indices = np.arange(len(found))
-        batch = found.rows(indices, width=found.width(indices))
         key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)
+        complete = self.completer(len(found))
         with jax.set_mesh(self.mesh):
-            inputs = place_rows(self.mesh, batch.inputs)
-            completions = self.sampler(self.params, self.frozen, inputs, indices, settings, key)
-        tokens, lengths = jax.device_get((completions.tokens, completions.lengths))
-        return decode_rows(
-            self.tokenizer,
-            batch.token_lists,
-            tokens,
-            lengths,
-            eos_token_ids=settings.eos_token_id,
-            stop_sequences=self.stop_sequences,
-            separator=found.separator,
-        ).outputs
+            indices = np.arange(len(found))
+            return complete(self.sampling_params, self.frozen, found, indices, settings, key).outputs
 
     def save_pretrained(
         self, directory: str | os.PathLike[str] | None = None, *, merge_adapter: bool = False
@@ -306,6 +322,8 @@ class Trainer(abc.ABC):
             "model_path": fingerprint(repr(self.lm.config), repr(adapter)),
             "stop_sequences": fingerprint(self.stop_sequences),
         }
+        if self.logit_mask is not None:
+            found["logit_mask"] = fingerprint(np.packbits(np.asarray(self.logit_mask)).tobytes().hex())
         if self.eval_prompts is not None:
             found["eval_prompts"] = self.eval_prompts.sha256()
         return found

@@ -191,7 +191,7 @@ class Checkpointer:
     def best(self) -> Path | None:
         """The best checkpoint, None while no evaluation has counted."""
         step = self._best_step()
-        return None if step is None else self._path(step)
+        return None if step is None else self.path(step)
 
     def close(self) -> None:
         """Waits for the save in flight, then lets another run have the folder. Calling it twice is harmless."""
@@ -201,7 +201,8 @@ class Checkpointer:
             self._writer.shutdown()
             self._lock.close()
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
+        """Folder of the checkpoint of a step."""
         return self.run_dir / f"checkpoint_{step}"
 
     def _make_room(self, overwrite: bool) -> None:
@@ -236,7 +237,7 @@ class Checkpointer:
         entries: Mapping[str, Any],
     ) -> None:
         """Writes one checkpoint aside, publishes it and drops what need not be kept. On the writer's thread."""
-        aside = self._path(step).with_suffix(".tmp")
+        aside = self.path(step).with_suffix(".tmp")
         shutil.rmtree(aside, ignore_errors=True)
         try:
             aside.mkdir()
@@ -246,16 +247,16 @@ class Checkpointer:
             for name, text in content.items():
                 (aside / name).write_text(text, encoding="utf-8")
             write_manifest(aside, entries)
-            self._publish(aside, self._path(step))
+            self._publish(aside, self.path(step))
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         self._scores[step] = entries["best_score"]
         for old in self._superfluous():
-            doomed = self._path(old).with_suffix(
+            doomed = self.path(old).with_suffix(
                 ".tmp"
             )  # half-deleted must not look like a damaged checkpoint
-            self._path(old).rename(doomed)
+            self.path(old).rename(doomed)
             shutil.rmtree(doomed)
             del self._scores[old]
 

@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from jrl.data.prompts import PromptSet
 from jrl.rollout.rewards import call_metric_fn
-from jrl.rollout.text import Texts, decode_rows
-from jrl.trainers.generation import GenerationSettings, Sampler, Sweep
+from jrl.rollout.text import Texts
+from jrl.trainers.completing import Completer
+from jrl.trainers.generation import GenerationSettings, Sweep
 from jrl.trainers.reward_calls import RewardCall
-from jrl.trainers.setup import place_rows
 from jrl.typing import Frozen, Params, PRNGKey
 
 
@@ -45,40 +44,37 @@ class Evaluator:
     """Evaluates a policy on a fixed prompt set.
 
     Attributes:
-      sampler: Compiled samplers, shared with the rollouts.
+      complete: Samples and decodes.
       prompts: The evaluation prompts.
-      tokenizer: Decodes.
+      tokenizer: Handed to the user's metrics.
       settings: How to sample.
       sweep: (name, values) of the generation argument that every evaluation runs through, or None.
-      chunk_size: Rows a sampling call.
-      stop_sequences: Texts that end a completion.
       rewards: The user's reward function, or None.
       metric_fn: The user's metrics, or None.
       label: Names this evaluation in the file that keeps completions whose reward failed.
     """
 
-    sampler: Sampler
+    complete: Completer
     prompts: PromptSet
     tokenizer: Any
     settings: GenerationSettings
     sweep: Sweep | None
-    chunk_size: int
-    stop_sequences: Sequence[str]
     rewards: RewardCall | None
     metric_fn: Callable[..., Any] | None
     label: str
 
-    def __call__(self, params: Params, frozen: Frozen, mesh: jax.sharding.Mesh, key: PRNGKey) -> Evaluation:
+    def __call__(self, params: Params, frozen: Frozen, key: PRNGKey) -> Evaluation:
         """Runs every sweep value over every prompt; row i of the set always samples with key i."""
         name, values = self.sweep or (None, (None,))
+        everything = np.arange(len(self.prompts))
         metrics: dict[str, float] = {}
         columns: list[str] = []
         rows: list[list[Any]] = []
         scores_of_values: list[float | None] = []
         for value in values:
             settings = replace(self.settings, **{name: value}) if name else self.settings
-            texts, metadata = self._sample(params, frozen, mesh, settings, key)
-            scores, columns_of_samples, found = self._judge(texts, metadata)
+            texts = self.complete(params, frozen, self.prompts, everything, settings, key)
+            scores, columns_of_samples, found = self._judge(texts, self.prompts.metadata(everything))
             scores_of_values.append(found.get("reward/mean", found.get("metrics/reward")))
             suffix = f"@{name}={value}" if name else ""
             found["completion/length_mean"] = float(np.mean(texts.lengths))
@@ -92,44 +88,6 @@ class Evaluator:
                 cells += [scores[row]] if scores is not None else []
                 rows.append(cells + [column[row] for column in columns_of_samples.values()])
         return Evaluation(metrics, scores_of_values[0], columns, rows)
-
-    def _sample(
-        self,
-        params: Params,
-        frozen: Frozen,
-        mesh: jax.sharding.Mesh,
-        settings: GenerationSettings,
-        key: PRNGKey,
-    ) -> tuple[Texts, Mapping[str, list[Any]]]:
-        """Samples the whole set chunk by chunk; all chunks are dispatched before the first is decoded."""
-        total = len(self.prompts)
-        chunk_size = min(self.chunk_size, total)
-        everything = np.arange(total)
-        width = self.prompts.width(everything)
-        pending = []
-        for start in range(0, total, chunk_size):
-            indices = (
-                np.arange(start, start + chunk_size) % total
-            )  # the last chunk wraps; surplus rows are dropped
-            batch = self.prompts.rows(indices, width=width)
-            inputs = place_rows(mesh, batch.inputs)
-            pending.append((batch, self.sampler(params, frozen, inputs, indices, settings, key)))
-        parts = []
-        for start, (batch, completions) in zip(range(0, total, chunk_size), pending, strict=True):
-            count = min(chunk_size, total - start)
-            tokens, lengths = jax.device_get((completions.tokens, completions.lengths))
-            parts.append(
-                decode_rows(
-                    self.tokenizer,
-                    batch.token_lists[:count],
-                    tokens[:count],
-                    lengths[:count],
-                    eos_token_ids=settings.eos_token_id,
-                    stop_sequences=self.stop_sequences,
-                    separator=self.prompts.separator,
-                )
-            )
-        return Texts.concatenate(parts), self.prompts.metadata(everything)
 
     def _judge(
         self, texts: Texts, metadata: Mapping[str, list[Any]]

@@ -143,8 +143,8 @@ def _scalar(name: str, value: Any) -> Any:
 class Sampler:
     """Compiled samplers, one for each static setting; temperature and top-p are traced and share one program."""
 
-    def __init__(self, policy: PolicyFns) -> None:
-        self._policy = policy
+    def __init__(self, policy: PolicyFns, *, forbidden: jax.Array | None = None) -> None:
+        self._policy, self._forbidden = policy, forbidden
         self._programs: dict[GenerationSettings, Program] = {}
 
     def program(self, settings: GenerationSettings) -> Program:
@@ -185,4 +185,25 @@ class Sampler:
           settings: How to sample.
           key: Of this iteration.
         """
-        return self.program(settings)(params, frozen, prompts, jnp.asarray(row_ids), settings.knobs, key)
+        knobs = settings.knobs._replace(forbidden=self._forbidden)
+        return self.program(settings)(params, frozen, prompts, jnp.asarray(row_ids), knobs, key)
+
+
+def check_logit_mask(logit_mask: Any, vocab_size: int) -> jax.Array | None:
+    """A transition mask as samplers read it: True where the column's token may not follow the row's.
+
+    Args:
+      logit_mask: Boolean array-like (V, V), or None.
+      vocab_size: V, without padding.
+    Raises:
+      ValueError: If it has another shape or another type.
+    """
+    if logit_mask is None:
+        return None
+    mask = np.asarray(logit_mask)
+    if mask.dtype != bool or mask.shape != (vocab_size, vocab_size):
+        raise ValueError(
+            f"`logit_mask` must be boolean, ({vocab_size}, {vocab_size}) as the vocabulary, True where the column's "
+            f"token may not follow the row's; got {mask.dtype} {mask.shape}."
+        )
+    return jnp.asarray(mask)

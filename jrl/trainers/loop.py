@@ -115,6 +115,10 @@ class Run:
         while self.iteration < self.num_iterations and not self.stopped:
             yield self.iteration
 
+    def end_here(self) -> None:
+        """Makes the iteration in progress the last one; called before its `after`."""
+        self.num_iterations = self.iteration + 1
+
     @property
     def stopped(self) -> bool:
         """Whether SIGINT or SIGTERM asked for an orderly stop."""
@@ -156,6 +160,7 @@ class Run:
         self.trainer.history.append(record)
         self.loggers.log(record, self.step)
         self.loggers.log_table(SAMPLES, found.columns, found.rows, self.step)
+        self.trainer.hooks.evaluate(record)
         score = found.score
         if score is None or not math.isfinite(score) or self.step == 0:
             return False
@@ -186,6 +191,7 @@ class Run:
         }
         self.trainer.history.append(record)
         self.loggers.log(record, pending.step)
+        self.trainer.hooks.log(record)
         bad = metrics.get("optim/skipped_in_a_row", 0.0)
         if check and bad >= self.config.max_bad_steps:
             raise TrainingDivergedError(
@@ -210,10 +216,12 @@ class Run:
                 "best_score": self.best_score,
                 "frozen_sha256": self.trainer.frozen_sha256(),
                 "data_sha256": self._data_sha256,
+                "host_state": self.trainer.host_state(),
             },
             best_score=self.best_score,
         )
         self._saved_step = self.step
+        self.trainer.hooks.save(self.checkpoints.path(self.step))
 
     def _restore(self) -> int | None:
         """Puts a checkpoint's state into the trainer; the number of history records it knew of, None on a fresh run."""
@@ -233,6 +241,7 @@ class Run:
                 "run in another `train.checkpoint_dir`."
             )
         self.trainer.state = found.state
+        self.trainer.load_host_state(cursor["host_state"])
         self.iteration, self.num_evaluations = cursor["iteration"], cursor["evaluations"]
         self.best_score = cursor["best_score"]
         self._saved_step = self.step

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from jrl.learners.config import MethodConfig
+from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
+from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
 
 if TYPE_CHECKING:
@@ -16,7 +18,12 @@ if TYPE_CHECKING:
 
 Class = TypeVar("Class", bound=type)
 
-METHODS: dict[str, type[MethodConfig]] = {"ppoconfig": PPOConfig, "sftconfig": SFTConfig}
+METHODS: dict[str, type[MethodConfig]] = {
+    "ppoconfig": PPOConfig,
+    "ilqlconfig": ILQLConfig,
+    "sftconfig": SFTConfig,
+    "rftconfig": RFTConfig,
+}
 TRAINERS: dict[str, type[Trainer]] = {}
 
 
