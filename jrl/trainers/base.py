@@ -33,6 +33,7 @@ from jrl.trainers.generation import (
     parse_gen_kwargs,
 )
 from jrl.trainers.hooks import Hooks
+from jrl.trainers.prompting import document_start, make_prompt_set
 from jrl.trainers.reward_calls import RewardCall
 from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of
 from jrl.typing import Params, Update
@@ -171,18 +172,12 @@ class Trainer(abc.ABC):
           max_new_tokens: The longest completion that will follow them.
           long_prompts: Default: `train.long_prompts`.
         """
-        budget = self.config.train.seq_length - max_new_tokens
-        if budget < 1:
-            raise ValueError(
-                f"`train.seq_length` ({self.config.train.seq_length}) leaves no room for a prompt beside "
-                f"`max_new_tokens` ({max_new_tokens}); raise it."
-            )
-        return PromptSet(
+        return make_prompt_set(
             prompts,
             self.tokenizer,
-            max_length=budget,
-            seed=self.config.train.seed,
-            long_prompts=long_prompts or self.config.train.long_prompts,
+            self.config.train,
+            max_new_tokens=max_new_tokens,
+            long_prompts=long_prompts,
             decoder_start_token_id=self.lm.decoder_start_token_id,
         )
 
@@ -199,12 +194,7 @@ class Trainer(abc.ABC):
 
     def default_prompts(self) -> list[str]:
         """One optimizer batch of the text that starts a document."""
-        start = self.tokenizer.bos_token or self.tokenizer.eos_token
-        if start is None:
-            raise ValueError(
-                "The tokenizer has neither a BOS nor an EOS token to start from: give `prompts`."
-            )
-        return [start] * self.config.train.batch_size
+        return [document_start(self.tokenizer)] * self.config.train.batch_size
 
     def add_eval_prompts(self, prompts: Sequence[Any]) -> None:
         """Sets what `evaluate` samples on."""
