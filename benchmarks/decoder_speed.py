@@ -45,7 +45,7 @@ shape, rows, prompt, new = json.loads(sys.argv[1]), 16, 16, 48
 lm = CausalLM.from_config(GPT2Config(**shape, bos_token_id=0, eos_token_id=0,
                                        embd_pdrop=0, attn_pdrop=0, resid_pdrop=0))
 params = {**lm.init(jax.random.key(0)), "v_head": init_value_head("mlp", shape["n_embd"], jax.random.key(1))}
-policy = lm.policy(num_layers_unfrozen=2, value_head="mlp")
+policy = lm.policy(num_layers_unfrozen=2)
 trainable, frozen = split_params(params, lm.config, num_layers_unfrozen=2)
 reference = init_reference(trainable)
 tokens = jax.random.randint(jax.random.key(2), (rows, prompt), 2, shape["vocab_size"])

@@ -18,7 +18,6 @@ Every field of the PPO recipe is a flag (`--method.target 4`), and so is every f
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -30,13 +29,12 @@ from sentiment.judge import Checkpoint, judge
 from sentiment.pretrain import pretrain
 from sentiment.report import report
 from sentiment.rewards import reward_named
+from stages import RECIPES, add_flags, split_overrides, stopped
 
 import jrl
 from jrl.cli import add_reward_flags
 from jrl.trainers.overrides import apply_overrides
 from jrl.trainers.setup import mesh_of
-
-RECIPES = Path(__file__).resolve().parents[1] / "configs"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,25 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def stopped(console: Console, argv: Sequence[str], folder: Path, *resume: str | Path) -> int:
-    """Says how to go on after Ctrl-C: the same flags, and `resume`; of a flag given twice, the last one counts."""
-    words = ["python", sys.argv[0], *argv, "--output-dir", folder, *resume]
-    console.print("Stopped early; all is saved. To go on:\n")
-    console.print(shlex.join(map(str, words)), style="bold", soft_wrap=True, highlight=False, markup=False)
-    return 0
-
-
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
     """The flags, the overrides of the PPO recipe, and those of the SFT recipe (`--sft.` in front)."""
-    top = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="Any other --a.b flag overrides a field of the recipe.",
-    )
-    top.add_argument("--seed", type=int, default=0, help="of corpus, weights, data order and samples")
-    top.add_argument(
-        "--output-dir", default=time.strftime("runs/ppo_sentiment/%Y%m%d-%H%M%S"), help="run folder"
-    )
-    top.add_argument("--model", help="checkpoint to start PPO from (directory or hub id); skips SFT")
+    top = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_flags(top, run="ppo_sentiment")
     top.add_argument(
         "--tokenizer", help="directory or hub id; default: the model's, or one trained on the corpus"
     )
@@ -116,12 +99,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[str]
     top.add_argument("--num-reviews", type=int, default=8000, help="size of the generated corpus")
     top.add_argument("--num-eval-prompts", type=int, default=256, help="held-out prompts")
     flags, rest = top.parse_known_args(argv)
-    stages: dict[bool, list[str]] = {False: [], True: []}
-    sft = False
-    for word in rest:
-        sft = word.startswith("--sft.") if word.startswith("--") else sft
-        stages[sft].append(word.replace("--sft.", "--", 1))
-    return flags, stages[False], stages[True]
+    return flags, *split_overrides(rest)
 
 
 def read_corpus(flags: argparse.Namespace) -> Corpus:

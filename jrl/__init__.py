@@ -9,7 +9,10 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 from jrl import losses, ops
 from jrl.api import train
 from jrl.data.tokenizer import load_tokenizer
+from jrl.learners.config import MethodConfig
+from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
+from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
 from jrl.notebook import Model, estimate_cost, load_model, save_model
 from jrl.trainers.config import (
@@ -19,19 +22,29 @@ from jrl.trainers.config import (
     TokenizerConfig,
     TrainConfig,
     TRLConfig,
+    default_ilql_config,
     default_ppo_config,
+    default_rft_config,
     default_sft_config,
 )
+from jrl.trainers.ilql import ILQLTrainer
 from jrl.trainers.ppo import PPOTrainer
+from jrl.trainers.registry import register_method, register_pipeline, register_trainer
 from jrl.trainers.reward_model import RewardModel, load_reward_model
+from jrl.trainers.rft import RFTTrainer
 from jrl.trainers.sft import SFTTrainer
 
 __all__ = [
+    "ILQLConfig",
+    "ILQLTrainer",
+    "MethodConfig",
     "Model",
     "ModelConfig",
     "OptimizerConfig",
     "PPOConfig",
     "PPOTrainer",
+    "RFTConfig",
+    "RFTTrainer",
     "RewardModel",
     "SFTConfig",
     "SFTTrainer",
@@ -39,7 +52,9 @@ __all__ = [
     "TRLConfig",
     "TokenizerConfig",
     "TrainConfig",
+    "default_ilql_config",
     "default_ppo_config",
+    "default_rft_config",
     "default_sft_config",
     "estimate_cost",
     "load_model",
@@ -47,6 +62,9 @@ __all__ = [
     "load_tokenizer",
     "losses",
     "ops",
+    "register_method",
+    "register_pipeline",
+    "register_trainer",
     "save_model",
     "train",
 ]

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrl.trainers.base import Trainer
-from jrl.trainers.config import TRLConfig, default_ppo_config, default_sft_config
-from jrl.trainers.registry import get_trainer
+from jrl.trainers.coerce import hint
+from jrl.trainers.config import TRLConfig, default_ilql_config, default_ppo_config, default_sft_config
+from jrl.trainers.registry import get_pipeline, get_trainer
+
+# Of every trainer's constructor; the rest of its arguments come from `train.trainer_kwargs`.
+_GIVEN_BY_TRAIN = ("config", "reward_fn", "metric_fn", "stop_sequences")
 
 
 def train(
@@ -38,12 +43,15 @@ def train(
       prompts: Strings, or dicts with `"prompt"` and metadata; left untouched. Default: the BOS text.
       eval_prompts: Likewise; default: the first `batch_size` prompts, or the BOS text.
       metric_fn: `metric_fn(samples, prompts, outputs, **metadata)` returns name → list of floats, or name → float.
-      config: Default: PPO where `reward_fn` is given, else SFT.
+      config: `config.train.trainer` chooses the algorithm. Default: PPO where `reward_fn` is given, else ILQL where
+        `rewards` are, else SFT.
       stop_sequences: Texts that end a completion.
     Returns:
       The trainer, after `learn()`.
     Raises:
-      ValueError: If the arguments do not say what to train on, or do not fit the configured trainer.
+      ValueError: If the arguments do not say what to train on, do not fit each other or the configured trainer, or
+        the configuration names a trainer, pipeline or method that is not registered.
+      TypeError: If `config` is no `TRLConfig`.
     """
     trainer = prepare(
         model_path=model_path,
@@ -76,28 +84,113 @@ def prepare(
 ) -> Trainer:
     """The trainer that `train` would run, its model and data loaded; the arguments are those of `train`."""
     if dataset is not None:
-        warnings.warn(
-            "`dataset` is deprecated: pass `samples` and `rewards`.", DeprecationWarning, stacklevel=3
-        )
-        samples, rewards = dataset
-    if reward_fn is None and samples is None:
-        raise ValueError("Nothing to train on: give `reward_fn` (online) or `samples` (offline).")
-    if rewards is not None and samples is not None and len(rewards) != len(samples):
-        raise ValueError(
-            f"`rewards` must have one entry a sample: got {len(rewards)} for {len(samples)} samples."
-        )
+        samples, rewards = unpack_dataset(dataset, samples, rewards)
+    check_data(reward_fn, samples, rewards)
     if config is None:
-        config = default_ppo_config() if reward_fn is not None else default_sft_config()
+        config = _default_config(online=reward_fn is not None, rewarded=rewards is not None)
         warnings.warn(
             f"No `config` given: using the default one for {config.train.trainer}, with model "
             f"{config.model.model_path!r}.",
             stacklevel=3,
         )
+    if not isinstance(config, TRLConfig):
+        raise TypeError(
+            f"`config` must be a TRLConfig, got {type(config).__name__}; TRLConfig.load_yaml(path) and "
+            "TRLConfig.from_dict(dictionary) make one."
+        )
     if model_path is not None:
         config = config.evolve(model={"model_path": model_path})
-    trainer_class = get_trainer(config.train.trainer)
-    trainer = trainer_class(
+    trainer = make_trainer(
         config, reward_fn=reward_fn, metric_fn=metric_fn, stop_sequences=tuple(stop_sequences or ())
     )
     trainer.add_data(samples=samples, rewards=rewards, prompts=prompts, eval_prompts=eval_prompts)
     return trainer
+
+
+def make_trainer(
+    config: TRLConfig,
+    *,
+    reward_fn: Callable[..., Any] | None,
+    metric_fn: Callable[..., Any] | None,
+    stop_sequences: tuple[str, ...],
+) -> Trainer:
+    """The trainer that `config.train.trainer` names, with the arguments of `config.train.trainer_kwargs`.
+
+    Raises:
+      ValueError: If no such trainer or pipeline is registered, or the trainer does not take these arguments.
+      TypeError: If what is registered is no trainer.
+    """
+    trainer_class = get_trainer(config.train.trainer)
+    get_pipeline(config.train.pipeline)  # its name is checked before a model is loaded
+    if not issubclass(trainer_class, Trainer):
+        raise TypeError(
+            f"`train.trainer`: {trainer_class.__name__} must be a subclass of {Trainer.__module__}.Trainer."
+        )
+    kwargs = config.train.trainer_kwargs
+    _check_kwargs(trainer_class, kwargs)
+    return trainer_class(
+        config, reward_fn=reward_fn, metric_fn=metric_fn, stop_sequences=stop_sequences, **kwargs
+    )
+
+
+def unpack_dataset(
+    dataset: tuple[Sequence[Any], Sequence[float]],
+    samples: Sequence[Any] | None,
+    rewards: Sequence[float] | None,
+) -> tuple[Sequence[Any], Sequence[float]]:
+    """The two halves of the deprecated `dataset`."""
+    warnings.warn("`dataset` is deprecated: pass `samples` and `rewards`.", DeprecationWarning, stacklevel=4)
+    if samples is not None or rewards is not None:
+        raise ValueError("`dataset` is `samples` and `rewards` in one: give it or them, not both.")
+    if not isinstance(dataset, tuple | list) or len(dataset) != 2:
+        raise ValueError(f"`dataset` must be the pair (samples, rewards), got {type(dataset).__name__}.")
+    return dataset[0], dataset[1]
+
+
+def check_data(
+    reward_fn: Callable[..., Any] | None, samples: Sequence[Any] | None, rewards: Sequence[float] | None
+) -> None:
+    """Says what is missing or does not fit, before anything is loaded."""
+    if reward_fn is not None and not callable(reward_fn):
+        raise ValueError(f"`reward_fn` must be a function, got {type(reward_fn).__name__}.")
+    if samples is None and rewards is not None:
+        raise ValueError("`rewards` are those of `samples`, one each: give `samples` too.")
+    if reward_fn is None and samples is None:
+        raise ValueError("Nothing to train on: give `reward_fn` (online) or `samples` (offline).")
+    if samples is not None and len(samples) == 0:
+        raise ValueError("`samples` must hold at least one sample, got none.")
+    if samples is not None and rewards is not None and len(rewards) != len(samples):
+        raise ValueError(
+            f"`rewards` must have one entry a sample: got {len(rewards)} for {len(samples)} samples."
+        )
+
+
+def _default_config(*, online: bool, rewarded: bool) -> TRLConfig:
+    if online:
+        return default_ppo_config()
+    return default_ilql_config() if rewarded else default_sft_config()
+
+
+def _check_kwargs(trainer_class: type[Trainer], kwargs: Mapping[str, Any]) -> None:
+    """Names what `train.trainer_kwargs` may hold, where it holds something else."""
+    accepted = _arguments(trainer_class)
+    for name in kwargs:
+        if name in _GIVEN_BY_TRAIN:
+            raise ValueError(f"`train.trainer_kwargs.{name}`: give `{name}` to `train` itself.")
+        if name not in accepted:
+            raise ValueError(
+                f"Unknown argument `train.trainer_kwargs.{name}`: beside what `train` gives it, "
+                f"{trainer_class.__name__} takes {accepted}.{hint(name, accepted)}"
+            )
+
+
+def _arguments(trainer_class: type[Trainer]) -> list[str]:
+    """Names that a constructor takes beside what `train` gives it; where it hands others on, its bases' too."""
+    names: dict[str, None] = {}
+    for owner in trainer_class.__mro__:
+        if "__init__" in vars(owner):
+            parameters = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[1:]
+            names |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return [name for name in names if name not in _GIVEN_BY_TRAIN]

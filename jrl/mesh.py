@@ -46,9 +46,9 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"experts/(up|gate)$", (None, "embed", "mlp")),
     (r"experts/down$", (None, "mlp", "embed")),
     (r"v_head/hidden/kernel$", ("embed", "mlp")),
-    (r"q_heads/\d/hidden/kernel$", ("embed", "mlp")),
-    (r"q_heads/\d/out/kernel$", ("embed", "vocab")),
-    (r"q_heads/\d/out/bias$", ("vocab",)),
+    (r"(q_heads|target_params)/\d/hidden/kernel$", ("embed", "mlp")),
+    (r"(q_heads|target_params)/\d/out/kernel$", ("embed", "vocab")),
+    (r"(q_heads|target_params)/\d/out/bias$", ("vocab",)),
 )
 
 

@@ -89,6 +89,7 @@ class Model:
         top_p: float = 1.0,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
+        beta: float | None = None,
     ) -> Int[Array, "B T"]:
         """Samples `max_new_tokens` ids a row, pad after the end.
 
@@ -103,8 +104,11 @@ class Model:
           top_p: 1 keeps all.
           eos_token_id: Default: the checkpoint's.
           pad_token_id: Default: the checkpoint's, else the first EOS.
+          beta: Weight of Q − V beside the log-probabilities, of a model that ILQL trained; traced as `temperature`.
+            None: Q heads are not read.
         Raises:
-          ValueError: If prompts and completions are longer together than the model has positions.
+          ValueError: If prompts and completions are longer together than the model has positions, or there is a `beta`
+            and `params` hold no Q heads.
         """
         width, positions = np.shape(tokens)[1], self.lm.max_positions
         if width + max_new_tokens > positions:
@@ -119,8 +123,19 @@ class Model:
             self.lm, max_new_tokens, eos_ids, pad if pad is not None else (eos_ids or (0,))[0], top_k
         )
         knobs = SamplingKnobs(jnp.asarray(temperature, jnp.float32), jnp.asarray(top_p, jnp.float32))
+        if beta is not None:
+            params, knobs = _steered(params), knobs._replace(beta=jnp.asarray(beta, jnp.float32))
         inputs = self.lm.prompt_inputs(jnp.asarray(tokens), jnp.asarray(attention_mask, bool))
         return generate(params, {}, inputs, jnp.arange(np.shape(tokens)[0]), knobs, key).tokens
+
+
+def _steered(params: Params) -> Params:
+    """The parameters with the target heads in place of the Q heads, as ILQL samples."""
+    if "q_heads" not in params:
+        raise ValueError(
+            "`beta` weighs Q − V, and `params` hold no Q heads: was the model trained with ILQL?"
+        )
+    return {**params, "q_heads": params.get("target_q_heads", params["q_heads"])}
 
 
 @functools.lru_cache(maxsize=32)

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import jrl
+import jrl.api
 from jrl.api import prepare
 from jrl.cli import main
+from jrl.data.prompts import PromptSet
 from jrl.models.checkpoint import load_checkpoint
 from jrl.notebook import _generator
+from jrl.trainers.sft import SFTTrainer
 from tests.trainers.runs import save_tiny_checkpoint, sft_config
 
 
@@ -42,9 +45,135 @@ def test_train_takes_the_seeds_arguments_in_the_seeds_order():
     ]
 
 
-def test_nothing_to_train_on_is_an_error():
-    with pytest.raises(ValueError, match=r"give `reward_fn`.*or `samples`"):
-        jrl.train("somewhere")
+class TestDispatch:
+    """What is given decides the default configuration; `train.trainer` decides the algorithm."""
+
+    @pytest.fixture
+    def chosen(self, monkeypatch):
+        """Configurations that a trainer would have been made of, and the data it would have had."""
+        found = []
+
+        class Trainer:
+            def add_data(self, **data):
+                found.append(data)
+
+        monkeypatch.setattr(jrl.api, "make_trainer", lambda config, **rest: found.append(config) or Trainer())
+        return found
+
+    @pytest.mark.parametrize(
+        ("given", "trainer"),
+        [
+            ({"reward_fn": len}, "PPOTrainer"),
+            ({"reward_fn": len, "prompts": ["a"]}, "PPOTrainer"),
+            ({"samples": ["a"], "rewards": [1.0]}, "ILQLTrainer"),
+            ({"samples": ["a"]}, "SFTTrainer"),
+        ],
+    )
+    def test_without_a_config(self, chosen, given, trainer):
+        with pytest.warns(UserWarning, match=f"No `config` given: using the default one for {trainer}"):
+            prepare(**given)
+        config, data = chosen
+        assert config.train.trainer == trainer
+        assert {name: value for name, value in data.items() if value is not None} == {
+            name: value for name, value in given.items() if name != "reward_fn"
+        }
+
+    @pytest.mark.filterwarnings("ignore:No `config`")
+    def test_a_data_set_is_unpacked_first(self, chosen):
+        with pytest.warns(DeprecationWarning, match="pass `samples` and `rewards`"):
+            prepare(dataset=(["a", "b"], [1.0, 2.0]))
+        config, data = chosen
+        assert config.train.trainer == "ILQLTrainer"
+        assert (data["samples"], data["rewards"]) == (["a", "b"], [1.0, 2.0])
+
+    def test_the_model_path_replaces_the_configured_one(self, chosen):
+        config = jrl.default_sft_config()
+        prepare(model_path="there", samples=["a"], config=config)
+        assert (chosen[0].model.model_path, config.model.model_path) == ("there", "gpt2")
+
+
+@pytest.mark.filterwarnings("ignore:`dataset` is deprecated")
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({}, ValueError, "give `reward_fn`.*or `samples`"),
+        ({"reward_fn": 3}, ValueError, "`reward_fn` must be a function, got int"),
+        ({"rewards": [1.0]}, ValueError, "give `samples` too"),
+        ({"samples": []}, ValueError, "`samples` must hold at least one sample"),
+        ({"samples": ["a"], "rewards": [1.0, 2.0]}, ValueError, "one entry a sample: got 2 for 1 samples"),
+        ({"dataset": (["a"], [1.0]), "samples": ["a"]}, ValueError, "give it or them, not both"),
+        ({"dataset": ["a"]}, ValueError, r"must be the pair \(samples, rewards\)"),
+        ({"samples": ["a"], "config": {}}, TypeError, "must be a TRLConfig, got dict"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(given, error, message):
+    with pytest.raises(error, match=message):
+        jrl.train("somewhere", **given)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"trainer": "OwnTrainr"}, r"`train.trainer` must be one of .*ILQLTrainer.*, got 'OwnTrainr'"),
+        ({"pipeline": "PromptPipelin"}, r"`train.pipeline` must be one of .*Did you mean PromptPipeline\?"),
+        (
+            {"trainer_kwargs": {"logit_msk": 1}},
+            r"`train.trainer_kwargs.logit_msk`.*SFTTrainer takes \['logit_mask'\]. Did you mean `logit_mask`",
+        ),
+        (
+            {"trainer_kwargs": {"reward_fn": 1}},
+            "`train.trainer_kwargs.reward_fn`: give `reward_fn` to `train`",
+        ),
+    ],
+)
+def test_names_are_checked_before_a_model_is_loaded(train, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(samples=["a"], config=jrl.default_sft_config().evolve(train=train))
+
+
+@jrl.register_trainer
+class PatientTrainer(SFTTrainer):
+    """A trainer with an argument of its own."""
+
+    def __init__(self, config, *, patience, **others):
+        self.patience = patience
+        super().__init__(config, **others)
+
+
+@jrl.register_pipeline("InOrder")
+class OrderedPrompts(PromptSet):
+    """Prompts as they come."""
+
+    def order(self, global_indices):
+        return global_indices % len(self)
+
+
+def test_registered_trainers_and_pipelines_are_used(tmp_path):
+    checkpoint = save_tiny_checkpoint(tmp_path / "tiny")
+    vocab_size = len(jrl.load_tokenizer(checkpoint))
+    train = {
+        "trainer": "PatientTrainer",
+        "pipeline": "InOrder",
+        "trainer_kwargs": {"patience": 3, "logit_mask": np.zeros((vocab_size, vocab_size), bool)},
+    }
+    config = sft_config(checkpoint, tmp_path / "run", train=train)
+    trainer = prepare(samples=["the cat"], eval_prompts=["a", "b", "c"], config=config)
+    assert isinstance(trainer, PatientTrainer) and trainer.patience == 3
+    assert isinstance(trainer.eval_prompts, OrderedPrompts)
+    assert trainer.eval_prompts.order(np.arange(4)).tolist() == [0, 1, 2, 0]
+    assert trainer.logit_mask.shape == (vocab_size, vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("register", "message"),
+    [
+        (jrl.register_pipeline, "must be a subclass of jrl.data.prompts.PromptSet"),
+        (jrl.register_method, "must be a subclass of jrl.learners.config.MethodConfig"),
+    ],
+)
+def test_what_cannot_serve_is_not_registered(register, message):
+    with pytest.raises(TypeError, match=message):
+        register(type("Stranger", (), {}))
 
 
 def test_generate_is_the_same_inside_jit_and_compiles_once(loaded, key):

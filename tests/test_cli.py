@@ -14,6 +14,7 @@ TINY = [
     *("--train.eval_interval", "0", "--method.gen_kwargs.max_new_tokens", "4"),
 ]
 PPO = ["--method.num_rollouts", "4", "--method.chunk_size", "4", "--method.ppo_epochs", "1"]
+ONE_STEP = ["--train.total_steps", "1", "--train.epochs", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,32 @@ def test_ppo_against_a_classifier(files, tmp_path):
     assert [row["reward"] for row in rows] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
+def test_ilql_end_to_end(files, tmp_path):
+    checkpoint, prompts = files
+    lines = [{"prompt": prompt, "output": " yes", "reward": i % 2} for i, prompt in enumerate(PROMPTS)]
+    (tmp_path / "rewarded.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    data = ["--samples", str(tmp_path / "rewarded.jsonl"), "--eval-prompts", prompts]
+    assert main(["ilql", *data, *paths(checkpoint, tmp_path / "run"), *TINY, *ONE_STEP]) == 0
+    assert (tmp_path / "run" / "checkpoint_1" / "hf_model" / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_rft_end_to_end(files, tmp_path):
+    checkpoint, prompts = files
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", prompts]
+    generations = ["--method.n_generations_per_prompt", "4"]
+    assert main(["rft", *reward, *paths(checkpoint, tmp_path), *TINY, *ONE_STEP, *generations]) == 0
+    assert list(tmp_path.glob("checkpoint_*/hf_model/config.json"))
+
+
+def test_ilql_needs_rewards(files, tmp_path, capsys):
+    (tmp_path / "texts.jsonl").write_text('"only a text"\n')
+    assert main(["ilql", "--samples", str(tmp_path / "texts.jsonl")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jrl ilql: ") and "needs one of the columns" in error and error.count("\n") == 1
+
+
 def test_a_folder_in_use_is_one_line_and_status_2(files, tmp_path, capsys):
     checkpoint, prompts = files
     (tmp_path / "checkpoint_4").mkdir()
@@ -70,6 +97,11 @@ def test_generate_prints_prompts_with_their_completions(files, capsys):
 def test_generate_refuses_a_prompt_without_tokens(files, capsys):
     assert main(["generate", "--model", files[0], "--prompt", ""]) == 2
     assert "a --prompt has no tokens" in capsys.readouterr().err
+
+
+def test_generate_steers_only_where_there_are_q_heads(files, capsys):
+    assert main(["generate", "--model", files[0], "--prompt", "the cat", "--beta", "1"]) == 2
+    assert "holds no Q heads" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

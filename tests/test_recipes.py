@@ -1,17 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every recipe loads, says how it is run, and keeps the numbers that it writes."""
+"""Every recipe loads, says how it is run, keeps the numbers that it writes, and fits the hardware that it names."""
 
+import functools
+import re
 from pathlib import Path
 
+import jax
 import pytest
 
 import jrl
+from jrl.sweep import read_plan
+from tests.recipe_shapes import ARCHITECTURES, AbstractRun, abstract_run
 
-RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
+# Those that are run as they are, on the model that they name; of the others an example brings its own.
+REAL = [path for path in RECIPES if path.stem == "ppo_imdb" or "  jrl " in path.read_text(encoding="utf-8")]
+GIB = 2**30
+# What the default tier looks at: one of each size, and the update of the largest. The rest is slow only in number.
+WEIGHED = {
+    "ilql_imdb",
+    "ppo_hh_gptj_6b",
+    "ilql_hh_gptj_6b",
+    "ppo_hh_neox_20b",
+    "ilql_hh_neox_20b",
+    "ppo_imdb_llama_7b",
+}
+TRACED = {"ppo_hh_neox_20b"}
+
+
+def slow_but(paths, always):
+    """The recipes as parameters, slow but for those of the default tier."""
+    return [path if path.stem in always else pytest.param(path, marks=pytest.mark.slow) for path in paths]
+
+
+def head_of(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+
+
+@functools.cache
+def real_run(path: Path) -> AbstractRun:
+    return abstract_run(jrl.TRLConfig.load_yaml(path))
 
 
 def test_there_are_recipes():
-    assert {path.stem for path in RECIPES} >= {"ppo_sentiment", "sft_sentiment", "ppo_randomwalks"}
+    stems = {path.stem for path in RECIPES}
+    assert stems >= {"ppo_sentiment", "sft_sentiment", "ppo_randomwalks"}
+    # The sizes that trlX ships.
+    models = {jrl.TRLConfig.load_yaml(path).model.model_path for path in REAL}
+    assert models >= {"gpt2", "EleutherAI/gpt-j-6b", "EleutherAI/gpt-neox-20b", "NousResearch/Llama-2-7b-hf"}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -23,5 +62,59 @@ def test_recipe_loads_and_survives_a_round_trip(path):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_says_how_it_is_run(path):
-    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert any("command:" in line for line in head) and any("hardware:" in line for line in head)
+    head = head_of(path)
+    assert "command:" in head and "hardware:" in head
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_command_names_the_recipe_and_files_that_exist(path):
+    command = head_of(path).partition("command:")[2].partition("hardware:")[0]
+    for name in re.findall(r"(?:examples|configs)/[\w/.]+\.(?:py|yaml)", command):
+        assert (ROOT / name).is_file(), name
+    if "jrl " in command:
+        assert f"configs/{path.name}" in command
+        algorithm = re.search(r"jrl (\w+) ", command)[1]
+        assert jrl.TRLConfig.load_yaml(path).train.trainer.lower() == f"{algorithm}trainer"
+
+
+@pytest.mark.parametrize("path", slow_but(REAL, WEIGHED), ids=lambda path: path.stem)
+def test_what_stays_on_a_device_fits_it_and_is_what_the_head_says(path):
+    """Half of the memory is left to activations and logits."""
+    run = real_run(path)
+    found = run.device_bytes()
+    head = head_of(path)
+    hardware = re.search(r"hardware: (one|\d+) GPUs?(?: of (\d+) GB)?", head)
+    count = 1 if hardware[1] == "one" else int(hardware[1])
+    assert run.mesh.size == count
+    memory = int(hardware[2] or 24) * 1e9
+    assert sum(found.values()) < memory / 2
+    assert run.load_bytes() < 0.7 * memory  # read in whole, before anything is rounded
+    if path.stem != "ppo_imdb":
+        held, rollouts = re.search(r"([\d.]+) GiB (?:on each|there) .*? ([\d.]+) GiB for", head).groups()
+        assert float(rollouts) == pytest.approx((found["cache"] + found["rollouts"]) / GIB, abs=0.06)
+        staying = sum(found[name] for name in ("state", "frozen", "reference", "gradient"))
+        assert float(held) == pytest.approx(staying / GIB, abs=0.06)
+
+
+def test_the_state_takes_what_the_estimated_cost_says():
+    run = real_run(ROOT / "configs" / "sft_hh_gptj_6b.yaml")
+    cost = jrl.estimate_cost(ARCHITECTURES[run.config.model.model_path](), mesh=run.mesh)
+    assert run.device_bytes()["state"] == pytest.approx(cost.parameter_bytes + cost.optimizer_bytes, rel=1e-6)
+    assert run.load_bytes() == cost.parameter_bytes
+
+
+@pytest.mark.parametrize("path", slow_but(RECIPES, TRACED), ids=lambda path: path.stem)
+def test_the_update_keeps_the_state_at_its_real_size(path):
+    run = real_run(path)
+    state, metrics = run.trace()
+    shapes, expected = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (state, run.state))
+    assert shapes == expected and metrics
+    sizes = {leaf.shape for leaf in jax.tree.leaves(metrics)}
+    assert sizes == {()}
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_sweep_loads_and_says_how_it_is_run(path):
+    plan = read_plan(path)
+    head = head_of(path)
+    assert plan.num_trials > 1 and "command:" in head and "hardware:" in head

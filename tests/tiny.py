@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast, T5Config
 
-from jrl.models.heads import init_value_head
+from jrl.models.heads import init_q_heads, init_value_head
 from jrl.models.model import make_model
 from jrl.models.policy import init_reference
 from jrl.typing import ModelInputs, PolicyFns
@@ -61,14 +61,32 @@ def tiny_policy(
     value_head: str | None = "mlp",
     num_layers: int = 2,
     num_value_layers_unfrozen: int = 0,
+    num_q_heads: int = 0,
 ) -> tuple[PolicyFns, Any, Any, Any]:
     """(policy, params, frozen, ref_params) of the tiny model. Copy `params` before donating them."""
     lm, params = tiny_lm(family, num_layers)
     if value_head is not None:
         params = {**params, "v_head": init_value_head(value_head, lm.feature_width, jax.random.key(1))}
+    if num_q_heads:
+        sizes = lm.feature_width, lm.vocab_size, lm.config.padded_vocab_size
+        params = {**params, **init_q_heads(num_q_heads, *sizes, jax.random.key(2))}
     split = dict(num_layers_unfrozen=num_layers_unfrozen, num_value_layers_unfrozen=num_value_layers_unfrozen)
     trainable, frozen = lm.split_params(params, **split)
-    return lm.policy(value_head=value_head, **split), trainable, frozen, init_reference(trainable)
+    return lm.policy(**split), trainable, frozen, init_reference(trainable)
+
+
+def loud_heads(params: Any) -> Any:
+    """The same parameters with value and Q heads that say something of their own: fresh ones say 0."""
+    rng = np.random.default_rng(0)
+
+    def loud(head: Any) -> Any:
+        return {**head, "out": jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape)), head["out"])}
+
+    heads = {
+        name: {index: loud(head) for index, head in params[name].items()}
+        for name in ("q_heads", "target_q_heads")
+    }
+    return {**params, "v_head": loud(params["v_head"]), **heads}
 
 
 def tiny_prompts(B: int = 4, P: int = 8, seed: int = 0) -> ModelInputs:

@@ -28,13 +28,7 @@ def pretrain(walks: list[str], letters: str, folder: Path, *, config: jrl.TRLCon
       Folder of the trained checkpoint, the tokenizer included.
     """
     tokenizer = letter_tokenizer(letters)
-    architecture = GPT2Config(
-        vocab_size=len(tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **ARCHITECTURE,
-    )
+    architecture = architecture_for(tokenizer)
     model, params = jrl.load_model(architecture, key=jax.random.key(seed))
     jrl.save_model(folder / "initial", model, params, tokenizer)
     trainer = jrl.train(
@@ -49,6 +43,17 @@ def pretrain(walks: list[str], letters: str, folder: Path, *, config: jrl.TRLCon
     if trainer.interrupted:
         raise SystemExit(0)
     return Path(trainer.save_pretrained(folder / "sft_model"))
+
+
+def architecture_for(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
+    """The config of a GPT-2 of this size with the tokenizer's vocabulary and special tokens."""
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **ARCHITECTURE,
+    )
 
 
 def letter_tokenizer(letters: str) -> PreTrainedTokenizerFast:

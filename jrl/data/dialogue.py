@@ -44,6 +44,8 @@ class DialogueSet:
       seed: Of the order.
 
     Attributes:
+      rows: The samples that are in the set.
+      kept: Number of each row's sample among those given.
       num_truncated: Samples that were cut; they are warned of once.
       num_dropped: Samples of which truncation left nothing to learn from; they are left out.
 
@@ -79,9 +81,10 @@ class DialogueSet:
             self.num_truncated += truncated
             rows.append(row)
         # The first token is nobody's target, so a row whose only learned token it is teaches nothing either.
-        self._rows = [row for row in rows if any(row.learned[1:])]
-        self.num_dropped = len(rows) - len(self._rows)
-        if not self._rows:
+        self.kept = [index for index, row in enumerate(rows) if any(row.learned[1:])]
+        self.rows = [rows[index] for index in self.kept]
+        self.num_dropped = len(rows) - len(self.rows)
+        if not self.rows:
             raise ValueError(
                 f"`samples`: nothing to learn from is left of {len(rows)} samples at {max_length} tokens."
             )
@@ -93,11 +96,11 @@ class DialogueSet:
             )
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def sha256(self) -> str:
         """Fingerprint of the tokens, of which are learned, and of their order."""
-        return fingerprint(self._rows)
+        return fingerprint(self.rows)
 
     def batch(self, step: int, batch_size: int) -> Sequences:
         """The rows of optimizer step `step`, a pure function of (seed, step, batch_size).
@@ -113,12 +116,17 @@ class DialogueSet:
           mask (batch_size, L − 1) speaks of the token after each position.
         """
         indices, real = batch_rows(step, batch_size, size=len(self), seed=self._seed)
-        rows = [self._rows[index] for index in indices]
+        rows = [self.rows[index] for index in indices]
         return learned_rows(rows, real, pad_token_id=self._pad_token_id, max_length=self._max_length)
 
 
 def learned_rows(
-    rows: Sequence[DialogueRow], real: Bool[np.ndarray, "B"], *, pad_token_id: int, max_length: int
+    rows: Sequence[DialogueRow],
+    real: Bool[np.ndarray, "B"],
+    *,
+    pad_token_id: int,
+    max_length: int,
+    contexts: Sequence[Sequence[int]] | None = None,
 ) -> Sequences:
     """Rows as one batch on the host.
 
@@ -127,6 +135,8 @@ def learned_rows(
       real: False on copies that only fill the batch up.
       pad_token_id: Fills the columns behind each row.
       max_length: Most columns.
+      contexts: What the encoder of a seq2seq model reads for each row. They have buckets of their own: there may be as
+        many programs as pairs of the two occur.
     """
     width = min(bucket_length(max(len(row.tokens) for row in rows)), max_length)
     # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
@@ -135,7 +145,12 @@ def learned_rows(
     # `starts` = 0: position t speaks of the token in column t + 1, as in `jrl.ops.alignment`.
     mask: Any = learned[:, 1:].astype(bool) & real[:, None]
     starts: Any = np.zeros(len(rows), np.int32)
-    return Sequences(ModelInputs(*arrays), starts, mask)
+    sequences = Sequences(ModelInputs(*arrays), starts, mask)
+    if contexts is None:
+        return sequences
+    width = min(bucket_length(max(map(len, contexts))), max_length)
+    read: Any = pad_right(contexts, pad_token_id=pad_token_id, width=width)
+    return sequences._replace(inputs=sequences.inputs._replace(context_tokens=read[0], context_mask=read[1]))
 
 
 def tokenize_dialogue(

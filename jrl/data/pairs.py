@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jrl.data.batching import bucket_length, pad_right
 from jrl.data.dialogue import DialogueRow, learned_rows
 from jrl.data.fingerprint import fingerprint
 from jrl.data.ordering import batch_rows
@@ -42,6 +41,8 @@ class PairSet:
       decoder_start_token_id: First id of every decoder row.
 
     Attributes:
+      pairs: The samples.
+      kept: Number of each pair's sample among those given: all.
       num_truncated: Samples of which something was cut; they are warned of once.
       num_dropped: 0: a row is never left without its output.
 
@@ -71,7 +72,9 @@ class PairSet:
         self._seed, self._max_length, self._pad_token_id = seed, max_length, tokenizer.pad_token_id
         pairs = _pairs(samples)
         prompts, outputs = (tokenize(tokenizer, list(texts)) for texts in zip(*pairs, strict=True))
-        self._pairs, self.num_truncated, self.num_dropped = [], 0, 0
+        self.pairs: list[Pair] = []
+        self.kept = list(range(len(pairs)))
+        self.num_truncated, self.num_dropped = 0, 0
         side = tokenizer.truncation_side
         for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             if not prefix and not prompt and not suffix:
@@ -86,7 +89,7 @@ class PairSet:
             kept = cut(ended, max_length - 1, side)
             self.num_truncated += len(prompt) > room or len(kept) < len(ended)
             row = DialogueRow([decoder_start_token_id, *kept], [False] + [True] * len(kept))
-            self._pairs.append(Pair(prefix + cut(prompt, room, side) + suffix, row))
+            self.pairs.append(Pair(prefix + cut(prompt, room, side) + suffix, row))
         if self.num_truncated:
             warnings.warn(
                 f"{self.num_truncated} of {len(pairs)} samples have a prompt of more than {room} tokens, or an output "
@@ -95,27 +98,23 @@ class PairSet:
             )
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self.pairs)
 
     def sha256(self) -> str:
         """Fingerprint of the tokens and of their order."""
-        return fingerprint(self._pairs)
+        return fingerprint(self.pairs)
 
     def batch(self, step: int, batch_size: int) -> Sequences:
-        """The rows of optimizer step `step`, as `DialogueSet.batch` returns them, with their contexts.
-
-        Contexts and rows have buckets of their own: there may be as many programs as pairs of the two occur.
-        """
+        """The rows of optimizer step `step`, as `DialogueSet.batch` returns them, with their contexts."""
         indices, real = batch_rows(step, batch_size, size=len(self), seed=self._seed)
-        pairs = [self._pairs[index] for index in indices]
-        options: dict[str, Any] = {"pad_token_id": self._pad_token_id}
-        sequences = learned_rows([pair.row for pair in pairs], real, max_length=self._max_length, **options)
-        contexts = [pair.context for pair in pairs]
-        width = min(bucket_length(max(map(len, contexts))), self._max_length)
-        # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
-        arrays: Any = pad_right(contexts, width=width, **options)
-        inputs = sequences.inputs._replace(context_tokens=arrays[0], context_mask=arrays[1])
-        return sequences._replace(inputs=inputs)
+        pairs = [self.pairs[index] for index in indices]
+        return learned_rows(
+            [pair.row for pair in pairs],
+            real,
+            pad_token_id=self._pad_token_id,
+            max_length=self._max_length,
+            contexts=[pair.context for pair in pairs],
+        )
 
 
 def _pairs(samples: Sequence[Sequence[str]]) -> list[Sequence[str]]:

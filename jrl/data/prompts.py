@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Int
@@ -73,13 +73,11 @@ class PromptSet:
         if max_length < 1:
             raise ValueError(f"`max_length` must be at least 1, got {max_length}.")
         texts, columns = _split(prompts)
-        self._seed, self._max_length, self._pad_token_id = seed, max_length, tokenizer.pad_token_id
-        self._start, self.separator = decoder_start_token_id, None
+        self._begin(tokenizer, max_length, seed, decoder_start_token_id)
         prefix: list[int] = []
         suffix: list[int] = []
         if decoder_start_token_id is not None:
             prefix, suffix = special_tokens_around(tokenizer)
-            self.separator = tokenizer.sep_token or SEPARATOR
         room = max_length - len(prefix) - len(suffix)
         if room < 1:
             raise ValueError(
@@ -121,6 +119,53 @@ class PromptSet:
                 f"(the first is prompt {too_long[0]}, with {len(rows[too_long[0]])} tokens).",
                 stacklevel=2,
             )
+
+    @classmethod
+    def from_tokens(
+        cls,
+        rows: Sequence[Sequence[int]],
+        metadata: Mapping[str, Sequence[Any]],
+        tokenizer: Any,
+        *,
+        max_length: int,
+        seed: int,
+        decoder_start_token_id: int | None = None,
+    ) -> Self:
+        """Prompts that are tokenised already, special tokens included; longer ones are cut and warned of.
+
+        Args:
+          rows: Ids of each prompt.
+          metadata: One list a key, aligned with the rows.
+          tokenizer: For its pad token, its truncation side and its separator.
+          max_length: Most tokens of a prompt.
+          seed: Of the order.
+          decoder_start_token_id: As in the constructor.
+        Raises:
+          ValueError: If there are no rows, or one is empty; the message names its index.
+        """
+        if len(rows) == 0:
+            raise ValueError("`prompts` must hold at least one prompt, got none.")
+        for index, row in enumerate(rows):
+            if len(row) == 0:
+                raise ValueError(f"`prompts`: prompt {index} has no tokens.")
+        found = cls.__new__(cls)
+        found._begin(tokenizer, max_length, seed, decoder_start_token_id)
+        side = tokenizer.truncation_side
+        found._rows = [cut([int(token) for token in row], max_length, side) for row in rows]
+        found._metadata = {name: list(column) for name, column in metadata.items()}
+        found.num_truncated, found.num_dropped = sum(len(row) > max_length for row in rows), 0
+        if found.num_truncated:
+            warnings.warn(
+                f"{found.num_truncated} of {len(rows)} prompts have more than {max_length} tokens and were cut on the "
+                f"{side}.",
+                stacklevel=2,
+            )
+        return found
+
+    def _begin(self, tokenizer: Any, max_length: int, seed: int, decoder_start_token_id: int | None) -> None:
+        self._seed, self._max_length, self._pad_token_id = seed, max_length, tokenizer.pad_token_id
+        self._start = decoder_start_token_id
+        self.separator = None if decoder_start_token_id is None else tokenizer.sep_token or SEPARATOR
 
     def __len__(self) -> int:
         return len(self._rows)

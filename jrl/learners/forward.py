@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 
 from jrl.learners.accumulate import take_rows
-from jrl.typing import Frozen, ModelInputs, PolicyFns, Sequences, Trunk
+from jrl.typing import Frozen, ILQLBatch, ModelInputs, PolicyFns, Sequences, Trunk
+
+Masked = TypeVar("Masked", Sequences, ILQLBatch)
 
 
 def trunk_of_rows(policy: PolicyFns, frozen: Frozen, inputs: ModelInputs, *, minibatch_size: int) -> Trunk:
@@ -26,6 +30,6 @@ def trunk_of_rows(policy: PolicyFns, frozen: Frozen, inputs: ModelInputs, *, min
     return jax.tree.map(lambda x: x.reshape(count * rows, *x.shape[2:])[:num_rows], trunk)
 
 
-def mask_rows(sequences: Sequences, valid: jax.Array) -> Sequences:
+def mask_rows(sequences: Masked, valid: jax.Array) -> Masked:
     """Rows that are mere padding lose their actions, and with them all weight."""
     return sequences._replace(mask=sequences.mask & valid[:, None])

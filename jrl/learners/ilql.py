@@ -7,9 +7,36 @@ Reference: Snell et al. 2022, arXiv:2206.11871.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
 from jrl.learners.config import MethodConfig, check_fields
+from jrl.learners.forward import mask_rows
+from jrl.learners.state import TrainState, init_train_state
+from jrl.losses.ilql import ILQLPredictions, ilql_loss
+from jrl.ops.alignment import targets_at
+from jrl.ops.chunks import map_positions, positions_of
+from jrl.ops.forward import column_features
+from jrl.ops.logprobs import logprobs_from_logits, take_targets
+from jrl.ops.reductions import LossOut
+from jrl.typing import (
+    Features,
+    Frozen,
+    ILQLBatch,
+    Mean,
+    Metrics,
+    Params,
+    PolicyFns,
+    PRNGKey,
+    Update,
+)
 
 
 def _steered_sampling() -> dict[str, Any]:
@@ -55,4 +82,190 @@ class ILQLConfig(MethodConfig):
             ("alpha", 0 < self.alpha <= 1, "in (0, 1]"),
             ("beta", self.beta >= 0, "at least 0"),
             ("steps_for_target_q_sync", self.steps_for_target_q_sync >= 1, "at least 1"),
+        )
+
+
+@struct.dataclass
+class ILQLState:
+    """All that ILQL carries from one step to the next.
+
+    Attributes:
+      train: Parameters, among them the online Q heads and the value head, and optimizer.
+      target_params: The target Q heads, a tree like `train.params["q_heads"]`. Only a sync moves them.
+    """
+
+    train: TrainState
+    target_params: Params
+
+
+class _Read(NamedTuple):
+    """What is kept of everything that is as wide as the vocabulary; the fields of `ILQLPredictions`."""
+
+    logprobs: Float[Array, "B T"]
+    q_values: Float[Array, "B T N"]
+    q_logprobs: Float[Array, "B T N"]
+    target_q: Float[Array, "B T"]
+
+
+def init_ilql_state(params: Params, optimizer: optax.GradientTransformation) -> ILQLState:
+    """State before the first step.
+
+    Args:
+      params: What trains. It holds `v_head` and `q_heads`, and `target_q_heads` where a checkpoint brought them; else
+        the targets start as copies.
+      optimizer: From `make_optimizer`.
+    Raises:
+      ValueError: If a head is missing.
+    """
+    _check_heads(params)
+    trained = {name: tree for name, tree in params.items() if name != "target_q_heads"}
+    # Copies, because the state is donated and no buffer can be given away twice.
+    targets = params.get("target_q_heads", jax.tree.map(jnp.copy, params["q_heads"]))
+    return ILQLState(train=init_train_state(trained, optimizer), target_params=targets)
+
+
+def ilql_objective(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    target_params: Params,
+    batch: ILQLBatch,
+    *,
+    config: ILQLConfig,
+    logprob_chunk_bytes: int,
+) -> LossOut:
+    """ILQL's loss of a batch, to be differentiated with respect to `params`.
+
+    Args:
+      policy: The model.
+      params: Its trainable parameters, with `v_head` and `q_heads`.
+      frozen: The rest.
+      target_params: The target Q heads. They read the same hidden states as the online ones, and pass no gradient.
+      batch: Rewarded samples.
+      config: Names of trlX; bound here to the standard terms and nowhere else.
+      logprob_chunk_bytes: Most bytes of logits and Q values held at a time.
+    Returns:
+      The sum over actions, their number, and the metrics; see `jrl.losses.ilql.ilql_loss`.
+    Raises:
+      ValueError: If a head is missing.
+    """
+    _check_heads(params)
+    trunk = policy.trunk(frozen, batch.inputs)
+    features = column_features(policy, params, frozen, trunk, batch.inputs, batch.columns)
+    actions = targets_at(batch.inputs.tokens, batch.columns)
+    read = partial(_read_actions, policy, params, frozen, target_params)
+    # Logits, and for every head its online and its target values, stand in memory together.
+    num_reads = 1 + 2 * len(params["q_heads"])
+    vocab_size = jax.eval_shape(partial(policy.logits, params, frozen), features.policy[:, 0]).shape[-1]
+    positions = positions_of(logprob_chunk_bytes, vocab_size=vocab_size, num_reads=num_reads)
+    wide = map_positions(read, (features, actions), positions=positions)
+    values = policy.heads({"v_head": params["v_head"]}, features.value)["values"]
+    return ilql_loss(
+        ILQLPredictions(values=values, **wide._asdict()),
+        batch.rewards,
+        batch.mask,
+        gamma=config.gamma,
+        expectile=config.tau,
+        cql_coef=config.cql_scale,
+        awac_coef=config.awac_scale,
+        awac_beta=config.beta,
+    )
+
+
+def make_ilql_update(
+    policy: PolicyFns,
+    optimizer: optax.GradientTransformation,
+    config: ILQLConfig,
+    *,
+    batch_size: int,
+    minibatch_size: int,
+    logprob_chunk_bytes: int,
+) -> Update:
+    """One optimizer step of ILQL, and every `steps_for_target_q_sync` steps a sync of the target heads.
+
+        θ̄ ← α·θ + (1 − α)·θ̄    after step n, if n is a multiple of `steps_for_target_q_sync`
+
+    Steps are those of `TrainState.step`, as everywhere: one that was skipped as not finite counts, and moves the
+    targets towards the unmoved heads if its turn it is.
+
+    Args:
+      policy: The model, with value and Q heads.
+      optimizer: From `make_optimizer`.
+      config: Of the method.
+      batch_size: Rows of an optimizer step, over all devices.
+      minibatch_size: Rows in one forward pass; must divide `batch_size`.
+      logprob_chunk_bytes: Most bytes of logits and Q values held at a time.
+    Returns:
+      `(ILQLState, frozen, ILQLBatch, key) -> (ILQLState, metrics)`; one compiled call. The batch holds at most
+      `batch_size` rows; the key is not used, since nothing is drawn.
+    Raises:
+      ValueError: If `minibatch_size` does not divide `batch_size`; on a call, if the batch has more rows.
+    """
+    split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
+
+    def update(state: ILQLState, frozen: Frozen, batch: ILQLBatch, key: PRNGKey) -> tuple[ILQLState, Metrics]:
+        del key
+        num_rows = batch.mask.shape[0]
+        if num_rows > batch_size:
+            raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} rows, got {num_rows}.")
+
+        def objective(params: Params, rows: Rows) -> Loss:
+            taken = mask_rows(take_rows(batch, rows.ids), rows.valid)
+            out: Loss = ilql_objective(
+                policy,
+                params,
+                frozen,
+                state.target_params,
+                taken,
+                config=config,
+                logprob_chunk_bytes=logprob_chunk_bytes,
+            )
+            return out
+
+        order = jnp.arange(num_rows, dtype=jnp.int32)
+        layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
+        train, metrics = optimizer_step(
+            state.train, optimizer, objective, jax.tree.map(lambda x: x[0], layout)
+        )
+        due = train.step % config.steps_for_target_q_sync == 0
+        targets = jax.lax.cond(
+            due,
+            lambda online, target: optax.incremental_update(online, target, config.alpha),
+            lambda online, target: target,
+            train.params["q_heads"],
+            state.target_params,
+        )
+        metrics["ilql/target_sync"] = Mean(due.astype(jnp.float32), jnp.ones((), jnp.float32))
+        return ILQLState(train=train, target_params=targets), metrics
+
+    return update
+
+
+def _read_actions(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    target_params: Params,
+    features: Features,
+    actions: Int[Array, "b t"],
+) -> _Read:
+    """Of the logits and Q values of some positions, what the loss reads."""
+    q_values = policy.heads({"q_heads": params["q_heads"]}, features.value)["q_values"]
+    # The loss passes no gradient to the targets; stopped here, the backward pass does not even run through them.
+    target_q = policy.heads({"q_heads": target_params}, jax.lax.stop_gradient(features.value))["q_values"]
+    each_head = jnp.broadcast_to(actions, q_values.shape[:-1])
+    return _Read(
+        logprobs=logprobs_from_logits(policy.logits(params, frozen, features.policy), actions),
+        q_values=jnp.moveaxis(take_targets(q_values, each_head), 0, -1),
+        q_logprobs=jnp.moveaxis(logprobs_from_logits(q_values, each_head), 0, -1),
+        target_q=jnp.min(take_targets(target_q, each_head), axis=0),
+    )
+
+
+def _check_heads(params: Params) -> None:
+    missing = [name for name in ("v_head", "q_heads") if name not in params]
+    if missing:
+        raise ValueError(
+            f"`params` must hold `v_head` and `q_heads`, {' and '.join(missing)} is missing. "
+            "Were they made for another method? `jrl.models.heads.init_q_heads` makes Q heads."
         )

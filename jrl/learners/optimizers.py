@@ -142,21 +142,26 @@ def _cosine_annealing(*, T_max: float, eta_min: float = 0.0) -> Rate:
     return rate
 
 
+def _line(start: float, end: float, steps: int) -> optax.Schedule:
+    """From start to end in so many steps; of none, optax would keep the start for ever."""
+    return optax.linear_schedule(start, end, steps) if steps else optax.constant_schedule(end)
+
+
 def _linear(*, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5) -> Rate:
-    return lambda lr: optax.linear_schedule(lr * start_factor, lr * end_factor, total_iters)
+    return lambda lr: _line(lr * start_factor, lr * end_factor, total_iters)
 
 
 def _warmup_constant(*, warmup_steps: int) -> Rate:
-    return lambda lr: optax.linear_schedule(0.0, lr, warmup_steps)
+    return lambda lr: _line(0.0, lr, warmup_steps)
 
 
 def _warmup_linear(*, warmup_steps: int, total_steps: int, eta_min: float = 0.0) -> Rate:
+    if total_steps < warmup_steps:
+        raise ValueError(
+            f"scheduler 'warmup_linear': `total_steps` counts the {warmup_steps} `warmup_steps` too, got {total_steps}."
+        )
     return lambda lr: optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, lr, warmup_steps),
-            optax.linear_schedule(lr, eta_min, total_steps - warmup_steps),
-        ],
-        [warmup_steps],
+        [_line(0.0, lr, warmup_steps), _line(lr, eta_min, total_steps - warmup_steps)], [warmup_steps]
     )
 
 

@@ -20,6 +20,9 @@ class RFTConfig(MethodConfig):
       end_percentile: Of the last one; in between it rises evenly.
       n_improve_steps: Passes over kept samples, each with a higher percentile, for one round of generation.
       n_generations_per_prompt: Samples of each prompt in a round.
+      max_samples_per_prompt: Most samples of a prompt that are kept, the best ones; None: no limit. Without it, prompts
+        with many good answers outweigh the others.
+      chunk_size: Rows of a sampling call, global; None: `train.batch_size`. The reward function gets so many at a time.
     """
 
     name: str = "RFTConfig"
@@ -27,6 +30,8 @@ class RFTConfig(MethodConfig):
     end_percentile: float = 0.95
     n_improve_steps: int = 4
     n_generations_per_prompt: int = 32
+    max_samples_per_prompt: int | None = None
+    chunk_size: int | None = None
 
     def validate(self) -> None:
         """Refuses values outside their range."""
@@ -41,4 +46,10 @@ class RFTConfig(MethodConfig):
             ),
             ("n_improve_steps", self.n_improve_steps >= 1, "at least 1"),
             ("n_generations_per_prompt", self.n_generations_per_prompt >= 1, "at least 1"),
+            (
+                "max_samples_per_prompt",
+                self.max_samples_per_prompt is None or self.max_samples_per_prompt >= 1,
+                "at least 1, or None (no limit)",
+            ),
+            ("chunk_size", self.chunk_size is None or self.chunk_size >= 1, "at least 1, or None"),
         )

@@ -25,6 +25,33 @@ class SFTConfig(MethodConfig):
     name: str = "SFTConfig"
 
 
+def sft_objective(
+    policy: PolicyFns, params: Params, frozen: Frozen, sequences: Sequences, *, logprob_chunk_bytes: int
+) -> Loss:
+    """Maximum likelihood of the targets, to be differentiated with respect to `params`: (sum, weight, metrics).
+
+    Args:
+      policy: The model.
+      params: Its trainable parameters.
+      frozen: The rest.
+      sequences: Rows, and the mask of what is learned.
+      logprob_chunk_bytes: Most bytes of logits held at a time.
+    """
+    trunk = policy.trunk(frozen, sequences.inputs)
+    features = window_features(policy, params, frozen, trunk, sequences)
+    scored = window_logprobs(
+        policy,
+        params,
+        frozen,
+        features.policy,
+        sequences,
+        temperature=1.0,
+        chunk_bytes=logprob_chunk_bytes,
+        with_entropy=False,
+    )
+    return sft_loss(scored.logprobs, sequences.mask)
+
+
 def make_sft_update(
     policy: PolicyFns,
     optimizer: optax.GradientTransformation,
@@ -63,19 +90,7 @@ def make_sft_update(
 
         def objective(params: Params, rows: Rows) -> Loss:
             sequences = mask_rows(take_rows(batch, rows.ids), rows.valid)
-            trunk = policy.trunk(frozen, sequences.inputs)
-            features = window_features(policy, params, frozen, trunk, sequences)
-            scored = window_logprobs(
-                policy,
-                params,
-                frozen,
-                features.policy,
-                sequences,
-                temperature=1.0,
-                chunk_bytes=logprob_chunk_bytes,
-                with_entropy=False,
-            )
-            return sft_loss(scored.logprobs, sequences.mask)
+            return sft_objective(policy, params, frozen, sequences, logprob_chunk_bytes=logprob_chunk_bytes)
 
         order = jnp.arange(num_rows, dtype=jnp.int32)
         layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)

@@ -100,9 +100,11 @@ def estimate_cost(
     trainable, frozen = (
         parameter_targets(tree, dtype=dtype, mesh=mesh, float32=(*HEADS, *ADAPTERS))[0] for tree in shapes
     )
-    optimizer = jax.eval_shape(optimizer_init, trainable)
+    # Target heads are moved by syncs, not by the optimizer.
+    stepped = {name: tree for name, tree in trainable.items() if name != "target_q_heads"}
+    optimizer = jax.eval_shape(optimizer_init, stepped)
     places = None if mesh is None else tree_shardings(mesh, optimizer)[0]
-    policy = model.policy(value_head=model.value_head, compute_dtype=compute_dtype, **split)
+    policy = model.policy(compute_dtype=compute_dtype, **split)
     length = min(length, model.max_positions)
     num_trainable, num_frozen = _count(model, trainable), _count(model, frozen)
     return Cost(

@@ -80,20 +80,32 @@ class QHead(nn.Module):
         return jnp.where(real.reshape((1,) * (values.ndim - 1) + (-1,)), values, -jnp.inf)
 
 
-def value_heads(
-    kind: str | None, params: Mapping[str, Any], hidden: Float[Array, "*rows D"]
+def read_heads(
+    vocab_size: int, padded_vocab_size: int, params: Mapping[str, Any], hidden: Float[Array, "*rows D"]
 ) -> dict[str, Array]:
-    """`PolicyFns.heads` of a model with this value head, or without one."""
-    if kind is None:
-        return {}
-    values: Any = ValueHead(kind).apply({"params": params["v_head"]}, hidden)
-    return {"values": values}
+    """`PolicyFns.heads` of every language model, its sizes bound first.
 
+    What is read is told by `params` alone: Q values, as wide as logits, are computed only for who holds Q heads.
 
-def check_value_head(kind: str | None) -> None:
-    """Raises ValueError unless `kind` is None, "mlp" or "linear"."""
-    if kind is not None and kind not in VALUE_HEADS:
-        raise ValueError(f"`value_head` must be one of {', '.join(VALUE_HEADS)} or None, got {kind!r}.")
+    Args:
+      vocab_size: Real entries of the vocabulary.
+      padded_vocab_size: Columns of the Q values.
+      params: May hold `v_head` and `q_heads`; anything else is passed over.
+      hidden: `Features.value`.
+    Returns:
+      `"values"` (...,) of a value head, `"q_values"` (heads, ..., V) of Q heads.
+    """
+    kind, num_q_heads = heads_of(params)
+    found: dict[str, Any] = {}
+    if kind is not None:
+        found["values"] = ValueHead(kind).apply({"params": params["v_head"]}, hidden)
+    if num_q_heads:
+        head, q_heads = QHead(vocab_size, padded_vocab_size), params["q_heads"]
+        q_values: list[Any] = [
+            head.apply({"params": q_heads[str(index)]}, hidden) for index in range(num_q_heads)
+        ]
+        found["q_values"] = jnp.stack(q_values)
+    return found
 
 
 def init_value_head(kind: str, width: int, key: Array) -> dict[str, Any]:
@@ -102,7 +114,8 @@ def init_value_head(kind: str, width: int, key: Array) -> dict[str, Any]:
     Raises:
       ValueError: If there is no head of this kind.
     """
-    check_value_head(kind)
+    if kind not in VALUE_HEADS:
+        raise ValueError(f"`value_head` must be one of {', '.join(VALUE_HEADS)}, got {kind!r}.")
     return _init(kind, width, key)
 
 

@@ -70,7 +70,6 @@ class BaseLM(abc.ABC):
         self,
         *,
         num_layers_unfrozen: int = -1,
-        value_head: str | None = None,
         num_value_layers_unfrozen: int = 0,
         adapter: AdapterConfig | None = None,
         compute_dtype: Any = jnp.float32,
@@ -80,7 +79,6 @@ class BaseLM(abc.ABC):
         return self.make_policy(
             self.config,
             num_layers_unfrozen=num_layers_unfrozen,
-            value_head=value_head,
             num_value_layers_unfrozen=num_value_layers_unfrozen,
             adapter=self.bind(adapter),
             compute_dtype=compute_dtype,

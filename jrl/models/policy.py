@@ -19,12 +19,11 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
 from jrl.models.config import TransformerConfig
 from jrl.models.decoder_policy import LORA, VALUE_BRANCH, DecoderPolicy
-from jrl.models.heads import check_value_head, value_heads
+from jrl.models.heads import HEADS, read_heads
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.transformer import Decoder
 from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 
-HEADS = ("v_head",)
 ADAPTERS = (LORA, PREFIX, PROMPT)
 
 
@@ -32,7 +31,6 @@ def make_policy(
     config: TransformerConfig,
     *,
     num_layers_unfrozen: int,
-    value_head: str | None,
     num_value_layers_unfrozen: int = 0,
     adapter: Lora | VirtualTokens | None = None,
     compute_dtype: Any = jnp.float32,
@@ -43,15 +41,13 @@ def make_policy(
     Args:
       config: The architecture.
       num_layers_unfrozen: How many of the last layers train; −1 is everything, 0 only the heads.
-      value_head: "mlp", "linear", or None for a model without values.
       num_value_layers_unfrozen: How many of the last layers the value function has its own copy of.
       adapter: Trains in place of layers, whatever `num_layers_unfrozen` says; bound to this model.
       compute_dtype: Of activations and matrix products.
       remat: Recompute each layer in the backward pass: less memory for about a third more compute.
     Raises:
-      ValueError: If a count is out of range, the value head is unknown, or a value branch is to follow virtual tokens.
+      ValueError: If a count is out of range, or a value branch is to follow virtual tokens.
     """
-    check_value_head(value_head)
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
     decoder = Decoder(config, compute_dtype, remat)
     policy = DecoderPolicy(config, decoder, cut, num_value_layers_unfrozen, adapter)
@@ -59,7 +55,7 @@ def make_policy(
         policy.trunk,
         policy.branch,
         policy.logits,
-        partial(value_heads, value_head),
+        partial(read_heads, config.vocab_size, config.padded_vocab_size),
         policy.init_cache,
         policy.decode,
     )

@@ -22,8 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.models.adapters.lora import Lora
 from jrl.models.cache import LayerCache, cached_kv_heads, constrain_cache
 from jrl.models.decoder_policy import LORA
-from jrl.models.heads import check_value_head, value_heads
-from jrl.models.policy import HEADS
+from jrl.models.heads import HEADS, read_heads
 from jrl.models.seq2seq import EncoderDecoder, Rows
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey
@@ -65,7 +64,6 @@ def make_seq2seq_policy(
     config: Seq2SeqConfig,
     *,
     num_layers_unfrozen: int,
-    value_head: str | None,
     num_value_layers_unfrozen: int = 0,
     adapter: Lora | None = None,
     compute_dtype: Any = jnp.float32,
@@ -74,17 +72,15 @@ def make_seq2seq_policy(
     """The functions by which algorithms know this model; the arguments are those of `make_policy`.
 
     Raises:
-      ValueError: If a count is out of range, the value head is unknown, or the value function shall have layers of
-        its own.
+      ValueError: If a count is out of range, or the value function shall have layers of its own.
     """
-    check_value_head(value_head)
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
     policy = _Seq2SeqPolicy(config, EncoderDecoder(config, compute_dtype, remat), cut, adapter)
     return PolicyFns(
         policy.trunk,
         policy.branch,
         policy.logits,
-        partial(value_heads, value_head),
+        partial(read_heads, config.vocab_size, config.padded_vocab_size),
         policy.init_cache,
         policy.decode,
     )

@@ -1,9 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mathematics: pure functions of arrays, callable from a notebook with nothing else of jrl."""
 
-from jrl.ops.alignment import join, length_mask, window_columns, window_states, window_targets
+from jrl.ops.alignment import (
+    join,
+    length_mask,
+    states_at,
+    targets_at,
+    window_columns,
+    window_states,
+    window_targets,
+)
+from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_straight_through, off_policy_kl
-from jrl.ops.logprobs import TokenLogprobs, entropy_from_logits, logprobs_from_logits, token_logprobs
+from jrl.ops.logprobs import (
+    TokenLogprobs,
+    entropy_from_logits,
+    logprobs_from_logits,
+    take_targets,
+    token_logprobs,
+)
 from jrl.ops.masking import at_least_float32, masked_mean, masked_sum, masked_variance, whiten, zero_masked
 from jrl.ops.metrics import finalize, max_metric, mean_metric, merge_metrics, reduce_metrics
 from jrl.ops.moments import RunningMoments, init_moments, moments_std, update_moments
@@ -52,6 +67,7 @@ __all__ = [
     "last_token_scores",
     "length_mask",
     "logprobs_from_logits",
+    "map_positions",
     "masked_mean",
     "masked_sum",
     "masked_variance",
@@ -63,8 +79,12 @@ __all__ = [
     "off_policy_kl",
     "penalize_kl",
     "place_scores",
+    "positions_of",
     "reduce_metrics",
     "sequence_mean",
+    "states_at",
+    "take_targets",
+    "targets_at",
     "token_logprobs",
     "token_mean",
     "update_moments",

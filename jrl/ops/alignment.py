@@ -25,12 +25,26 @@ def window_columns(starts: Int[Array, "B"], *, width: int, length: int) -> Int[A
     return jnp.clip(columns, 0, length - 1)
 
 
+def states_at(hidden: Float[Array, "B L D"], columns: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """Hidden states at these columns, (B L D) to (B T D): a window that need not be in one piece."""
+    return jnp.take_along_axis(hidden, columns[:, :, None], axis=1)
+
+
+def targets_at(tokens: Int[Array, "B L"], columns: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """The actions chosen in the states at these columns: the token one column to the right of each.
+
+    Example:
+      >>> targets_at(jnp.array([[5, 6, 7, 8, 9]]), jnp.array([[0, 3]])).tolist()
+      [[6, 9]]
+    """
+    return jnp.take_along_axis(tokens, jnp.minimum(columns + 1, tokens.shape[1] - 1), axis=1)
+
+
 def window_states(
     hidden: Float[Array, "B L D"], starts: Int[Array, "B"], *, width: int
 ) -> Float[Array, "B T D"]:
     """Hidden states from which the window's actions are predicted, (B L D) to (B T D)."""
-    columns = window_columns(starts, width=width, length=hidden.shape[1])
-    return jnp.take_along_axis(hidden, columns[:, :, None], axis=1)
+    return states_at(hidden, window_columns(starts, width=width, length=hidden.shape[1]))
 
 
 def window_targets(tokens: Int[Array, "B L"], starts: Int[Array, "B"], *, width: int) -> Int[Array, "B T"]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jrl.ops.alignment import window_states, window_targets
+from jrl.ops.alignment import states_at, window_columns, window_targets
 from jrl.ops.checks import Scalar
 from jrl.ops.logprobs import TokenLogprobs, token_logprobs
-from jrl.typing import Features, Frozen, Params, PolicyFns, Sequences, Trunk
+from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, Sequences, Trunk
 
 
 def window_features(
@@ -25,13 +25,25 @@ def window_features(
 
     The window is cut out before any head, so the language-model head never runs on prompt positions.
     """
-    features = policy.branch(params, frozen, trunk, sequences.inputs, None)
-    width = sequences.mask.shape[1]
-    cut = partial(window_states, starts=sequences.starts, width=width)
+    length, width = sequences.inputs.tokens.shape[1], sequences.mask.shape[1]
+    columns = window_columns(sequences.starts, width=width, length=length)
+    return column_features(policy, params, frozen, trunk, sequences.inputs, columns)
+
+
+def column_features(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    trunk: Trunk,
+    inputs: ModelInputs,
+    columns: Int[Array, "B T"],
+) -> Features:
+    """Features of the states at these columns, rows (B T); without dropout. `window_features` is its plain case."""
+    features = policy.branch(params, frozen, trunk, inputs, None)
     # One array serves both heads unless the value function has a branch of its own.
-    policy_states = cut(features.policy)
-    value_states = policy_states if features.value is features.policy else cut(features.value)
-    return Features(policy=policy_states, value=value_states)
+    policy_states = states_at(features.policy, columns)
+    shared = features.value is features.policy
+    return Features(policy_states, policy_states if shared else states_at(features.value, columns))
 
 
 def window_logprobs(

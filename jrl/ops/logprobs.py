@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jrl.ops.checks import Scalar, check_positive
+from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.masking import at_least_float32
 
 LogitsFn = Callable[[Float[Array, "*rows D"]], Float[Array, "*rows V"]]
@@ -42,6 +43,17 @@ def _log_normalized(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
     return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True))
 
 
+def take_targets(x: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
+    """The entry of each target; 0 for an id outside [0, V).
+
+    Example:
+      >>> take_targets(jnp.array([[5.0, 6.0], [7.0, 8.0]]), jnp.array([1, 0])).tolist()
+      [6.0, 7.0]
+    """
+    ids = jax.lax.broadcasted_iota(targets.dtype, x.shape, x.ndim - 1)
+    return jnp.sum(jnp.where(ids == targets[..., None], x, 0.0), axis=-1)
+
+
 def logprobs_from_logits(
     logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"]
 ) -> Float[Array, "*rows"]:
@@ -56,8 +68,7 @@ def logprobs_from_logits(
       >>> round(float(logprobs_from_logits(jnp.array([1.0, 2.0, 3.0]), jnp.array(2))), 6)
       -0.407606
     """
-    ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    return jnp.sum(jnp.where(ids == targets[..., None], _log_normalized(logits), 0.0), axis=-1)
+    return take_targets(_log_normalized(logits), targets)
 
 
 def entropy_from_logits(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
@@ -101,61 +112,10 @@ def token_logprobs(
       ValueError: If `temperature`, `chunk_bytes` or `vocab_size` is not positive.
     """
     check_positive("temperature", temperature)
-    check_positive("chunk_bytes", chunk_bytes)
-    check_positive("vocab_size", vocab_size)
 
     def read(hidden: Float[Array, "b t D"], targets: Int[Array, "b t"]) -> TokenLogprobs:
         logits = at_least_float32(logits_fn(hidden)) / temperature
         entropy = entropy_from_logits(logits) if with_entropy else None
         return TokenLogprobs(logprobs_from_logits(logits, targets), entropy)
 
-    num_rows, width = targets.shape
-    positions = max(chunk_bytes // (4 * vocab_size), 1)
-    if num_rows * width <= positions:
-        return read(hidden, targets)
-    grid = _ChunkGrid.covering(num_rows, width, positions=positions)
-    # `read` closes over the head's parameters: constants of the loop, whose gradients the loop adds up.
-    chunks: TokenLogprobs = jax.lax.map(
-        lambda chunk: jax.checkpoint(read)(*chunk), (grid.split(hidden), grid.split(targets))
-    )
-    return TokenLogprobs(
-        logprobs=grid.join(chunks.logprobs),
-        entropy=None if chunks.entropy is None else grid.join(chunks.entropy),
-    )
-
-
-class _ChunkGrid(NamedTuple):
-    """Cuts (B T) into a grid of equal chunks, padded at the end.
-
-    Time is cut first, and rows only where a single column is too large; a chunk then takes every n-th row. So
-    each chunk holds rows of every device that shares the batch, and cutting moves no data between devices.
-    """
-
-    num_rows: int
-    width: int
-    row_chunks: int
-    time_chunks: int
-
-    @classmethod
-    def covering(cls, num_rows: int, width: int, *, positions: int) -> _ChunkGrid:
-        """The coarsest grid with at most `positions` of B·T in a chunk."""
-        row_chunks = -(-num_rows // positions)
-        rows = -(-num_rows // row_chunks)
-        return cls(num_rows, width, row_chunks, time_chunks=-(-width // max(positions // rows, 1)))
-
-    def split(self, x: Array) -> Array:
-        """(B T ...) to (chunk, rows of a chunk, columns of a chunk, ...)."""
-        rows, columns = -(-self.num_rows // self.row_chunks), -(-self.width // self.time_chunks)
-        rest = x.shape[2:]
-        overhang = (rows * self.row_chunks - self.num_rows, columns * self.time_chunks - self.width)
-        x = jnp.pad(x, ((0, overhang[0]), (0, overhang[1]), *((0, 0) for _ in rest)))
-        x = x.reshape(rows, self.row_chunks, self.time_chunks, columns, *rest)
-        x = jnp.moveaxis(x, (1, 2), (0, 1))
-        return x.reshape(self.row_chunks * self.time_chunks, rows, columns, *rest)
-
-    def join(self, chunks: Array) -> Array:
-        """Inverse of `split`: (chunk, rows, columns) to (B T)."""
-        _, rows, columns = chunks.shape
-        x = chunks.reshape(self.row_chunks, self.time_chunks, rows, columns)
-        x = jnp.moveaxis(x, (0, 1), (1, 2)).reshape(rows * self.row_chunks, self.time_chunks * columns)
-        return x[: self.num_rows, : self.width]
+    return map_positions(read, (hidden, targets), positions=positions_of(chunk_bytes, vocab_size=vocab_size))

@@ -29,12 +29,20 @@ class SamplingContext(NamedTuple):
       seen: True for ids that occur in the row so far, its prompt included; None unless a processor reads it.
       temperature: Divides the logits.
       top_p: Mass of the nucleus.
+      last_tokens: The last token of each row, its prompt included; None unless a processor reads it.
+      forbidden: True where the column's token may not follow the row's; None: all may.
+      advantages: Q − V of every action, by which ILQL steers; None: no steering.
+      beta: Weight of the advantages; goes with them.
     """
 
     num_sampled: Int[Array, ""]
     seen: Bool[Array, "B V"] | None
     temperature: Float[Array, ""]
     top_p: Float[Array, ""]
+    last_tokens: Int[Array, "B"] | None = None
+    forbidden: Bool[Array, "W W"] | None = None
+    advantages: Float[Array, "B V"] | None = None
+    beta: Float[Array, ""] | None = None
 
 
 Processor = Callable[[Float[Array, "B V"], SamplingContext], Float[Array, "B V"]]
@@ -85,6 +93,58 @@ def forbid(logits: Float[Array, "B V"], token_ids: Sequence[int]) -> Float[Array
     return jnp.where(forbidden[None, :], -jnp.inf, logits)
 
 
+def forbid_transitions(
+    logits: Float[Array, "B V"], last_tokens: Int[Array, "B"], forbidden: Bool[Array, "W W"]
+) -> Float[Array, "B V"]:
+    """−inf for what may not follow the last token of each row.
+
+    Args:
+      logits: Over the vocabulary of W tokens and its padding, V >= W.
+      last_tokens: Ids in [0, W).
+      forbidden: True where the column's token may not follow the row's. A row that forbids all leaves nothing to draw:
+        it is for tokens that end a completion.
+    Raises:
+      ValueError: If the mask is not square, or wider than the logits.
+    Example:
+      >>> forbidden = jnp.array([[False, True], [True, False]])
+      >>> forbid_transitions(jnp.zeros((1, 2)), jnp.array([1]), forbidden).tolist()
+      [[-inf, 0.0]]
+    """
+    width, size = forbidden.shape[0], logits.shape[-1]
+    if forbidden.shape != (width, width) or width > size:
+        raise ValueError(
+            f"`forbidden` must be square and no wider than the logits, {size} columns, got {forbidden.shape}."
+        )
+    # Columns of a padded vocabulary are −inf already.
+    rows = jnp.pad(forbidden[last_tokens], ((0, 0), (0, size - width)))
+    return jnp.where(rows, -jnp.inf, logits)
+
+
+def best_advantages(q_values: Float[Array, "N B V"], values: Float[Array, "B"]) -> Float[Array, "B V"]:
+    """min_i Q_i(s, a) − V(s) of every action: what ILQL adds to the logits. 0 where the vocabulary is padding.
+
+    Args:
+      q_values: Of every head; −inf in columns of a padded vocabulary.
+      values: V(s).
+    """
+    q_values = jnp.min(q_values, axis=0)
+    # A padded column would give 0·(−inf) = NaN at β = 0; its logit is −inf whatever is added.
+    return jnp.where(jnp.isneginf(q_values), 0.0, q_values - values[:, None])
+
+
+def steer(
+    logits: Float[Array, "B V"], advantages: Float[Array, "B V"], beta: Float[Array, ""]
+) -> Float[Array, "B V"]:
+    """Logits + β·(Q − V), the decoding rule of ILQL. At β = 0 they are what they were, to the bit.
+
+    Deviates from the paper: the logits stay unnormalised. The constant by which that moves a row changes neither order
+    nor distribution, whatever the temperature, so filters and draw do the same.
+
+    Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
+    """
+    return logits + beta * advantages
+
+
 def penalize_repetition(
     logits: Float[Array, "B V"], seen: Bool[Array, "B V"], *, penalty: float
 ) -> Float[Array, "B V"]:
@@ -104,7 +164,10 @@ def make_processors(
     repetition_penalty: float = 1.0,
     suppress_token_ids: Sequence[int] = (),
 ) -> tuple[Processor, ...]:
-    """The processors that these settings call for: penalties first, then the temperature, then filters."""
+    """The processors that these settings call for.
+
+    Penalties and forbidden tokens come first, then the steering by Q − V, then the temperature, then filters.
+    """
     processors: list[Processor] = []
     if repetition_penalty != 1.0:
 
@@ -121,6 +184,7 @@ def make_processors(
                 context.num_sampled < min_new_tokens, forbid(logits, eos_token_ids), logits
             )
         )
+    processors += [_forbid_transitions, _steer]
     processors.append(lambda logits, context: apply_temperature(logits, context.temperature))
     if top_k > 0:
         processors.append(lambda logits, context: keep_top_k(logits, k=top_k))
@@ -134,6 +198,20 @@ def make_processors(
 
     processors.append(nucleus)
     return tuple(processors)
+
+
+def _forbid_transitions(logits: Float[Array, "B V"], context: SamplingContext) -> Float[Array, "B V"]:
+    if context.forbidden is None:
+        return logits
+    assert context.last_tokens is not None
+    return forbid_transitions(logits, context.last_tokens, context.forbidden)
+
+
+def _steer(logits: Float[Array, "B V"], context: SamplingContext) -> Float[Array, "B V"]:
+    if context.advantages is None:
+        return logits
+    assert context.beta is not None
+    return steer(logits, context.advantages, context.beta)
 
 
 def inverse_cdf(logits: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[Array, "B"]:

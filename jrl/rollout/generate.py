@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.ops.checks import check_positive
-from jrl.ops.sampling import Processor, SamplingContext, draw, make_processors
+from jrl.ops.sampling import Processor, SamplingContext, best_advantages, draw, make_processors
 from jrl.typing import (
     Cache,
     Completions,
@@ -51,6 +51,7 @@ class _Loop(NamedTuple):
       logprobs: Theirs.
       lengths: Theirs, the EOS included.
       done: True for rows that have sampled an EOS.
+      last_tokens: What each row goes on from: the last token of its prompt, then the last one written.
       seen: Ids that occurred, where a processor needs them.
     """
 
@@ -60,6 +61,7 @@ class _Loop(NamedTuple):
     logprobs: Float[Array, "B T"]
     lengths: Int[Array, "B"]
     done: Bool[Array, "B"]
+    last_tokens: Int[Array, "B"]
     seen: Bool[Array, "B V"] | None
 
 
@@ -75,7 +77,10 @@ def make_generate(
     repetition_penalty: float = 1.0,
     suppress_token_ids: Sequence[int] = (),
 ) -> Generate:
-    """A sampler with these static settings; the caller jits it. Temperature and top-p are traced.
+    """A sampler with these static settings; the caller jits it. Temperature, top-p and ILQL's beta are traced.
+
+    With a `beta` among the knobs, Q − V of the model's heads steers the draw. What is read is `params["q_heads"]`: ILQL
+    gives its target heads in their place.
 
     Token t of row i is drawn with `fold_in(fold_in(key, row_ids[i]), t)`: samples depend neither on the row's
     neighbours, nor on the order in which rows come, nor on the mesh.
@@ -93,7 +98,7 @@ def make_generate(
     Returns:
       `(params, frozen, prompts, row_ids, knobs, key) -> Completions` for left-padded prompts.
     Raises:
-      ValueError: If `max_new_tokens` is not positive.
+      ValueError: If `max_new_tokens` is not positive; on a call, if there is a `beta` and no head that it weighs.
     """
     check_positive("max_new_tokens", max_new_tokens)
     processors = make_processors(
@@ -115,19 +120,30 @@ def make_generate(
         rows, width = prompts.tokens.shape
         row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
 
-        def sample(loop: _Loop, hidden: Float[Array, "B D"]) -> _Loop:
-            logits = policy.logits(params, frozen, hidden)
-            drawn = _draw(logits, loop, processors, row_keys if do_sample else None, knobs)
+        def sample(loop: _Loop, features: Features) -> _Loop:
+            last = Features(*(hidden[:, -1] for hidden in features))
+            context = SamplingContext(
+                num_sampled=loop.step,
+                seen=loop.seen,
+                temperature=knobs.temperature,
+                top_p=knobs.top_p,
+                last_tokens=loop.last_tokens,
+                forbidden=knobs.forbidden,
+                advantages=None if knobs.beta is None else _advantages(policy, params, last.value),
+                beta=knobs.beta,
+            )
+            logits = policy.logits(params, frozen, last.policy)
+            drawn = _draw(logits, context, processors, row_keys if do_sample else None)
             return _append(loop, drawn, eos_token_ids, pad_token_id)
 
         def more(loop: _Loop) -> Bool[Array, ""]:
             return (loop.step < max_new_tokens) & ~jnp.all(loop.done)
 
         def next_token(loop: _Loop) -> _Loop:
-            newest = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.step - 1, 1, axis=1)
+            newest = loop.last_tokens[:, None]
             inputs = ModelInputs(newest, jnp.ones_like(newest, dtype=bool))
             features, cache = policy.decode(params, frozen, inputs, loop.cache)
-            return sample(loop._replace(cache=cache), features.policy[:, 0])
+            return sample(loop._replace(cache=cache), features)
 
         cache = policy.init_cache(params, frozen, prompts, width + max_new_tokens - 1)
         features, cache = policy.decode(params, frozen, prompts, cache)
@@ -138,12 +154,13 @@ def make_generate(
             logprobs=jnp.zeros((rows, max_new_tokens), jnp.float32),
             lengths=jnp.zeros((rows,), jnp.int32),
             done=jnp.zeros((rows,), bool),
+            last_tokens=prompts.tokens[:, -1].astype(jnp.int32),
             seen=None
             if repetition_penalty == 1.0
             else _seen(prompts, _vocab_size(policy, params, frozen, features)),
         )
         # The first token needs no decoding beyond the prompt, and the last one is never read.
-        end = jax.lax.while_loop(more, next_token, sample(start, features.policy[:, -1]))
+        end = jax.lax.while_loop(more, next_token, sample(start, features))
         return Completions(end.tokens, end.lengths, end.done, end.logprobs)
 
     return generate
@@ -151,19 +168,30 @@ def make_generate(
 
 def _draw(
     logits: Float[Array, "B V"],
-    loop: _Loop,
+    context: SamplingContext,
     processors: tuple[Processor, ...],
     row_keys: PRNGKey | None,
-    knobs: SamplingKnobs,
 ) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
     """The next id of every row and its processed log-probability; greedy without keys."""
-    context = SamplingContext(loop.step, loop.seen, knobs.temperature, knobs.top_p)
     for process in processors:
         logits = process(logits, context)
     if row_keys is None:
         return draw(logits, None)
-    uniform = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, loop.step)))(row_keys)
+    step = context.num_sampled
+    uniform = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, step)))(row_keys)
     return draw(logits, uniform)
+
+
+def _advantages(policy: PolicyFns, params: Params, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
+    """Q − V of every next token."""
+    heads = policy.heads(params, hidden)
+    missing = [name for name in ("values", "q_values") if name not in heads]
+    if missing:
+        raise ValueError(
+            f"`knobs.beta` must be None for a model without {' and '.join(missing)}: it weighs Q − V, and `params` "
+            "hold no such head. Was the model trained with ILQL?"
+        )
+    return best_advantages(heads["q_values"], heads["values"])
 
 
 def _append(
@@ -189,6 +217,7 @@ def _append(
         ),
         lengths=loop.lengths + ~loop.done,
         done=loop.done | ended,
+        last_tokens=tokens,
         seen=seen,
     )
 

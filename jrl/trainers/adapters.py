@@ -23,7 +23,7 @@ from jrl.models.adapters.config import (
 from jrl.models.adapters.peft_format import (
     is_adapter_folder,
     load_adapter,
-    load_value_head,
+    load_heads,
     read_adapter_folder,
     save_adapter,
 )
@@ -39,7 +39,7 @@ class AdapterPlan:
     Attributes:
       config: The adapter that trains; None: parts of the model itself do.
       base: The model it belongs to, as `model_path` would name it alone.
-      folder: Folder with an adapter, whose value head is taken; None where `model_path` is a model.
+      folder: Folder with an adapter, whose heads are taken; None where `model_path` is a model.
       continues: The folder's adapter is taken too; else a fresh one starts.
     """
 
@@ -58,10 +58,15 @@ class AdapterPlan:
         )
 
     def load(self, lm: LanguageModel) -> dict[str, Any]:
-        """What the folder holds of the trainable parameters: the adapter, where it is continued, and a value head."""
+        """What the folder holds of the trainable parameters: the adapter, where it is continued, and heads."""
         if self.folder is None:
             return {}
-        found = load_value_head(self.folder, lm.feature_width)
+        found = load_heads(
+            self.folder,
+            width=lm.feature_width,
+            vocab_size=lm.vocab_size,
+            padded_vocab_size=lm.config.padded_vocab_size,
+        )
         adapter = lm.bind(self.config)
         if self.continues and adapter is not None:
             found |= load_adapter(self.folder, adapter)
@@ -119,12 +124,12 @@ def _warn_of_what_is_ignored(model: ModelConfig, adapter: AdapterConfig, reason:
 def adapter_writer(
     lm: LanguageModel, adapter: Adapter, params: Params, *, base_model: Any, tokenizer: Any
 ) -> Callable[[Path], None]:
-    """A function that writes PEFT's folder: the adapter, the value head beside it, and the tokenizer.
+    """A function that writes PEFT's folder: the adapter, the heads beside it, and the tokenizer.
 
     Args:
       lm: The model.
       adapter: What trains.
-      params: The trainable parameters, copied to the host here.
+      params: The trainable parameters and target heads, copied to the host here.
       base_model: As `model_path` names it; a config object is a model that no name leads to.
       tokenizer: The transformers tokenizer.
     """
@@ -133,6 +138,14 @@ def adapter_writer(
     task_type = SEQ2SEQ if lm.family.kind == "seq2seq" else CAUSAL
 
     def write(directory: Path) -> None:
-        save_adapter(directory, adapter, host, base_model=name, task_type=task_type, tokenizer=tokenizer)
+        save_adapter(
+            directory,
+            adapter,
+            host,
+            base_model=name,
+            task_type=task_type,
+            tokenizer=tokenizer,
+            vocab_size=lm.vocab_size,
+        )
 
     return write

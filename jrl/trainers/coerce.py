@@ -38,8 +38,8 @@ def field_types(section: type) -> dict[str, Any]:
 def coerce(value: Any, expected: Any, name: str) -> Any:
     """The value as the type a field expects.
 
-    An int passes for a float, and so does a string that spells one ("1e-4", which other YAML readers leave a
-    string); nothing else is converted.
+    An int passes for a float, a whole float for an int, and a string that spells a float ("1e-4", which other YAML
+    readers leave a string) for that float; nothing else is converted.
 
     Args:
       value: What the user gave.
@@ -67,6 +67,8 @@ def coerce(value: Any, expected: Any, name: str) -> Any:
         return [coerce(item, entry, f"{name}[{index}]") for index, item in enumerate(value)]
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if expected is int and isinstance(value, float) and value.is_integer():
+        return int(value)
     if expected is float and isinstance(value, str) and isinstance(parse_yaml(value), int | float):
         return float(value)
     plain_type = origin or expected

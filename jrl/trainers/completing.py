@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from jrl.data.prompts import PromptSet
+from jrl.data.prompts import PromptBatch, PromptSet
 from jrl.rollout.text import Texts, decode_rows
 from jrl.trainers.generation import GenerationSettings, Sampler
 from jrl.trainers.setup import place_rows
-from jrl.typing import Frozen, Params, PRNGKey
+from jrl.typing import Completions, Frozen, Params, PRNGKey
+
+AHEAD = 3
+"""Sampling calls on their way at a time: enough to keep the device busy, and few enough for any number of rows."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,7 @@ class Completer:
         settings: GenerationSettings,
         key: PRNGKey,
     ) -> Texts:
-        """One completion for each index; all chunks are dispatched before the first is decoded.
-
-        Row i samples with the key of number i, so the chunk size changes nothing. A last chunk that is short is filled
-        up with rows from the front, which are dropped.
+        """One completion for each index.
 
         Args:
           params: Trainable parameters.
@@ -57,28 +58,45 @@ class Completer:
           settings: How to sample.
           key: Of this call.
         """
+        return Texts.concatenate(list(self.chunks(params, frozen, prompts, indices, settings, key)))
+
+    def chunks(
+        self,
+        params: Params,
+        frozen: Frozen,
+        prompts: PromptSet,
+        indices: np.ndarray,
+        settings: GenerationSettings,
+        key: PRNGKey,
+    ) -> Iterator[Texts]:
+        """The same completions chunk by chunk, in order: what the caller does with one overlaps with sampling the next.
+
+        Row i samples with the key of number i, so the chunk size changes nothing. A last chunk that is short is filled
+        up with rows from the front, which are dropped. The arguments are those of a call.
+        """
         total = len(indices)
         chunk_size = min(self.chunk_size, total)
         width = prompts.width(indices)
-        pending = []
-        for start in range(0, total, chunk_size):
+
+        def dispatch(start: int) -> tuple[PromptBatch, Completions]:
             numbers = np.arange(start, start + chunk_size) % total
             batch = prompts.rows(indices[numbers], width=width)
             inputs = place_rows(self.mesh, batch.inputs)
-            pending.append((batch, self.sampler(params, frozen, inputs, numbers, settings, key)))
-        parts = []
-        for start, (batch, completions) in zip(range(0, total, chunk_size), pending, strict=True):
-            count = min(chunk_size, total - start)
+            return batch, self.sampler(params, frozen, inputs, numbers, settings, key)
+
+        starts = range(0, total, chunk_size)
+        ahead = deque(map(dispatch, starts[:AHEAD]))
+        for number, start in enumerate(starts):
+            batch, completions = ahead.popleft()
             tokens, lengths = jax.device_get((completions.tokens, completions.lengths))
-            parts.append(
-                decode_rows(
-                    self.tokenizer,
-                    batch.token_lists[:count],
-                    tokens[:count],
-                    lengths[:count],
-                    eos_token_ids=settings.eos_token_id,
-                    stop_sequences=self.stop_sequences,
-                    separator=prompts.separator,
-                )
+            ahead.extend(map(dispatch, starts[number + AHEAD : number + AHEAD + 1]))
+            count = min(chunk_size, total - start)
+            yield decode_rows(
+                self.tokenizer,
+                batch.token_lists[:count],
+                tokens[:count],
+                lengths[:count],
+                eos_token_ids=settings.eos_token_id,
+                stop_sequences=self.stop_sequences,
+                separator=prompts.separator,
             )
-        return Texts.concatenate(parts)

@@ -2,7 +2,8 @@
 """`TRLConfig`: six sections, read from YAML, edited without surprises, with the seeds' defaults.
 
 Unlike in trlX, an unknown name is always an error that names the closest known one, and nothing is edited in
-place. Only dictionaries of free content (`kwargs`, `gen_kwargs`, ...) take new keys.
+place. Only dictionaries of free content (`kwargs`, `gen_kwargs`, ...) take new keys. Files of older releases are
+read too: `legacy.py`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from jrl.learners.config import MethodConfig
+from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
+from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
 from jrl.trainers.coerce import coerce, field_types, hint, parse_yaml
+from jrl.trainers.fields import build_section, merge, nest, warn_caller
+from jrl.trainers.legacy import modernise
 from jrl.trainers.registry import METHODS, get_method
 from jrl.trainers.sections import (
     ModelConfig,
@@ -59,7 +64,7 @@ class TRLConfig:
 
     @classmethod
     def load_yaml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a YAML file with the six sections.
+        """Reads a YAML file with the six sections, or with those of an older trlX.
 
         Raises:
           ValueError: If it is not such a file; else as `from_dict`.
@@ -74,25 +79,66 @@ class TRLConfig:
         """Builds and checks a configuration.
 
         Args:
-          config: Section → field → value; copied. Fields that have a default may be missing, sections may
-            not.
+          config: Section → field → value; copied. Fields that have a default may be missing. A section that is
+            missing takes the method's default configuration's, and a warning shows it. The layouts of older trlX
+            releases are translated, with a warning for each field.
         Raises:
-          ValueError: On an unknown or missing section or field, naming the closest one, and on a value out of
-            range.
+          ValueError: On an unknown section or field, naming the closest one, on a missing field, and on a value out
+            of range.
           TypeError: On a value of the wrong type.
         """
+        sections = cls._fill(modernise(config))
+        return cls._build(sections, {name: cls._section_class(name, sections[name]) for name in _names()})
+
+    @classmethod
+    def _fill(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """All six sections: those that are missing are the default configuration's, and said."""
         for name in config:
             if name not in _names():
                 raise ValueError(f"Unknown section `{name}`; there are {_names()}.{hint(name, _names())}")
         missing = [name for name in _names() if name not in config]
-        if missing:
-            raise ValueError(
-                f"The configuration lacks the sections {missing}; all of {_names()} are required."
+        if not missing:
+            return config
+        defaults = cls._defaults(config, missing).to_dict()
+        for name in missing:
+            warn_caller(
+                f"The configuration has no section `{name}`: it takes the default one, {defaults[name]}."
             )
-        sections = {name: _build(name, _section_class(name, config[name]), config[name]) for name in _names()}
-        found = cls(**sections)
+        return dict(config) | {name: defaults[name] for name in missing}
+
+    @classmethod
+    def _defaults(cls, config: Mapping[str, Any], missing: list[str]) -> TRLConfig:
+        """The default configuration of the method that the sections there are name."""
+        train = config.get("train")
+        if "method" in config:
+            method: type | None = cls._section_class("method", config["method"])
+        else:
+            method = method_of_trainer(str(train.get("trainer", ""))) if isinstance(train, Mapping) else None
+        for known, default in _DEFAULTS.items():
+            if method is not None and issubclass(method, known):
+                return default()
+        raise ValueError(
+            f"The configuration lacks the sections {missing}, and nothing in it names a method that has a default "
+            f"configuration: one of {[known.__name__ for known in _DEFAULTS]}, as `method.name`."
+        )
+
+    @classmethod
+    def _build(cls, sections: Mapping[str, Any], classes: Mapping[str, type]) -> Self:
+        """Of all six sections in the present layout."""
+        found = cls(**{name: build_section(name, classes[name], sections[name]) for name in _names()})
         found.validate()
         return found
+
+    @classmethod
+    def _section_class(cls, name: str, values: Any) -> type:
+        """The dataclass of a section; the method's is told by its name."""
+        if not isinstance(values, Mapping):
+            raise TypeError(f"`{name}` must be a dict of fields, got {values!r}.")
+        if name != "method":
+            return _SECTIONS[name]
+        if "name" not in values:
+            raise ValueError("`method.name` is required: it chooses the algorithm, as in `PPOConfig`.")
+        return get_method(coerce(values["name"], str, "method.name"))
 
     def to_dict(self) -> dict[str, Any]:
         """Section → field → value, a deep copy; `from_dict` takes it back."""
@@ -109,17 +155,20 @@ class TRLConfig:
           TypeError: On a value of the wrong type.
         """
         merged = self.to_dict()
+        classes = {name: type(vars(self)[name]) for name in merged}
         for name, changes in sections.items():
             if name not in merged:
                 raise ValueError(f"Unknown section `{name}`; there are {_names()}.{hint(name, _names())}")
             if not isinstance(changes, Mapping):
                 raise TypeError(f"`{name}` must be a dict of fields, got {changes!r}.")
-            renamed = "name" in changes and str(changes["name"]).lower() != str(merged[name]["name"]).lower()
-            merged[name] = _merge({} if renamed else merged[name], changes)
-        return type(self).from_dict(merged)
+            renamed = _renamed(name, merged[name], changes)
+            merged[name] = merge({} if renamed else merged[name], changes)
+            if renamed:
+                classes[name] = self._section_class(name, merged[name])
+        return self._build(merged, classes)
 
     @classmethod
-    def update(cls, base: TRLConfig | Mapping[str, Any], changes: Mapping[str, Any]) -> Self:
+    def update(cls, base: TRLConfig | Mapping[str, Any], changes: Mapping[str, Any]) -> TRLConfig:
         """A new configuration from another and changes by dotted name, nested, or both.
 
         Args:
@@ -129,12 +178,12 @@ class TRLConfig:
           ValueError: On an unknown name, naming the closest one.
           TypeError: On a value of the wrong type.
         """
-        config = cls.from_dict(base.to_dict() if isinstance(base, TRLConfig) else base)
+        config = base if isinstance(base, TRLConfig) else cls.from_dict(base)
         nested: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in _names() and "." not in name:
                 raise ValueError(f"Unknown parameter `{name}`.{_hint_anywhere(config, name)}")
-            nested = _merge(nested, nest(name, value))
+            nested = merge(nested, nest(name, value))
         return config.evolve(**nested)
 
     def validate(self) -> None:
@@ -153,10 +202,11 @@ class TRLConfig:
             for field, value in vars(section).items():
                 vars(section)[field] = coerce(value, expected[field], f"{name}.{field}")
             section.validate()
-        fitting = self.train.trainer.lower().removeprefix("accelerate").removesuffix("trainer") + "config"
-        if fitting in METHODS and not isinstance(self.method, METHODS[fitting]):
+        # A trainer learns by the method of its own name, where there is one.
+        fitting = method_of_trainer(self.train.trainer)
+        if fitting is not None and not isinstance(self.method, fitting):
             raise ValueError(
-                f"`train.trainer` = {self.train.trainer!r} needs a `method` of {METHODS[fitting].__name__}, got "
+                f"`train.trainer` = {self.train.trainer!r} needs a `method` of {fitting.__name__}, got "
                 f"{type(self.method).__name__}."
             )
 
@@ -167,88 +217,77 @@ class TRLConfig:
 
 def default_ppo_config() -> TRLConfig:
     """trlX's default PPO run: GPT-2 fine-tuned on IMDB, two layers unfrozen."""
-    return TRLConfig(
-        method=PPOConfig(),
-        model=ModelConfig(model_path="lvwerra/gpt2-imdb", num_layers_unfrozen=2),
-        optimizer=_adamw(lr=3e-5),
-        scheduler=SchedulerConfig("cosine_annealing", {"T_max": 1e12, "eta_min": 3e-5}),
-        tokenizer=TokenizerConfig(tokenizer_path="gpt2"),
-        train=_train("PPOTrainer", total_steps=10000, batch_size=32),
+    model = ModelConfig("lvwerra/gpt2-imdb", num_layers_unfrozen=2)
+    return _default("PPOTrainer", PPOConfig(), model, lr=3e-5, total_steps=10000, batch_size=32)
+
+
+def default_ilql_config() -> TRLConfig:
+    """trlX's default ILQL run: GPT-2, all layers, two Q heads."""
+    config = _default(
+        "ILQLTrainer", ILQLConfig(), ModelConfig("gpt2"), lr=5e-5, total_steps=1000, batch_size=128
     )
+    return config.evolve(train={"seq_length": 64, "checkpoint_interval": 1000})
 
 
 def default_sft_config() -> TRLConfig:
     """trlX's default SFT run: GPT-2, all layers."""
+    return _default("SFTTrainer", SFTConfig(), ModelConfig("gpt2"), lr=1e-4, total_steps=1000, batch_size=8)
+
+
+def default_rft_config() -> TRLConfig:
+    """Rejection fine-tuning of the model that the default PPO run starts from; trlX has no default of it."""
+    model = ModelConfig("lvwerra/gpt2-imdb")
+    return _default("RFTTrainer", RFTConfig(), model, lr=3e-5, total_steps=1000, batch_size=32)
+
+
+def method_of_trainer(trainer: str) -> type[MethodConfig] | None:
+    """The config class that bears a trainer's name: `PPOConfig` of `PPOTrainer`; None where there is none."""
+    return METHODS.find(trainer.lower().removeprefix("accelerate").removesuffix("trainer"))
+
+
+def _default(
+    trainer: str, method: MethodConfig, model: ModelConfig, *, lr: float, total_steps: int, batch_size: int
+) -> TRLConfig:
+    """What trlX's default runs have in common. The rate is constant: it falls to itself."""
     return TRLConfig(
-        method=SFTConfig(),
-        model=ModelConfig(model_path="gpt2", num_layers_unfrozen=-1),
-        optimizer=_adamw(lr=1e-4),
-        scheduler=SchedulerConfig("cosine_annealing", {"T_max": 1e12, "eta_min": 1e-4}),
-        tokenizer=TokenizerConfig(tokenizer_path="gpt2"),
-        train=_train("SFTTrainer", total_steps=1000, batch_size=8),
+        method=method,
+        model=model,
+        optimizer=OptimizerConfig(
+            "adamw", {"lr": lr, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6}
+        ),
+        scheduler=SchedulerConfig("cosine_annealing", {"T_max": 1e12, "eta_min": lr}),
+        tokenizer=TokenizerConfig("gpt2"),
+        train=TrainConfig(
+            total_steps=total_steps,
+            seq_length=1024,
+            epochs=100,
+            batch_size=batch_size,
+            checkpoint_interval=10000,
+            eval_interval=100,
+            trainer=trainer,
+        ),
     )
 
 
-def nest(name: str, value: Any) -> dict[str, Any]:
-    """`nest("a.b", 1)` is `{"a": {"b": 1}}`."""
-    for part in reversed(name.split(".")):
-        value = {part: value}
-    return cast(dict[str, Any], value)
-
-
-def _adamw(lr: float) -> OptimizerConfig:
-    return OptimizerConfig("adamw", {"lr": lr, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6})
-
-
-def _train(trainer: str, *, total_steps: int, batch_size: int) -> TrainConfig:
-    return TrainConfig(
-        total_steps=total_steps,
-        seq_length=1024,
-        epochs=100,
-        batch_size=batch_size,
-        checkpoint_interval=10000,
-        eval_interval=100,
-        trainer=trainer,
-    )
+_DEFAULTS: Mapping[type[MethodConfig], Callable[[], TRLConfig]] = {
+    PPOConfig: default_ppo_config,
+    ILQLConfig: default_ilql_config,
+    SFTConfig: default_sft_config,
+    RFTConfig: default_rft_config,
+}
 
 
 def _names() -> list[str]:
     return [field.name for field in fields(TRLConfig)]
 
 
-def _section_class(name: str, values: Any) -> type:
-    """The dataclass of a section; the method's is told by its name."""
-    if not isinstance(values, Mapping):
-        raise TypeError(f"`{name}` must be a dict of fields, got {values!r}.")
-    if name != "method":
-        return _SECTIONS[name]
-    if "name" not in values:
-        raise ValueError("`method.name` is required: it chooses the algorithm, as in `PPOConfig`.")
-    return get_method(coerce(values["name"], str, "method.name"))
-
-
-def _build(name: str, section: type, values: Mapping[str, Any]) -> Any:
-    """A section from a dictionary, its fields known, complete and of the right types."""
-    expected = field_types(section)
-    for field in values:
-        if field not in expected:
-            raise ValueError(f"Unknown field `{name}.{field}` of {section.__name__}.{hint(field, expected)}")
-    required = [f.name for f in fields(section) if f.default is MISSING and f.default_factory is MISSING]
-    missing = [f"{name}.{field}" for field in required if field not in values]
-    if missing:
-        raise ValueError(f"The configuration lacks {missing}, which {section.__name__} requires.")
-    copied = copy.deepcopy(dict(values))
-    return section(**{field: coerce(copied[field], expected[field], f"{name}.{field}") for field in copied})
-
-
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep merge; neither argument is touched, and nothing is shared with them."""
-    merged = {key: copy.deepcopy(value) for key, value in base.items()}
-    for key, value in changes.items():
-        old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge(cast(Mapping[str, Any], old), value) if both else copy.deepcopy(value)
-    return merged
+def _renamed(section: str, old: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
+    """Whether changes choose another method, optimizer or scheduler than the section's."""
+    if "name" not in old or "name" not in changes:
+        return False
+    if section == "method":
+        return METHODS.find(str(changes["name"])) is not METHODS.find(old["name"])
+    return str(changes["name"]).lower() != str(old["name"]).lower()
 
 
 def _hint_anywhere(config: TRLConfig, name: str) -> str:

@@ -33,7 +33,7 @@ def model_writer(
 
     Args:
       lm: The model.
-      params: What trains.
+      params: What trains, and heads that a state holds beside.
       frozen: The rest.
       adapter: What trains beside the frozen model; None: parts of the model itself do.
       base_model: The model without its adapter, as `model_path` names it.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -34,6 +35,7 @@ class GenerationSettings:
       top_p: Keeps the smallest set of tokens with at least this mass; 1 keeps all.
       repetition_penalty: Divides positive and multiplies negative logits of tokens already seen; 1 is off.
       suppress_tokens: Ids that are never sampled.
+      beta: Weight of Q − V beside the log-probabilities, at least 0; None: Q heads are not read. ILQL only.
       eos_token_id: Ends a completion; defaults to the tokenizer's. Several are allowed.
       pad_token_id: Fills rows after their end; defaults to the tokenizer's.
     """
@@ -48,6 +50,7 @@ class GenerationSettings:
     top_p: float = 1.0
     repetition_penalty: float = 1.0
     suppress_tokens: tuple[int, ...] = ()
+    beta: float | None = None
 
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
@@ -63,6 +66,12 @@ class GenerationSettings:
             (self.top_k >= 0, "top_k", "at least 0 (0 keeps all)", self.top_k),
             (0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p),
             (self.repetition_penalty > 0, "repetition_penalty", "positive", self.repetition_penalty),
+            (
+                self.beta is None or 0 <= self.beta < math.inf,
+                "beta",
+                "at least 0 and finite, or null (off)",
+                self.beta,
+            ),
         )
         for holds, name, expected, got in checks:
             if not holds:
@@ -79,11 +88,16 @@ class GenerationSettings:
     @property
     def knobs(self) -> SamplingKnobs:
         """The traced part."""
-        return SamplingKnobs(jnp.float32(self.temperature), jnp.float32(self.top_p))
+        beta = None if self.beta is None else jnp.float32(self.beta)
+        return SamplingKnobs(jnp.float32(self.temperature), jnp.float32(self.top_p), beta)
 
 
 def parse_gen_kwargs(
-    gen_kwargs: Mapping[str, Any], *, eos_token_id: int | Sequence[int] | None, pad_token_id: int
+    gen_kwargs: Mapping[str, Any],
+    *,
+    eos_token_id: int | Sequence[int] | None,
+    pad_token_id: int,
+    steers: bool = False,
 ) -> tuple[GenerationSettings, Sweep | None]:
     """`gen_kwargs` of a config as settings, and the entry an evaluation sweeps over.
 
@@ -93,6 +107,7 @@ def parse_gen_kwargs(
       gen_kwargs: The config's dictionary.
       eos_token_id: The tokenizer's; `gen_kwargs` may override it.
       pad_token_id: The tokenizer's; `gen_kwargs` may override it.
+      steers: Whether the model has Q heads. Then `beta` is 1 where `gen_kwargs` say nothing of it; else it is refused.
     Returns:
       The settings, and (name, values) of the sweep or None.
     Raises:
@@ -109,6 +124,12 @@ def parse_gen_kwargs(
     if "max_new_tokens" not in values:
         raise ValueError(
             "gen_kwargs: `max_new_tokens` is required: it fixes the width of the completion window."
+        )
+    if steers:
+        values = {"beta": 1.0} | values
+    elif values.get("beta") is not None:
+        raise ValueError(
+            f"gen_kwargs: `beta` steers by Q heads, which ILQL alone trains, got {values['beta']!r}: leave it out."
         )
     lists = ("eos_token_id", "suppress_tokens")
     sweeps = [name for name, value in values.items() if isinstance(value, list | tuple) and name not in lists]
@@ -141,7 +162,7 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 class Sampler:
-    """Compiled samplers, one for each static setting; temperature and top-p are traced and share one program."""
+    """Compiled samplers, one for each static setting; temperature, top-p and beta are traced and share one program."""
 
     def __init__(self, policy: PolicyFns, *, forbidden: jax.Array | None = None) -> None:
         self._policy, self._forbidden = policy, forbidden
@@ -149,7 +170,8 @@ class Sampler:
 
     def program(self, settings: GenerationSettings) -> Program:
         """The jitted `generate` for these settings, made on first use."""
-        static = replace(settings, temperature=1.0, top_p=1.0)
+        steered = None if settings.beta is None else 0.0
+        static = replace(settings, temperature=1.0, top_p=1.0, beta=steered)
         if static not in self._programs:
             self._programs[static] = jax.jit(
                 make_generate(
@@ -196,7 +218,8 @@ def check_logit_mask(logit_mask: Any, vocab_size: int) -> jax.Array | None:
       logit_mask: Boolean array-like (V, V), or None.
       vocab_size: V, without padding.
     Raises:
-      ValueError: If it has another shape or another type.
+      ValueError: If it has another shape or another type, or a token that none may follow: a row that ends with it has
+        nothing to draw from.
     """
     if logit_mask is None:
         return None
@@ -205,5 +228,10 @@ def check_logit_mask(logit_mask: Any, vocab_size: int) -> jax.Array | None:
         raise ValueError(
             f"`logit_mask` must be boolean, ({vocab_size}, {vocab_size}) as the vocabulary, True where the column's "
             f"token may not follow the row's; got {mask.dtype} {mask.shape}."
+        )
+    if mask.all(axis=1).any():
+        raise ValueError(
+            f"`logit_mask` must leave every token a successor, such as EOS, but row {int(mask.all(axis=1).argmax())} "
+            "forbids all. Is True meant to be an edge? It is what is forbidden."
         )
     return jnp.asarray(mask)

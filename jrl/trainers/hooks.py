@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,3 +28,22 @@ class Hooks:
     log: Callable[[dict[str, Any]], None] = _ignore
     evaluate: Callable[[dict[str, Any]], None] = _ignore
     save: Callable[[Path], None] = _ignore
+
+
+_UNWATCHED = Hooks()
+_WATCHING = ContextVar("watching", default=_UNWATCHED)
+
+
+def current_hooks() -> Hooks:
+    """What a trainer starts with: the hooks of the `watch` around it, else those that ignore everything."""
+    return _WATCHING.get()
+
+
+@contextlib.contextmanager
+def watch(hooks: Hooks) -> Iterator[None]:
+    """Every trainer that is made inside starts with these hooks: so a caller watches a script that makes its own."""
+    token = _WATCHING.set(hooks)
+    try:
+        yield
+    finally:
+        _WATCHING.reset(token)

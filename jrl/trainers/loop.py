@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -30,8 +30,43 @@ if TYPE_CHECKING:
     from jrl.trainers.base import Trainer
 
 
+TOKENS = ("completion/tokens", "sft/tokens", "ilql/tokens")
+"""What `perf/tokens_per_second` counts: the first of these that an iteration reports."""
+
+
 class TrainingDivergedError(RuntimeError):
     """Too many non-finite optimizer steps in a row."""
+
+
+def make_cursor(
+    trainer: Trainer,
+    *,
+    iteration: int,
+    steps_per_iteration: int,
+    evaluations: int,
+    best_score: float | None,
+    data_sha256: Mapping[str, str],
+) -> dict[str, Any]:
+    """What a checkpoint holds beside the state: where the run stands, plain JSON.
+
+    Args:
+      trainer: Whose run it is.
+      iteration: Iterations so far.
+      steps_per_iteration: Optimizer steps of one.
+      evaluations: Evaluations so far.
+      best_score: The best of them; None: none counted.
+      data_sha256: Fingerprints of the data, as `Trainer.data_sha256` gives them.
+    """
+    return {
+        "iteration": iteration,
+        "steps_per_iteration": steps_per_iteration,
+        "records": len(trainer.history),
+        "evaluations": evaluations,
+        "best_score": best_score,
+        "frozen_sha256": trainer.frozen_sha256(),
+        "data_sha256": dict(data_sha256),
+        "host_state": trainer.host_state(),
+    }
 
 
 @dataclass
@@ -177,7 +212,7 @@ class Run:
         metrics = finalize(jax.device_get(pending.device))
         now = time.perf_counter()
         times = self.stopwatch.take() | {"time/update": now - pending.dispatched}
-        tokens = pending.host.get("completion/tokens", pending.host.get("sft/tokens", 0.0))
+        tokens = next((pending.host[name] for name in TOKENS if name in pending.host), 0.0)
         elapsed, self._iteration_began = now - self._iteration_began, now
         record = {
             "step": pending.step,
@@ -208,16 +243,14 @@ class Run:
             self.trainer.state if self.config.save_optimizer else None,
             write_model=self.trainer.model_writer(),
             config=self.trainer.config.to_dict(),
-            cursor={
-                "iteration": self.iteration,
-                "steps_per_iteration": self.steps_per_iteration,
-                "records": len(self.trainer.history),
-                "evaluations": self.num_evaluations,
-                "best_score": self.best_score,
-                "frozen_sha256": self.trainer.frozen_sha256(),
-                "data_sha256": self._data_sha256,
-                "host_state": self.trainer.host_state(),
-            },
+            cursor=make_cursor(
+                self.trainer,
+                iteration=self.iteration,
+                steps_per_iteration=self.steps_per_iteration,
+                evaluations=self.num_evaluations,
+                best_score=self.best_score,
+                data_sha256=self._data_sha256,
+            ),
             best_score=self.best_score,
         )
         self._saved_step = self.step

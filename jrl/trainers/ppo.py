@@ -12,13 +12,14 @@ import jax
 
 from jrl.data.prompts import PromptSet
 from jrl.learners.ppo import PPOConfig, PPOState, init_ppo_state, make_ppo_update
-from jrl.trainers.base import TRAINING_STREAM, Trainer
+from jrl.trainers.base import Trainer
 from jrl.trainers.generation import GenerationSettings
 from jrl.trainers.loop import Run
-from jrl.trainers.ppo_experience import Collector
+from jrl.trainers.policy_holder import TRAINING_STREAM
+from jrl.trainers.ppo_experience import Collector, Experience
 from jrl.trainers.registry import register_trainer
 from jrl.trainers.setup import PolicyBundle, load_policy
-from jrl.typing import Params
+from jrl.typing import Params, PRNGKey
 
 
 @register_trainer("PPOTrainer")
@@ -89,27 +90,41 @@ class PPOTrainer(Trainer):
 
     def add_prompts(self, prompts: Sequence[Any], reward_fn: Callable[..., Any]) -> None:
         """Sets what rollouts start from and who scores them."""
+        max_new_tokens = self.rollout_settings().max_new_tokens
+        self.add_prompt_set(self.prompt_set(prompts, max_new_tokens=max_new_tokens), reward_fn)
+
+    def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
+        """The same for prompts that are tokenised already."""
+        self.prompts, self.reward_fn = prompts, reward_fn
+        self.collect: Callable[..., Experience] = self.make_collector(self.method.num_rollouts)
+
+    def make_collector(self, num_rollouts: int) -> Collector:
+        """Collects so many rollouts a call, from the prompts and with the reward function that were added."""
         train, method = self.config.train, self.method
-        settings = self.rollout_settings()
-        self.prompts: PromptSet = self.prompt_set(prompts, max_new_tokens=settings.max_new_tokens)
-        self.collect = Collector(
+        assert self.reward_fn is not None, "prompts come with a reward function"
+        return Collector(
             self.policy,
             self.sampler,
             self.prompts,
             self.tokenizer,
-            settings,
+            self.rollout_settings(),
             stop_sequences=self.stop_sequences,
-            rewards=self.reward_call(reward_fn),
+            rewards=self.reward_call(self.reward_fn),
             mesh=self.mesh,
-            num_rollouts=method.num_rollouts,
+            num_rollouts=num_rollouts,
             chunk_size=method.chunk_size,
             logprob_chunk_bytes=train.logprob_chunk_bytes,
             missing_eos_penalty=method.missing_eos_penalty,
         )
 
+    def keys(self, iteration: int) -> tuple[PRNGKey, PRNGKey]:
+        """Of an iteration: one for its rollouts, one for its update."""
+        root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(root_key, iteration))
+        return rollout_key, update_key
+
     def learn(self) -> None:
         """Runs PPO up to `total_steps` or `epochs` iterations, whichever ends first."""
-        root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
         with (
             jax.set_mesh(self.mesh),
             Run(
@@ -119,7 +134,7 @@ class PPOTrainer(Trainer):
             if run.iteration == 0:
                 run.evaluate()
             for iteration in run.remaining():
-                rollout_key, update_key = jax.random.split(jax.random.fold_in(root_key, iteration))
+                rollout_key, update_key = self.keys(iteration)
                 experience = self.collect(
                     self.params,
                     self.frozen,

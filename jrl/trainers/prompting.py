@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jrl.data.prompts import PromptSet
+from jrl.trainers.registry import get_pipeline
 from jrl.trainers.sections import TrainConfig
 
 
@@ -24,20 +25,15 @@ def make_prompt_set(
     Args:
       prompts: Texts, or dicts with "prompt" and metadata; left untouched.
       tokenizer: The run's.
-      train: The run's section: `seq_length`, `seed`, `long_prompts`.
+      train: The run's section: `seq_length`, `seed`, `long_prompts`, and by `pipeline` the class.
       max_new_tokens: The longest completion that will follow them.
       long_prompts: What becomes of longer ones; default: `train.long_prompts`.
       decoder_start_token_id: Of a seq2seq model.
     Raises:
       ValueError: If no room is left for a prompt; else as `PromptSet`.
     """
-    budget = train.seq_length - max_new_tokens
-    if budget < 1:
-        raise ValueError(
-            f"`train.seq_length` ({train.seq_length}) leaves no room for a prompt beside `max_new_tokens` "
-            f"({max_new_tokens}); raise it."
-        )
-    return PromptSet(
+    budget = prompt_budget(train, max_new_tokens)
+    return get_pipeline(train.pipeline)(
         prompts,
         tokenizer,
         max_length=budget,
@@ -45,6 +41,21 @@ def make_prompt_set(
         long_prompts=long_prompts or train.long_prompts,
         decoder_start_token_id=decoder_start_token_id,
     )
+
+
+def prompt_budget(train: TrainConfig, max_new_tokens: int) -> int:
+    """Most tokens of a prompt that so many tokens may follow.
+
+    Raises:
+      ValueError: If no room is left for a prompt.
+    """
+    budget = train.seq_length - max_new_tokens
+    if budget < 1:
+        raise ValueError(
+            f"`train.seq_length` ({train.seq_length}) leaves no room for a prompt beside `max_new_tokens` "
+            f"({max_new_tokens}); raise it."
+        )
+    return budget
 
 
 def document_start(tokenizer: Any) -> str:

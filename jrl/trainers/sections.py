@@ -85,6 +85,15 @@ class TokenizerConfig(Section):
     truncation_side: Literal["left", "right"] = "right"
     tokenizer_extra_configs: dict[str, Any] = field(default_factory=dict)
 
+    def validate(self) -> None:
+        """Refuses an empty path, with which trlX 0.2 meant samples of ids."""
+        _require(
+            self.tokenizer_path != "",
+            "tokenizer.tokenizer_path",
+            "a folder or hub id (samples are texts)",
+            self.tokenizer_path,
+        )
+
 
 @dataclass
 class OptimizerConfig(Section):
@@ -123,9 +132,10 @@ class TrainConfig(Section):
       batch_size: Rows of one optimizer step.
       checkpoint_interval: Steps between checkpoints; 0 writes only the last and, with `save_best`, the best.
       eval_interval: Steps between evaluations; 0 evaluates only before and after.
-      pipeline: "PromptPipeline".
-      trainer: "PPOTrainer" or "SFTTrainer"; trlX's "Accelerate..." names are the same.
-      trainer_kwargs: Must be empty; the sections hold every argument.
+      pipeline: What holds the prompts: "PromptPipeline", or a registered subclass of `PromptSet`.
+      trainer: "PPOTrainer", "ILQLTrainer", "SFTTrainer", "RFTTrainer" or a registered one; trlX's "Accelerate..."
+        names are the same.
+      trainer_kwargs: Further arguments of the trainer's constructor: `logit_mask`, and what a registered one takes.
       project_name: Of the tracker.
       run_name: Of the tracker; None lets it choose.
       entity_name: Of the tracker.
@@ -162,7 +172,7 @@ class TrainConfig(Section):
     batch_size: int
     checkpoint_interval: int
     eval_interval: int
-    pipeline: Literal["PromptPipeline"] = "PromptPipeline"
+    pipeline: str = "PromptPipeline"
     trainer: str = "PPOTrainer"
     trainer_kwargs: dict[str, Any] = field(default_factory=dict)
     project_name: str = "jrl"
@@ -224,7 +234,6 @@ class TrainConfig(Section):
             f"sizes (at least 1, or -1) of the axes {sorted(axes)}, or null",
             self.mesh,
         )
-        _require(not self.trainer_kwargs, "train.trainer_kwargs", "empty", self.trainer_kwargs)
 
 
 def _require(holds: bool, name: str, expected: str, got: object) -> None:

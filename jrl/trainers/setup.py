@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,13 +17,14 @@ from jrl.data.tokenizer import check_vocabulary, load_tokenizer
 from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
 from jrl.models.adapters.bind import Adapter
 from jrl.models.checkpoint import load_checkpoint, read_model
-from jrl.models.heads import init_value_head
+from jrl.models.heads import HEADS
 from jrl.models.hub import CONFIG_FILES, find_folder
 from jrl.models.model import LanguageModel, make_model
-from jrl.models.policy import ADAPTERS, HEADS, init_reference
+from jrl.models.policy import ADAPTERS, init_reference
 from jrl.models.quantize import quantize_frozen
 from jrl.trainers.adapters import AdapterPlan, plan_adapter
 from jrl.trainers.config import TRLConfig
+from jrl.trainers.heads import WantedHeads, with_heads
 from jrl.typing import Frozen, Params, PolicyFns
 
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -68,15 +68,21 @@ def mesh_of(config: TRLConfig) -> Mesh:
 
 
 def load_policy(
-    config: TRLConfig, mesh: Mesh, *, with_value_head: bool, num_value_layers_unfrozen: int = 0
+    config: TRLConfig,
+    mesh: Mesh,
+    *,
+    with_value_head: bool,
+    num_value_layers_unfrozen: int = 0,
+    num_q_heads: int = 0,
 ) -> PolicyBundle:
     """Loads tokenizer and model, splits what trains from what does not, and places both.
 
     Args:
       config: The run's configuration.
       mesh: Where the arrays go.
-      with_value_head: PPO needs a value head; a checkpoint that holds one keeps its own kind.
+      with_value_head: PPO and ILQL need a value head; a checkpoint that holds one keeps its own kind.
       num_value_layers_unfrozen: Blocks of the value function's own branch.
+      num_q_heads: ILQL's Q heads, each with its target; the value head belongs to them.
     Raises:
       ValueError: If configuration, tokenizer and model do not fit each other. What the model's own config tells is
         checked before any weight is read.
@@ -93,12 +99,12 @@ def load_policy(
         "num_value_layers_unfrozen": num_value_layers_unfrozen,
         "adapter": plan.config,
     }
-    wanted_head = config.model.value_head if with_value_head else None
+    wanted = WantedHeads(config.model.value_head if with_value_head else None, num_q_heads)
     _check_what_trains(config, plan, with_value_head=with_value_head)
     described = _described_model(config, plan)
     check_vocabulary(tokenizer, described.vocab_size)
     _check_model(config, plan, described, options)
-    lm, params = _load_model(config, mesh, wanted_head, plan, described)
+    lm, params = _load_model(config, mesh, wanted, plan, described)
     report = tree_shardings(mesh, params)[1]
     quantize = partial(quantize_frozen, kind=config.model.frozen_dtype, mesh=mesh)
     if plan.config is not None:
@@ -111,7 +117,6 @@ def load_policy(
     # What was not read with the model, a fresh adapter or one of a folder of its own, is not on the mesh yet.
     trainable = jax.device_put(trainable, tree_shardings(mesh, trainable)[0])
     policy = lm.policy(
-        value_head=lm.value_head,
         compute_dtype=COMPUTE_DTYPES[config.train.compute_dtype],
         remat=config.train.remat,
         **options,
@@ -174,13 +179,13 @@ def _check_what_trains(config: TRLConfig, plan: AdapterPlan, *, with_value_head:
 
 
 def _load_model(
-    config: TRLConfig, mesh: Mesh, wanted_head: str | None, plan: AdapterPlan, described: LanguageModel
+    config: TRLConfig, mesh: Mesh, wanted: WantedHeads, plan: AdapterPlan, described: LanguageModel
 ) -> tuple[LanguageModel, Params]:
-    """The model and its whole parameter tree, with a value head exactly where one is wanted."""
+    """The model and its whole parameter tree, with exactly the heads that are wanted."""
     path = plan.base
     key = jax.random.fold_in(jax.random.key(config.train.seed), INIT_STREAM)
     if not isinstance(path, str | os.PathLike):
-        lm = replace(described, value_head=wanted_head)
+        lm = replace(described, value_head=wanted.value_head, num_q_heads=wanted.num_q_heads)
         params = lm.init(key)
         shardings, _ = tree_shardings(mesh, params)
         return lm, jax.device_put(params, shardings)
@@ -192,27 +197,9 @@ def _load_model(
         mesh=mesh,
         config_changes=config.model.model_extra_configs,
     )
-    lm, params = _with_loaded(loaded.model, {**loaded.params, **of_folder})
-    if wanted_head is None:
-        params.pop("v_head", None)
-        return replace(lm, value_head=None), params
-    if lm.value_head is None:
-        head = init_value_head(wanted_head, lm.feature_width, key)
-        params["v_head"] = jax.device_put(head, tree_shardings(mesh, {"v_head": head})[0]["v_head"])
-        return replace(lm, value_head=wanted_head), params
-    if lm.value_head != wanted_head:
-        warnings.warn(
-            f"`model.value_head` is {wanted_head!r}, but {path} holds a {lm.value_head!r} head: that one is used.",
-            stacklevel=3,
-        )
-    return lm, params
-
-
-def _with_loaded(lm: LanguageModel, params: dict[str, Any]) -> tuple[LanguageModel, dict[str, Any]]:
-    """The model with the kind of value head that its parameters have."""
-    if "v_head" not in params:
-        return lm, params
-    return replace(lm, value_head="mlp" if "hidden" in params["v_head"] else "linear"), params
+    replaced = HEADS if any(name in of_folder for name in HEADS) else ()
+    kept = {name: value for name, value in loaded.params.items() if name not in replaced}
+    return with_heads(loaded.model, kept | of_folder, wanted, mesh=mesh, key=key, path=path)
 
 
 def place_rows(mesh: Mesh, tree: Any) -> Any:

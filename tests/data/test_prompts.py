@@ -180,3 +180,36 @@ class TestForAnEncoder:
         assert self.prompts(["a"]).separator == "<sep>"
         assert self.prompts(["a"], tokenizer=tokenizer).separator == "|"
         assert prompt_set().separator is None
+
+
+class TestFromTokens:
+    """Prompts that somebody else has tokenised."""
+
+    def made(self, rows, **others):
+        options = dict(max_length=3, seed=0) | others
+        return PromptSet.from_tokens(rows, {"n": list(range(len(rows)))}, tiny_tokenizer(), **options)
+
+    def test_rows_and_metadata_stay_as_they_are(self):
+        found = self.made([[5, 6], [7]])
+        batch = found.rows(np.arange(2), width=3)
+        assert batch.token_lists == [[5, 6], [7]] and batch.metadata == {"n": [0, 1]}
+        assert found.separator is None and found.num_truncated == found.num_dropped == 0
+
+    def test_long_rows_are_cut_and_told(self):
+        with pytest.warns(
+            UserWarning, match="1 of 2 prompts have more than 3 tokens and were cut on the right"
+        ):
+            found = self.made([[5, 6, 7, 8], [7]])
+        assert found.rows(np.arange(1), width=3).token_lists == [[5, 6, 7]] and found.num_truncated == 1
+
+    def test_an_encoder_reads_them(self):
+        found = self.made([[5, 6]], decoder_start_token_id=0)
+        inputs = found.rows(np.arange(1), width=3).inputs
+        assert inputs.tokens.tolist() == [[0]] and inputs.context_tokens.tolist() == [[0, 5, 6]]
+        assert found.separator == "<sep>"
+
+    def test_empty_ones_are_errors(self):
+        with pytest.raises(ValueError, match="at least one prompt, got none"):
+            self.made([])
+        with pytest.raises(ValueError, match="prompt 1 has no tokens"):
+            self.made([[5], []])

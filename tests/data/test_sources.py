@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from jrl.data.sources import load_prompts, load_samples
+from jrl.data.sources import load_prompts, load_rewarded_samples, load_samples
 
 
 @pytest.fixture
@@ -49,8 +49,14 @@ class TestSamples:
         assert load_samples(write("a.jsonl", line)) == [["one", "two"]]
 
     def test_texts_and_dialogues(self, write):
-        path = write("a.jsonl", '"one"\n{"text": "two"}\n["a", "b", "c", "d"]\n')
-        assert load_samples(path) == ["one", "two", ["a", "b", "c", "d"]]
+        lines = '"one"\n{"text": "two"}\n["a", "b", "c", "d"]\n{"messages": ["e", "f"], "text": "all"}\n'
+        path = write("a.jsonl", lines)
+        assert load_samples(path) == ["one", "two", ["a", "b", "c", "d"], ["e", "f"]]
+
+    def test_messages_with_roles_are_refused(self, write):
+        line = '{"messages": [{"role": "user", "content": "hello"}]}'
+        with pytest.raises(ValueError, match=r'"messages" of record 0 .* got .*role.*chat template'):
+            load_samples(write("a.jsonl", line))
 
     def test_missing_column_lists_those_found(self, write):
         with pytest.raises(ValueError, match=r"record 0 .*'completion'.*found \['prompt', 'reply'\]"):
@@ -59,6 +65,35 @@ class TestSamples:
     def test_no_text_names_the_record(self, write):
         with pytest.raises(ValueError, match='"text" of record 1 must be a text, got int'):
             load_samples(write("a.jsonl", '{"text": "a"}\n{"text": 3}\n'))
+
+
+class TestRewardedSamples:
+    @pytest.mark.parametrize("column", ["reward", "score", "label"])
+    def test_columns(self, write, column):
+        rows = f"text,{column}\none,1\ntwo,-0.5\n"
+        assert load_rewarded_samples(write("a.csv", rows)) == (["one", "two"], [1.0, -0.5])
+
+    def test_the_first_column_that_there_is_counts(self, write):
+        lines = (
+            '{"prompt": "a", "output": "b", "label": 0, "reward": 2}\n{"messages": ["c", "d"], "score": 3}\n'
+        )
+        assert load_rewarded_samples(write("a.jsonl", lines)) == ([["a", "b"], ["c", "d"]], [2.0, 3.0])
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            (
+                '{"text": "a", "rating": 1}',
+                r"record 1 .*'reward', 'score', 'label'.*found \['rating', 'text'\]",
+            ),
+            ('"a"', r"record 1 .*'reward', 'score', 'label'.*found str"),
+            ('{"text": "a", "label": "good"}', "\"label\" of record 1 must be a number, got 'good'"),
+            ('{"text": "a", "label": null}', '"label" of record 1 must be a number, got None'),
+        ],
+    )
+    def test_no_reward_names_the_record(self, write, line, message):
+        with pytest.raises(ValueError, match=message):
+            load_rewarded_samples(write("a.jsonl", '{"text": "a", "reward": 1}\n' + line))
 
 
 class TestFiles:

@@ -3,11 +3,8 @@
 
 import importlib
 import json
-import os
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,10 +16,11 @@ import jrl
 from examples.sentiment.corpus import make_reviews
 from examples.sentiment.pretrain import gpt2_config
 from examples.sentiment.tokenizer import train_tokenizer
+from tests.examples import processes
+from tests.examples.processes import EXAMPLES, ROOT, finish
 from tests.trainers.reward_models import save_reward_model
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "examples" / "ppo_sentiment.py"
+SCRIPT = EXAMPLES / "ppo_sentiment.py"
 FIGURES = {"reward_before", "reward_after", "kl_per_sequence", "tokens_per_second", "seconds"}
 FILES = {"summary.json", "completions.jsonl", "curves.png", "policy", "ppo"}
 SMALL_PPO = shlex.split(
@@ -38,25 +36,8 @@ def example(monkeypatch):
     return importlib.import_module("ppo_sentiment")
 
 
-def start(*flags, cwd, program=(str(SCRIPT),)):
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
-    }
-    return subprocess.Popen(
-        [sys.executable, *program, *map(str, flags)],
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process):
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    return output
+def start(*flags, cwd, program=(SCRIPT,)):
+    return processes.start(*flags, cwd=cwd, program=program)
 
 
 def check_folder(folder, output, *, num_prompts):

@@ -12,10 +12,10 @@ import numpy as np
 import optax
 
 from jrl.learners.optimizers import make_optimizer, make_schedule
-from jrl.ops.alignment import join
+from jrl.ops.alignment import join, window_columns
 from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.rewards import place_scores
-from jrl.typing import Completions, PPOBatch, Scored, Sequences
+from jrl.typing import Completions, ILQLBatch, PPOBatch, Scored, Sequences
 from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_contexts, tiny_policy, tiny_prompts
 
 PADDED_VOCAB = 128
@@ -55,6 +55,14 @@ def random_sequences(
     )
     make_prompts = tiny_contexts if family == "t5" else tiny_prompts
     return join(make_prompts(num_rows, prompt, seed=seed), completions, pad_token_id=PAD_ID)
+
+
+def rewarded_samples(num_rows: int = 8, seed: int = 0, *, family: str = "gpt2") -> ILQLBatch:
+    """The same completions as actions of offline samples, with a random reward on the last token of each."""
+    inputs, starts, mask = random_sequences(num_rows, seed=seed, family=family)
+    columns = window_columns(starts, width=mask.shape[1], length=inputs.tokens.shape[1])
+    rewards = jnp.asarray(np.random.default_rng(seed + 1).normal(size=num_rows), jnp.float32)
+    return ILQLBatch(inputs, jnp.where(mask, columns, 0), mask, place_scores(rewards, mask))
 
 
 @functools.cache

@@ -18,7 +18,10 @@ EOS, START = 1, 2
 
 
 def tabular_policy(vocab: int = VOCAB) -> PolicyFns:
-    """Logits `one_hot(token) @ table + bias`, values `one_hot(token) @ v`; the trunk is the one-hot."""
+    """Logits `one_hot(token) @ table + bias`, values `one_hot(token) @ v`; the trunk is the one-hot.
+
+    Q values, where `params` hold such heads, are tables like that of the logits.
+    """
 
     def trunk(frozen: Any, inputs: ModelInputs) -> jax.Array:
         del frozen
@@ -35,7 +38,12 @@ def tabular_policy(vocab: int = VOCAB) -> PolicyFns:
         )
 
     def heads(params: Any, hidden: jax.Array) -> dict[str, jax.Array]:
-        return {"values": hidden @ params["v_head"]["kernel"]}
+        found = {}
+        if "v_head" in params:
+            found["values"] = hidden @ params["v_head"]["kernel"]
+        if "q_heads" in params:
+            found["q_values"] = jnp.stack([hidden @ head["kernel"] for head in params["q_heads"].values()])
+        return found
 
     def decode(params: Any, frozen: Any, inputs: ModelInputs, cache: Any) -> tuple[Features, Any]:
         return branch(params, frozen, trunk(frozen, inputs), inputs, None), cache

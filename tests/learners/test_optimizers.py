@@ -134,6 +134,25 @@ class TestSchedules:
     def test_linear_has_the_defaults_of_torch(self) -> None:
         assert self.rates("linear", {}, [0, 5, 50], lr=3.0) == pytest.approx([1, 3, 3])
 
+    @pytest.mark.parametrize(
+        ("name", "kwargs", "rates"),
+        [
+            ("warmup_constant", {"warmup_steps": 0}, [1, 1]),
+            ("warmup_linear", {"warmup_steps": 0, "total_steps": 10}, [1, 0.5]),
+            ("warmup_linear", {"warmup_steps": 0, "total_steps": 0, "eta_min": 0.25}, [0.25, 0.25]),
+            ("warmup_cosine", {"warmup_steps": 0, "total_steps": 10}, [1, 0.5]),
+            ("linear", {"total_iters": 0}, [1, 1]),
+        ],
+    )
+    def test_a_ramp_of_no_steps_is_at_its_end(
+        self, name: str, kwargs: dict[str, Any], rates: list[float]
+    ) -> None:
+        assert self.rates(name, kwargs, [0, 5]) == pytest.approx(rates)
+
+    def test_all_steps_count_the_warm_up_too(self) -> None:
+        with pytest.raises(ValueError, match=r"`total_steps` counts the 10 `warmup_steps` too, got 9"):
+            make_schedule("warmup_linear", {"warmup_steps": 10, "total_steps": 9})
+
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_every_optimizer_descends(name: str) -> None:

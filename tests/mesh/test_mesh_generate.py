@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jrl.mesh import batch_sharding, replicated, tree_shardings
 from jrl.rollout.generate import make_generate
 from jrl.typing import Completions, SamplingKnobs
-from tests.tiny import EOS_ID, PAD_ID, tiny_policy, tiny_prompts
+from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, loud_heads, tiny_policy, tiny_prompts
 
 pytestmark = pytest.mark.mesh
 
@@ -23,12 +23,15 @@ NUM_ROWS = 16
 REMATERIALIZED = "Involuntary full rematerialization"
 
 
-def sample(mesh: Mesh | None, family: str) -> Completions:
-    """Completions of the tiny prompts under one key, on the host."""
-    policy, params, frozen, _ = tiny_policy(family, 1)
+def sample(mesh: Mesh | None, family: str, *, is_steered: bool = False) -> Completions:
+    """Completions of the tiny prompts under one key, on the host; those of ILQL with a transition mask."""
+    policy, params, frozen, _ = tiny_policy(family, 1, num_q_heads=2 if is_steered else 0)
     generate = jax.jit(make_generate(policy, max_new_tokens=12, eos_token_ids=(EOS_ID,), pad_token_id=PAD_ID))
     rows: Any = (tiny_prompts(NUM_ROWS), jnp.arange(NUM_ROWS))
     knobs, key = SamplingKnobs(jnp.float32(0.8), jnp.float32(0.95)), jax.random.key(3)
+    if is_steered:
+        forbidden = jnp.asarray(np.random.default_rng(0).random((VOCAB_SIZE, VOCAB_SIZE)) < 0.5)
+        params, knobs = loud_heads(params), knobs._replace(beta=jnp.float32(0.3), forbidden=forbidden)
     if mesh is None:
         return jax.device_get(generate(params, frozen, *rows, knobs, key))
     params, frozen = (jax.device_put(tree, tree_shardings(mesh, tree)[0]) for tree in (params, frozen))
@@ -39,16 +42,19 @@ def sample(mesh: Mesh | None, family: str) -> Completions:
 
 
 @functools.cache
-def expected(family: str) -> Completions:
+def expected(family: str, is_steered: bool) -> Completions:
     """What one device samples."""
-    return sample(None, family)
+    return sample(None, family, is_steered=is_steered)
 
 
-def test_lore_9_1_sampled_ids_are_those_of_one_device(mesh: Mesh, capfd: pytest.CaptureFixture[str]) -> None:
-    wanted = expected("llama")
+@pytest.mark.parametrize("is_steered", [False, True])
+def test_lore_9_1_sampled_ids_are_those_of_one_device(
+    is_steered: bool, mesh: Mesh, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wanted = expected("llama", is_steered)
     assert len(np.unique(wanted.tokens[wanted.tokens != PAD_ID])) > 20  # the ids do vary
     capfd.readouterr()
-    actual = sample(mesh, "llama")
+    actual = sample(mesh, "llama", is_steered=is_steered)
     assert REMATERIALIZED not in capfd.readouterr().err
     np.testing.assert_array_equal(actual.tokens, wanted.tokens)
     np.testing.assert_array_equal(actual.lengths, wanted.lengths)

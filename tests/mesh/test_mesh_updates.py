@@ -14,13 +14,22 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
 from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
 from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
 from jrl.ops.metrics import finalize
-from tests.learners.batches import CHUNK_BYTES, adam, copied, random_sequences, sgd, stored_rollouts
-from tests.tiny import tiny_policy
+from tests.learners.batches import (
+    CHUNK_BYTES,
+    adam,
+    copied,
+    random_sequences,
+    rewarded_samples,
+    sgd,
+    stored_rollouts,
+)
+from tests.tiny import loud_heads, tiny_policy
 
 pytestmark = pytest.mark.mesh
 
@@ -101,6 +110,20 @@ def sft(
     return run(update, mesh, init_train_state(params, optimizer), frozen, random_sequences(NUM_ROWS))
 
 
+def ilql(
+    optimizer: optax.GradientTransformation, mesh: Mesh | None, *, steps: int, unfrozen: int = -1
+) -> tuple[TrainState, dict[str, float]]:
+    """One step of ILQL, a sync at its end. Q heads are split over the vocabulary, as the head of the logits."""
+    assert steps == 1
+    policy, params, frozen, _ = tiny_policy("llama", unfrozen, num_q_heads=2)
+    config = ILQLConfig(beta=0.5, alpha=0.25, steps_for_target_q_sync=1)
+    update = make_ilql_update(
+        policy, optimizer, config, batch_size=NUM_ROWS, minibatch_size=8, logprob_chunk_bytes=CHUNK_BYTES
+    )
+    state = init_ilql_state(loud_heads(params), optimizer)
+    return run(update, mesh, state, frozen, rewarded_samples(NUM_ROWS))
+
+
 @functools.cache
 def expected(
     algorithm: Callable[..., Any], rule: str, steps: int, **kwargs: Any
@@ -145,7 +168,7 @@ def relative_to_norm(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-6))
 
 
-@pytest.mark.parametrize("algorithm", [ppo, sft])
+@pytest.mark.parametrize("algorithm", [ppo, sft, ilql])
 def test_lore_5_2_gradients_and_metrics_agree(
     algorithm: Callable[..., Any], mesh: Mesh, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,7 +88,7 @@ def same_row_twice():
 @pytest.mark.parametrize("kind", KINDS)
 def test_lore_2_7_cached_decode_equals_scoring_for_every_kind_of_layer(kind):
     config = dataclasses.replace(BASE, **KINDS[kind])
-    policy = make_policy(config, num_layers_unfrozen=-1, value_head=None)
+    policy = make_policy(config, num_layers_unfrozen=-1)
     inputs, real = same_row_twice()
 
     @jax.jit

@@ -58,6 +58,8 @@ def test_heads_and_dtypes():
     value, q_head = 32 * 64 + 64 + 64 + 1, 32 * 64 + 64
     # float32 whatever the rest is, the targets included; their vocabulary is padded to 128.
     assert headed.parameter_bytes - half.parameter_bytes == 4 * (value + 2 * (q_head + 65 * 128))
+    # Two moments in the type of their parameters, and none for the targets.
+    assert headed.optimizer_bytes - half.optimizer_bytes == 2 * 4 * (value + q_head + 65 * 128)
 
 
 def test_an_adapter_trains_alone():

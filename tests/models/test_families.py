@@ -77,7 +77,7 @@ def test_branches_have_all_that_they_compute_with(case):
     # The last layer trains, over a frozen trunk, and the value function has a copy of its own.
     model = CausalLM.from_config(CASES[case], value_head="linear")
     config, counts = model.config, dict(num_layers_unfrozen=1, num_value_layers_unfrozen=1)
-    policy = model.policy(value_head="linear", **counts)
+    policy = model.policy(**counts)
     inputs = ModelInputs(jnp.zeros((2, 9), jnp.int32), jnp.ones((2, 9), bool))
 
     def run(key):

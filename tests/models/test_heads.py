@@ -6,7 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.heads import HEADS, QHead, ValueHead, found_heads, heads_of, init_q_heads, init_value_head
+from jrl.models.heads import (
+    HEADS,
+    QHead,
+    ValueHead,
+    found_heads,
+    heads_of,
+    init_q_heads,
+    init_value_head,
+    read_heads,
+)
+from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_policy
 
 
 @pytest.mark.parametrize("kind", ["mlp", "linear"])
@@ -34,7 +44,7 @@ def test_values_are_float32_under_bfloat16_hidden_states():
 
 
 def test_unknown_kind_is_named():
-    with pytest.raises(ValueError, match="`value_head` must be one of mlp, linear or None, got 'cubic'"):
+    with pytest.raises(ValueError, match="`value_head` must be one of mlp, linear, got 'cubic'"):
         init_value_head("cubic", 16, jax.random.key(0))
 
 
@@ -68,6 +78,41 @@ class TestQHead:
     def test_their_number_is_checked(self):
         with pytest.raises(ValueError, match="`num_q_heads` must be 1 or 2, got 3"):
             init_q_heads(3, 8, 5, 16, jax.random.key(0))
+
+
+class TestReadHeads:
+    """What is read is what the parameters hold."""
+
+    def test_only_the_heads_that_are_there(self):
+        hidden = jnp.ones((3, 4, 8))
+        q_heads = init_q_heads(2, 8, 5, 16, jax.random.key(0))
+        value = {"v_head": init_value_head("mlp", 8, jax.random.key(1))}
+        shapes = [
+            {name: x.shape for name, x in read_heads(5, 16, params, hidden).items()}
+            for params in ({}, value, q_heads, value | q_heads)
+        ]
+        values, q_values = {"values": (3, 4)}, {"q_values": (2, 3, 4, 16)}
+        assert shapes == [{}, values, q_values, values | q_values]
+
+    def test_every_head_reads_with_its_own_parameters(self):
+        hidden = jax.random.normal(jax.random.key(0), (3, 8))
+        params = init_q_heads(2, 8, 5, 16, jax.random.key(1))["q_heads"]
+        params = {
+            i: {**head, "out": jax.tree.map(lambda x: x + 1, head["out"])} for i, head in params.items()
+        }
+        q_values = read_heads(5, 16, {"q_heads": params}, hidden)["q_values"]
+        for i, head in params.items():
+            np.testing.assert_array_equal(q_values[int(i)], QHead(5, 16).apply({"params": head}, hidden))
+        assert np.isneginf(q_values[..., 5:]).all() and not np.array_equal(q_values[0], q_values[1])
+
+    @pytest.mark.parametrize("family", ["gpt2", "t5"])
+    def test_models_read_theirs(self, family):
+        policy, params, frozen, reference = tiny_policy(family, 1, num_q_heads=2)
+        config = tiny_lm(family)[0].config
+        assert set(HEADS) <= set(params) and not set(HEADS) & (set(frozen) | set(reference))
+        q_values = policy.heads(params, jnp.ones((1, config.width)))["q_values"]
+        assert q_values.shape == (2, 1, config.padded_vocab_size)
+        assert np.isfinite(q_values).sum(axis=-1).tolist() == [[VOCAB_SIZE], [VOCAB_SIZE]]
 
 
 def test_heads_are_found_by_name():

@@ -252,8 +252,6 @@ def test_cache_is_updated_in_place_and_per_layer():
 def test_counts_out_of_range_are_refused():
     config = tiny_lm("llama")[0].config
     with pytest.raises(ValueError, match=r"`num_layers_unfrozen` must be -1 .* 2 layers of the model, got 3"):
-        make_policy(config, num_layers_unfrozen=3, value_head="mlp")
+        make_policy(config, num_layers_unfrozen=3)
     with pytest.raises(ValueError, match="`num_value_layers_unfrozen` must be between 0 and the 2 layers"):
         split_params({}, config, num_layers_unfrozen=1, num_value_layers_unfrozen=3)
-    with pytest.raises(ValueError, match="`value_head` must be one of"):
-        make_policy(config, num_layers_unfrozen=1, value_head="quadratic")

@@ -40,7 +40,7 @@ def test_trl_reads_a_linear_value_head(family, tmp_path):
 
     theirs = np.load(tmp_path / "out.npz")
     np.testing.assert_array_equal(theirs["summary_weight"], params["v_head"]["out"]["kernel"].T)
-    policy = model.policy(value_head="linear")
+    policy = model.policy()
     inputs = {"tokens": tokens, "attention_mask": np.ones(tokens.shape, bool)}
     np.testing.assert_allclose(jax.jit(model.logits)(params, **inputs), theirs["logits"], atol=1e-4)
     values = jax.jit(lambda p: policy.heads(p, hidden_states(policy, p, inputs))["values"])(params)

@@ -81,4 +81,12 @@ PATCHES = [
         new="np.random.SeedSequence(None)",
         test="tests/data/test_ordering.py::test_lore_9_1_a_position_does_not_depend_on_when_it_is_asked_for",
     ),
+    Mutation(
+        rule="8.6",
+        file="jrl/data/offline.py",
+        old="last = np.maximum(mask.sum(axis=1) - 1, 0)",
+        new="last = np.zeros(batch_size, np.int32)",
+        test="tests/data/test_offline.py::TestBatch::"
+        "test_lore_8_6_the_last_action_alone_earns_and_actions_stand_one_after_another",
+    ),
 ]

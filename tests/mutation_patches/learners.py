@@ -30,8 +30,8 @@ PATCHES = [
     Mutation(  # new log-probabilities at temperature 1
         rule="2.1",
         file="jrl/learners/ppo.py",
-        old="temperature=temperature,",
-        new="temperature=1.0,",
+        old="temperature=temperature,\n        chunk_bytes",
+        new="temperature=1.0,\n        chunk_bytes",
         test="tests/learners/test_ppo.py::test_lore_2_1_the_update_divides_logits_by_the_temperature",
     ),
     Mutation(  # the first minibatch is measured after the others
@@ -88,8 +88,8 @@ PATCHES = [
     Mutation(  # the ratio is measured from the current policy
         rule="5.9",
         file=PPO,
-        old="taken.targets._replace(mask=sequences.mask)",
-        new="taken.targets._replace(mask=sequences.mask, old_logprobs=jax.lax.stop_gradient(now.logprobs))",
+        old="targets._replace(mask=sequences.mask)",
+        new="targets._replace(mask=sequences.mask, old_logprobs=jax.lax.stop_gradient(now.logprobs))",
         test="tests/learners/test_ppo.py::"
         "test_lore_5_9_old_logprobs_are_those_of_the_rollouts_in_every_epoch",
     ),

@@ -69,14 +69,16 @@ PATCHES = [
         "        logits = process(logits, context)\n"
         "    if row_keys is None:\n"
         "        return draw(logits, None)\n"
-        "    uniform = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, loop.step)))(row_keys)\n"
+        "    step = context.num_sampled\n"
+        "    uniform = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, step)))(row_keys)\n"
         "    return draw(logits, uniform)\n",
         new="    raw = logits\n"
         "    for process in processors:\n"
         "        logits = process(logits, context)\n"
         "    if row_keys is None:\n"
         "        return draw(logits, None)\n"
-        "    uniform = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, loop.step)))(row_keys)\n"
+        "    step = context.num_sampled\n"
+        "    uniform = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, step)))(row_keys)\n"
         "    tokens, _ = draw(logits, uniform)\n"
         "    return tokens, jax.nn.log_softmax(raw)[jnp.arange(tokens.size), tokens]\n",
         test=f"{TEST_GENERATE}::TestAgreement::test_lore_2_2_the_record_is_of_the_processed_distribution",

@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.ops.alignment import join, length_mask, window_columns, window_states, window_targets
+from jrl.ops.alignment import (
+    join,
+    length_mask,
+    states_at,
+    targets_at,
+    window_columns,
+    window_states,
+    window_targets,
+)
 from jrl.typing import Completions, ModelInputs
 
 PAD, EOS = 0, 9
@@ -45,6 +53,21 @@ class TestWindow:
             for t in range(2):
                 assert targets[row, t] == tokens[row, int(states[row, t]) + 1]
         assert targets.tolist() == [[11, 12], [20, 21]]
+
+
+class TestColumns:
+    def test_golden(self):
+        # A dialogue p0 a0 eos p1 a1: the actions a0, eos and a1 are chosen in columns 0, 1 and 3.
+        tokens = jnp.array([[1, 2, EOS, 3, 4]])
+        columns = jnp.array([[0, 1, 3]])
+        assert targets_at(tokens, columns).tolist() == [[2, EOS, 4]]
+        hidden = tokens[:, :, None].astype(jnp.float32)
+        assert states_at(hidden, columns)[:, :, 0].tolist() == [[1.0, 2.0, 3.0]]
+
+    def test_a_run_of_columns_is_a_window(self):
+        tokens, starts = jnp.arange(12).reshape(2, 6), jnp.array([0, 3])
+        columns = window_columns(starts, width=3, length=6)
+        np.testing.assert_array_equal(targets_at(tokens, columns), window_targets(tokens, starts, width=3))
 
 
 class TestLengthMask:

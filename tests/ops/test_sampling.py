@@ -16,13 +16,16 @@ from jrl.ops.sampling import (
     Processor,
     SamplingContext,
     apply_temperature,
+    best_advantages,
     draw,
     forbid,
+    forbid_transitions,
     inverse_cdf,
     keep_top_k,
     keep_top_p,
     make_processors,
     penalize_repetition,
+    steer,
 )
 
 ALMOST_ONE = np.nextafter(np.float32(1), np.float32(0))
@@ -32,6 +35,9 @@ sample = jax.jit(inverse_cdf)
 draw_row = jax.jit(draw)
 top_k = jax.jit(keep_top_k, static_argnames="k")
 top_p_of = jax.jit(keep_top_p)
+transitions = jax.jit(forbid_transitions)
+advantages_of = jax.jit(best_advantages)
+steered = jax.jit(steer)
 
 
 def random_logits(*shape: int, seed: int = 0, scale: float = 2.0) -> np.ndarray:
@@ -232,6 +238,50 @@ class TestPenalties:
             penalize_repetition(jnp.zeros((1, 2)), jnp.zeros((1, 2), bool), penalty=0.0)
 
 
+class TestTransitions:
+    def test_the_row_is_the_last_token_and_the_column_the_next(self):
+        # After 2, only 0 and 1 may come; after 0, only 1. The fourth column pads the vocabulary.
+        forbidden = np.array([[True, False, True], [False] * 3, [False, False, True]])
+        logits = np.float32([[1.0, 2.0, 3.0, -INF]] * 3)
+        out = transitions(logits, np.int32([2, 0, 1]), forbidden)
+        assert out.tolist() == [[1.0, 2.0, -INF, -INF], [-INF, 2.0, -INF, -INF], [1.0, 2.0, 3.0, -INF]]
+
+    def test_it_may_not_be_wider_than_the_logits(self):
+        with pytest.raises(
+            ValueError, match=r"`forbidden` must be square .* the logits, 4 columns, got \(5, 5\)"
+        ):
+            transitions(np.zeros((1, 4), np.float32), np.int32([0]), np.zeros((5, 5), bool))
+
+
+class TestSteering:
+    def test_the_smaller_q_counts_and_v_is_taken_off(self):
+        q_values = np.float32([[[1.0, 5.0, -INF]], [[2.0, 4.0, -INF]]])
+        assert advantages_of(q_values, np.float32([3.0])).tolist() == [[-2.0, 1.0, 0.0]]
+
+    @pytest.mark.parametrize("beta", [0.0, 1.0, 100.0, -1.0])
+    def test_a_padded_vocabulary_stays_impossible_at_any_beta(self, beta):
+        """0·(−inf) and (−inf) − (−inf) would be NaN."""
+        advantages = advantages_of(np.float32([[[1.0, -INF]], [[2.0, -INF]]]), np.float32([0.5]))
+        out = steered(np.float32([[0.25, -INF]]), advantages, np.float32(beta))
+        assert out.tolist() == [[0.25 + 0.5 * beta, -INF]]
+
+    def test_at_beta_zero_nothing_changes_to_the_bit(self):
+        logits = random_logits(64, 97, scale=30.0)
+        advantages = random_logits(64, 97, seed=1, scale=1e6)
+        np.testing.assert_array_equal(steered(logits, advantages, np.float32(0.0)), logits)
+
+    def test_normalising_first_draws_the_same(self):
+        """What the papers write is log softmax(z) + β(Q − V); V and the norm move a whole row by a constant."""
+        logits, q = random_logits(64, 97), random_logits(64, 97, seed=1)
+        values, uniform = random_logits(64, seed=2), random_uniform(64)
+        beta = np.float32(3.0)
+        ours = steered(logits, advantages_of(np.stack([q, q + 1]), values), beta)
+        written = np.float32(np.log(softmax(logits)) + beta * (q - values[:, None]))
+        drawn, expected = (draw_row(top_k(x / np.float32(0.7), k=20), uniform) for x in (ours, written))
+        np.testing.assert_array_equal(drawn[0], expected[0])
+        np.testing.assert_allclose(drawn[1], expected[1], atol=1e-5)
+
+
 class TestMakeProcessors:
     def test_by_default_only_the_temperature_acts(self):
         logits = random_logits(2, 9)
@@ -263,6 +313,22 @@ class TestMakeProcessors:
             top_p=np.float32(0.69),
         )
         assert out.tolist() == [[1.0, 1.5, -INF]]
+
+    def test_steering_comes_after_what_forbids_and_before_temperature_and_filters(self):
+        # z = 0 1 2 0 and β(Q − V) = 2·(0 1 −2 5), with id 3 forbidden after 1: 0 3 −2 −∞; T = 2: 0 1.5 −1 −∞; k = 2.
+        # Top-k before the steering would keep ids 1 and 2; the temperature before it would give 0 2.5 −3.
+        forbidden = np.zeros((4, 4), bool)
+        forbidden[1, 3] = True
+        out = process(
+            make_processors(top_k=2),
+            np.float32([[0.0, 1.0, 2.0, 0.0]]),
+            temperature=np.float32(2.0),
+            last_tokens=np.int32([1]),
+            forbidden=forbidden,
+            advantages=np.float32([[0.0, 1.0, -2.0, 5.0]]),
+            beta=np.float32(2.0),
+        )
+        assert out.tolist() == [[0.0, 1.5, -INF, -INF]]
 
     def test_top_k_comes_before_the_nucleus(self):
         # The two best of p = 0.4, 0.3, 0.2, 0.1 become 4/7 and 3/7: top-p 0.55 of that keeps one id, of all two.

@@ -224,7 +224,7 @@ class TestSizeOfRealModels:
         config.vocab_size = vocab
         lm = make_model(config, "mlp")
         split = {} if adapter is None else {"adapter": adapter}
-        policy = lm.policy(value_head="mlp", **split)
+        policy = lm.policy(**split)
         key = jax.random.key(0)
         params, frozen = jax.eval_shape(lambda key: lm.split_params(lm.init(key), key=key, **split), key)
         tokens, mask = jnp.ones((rows, width + 1), jnp.int32), jnp.ones((rows, width + 1), bool)

@@ -5,7 +5,15 @@ import sys
 from pathlib import Path
 
 import jrl
-from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, sft_config
+from tests.trainers.runs import (
+    PROMPTS,
+    REWARDED,
+    count_vowels,
+    ilql_config,
+    ppo_config,
+    rft_config,
+    sft_config,
+)
 
 algorithm, checkpoint, folder, steps = sys.argv[1:]
 train = {
@@ -14,12 +22,20 @@ train = {
     "eval_interval": 1000,
     "resume_from_checkpoint": folder,
 }
-if algorithm == "ppo":
+if algorithm in ("ppo", "rft"):
+    make_config = {"ppo": ppo_config, "rft": rft_config}[algorithm]
     jrl.train(
         reward_fn=count_vowels,
         prompts=PROMPTS,
         eval_prompts=PROMPTS[:2],
-        config=ppo_config(checkpoint, Path(folder), train=train),
+        config=make_config(checkpoint, Path(folder), train=train),
+    )
+elif algorithm == "ilql":
+    jrl.train(
+        samples=[sample for sample, _ in REWARDED],
+        rewards=[reward for _, reward in REWARDED],
+        eval_prompts=["the"],
+        config=ilql_config(checkpoint, Path(folder), train=train),
     )
 else:
     samples = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we go on"]

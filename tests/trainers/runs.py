@@ -89,6 +89,81 @@ def sft_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jr
     )
 
 
+# All of 9 to 16 tokens with at least 9 actions: every batch has the same shape.
+REWARDED = [
+    ("the cat sat", 1.0),
+    (["a", " dog ran off"], -2.0),
+    (["who", "me", "no", " you then"], 0.5),
+    ("so it goes on", 3.0),
+    (["rain", " falls here"], 0.0),
+]
+
+
+def ilql_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
+    """Batches of 4 in microbatches of 2; the target heads move every third step."""
+    return (
+        jrl.default_ilql_config()
+        .evolve(
+            model={"model_path": checkpoint},
+            tokenizer={"tokenizer_path": checkpoint},
+            optimizer={"kwargs": {"lr": 1e-3}},
+            scheduler={"name": "constant", "kwargs": {}},
+            train={
+                "seq_length": 32,
+                "total_steps": 24,
+                "epochs": 100,
+                "batch_size": 4,
+                "minibatch_size": 2,
+                "eval_interval": 100,
+                "checkpoint_interval": 100,
+                "checkpoint_dir": str(run_dir),
+                "tracker": None,
+                "seed": 3,
+            },
+            method={
+                "alpha": 0.5,
+                "steps_for_target_q_sync": 3,
+                "gen_kwargs": {"max_new_tokens": 8, "top_k": 0},
+            },
+        )
+        .evolve(**sections)
+    )
+
+
+def rft_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
+    """4 samples of each prompt a round in calls of 8 rows, two passes over what is kept, batches of 4."""
+    return (
+        jrl.default_rft_config()
+        .evolve(
+            model={"model_path": checkpoint},
+            tokenizer={"tokenizer_path": checkpoint},
+            optimizer={"kwargs": {"lr": 1e-3}},
+            scheduler={"name": "constant", "kwargs": {}},
+            train={
+                "seq_length": 32,
+                "total_steps": 12,
+                "epochs": 100,
+                "batch_size": 4,
+                "minibatch_size": 2,
+                "eval_interval": 100,
+                "checkpoint_interval": 100,
+                "checkpoint_dir": str(run_dir),
+                "tracker": None,
+                "seed": 3,
+            },
+            method={
+                "n_generations_per_prompt": 4,
+                "n_improve_steps": 2,
+                "start_percentile": 0.5,
+                "end_percentile": 0.75,
+                "chunk_size": 8,
+                "gen_kwargs": {"max_new_tokens": 8},
+            },
+        )
+        .evolve(**sections)
+    )
+
+
 def repeatable(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A history without its clocks."""
     return [

@@ -6,9 +6,18 @@ import copy
 import pytest
 import yaml
 
+from jrl.learners.config import MethodConfig
+from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
+from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
-from jrl.trainers.config import TRLConfig, default_ppo_config, default_sft_config
+from jrl.trainers.config import (
+    TRLConfig,
+    default_ilql_config,
+    default_ppo_config,
+    default_rft_config,
+    default_sft_config,
+)
 from jrl.trainers.overrides import apply_overrides
 from jrl.trainers.sections import ModelConfig, TrainConfig
 
@@ -47,7 +56,28 @@ class TestDefaults:
             1e-4,
         )
 
-    @pytest.mark.parametrize("make", [default_ppo_config, default_sft_config])
+    def test_ilql_is_trlxs(self):
+        config = default_ilql_config()
+        train, method = config.train, config.method
+        assert (config.model.model_path, config.model.num_layers_unfrozen) == ("gpt2", -1)
+        assert (train.seq_length, train.total_steps, train.batch_size) == (64, 1000, 128)
+        assert (train.checkpoint_interval, train.eval_interval, train.epochs) == (1000, 100, 100)
+        assert config.optimizer.kwargs["lr"] == config.scheduler.kwargs["eta_min"] == 5e-5
+        assert isinstance(method, ILQLConfig)
+        assert (method.tau, method.gamma, method.cql_scale, method.awac_scale) == (0.7, 0.99, 0.1, 1)
+        assert (method.alpha, method.beta, method.steps_for_target_q_sync) == (0.001, 0, 5)
+        assert method.two_qs
+        assert method.gen_kwargs == {"max_new_tokens": 56, "top_k": 20, "beta": 1, "temperature": 1.0}
+
+    def test_rft_has_trlxs_percentiles(self):
+        method = default_rft_config().method
+        assert isinstance(method, RFTConfig)
+        assert (method.start_percentile, method.end_percentile) == (0.7, 0.95)
+        assert (method.n_improve_steps, method.n_generations_per_prompt) == (4, 32)
+
+    @pytest.mark.parametrize(
+        "make", [default_ppo_config, default_ilql_config, default_sft_config, default_rft_config]
+    )
     def test_dictionaries_and_yaml_round_trip(self, make, tmp_path):
         config = make()
         assert list(config.to_dict()) == ["method", "model", "optimizer", "scheduler", "tokenizer", "train"]
@@ -96,7 +126,6 @@ train: {total_steps: 8, seq_length: 64, epochs: 1, batch_size: 4, checkpoint_int
             ("batch_size", "batchsize", ValueError, r"`train.batchsize`.*Did you mean `batch_size`"),
             ("scheduler:", "shceduler:", ValueError, r"`shceduler`.*Did you mean `scheduler`"),
             ("epochs: 1, ", "", ValueError, r"lacks.*train.epochs"),
-            ("tokenizer: {tokenizer_path: gpt2}", "", ValueError, r"lacks the sections \['tokenizer'\]"),
             ("ppoconfig", "ppoconfg", ValueError, r"method.name.*Did you mean PPOConfig"),
             ("name: ppoconfig, ", "", ValueError, r"method.name` is required"),
             ("batch_size: 4", "batch_size: four", TypeError, r"`train.batch_size` must be int, got 'four'"),
@@ -104,12 +133,6 @@ train: {total_steps: 8, seq_length: 64, epochs: 1, batch_size: 4, checkpoint_int
             ("batch_size: 4", "batch_size: true", TypeError, r"`train.batch_size` must be int, got True"),
             ("batch_size: 4", "batch_size: 0", ValueError, r"`train.batch_size` must be at least 1"),
             ("model: {model_path: gpt2}", "model: gpt2", TypeError, r"`model` must be a dict"),
-            (
-                "PromptPipeline",
-                "PromptPipelin",
-                ValueError,
-                r"`train.pipeline`.*Did you mean `PromptPipeline`",
-            ),
             ("kwargs: {T_max: 1e12}", "kwargs: 3", TypeError, r"`scheduler.kwargs` must be dict"),
             ("AcceleratePPOTrainer", "SFTTrainer", ValueError, r"needs a `method` of SFTConfig"),
         ],
@@ -119,6 +142,10 @@ train: {total_steps: 8, seq_length: 64, epochs: 1, batch_size: 4, checkpoint_int
         with pytest.raises(error, match=message):
             self.load(tmp_path, self.MINIMAL.replace(old, new, 1))
 
+    def test_a_whole_number_may_have_a_dot(self, tmp_path):
+        config = self.load(tmp_path, self.MINIMAL.replace("total_steps: 8", "total_steps: 1e4"))
+        assert config.train.total_steps == 10_000 and isinstance(config.train.total_steps, int)
+
     def test_not_a_mapping(self, tmp_path):
         with pytest.raises(ValueError, match="must hold the sections"):
             self.load(tmp_path, "- 1")
@@ -126,6 +153,44 @@ train: {total_steps: 8, seq_length: 64, epochs: 1, batch_size: 4, checkpoint_int
     def test_code_in_yaml_is_not_run(self, tmp_path):
         with pytest.raises(yaml.YAMLError):
             self.load(tmp_path, "model: !!python/object/apply:os.getcwd []")
+
+
+class TestMissingSections:
+    """They take the values of the method's default configuration, and the warning shows them."""
+
+    @pytest.mark.parametrize(
+        ("name", "make"),
+        [
+            ("PPOConfig", default_ppo_config),
+            ("ilql", default_ilql_config),
+            ("SFTConfig", default_sft_config),
+            ("RFT", default_rft_config),
+        ],
+    )
+    def test_they_are_the_defaults_of_the_method(self, name, make):
+        expected = make()
+        with pytest.warns(UserWarning, match="has no section") as said:
+            found = TRLConfig.from_dict({"method": {"name": name}})
+        found.method.name = expected.method.name  # kept as it was written
+        assert found == expected
+        assert [str(warning.message).split("`")[1] for warning in said] == list(expected.to_dict())[1:]
+        assert "'kwargs': {'T_max': 1000000000000.0" in str(said[2].message)
+
+    def test_a_trainer_tells_the_method(self):
+        train = vars(default_ilql_config().train) | {"trainer": "AccelerateILQLTrainer", "seed": 4}
+        with pytest.warns(UserWarning, match="has no section"):
+            found = TRLConfig.from_dict({"train": train})
+        assert isinstance(found.method, ILQLConfig)
+        assert found.train.seed == 4
+
+    def test_whole_configurations_say_nothing(self, config, recwarn):
+        TRLConfig.from_dict(config.to_dict())
+        assert not recwarn.list
+
+    @pytest.mark.parametrize("given", [{}, {"train": {"trainer": "MyTrainer"}}, {"train": 3}])
+    def test_without_a_method_there_are_none(self, given):
+        with pytest.raises(ValueError, match=r"lacks the sections \['method'.*ILQLConfig.*as `method.name`"):
+            TRLConfig.from_dict(given)
 
 
 class TestEditing:
@@ -146,6 +211,19 @@ class TestEditing:
         found = config.evolve(scheduler={"name": "constant", "kwargs": {}}, optimizer={"name": "ADAMW"})
         assert found.scheduler.kwargs == {}
         assert found.optimizer.kwargs == config.optimizer.kwargs
+
+    def test_another_spelling_of_the_method_is_no_new_one(self, config):
+        config.method.vf_coef = 0.3
+        found = config.evolve(method={"name": "ppo", "gamma": 0.9})
+        assert (found.method.gamma, found.method.vf_coef) == (0.9, 0.3)
+        assert isinstance(config.evolve(method={"name": "SFT"}, train={"trainer": "SFT"}).method, SFTConfig)
+
+    def test_a_method_that_is_not_registered_keeps_its_class(self, config):
+        class Own(MethodConfig):
+            """Not registered: only files look methods up."""
+
+        config.method, config.train.trainer = Own(name="Own"), "OwnTrainer"
+        assert type(config.evolve(train={"seed": 3}).method) is Own
 
     def test_a_dictionary_for_a_field_that_is_none(self, config):
         found = config.evolve(method={"gen_experience_kwargs": {"max_new_tokens": 5}})
@@ -203,6 +281,7 @@ class TestValidate:
             ("train", "max_grad_norm", 0.0, ValueError, "`train.max_grad_norm` must be positive"),
             ("train", "sede", 3, ValueError, "Unknown field `train.sede`. Did you mean `seed`"),
             ("train", "tracker", "wand", ValueError, "Did you mean `wandb`"),
+            ("tokenizer", "tokenizer_path", "", ValueError, "`tokenizer.tokenizer_path` must be a folder or"),
             ("model", "num_layers_unfrozen", -2, ValueError, "`model.num_layers_unfrozen`"),
             ("model", "peft_config", {"r": 8}, ValueError, "`peft_type` must be one of LORA"),
             ("method", "gamma", 1.5, ValueError, r"`method.gamma`"),

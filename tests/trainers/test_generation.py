@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import numpy as np
 import pytest
 
-from jrl.trainers.generation import GenerationSettings, parse_gen_kwargs
+from jrl.trainers.generation import GenerationSettings, check_logit_mask, parse_gen_kwargs
 
 SPECIAL = dict(eos_token_id=1, pad_token_id=0)
 
@@ -72,3 +73,17 @@ def test_filtered_tells_whether_log_probabilities_see_more_than_the_sampler():
     assert not GenerationSettings(
         max_new_tokens=4, eos_token_id=(1,), pad_token_id=0, top_p=0.9, do_sample=False
     ).filtered
+
+
+class TestLogitMask:
+    def test_a_token_that_none_may_follow_is_named(self):
+        mask = np.zeros((3, 3), bool)
+        assert check_logit_mask(mask, 3) is not None and check_logit_mask(None, 3) is None
+        mask[1] = True
+        with pytest.raises(ValueError, match="row 1 forbids all"):
+            check_logit_mask(mask, 3)
+
+    @pytest.mark.parametrize("mask", [np.zeros((3, 4), bool), np.zeros((3, 3))])
+    def test_other_shapes_and_types_are_refused(self, mask):
+        with pytest.raises(ValueError, match=r"must be boolean, \(3, 3\)"):
+            check_logit_mask(mask, 3)

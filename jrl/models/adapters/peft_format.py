@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT's folders: `adapter_config.json`, `adapter_model.safetensors`, and a value head in `model.safetensors`.
+"""PEFT's folders: `adapter_config.json`, `adapter_model.safetensors`, and the heads in `model.safetensors`.
 
 Adapters lie in the files as they lie in memory, so that reading and writing are the identity. trlX and TRL keep the
-value head of an adapted model in a weight file of its own beside the adapter, under the names it has elsewhere.
+heads of an adapted model in a weight file of its own beside the adapter, under the names it has elsewhere.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.entries_io import check_entries, entry_tensors, load_entries
 from jrl.models.families.base import Entry, Shape, table
 from jrl.models.folders import replace_folder
-from jrl.models.heads import found_heads, head_entries
+from jrl.models.heads import HEADS, found_heads, head_entries, heads_of, init_q_heads, init_value_head
 from jrl.models.safetensors_io import TensorFiles
 from jrl.models.safetensors_write import is_model_file, write_tensors
-from jrl.typing import Params
+from jrl.typing import Params, PRNGKey
 
-CONFIG, WEIGHTS, HEADS = "adapter_config.json", "adapter_model", "model"
+CONFIG, WEIGHTS, HEAD_FILE = "adapter_config.json", "adapter_model", "model"
 _LORA_NAMES = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
@@ -97,25 +97,33 @@ def load_adapter(folder: Path, adapter: Adapter) -> dict[str, Any]:
     return {adapter.name: load_entries(files, entries, _like(entries))}
 
 
-def load_value_head(folder: Path, width: int) -> dict[str, Any]:
-    """The value head beside an adapter as {"v_head": ...}, float32; {} without one.
+def load_heads(folder: Path, *, width: int, vocab_size: int, padded_vocab_size: int) -> dict[str, Any]:
+    """The heads beside an adapter, {"v_head": ...} and perhaps Q heads and their targets, float32; {} without any.
 
     Args:
       folder: Of the adapter.
-      width: Of what the head reads.
+      width: Of what the heads read.
+      vocab_size: Real entries of the vocabulary.
+      padded_vocab_size: Columns of the Q heads in memory.
     Raises:
-      FileNotFoundError: If it is there as a pickle only.
-      ValueError: If the head does not fit; the message names file and tensor.
+      FileNotFoundError: If they are there as a pickle only.
+      ValueError: If a head does not fit; the message names file and tensor.
     """
-    # trlX and TRL keep it in a pickle, which is refused with the line that converts it, and not passed over.
-    if not (folder / f"{HEADS}.safetensors").is_file() and not any(folder.glob("pytorch_model*.bin")):
+    # trlX and TRL keep them in a pickle, which is refused with the line that converts it, and not passed over.
+    if not (folder / f"{HEAD_FILE}.safetensors").is_file() and not any(folder.glob("pytorch_model*.bin")):
         return {}
-    files = TensorFiles(folder, HEADS)
-    entries = head_entries(found_heads(files)[0], 0, width=width, vocab_size=0)
+    files = TensorFiles(folder, HEAD_FILE)
+    kind, num_q_heads = found_heads(files)
+    entries = head_entries(kind, num_q_heads, width=width, vocab_size=vocab_size)
     names = {name: name for name in files}
-    check_entries(files, entries, names, is_ignored=lambda name: False, what="value head")
-    like = {path: shape[::-1] for entry in entries for path, shape in [(entry.paths[0], entry.shape)]}
-    return load_entries(files, entries, _structs(like))
+    check_entries(files, entries, names, is_ignored=lambda name: False, what="head")
+
+    def init(key: PRNGKey) -> dict[str, Any]:
+        head = {} if kind is None else {"v_head": init_value_head(kind, width, key)}
+        sizes = width, vocab_size, padded_vocab_size
+        return head | (init_q_heads(num_q_heads, *sizes, key) if num_q_heads else {})
+
+    return load_entries(files, entries, jax.eval_shape(init, jax.random.key(0)))
 
 
 def save_adapter(
@@ -126,36 +134,44 @@ def save_adapter(
     base_model: str | None,
     task_type: str = CAUSAL,
     tokenizer: Any = None,
+    vocab_size: int | None = None,
 ) -> None:
-    """Writes a folder that PEFT opens, with the value head, if there is one, in `model.safetensors`.
+    """Writes a folder that PEFT opens, with the heads, if there are any, in `model.safetensors`.
 
     The folder changes in one step: killed at any moment, this leaves the old one or the new one.
 
     Args:
       directory: Made if missing. The model files of an older checkpoint in it go; its other files stay.
       adapter: What the parameters belong to.
-      params: The trainable parameters: the adapter, and perhaps `v_head`; a value branch is dropped.
+      params: The trainable parameters: the adapter, and perhaps `v_head`, `q_heads` and `target_q_heads`; a value
+        branch is dropped.
       base_model: Folder or hub id of the base model.
       task_type: PEFT's name of what the model does.
       tokenizer: A transformers tokenizer to store with the adapter.
+      vocab_size: Real entries of the vocabulary, as many as a Q head has columns in the file.
+    Raises:
+      ValueError: If there are Q heads and no `vocab_size`.
     """
+    heads = {name: params[name] for name in HEADS if name in params}
+    kind, num_q_heads = heads_of(heads)
+    if num_q_heads and vocab_size is None:
+        raise ValueError("`vocab_size` must be given to write Q heads, got None.")
     own = params[adapter.name] if isinstance(adapter, Lora) else adapter.saved(params[adapter.name])
     values = to_peft_dict(adapter.config) | _facts(adapter)
     values |= {"base_model_name_or_path": base_model, "task_type": task_type, "inference_mode": True}
     with replace_folder(directory, obsolete=is_model_file) as staging:
         _write(staging, _entries(adapter), own, WEIGHTS)
-        if "v_head" in params:
-            head = {"v_head": params["v_head"]}
-            kind, first = ("mlp", "hidden") if "hidden" in params["v_head"] else ("linear", "out")
-            width = params["v_head"][first]["kernel"].shape[0]
-            _write(staging, head_entries(kind, 0, width=width, vocab_size=0), head, HEADS)
+        if kind is not None:
+            width = heads["v_head"]["hidden" if kind == "mlp" else "out"]["kernel"].shape[0]
+            entries = head_entries(kind, num_q_heads, width=width, vocab_size=vocab_size or 0)
+            _write(staging, entries, heads, HEAD_FILE, vocab_size or 0)
         (staging / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
 
 
-def _write(folder: Path, entries: Sequence[Entry], params: Params, stem: str) -> None:
-    write_tensors(folder, entry_tensors(entries, params, 0), max_shard_bytes=sys.maxsize, stem=stem)
+def _write(folder: Path, entries: Sequence[Entry], params: Params, stem: str, vocab_size: int = 0) -> None:
+    write_tensors(folder, entry_tensors(entries, params, vocab_size), max_shard_bytes=sys.maxsize, stem=stem)
 
 
 def _entries(adapter: Adapter) -> list[Entry]:

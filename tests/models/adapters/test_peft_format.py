@@ -13,14 +13,15 @@ from jrl.models.adapters import LoraConfig, PrefixConfig, PromptConfig
 from jrl.models.adapters.peft_format import (
     is_adapter_folder,
     load_adapter,
-    load_value_head,
+    load_heads,
     read_adapter_folder,
     save_adapter,
 )
 from jrl.models.checkpoint import save_checkpoint
-from jrl.models.heads import init_value_head
+from jrl.models.heads import init_q_heads, init_value_head
 from tests.tiny import tiny_lm
 
+SIZES = {"width": 32, "vocab_size": 97, "padded_vocab_size": 128}
 CONFIGS = {
     "lora": LoraConfig(r=2, target_modules=("c_attn",)),
     "dora": LoraConfig(r=2, target_modules=("c_attn",), use_dora=True),
@@ -53,14 +54,32 @@ def test_a_value_head_lies_beside_it_under_the_names_of_trlx_and_trl(kind, names
     saved(tmp_path / "a", CONFIGS["lora"], heads=head)
     stored = load_file(tmp_path / "a" / "model.safetensors")
     assert set(stored) == {f"v_head.{name}.{leaf}" for name in names for leaf in ("weight", "bias")}
-    jax.tree.map(np.testing.assert_array_equal, load_value_head(tmp_path / "a", 32), head)
+    jax.tree.map(np.testing.assert_array_equal, load_heads(tmp_path / "a", **SIZES), head)
+
+
+def test_q_heads_lie_beside_it_under_the_names_of_trlx_without_padding(tmp_path):
+    heads = {"v_head": init_value_head("mlp", 32, jax.random.key(0))}
+    heads |= init_q_heads(2, *SIZES.values(), jax.random.key(1))
+    # Targets of their own, and a last layer that says something.
+    heads["target_q_heads"] = jax.tree.map(lambda leaf: leaf + 1, heads["target_q_heads"])
+    saved(tmp_path / "a", CONFIGS["lora"], heads=heads, vocab_size=97)
+    stored = load_file(tmp_path / "a" / "model.safetensors")
+    assert stored["ilql_heads.q_heads.1.2.weight"].shape == (97, 64)
+    assert {name.split(".")[1] for name in stored} == {"v_head", "q_heads", "target_q_heads"}
+    found = load_heads(tmp_path / "a", **SIZES)
+    assert jax.tree.structure(found) == jax.tree.structure(heads)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        expected = jax.tree_util.tree_leaves_with_path(heads)
+        np.testing.assert_array_equal(leaf[..., :97], dict(expected)[path][..., :97])
+    with pytest.raises(ValueError, match="`vocab_size` must be given to write Q heads"):
+        saved(tmp_path / "b", CONFIGS["lora"], heads=heads)
 
 
 def test_a_folder_is_an_adapter_or_a_model_and_never_both(tmp_path):
     lm, whole = tiny_lm("gpt2")
     save_checkpoint(tmp_path / "a", lm, whole)
     saved(tmp_path / "a", CONFIGS["lora"])
-    assert load_value_head(tmp_path / "a", 32) == {} and is_adapter_folder(tmp_path / "a")
+    assert load_heads(tmp_path / "a", **SIZES) == {} and is_adapter_folder(tmp_path / "a")
     save_checkpoint(tmp_path / "a", lm, whole)
     assert not is_adapter_folder(tmp_path / "a")
     assert not (tmp_path / "a" / "adapter_model.safetensors").exists()
@@ -116,4 +135,4 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path):
 def test_a_pickled_value_head_is_not_passed_over(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin, a pickle"):
-        load_value_head(tmp_path, 32)
+        load_heads(tmp_path, **SIZES)

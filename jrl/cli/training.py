@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jrl ppo|ilql|sft|rft`: flags, files and model are read at once, training starts when the result is called."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from jrl.api import prepare
+from jrl.cli.finding import load_function, load_reward
+from jrl.data.sources import load_prompts, load_rewarded_samples, load_samples
+from jrl.trainers.config import (
+    TRLConfig,
+    default_ilql_config,
+    default_ppo_config,
+    default_rft_config,
+    default_sft_config,
+)
+from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.setup import mesh_of
+
+Work = Callable[[], int | None]
+"""What a command does once its flags are understood; a status other than 0 is returned."""
+
+
+def ppo(flags: argparse.Namespace, overrides: list[str]) -> Work:
+    """`jrl ppo`."""
+    return _online(flags, _config(flags, overrides, default_ppo_config))
+
+
+def rft(flags: argparse.Namespace, overrides: list[str]) -> Work:
+    """`jrl rft`."""
+    return _online(flags, _config(flags, overrides, default_rft_config))
+
+
+def ilql(flags: argparse.Namespace, overrides: list[str]) -> Work:
+    """`jrl ilql`."""
+    config = _config(flags, overrides, default_ilql_config)
+    samples, rewards = load_rewarded_samples(flags.samples)
+    return prepare(config=config, samples=samples, rewards=rewards, **_evaluation(flags)).learn
+
+
+def sft(flags: argparse.Namespace, overrides: list[str]) -> Work:
+    """`jrl sft`."""
+    config = _config(flags, overrides, default_sft_config)
+    return prepare(config=config, samples=load_samples(flags.samples), **_evaluation(flags)).learn
+
+
+def _online(flags: argparse.Namespace, config: TRLConfig) -> Work:
+    config.validate()  # before its mesh is used
+    reward = load_reward(
+        flags.reward, label=flags.reward_label, output=flags.reward_output, mesh=mesh_of(config)
+    )
+    prompts = load_prompts(flags.prompts)
+    return prepare(config=config, reward_fn=reward, prompts=prompts, **_evaluation(flags)).learn
+
+
+def _config(flags: argparse.Namespace, overrides: list[str], default: Callable[[], TRLConfig]) -> TRLConfig:
+    return apply_overrides(TRLConfig.load_yaml(flags.config) if flags.config else default(), overrides)
+
+
+def _evaluation(flags: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `jrl.train` that all commands share."""
+    return {
+        "eval_prompts": load_prompts(flags.eval_prompts) if flags.eval_prompts else None,
+        "metric_fn": load_function(flags.metric) if flags.metric else None,
+        "stop_sequences": flags.stop,
+    }

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ILQL objective: Q learning in the support of the data, for a language model with value and Q heads.
+
+Index t speaks of the t-th action of a row, whatever lies between two turns: the actions stand one after another. The
+row ends with its last action, behind which the value is 0.
+
+Deviates from the paper: policy, values and Q values share one trunk, which learns from all terms, as in trlX; and the
+likelihood may be weighted by the advantage.
+
+Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jrl.ops.checks import Scalar, check_batch, check_mask, check_same_shape
+from jrl.ops.masking import zero_masked
+from jrl.ops.metrics import max_metric, mean_metric
+from jrl.ops.reductions import LossOut, token_mean
+from jrl.typing import Metrics
+
+MAX_LOG_WEIGHT = 20.0
+"""Exponents of AWAC weights are clamped at this: far above any weight that still learns, far inside float32."""
+
+
+class ILQLPredictions(NamedTuple):
+    """What the model says of the actions of a batch. N is the number of Q heads.
+
+    Attributes:
+      logprobs: log π(a_t | s_t), in nats.
+      values: V(s_t).
+      q_values: Q_i(s_t, a_t) of every head.
+      q_logprobs: log softmax(Q_i(s_t, ·))[a_t]: the Q values of all actions read as logits.
+      target_q: min_i of the target heads' Q_i(s_t, a_t).
+    """
+
+    logprobs: Float[Array, "B T"]
+    values: Float[Array, "B T"]
+    q_values: Float[Array, "B T N"]
+    q_logprobs: Float[Array, "B T N"]
+    target_q: Float[Array, "B T"]
+
+
+def bellman_targets(
+    rewards: Float[Array, "B T"], values: Float[Array, "B T"], mask: Bool[Array, "B T"], *, gamma: Scalar
+) -> Float[Array, "B T"]:
+    """What Q shall become: the reward, and the value of the state in which the next action is chosen.
+
+        y_t = r_t + γ·V(s_{t+1}),   V = 0 after the last action
+
+    Args:
+      rewards: Of each action; that of an utterance sits on its last one.
+      values: V(s_t).
+      mask: True on actions, which come first in their row.
+      gamma: Discount γ per action, in [0, 1].
+    Returns:
+      Targets, 0 where `mask` is False. No gradient flows through.
+    Example:
+      >>> rewards, values = jnp.array([[0.0, 1.0, 7.0]]), jnp.array([[0.25, 0.5, 7.0]])
+      >>> bellman_targets(rewards, values, jnp.array([[True, True, False]]), gamma=0.5).tolist()
+      [[0.25, 1.0, 0.0]]
+    """
+    check_batch(mask, rewards=rewards, values=values)
+    next_values = jnp.pad(zero_masked(values, mask)[:, 1:], ((0, 0), (0, 1)))
+    return jax.lax.stop_gradient(zero_masked(rewards + gamma * next_values, mask))
+
+
+def q_loss(q_values: Float[Array, "B T N"], targets: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    """Squared error of every head against the same target, Σ_i (Q_i − y)²: the sum over heads, without a ½."""
+    check_same_shape("targets", targets, "q_values[..., 0]", q_values[..., 0])
+    return jnp.sum(jnp.square(q_values - targets[..., None]), axis=-1)
+
+
+def expectile_loss(
+    values: Float[Array, "B T"], target_q: Float[Array, "B T"], *, expectile: Scalar
+) -> Float[Array, "B T"]:
+    """Asymmetric squared error, by which V tends to the τ-expectile of Q over the actions of the data.
+
+        ℓ = |τ − 1[Q < V]|·(Q − V)²
+
+    Args:
+      values: V(s_t): the only argument to differentiate.
+      target_q: Of the action that was taken.
+      expectile: τ in (0, 1): ½ is half the squared error, whose minimum is the mean; 1 tends to the largest Q.
+    Returns:
+      Loss >= 0, (B T), unreduced, without a further ½. No gradient reaches `target_q`.
+    Reference: Kostrikov et al. 2021, arXiv:2110.06169, eq. 5.
+    Example:
+      >>> expectile_loss(jnp.zeros((1, 2)), jnp.array([[1.0, -1.0]]), expectile=0.75).tolist()
+      [[0.75, 0.25]]
+    """
+    check_same_shape("target_q", target_q, "values", values)
+    difference = jax.lax.stop_gradient(target_q) - values
+    return jnp.where(difference >= 0, expectile, 1 - expectile) * jnp.square(difference)
+
+
+def conservative_loss(q_logprobs: Float[Array, "B T N"]) -> Float[Array, "B T"]:
+    """Cross-entropy of every head's Q values, read as logits, against the action of the data; summed over heads.
+
+    It lowers Q of the actions that the data never show, which no Bellman target ever corrects.
+
+    Reference: Kumar et al. 2020, arXiv:2006.04779, eq. 4, as in Snell et al. 2022.
+    """
+    return -jnp.sum(q_logprobs, axis=-1)
+
+
+def awac_weights(
+    target_q: Float[Array, "B T"], values: Float[Array, "B T"], *, beta: Scalar
+) -> Float[Array, "B T"]:
+    """exp(β(Q − V)), by which an action's likelihood counts, at most e^20; 1 throughout at β = 0. No gradient.
+
+    Reference: Nair et al. 2020, arXiv:2006.09359, eq. 9, with β for 1/λ.
+    """
+    check_same_shape("target_q", target_q, "values", values)
+    return jax.lax.stop_gradient(jnp.exp(jnp.minimum(beta * (target_q - values), MAX_LOG_WEIGHT)))
+
+
+def ilql_loss(
+    predictions: ILQLPredictions,
+    rewards: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    gamma: Scalar,
+    expectile: Scalar,
+    cql_coef: Scalar,
+    awac_coef: Scalar,
+    awac_beta: Scalar,
+) -> LossOut:
+    """ILQL's loss, summed over actions.
+
+        L = Σ_t [ Σ_i (Q_i − y)² + |τ − 1[Q̄ < V]|·(Q̄ − V)² − c_q·Σ_i log softmax(Q_i)[a] − c_a·exp(β(Q̄ − V))·log π ]
+
+    Q learns from the online V (y = r + γV'), V from the target Q̄; neither target passes a gradient, nor does the
+    weight of the likelihood.
+
+    Args:
+      predictions: Differentiated, `target_q` excepted.
+      rewards: Of each action, 0 but for the last one of a row.
+      mask: True on actions, which come first in their row. Elsewhere nothing is read, so NaN may stand there.
+      gamma: γ in [0, 1].
+      expectile: τ in (0, 1); above ½, V leans to the better actions.
+      cql_coef: c_q >= 0 of the conservative term.
+      awac_coef: c_a >= 0 of the likelihood.
+      awac_beta: β >= 0; 0 is plain likelihood. Not the β of decoding.
+    Returns:
+      The sum over actions, their number, and the `ilql/…` metrics; all 0 for a batch without actions.
+    Raises:
+      ValueError: If shapes differ.
+      TypeError: If the mask is not boolean.
+    """
+    check_mask(mask)
+    p = _where_acting(predictions, mask)
+    weights = awac_weights(p.target_q, p.values, beta=awac_beta)
+    q_losses = q_loss(p.q_values, bellman_targets(rewards, p.values, mask, gamma=gamma))
+    value_losses = expectile_loss(p.values, p.target_q, expectile=expectile)
+    cql_losses, awac_losses = conservative_loss(p.q_logprobs), -weights * p.logprobs
+    losses = q_losses + value_losses + cql_coef * cql_losses + awac_coef * awac_losses
+    metrics: Metrics = {
+        "ilql/loss": mean_metric(losses, mask),
+        "ilql/q_loss": mean_metric(q_losses, mask),
+        "ilql/value_loss": mean_metric(value_losses, mask),
+        "ilql/cql_loss": mean_metric(cql_losses, mask),
+        "ilql/awac_loss": mean_metric(awac_losses, mask),
+        "ilql/q_mean": mean_metric(jnp.mean(p.q_values, axis=-1), mask),
+        "ilql/target_q_mean": mean_metric(p.target_q, mask),
+        "ilql/value_mean": mean_metric(p.values, mask),
+        "ilql/advantage_mean": mean_metric(p.target_q - p.values, mask),
+        "ilql/advantage_max": max_metric(p.target_q - p.values, mask),
+        "ilql/awac_weight_mean": mean_metric(weights, mask),
+        "ilql/awac_weight_max": max_metric(weights, mask),
+    }
+    loss_sum, weight = token_mean(losses, mask)
+    return LossOut(loss_sum, weight, jax.lax.stop_gradient(metrics))
+
+
+def _where_acting(predictions: ILQLPredictions, mask: Bool[Array, "B T"]) -> ILQLPredictions:
+    """The predictions with 0 outside the mask, before any arithmetic."""
+    p, heads = predictions, jnp.broadcast_to(mask[..., None], (*mask.shape, predictions.q_values.shape[-1]))
+    check_batch(mask, logprobs=p.logprobs, values=p.values, target_q=p.target_q)
+    check_batch(heads, q_values=p.q_values)
+    check_same_shape("q_logprobs", p.q_logprobs, "q_values", p.q_values)
+    return ILQLPredictions(
+        logprobs=zero_masked(p.logprobs, mask),
+        values=zero_masked(p.values, mask),
+        q_values=zero_masked(p.q_values, heads),
+        q_logprobs=zero_masked(p.q_logprobs, heads),
+        target_q=zero_masked(p.target_q, mask),
+    )

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Implicit language Q-learning on samples with rewards, and sampling steered by what was learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jrl.data.offline import RewardedSet
+from jrl.learners.ilql import ILQLConfig, ILQLState, init_ilql_state, make_ilql_update
+from jrl.trainers.generation import GenerationSettings, Sweep, parse_gen_kwargs
+from jrl.trainers.offline import OfflineTrainer
+from jrl.trainers.registry import register_trainer
+from jrl.trainers.setup import PolicyBundle, load_policy
+from jrl.typing import Params
+
+
+@register_trainer("ILQLTrainer")
+class ILQLTrainer(OfflineTrainer):
+    """Offline Q-learning. `state` is an `ILQLState`: policy, value and Q heads with their optimizer, and target heads.
+
+    One iteration is one optimizer step; the update moves the target heads when their turn has come.
+    """
+
+    state: ILQLState
+    samples: RewardedSet
+    tokens_metric = "ilql/tokens"
+
+    @property
+    def method(self) -> ILQLConfig:
+        """The algorithm's section of the configuration."""
+        if not isinstance(self.config.method, ILQLConfig):
+            raise ValueError(
+                f"`train.trainer: ILQLTrainer` needs `method.name: ILQLConfig`, got {self.config.method.name!r}."
+            )
+        return self.config.method
+
+    def load_policy(self) -> PolicyBundle:
+        """The model with a value head and one or two Q heads."""
+        num_q_heads = 2 if self.method.two_qs else 1
+        return load_policy(self.config, self.mesh, with_value_head=True, num_q_heads=num_q_heads)
+
+    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
+        """No reference is made: nothing is compared."""
+        del make_reference
+        train = self.config.train
+        optimizer = self.make_optimizer()
+        update = make_ilql_update(
+            self.policy,
+            optimizer,
+            self.method,
+            batch_size=train.batch_size,
+            minibatch_size=train.minibatch_size or train.batch_size,
+            logprob_chunk_bytes=train.logprob_chunk_bytes,
+        )
+        self.compile_learner(lambda p: init_ilql_state(p, optimizer), update, params)
+
+    def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
+        """As every trainer, with `beta`: 1 where `gen_kwargs` say nothing of it, null to sample without Q heads."""
+        return parse_gen_kwargs(
+            gen_kwargs,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+            steers=True,
+        )
+
+    def add_data(
+        self,
+        *,
+        samples: Sequence[Any] | None,
+        rewards: Sequence[float] | None,
+        prompts: Sequence[Any] | None,
+        eval_prompts: Sequence[Any] | None,
+    ) -> None:
+        """Takes samples and rewards. Evaluation starts from the BOS text (seq2seq: samples' prompts) by default."""
+        if samples is None or rewards is None or prompts is not None:
+            raise ValueError(
+                "ILQLTrainer learns from `samples` and `rewards`: give both, and no `prompts` (`eval_prompts` are "
+                "what evaluation starts from)."
+            )
+        self.add_samples(samples, rewards)
+        self.add_default_eval_prompts(samples, eval_prompts)
+
+    def add_samples(
+        self, samples: Sequence[Any], rewards: Sequence[float], *, max_length: int | None = None
+    ) -> None:
+        """Sets what is learned from: strings, [prompt, output] pairs, or longer dialogues; for seq2seq models, pairs.
+
+        Args:
+          samples: Left untouched.
+          rewards: One a sample.
+          max_length: Most tokens of a sample; default: `train.seq_length`.
+        """
+        train = self.config.train
+        self.samples = RewardedSet(
+            samples,
+            rewards,
+            self.tokenizer,
+            max_length=max_length or train.seq_length,
+            seed=train.seed,
+            decoder_start_token_id=self.lm.decoder_start_token_id,
+        )
+
+    @property
+    def params(self) -> Params:
+        """Trainable parameters, value and Q heads included, target heads not."""
+        return self.state.train.params
+
+    @property
+    def sampling_params(self) -> Params:
+        """The trainable parameters with the target heads in place of the Q heads: it is those that steer."""
+        return {**self.params, "q_heads": self.state.target_params}
+
+    @property
+    def exported_params(self) -> Params:
+        """The trainable parameters and the target heads, which a checkpoint holds under trlX's names."""
+        return {**self.params, "target_q_heads": self.state.target_params}
+
+    def data_sha256(self) -> dict[str, str]:
+        """The rewards', beside what every offline trainer has."""
+        return super().data_sha256() | {"rewards": self.samples.rewards_sha256()}
+
+    def optimizer_steps(self) -> jax.Array:
+        """The state's step counter."""
+        return self.state.train.step

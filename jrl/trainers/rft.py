@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rejection fine-tuning: sample, score, keep the best of each prompt, learn them; with a rising bar, then anew."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl.data.completions import CompletionSet
+from jrl.data.prompts import PromptSet
+from jrl.data.selection import KeptSamples, rising_percentiles
+from jrl.learners.rft import RFTConfig
+from jrl.learners.sft import make_sft_update
+from jrl.learners.state import TrainState, init_train_state
+from jrl.rollout.rewards import RewardError
+from jrl.trainers.base import Trainer
+from jrl.trainers.loop import Run
+from jrl.trainers.policy_holder import TRAINING_STREAM
+from jrl.trainers.registry import register_trainer
+from jrl.trainers.rft_experience import RoundCollector
+from jrl.trainers.setup import place_rows
+from jrl.typing import Params, PRNGKey, Sequences
+
+MAX_EMPTY_ROUNDS = 3
+"""Rounds in a row without a single score after which a run stops."""
+
+
+class News(NamedTuple):
+    """What the record of an optimizer step tells beside the step.
+
+    Attributes:
+      metrics: Figures of the pass that began with it, and of the round before.
+      rows: The round's samples; None: there was no round.
+    """
+
+    metrics: dict[str, float]
+    rows: list[dict[str, Any]] | None
+
+
+@register_trainer("RFTTrainer")
+class RFTTrainer(Trainer):
+    """Rejection fine-tuning. `state` is a `TrainState`; one iteration is one optimizer step.
+
+    A round samples every prompt; `n_improve_steps` passes over what it kept follow, each with a higher percentile.
+    """
+
+    state: TrainState
+
+    @property
+    def method(self) -> RFTConfig:
+        """The algorithm's section of the configuration."""
+        if not isinstance(self.config.method, RFTConfig):
+            raise ValueError(
+                f"`train.trainer: RFTTrainer` needs `method.name: RFTConfig`, got {self.config.method.name!r}."
+            )
+        return self.config.method
+
+    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
+        """The update of supervised fine-tuning; no reference is made: nothing is compared."""
+        del make_reference
+        train, method = self.config.train, self.method
+        optimizer = self.make_optimizer()
+        update = make_sft_update(
+            self.policy,
+            optimizer,
+            batch_size=train.batch_size,
+            minibatch_size=train.minibatch_size or train.batch_size,
+            logprob_chunk_bytes=train.logprob_chunk_bytes,
+        )
+        self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
+        self.percentiles = rising_percentiles(
+            method.start_percentile, method.end_percentile, method.n_improve_steps
+        )
+        self.num_rounds, self.num_passes, self.num_steps_of_pass = 0, 0, 0
+        self.kept: KeptSamples | None = None
+        self.samples: CompletionSet | None = None
+
+    def add_data(
+        self,
+        *,
+        samples: Sequence[Any] | None,
+        rewards: Sequence[float] | None,
+        prompts: Sequence[Any] | None,
+        eval_prompts: Sequence[Any] | None,
+    ) -> None:
+        """Takes prompts; the evaluation prompts default to the first `batch_size` of them."""
+        if self.reward_fn is None or samples is not None or rewards is not None:
+            raise ValueError(
+                "RFTTrainer learns from its own samples: give `reward_fn` and `prompts`, not `samples` or `rewards`."
+            )
+        prompts = list(prompts) if prompts is not None else self.default_prompts()
+        self.add_prompts(prompts, self.reward_fn)
+        self.add_eval_prompts(
+            eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size]
+        )
+
+    def add_prompts(self, prompts: Sequence[Any], reward_fn: Callable[..., Any]) -> None:
+        """Sets what is sampled from and who scores it."""
+        self.add_prompt_set(self.prompt_set(prompts, max_new_tokens=self.settings.max_new_tokens), reward_fn)
+
+    def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
+        """The same for prompts that are tokenised already."""
+        method = self.method
+        self.prompts, self.reward_fn = prompts, reward_fn
+        everything = np.arange(len(self.prompts))
+        token_lists = self.prompts.rows(everything, width=self.prompts.width(everything)).token_lists
+        numbers: dict[tuple[int, ...], int] = {}
+        groups = [numbers.setdefault(tuple(tokens), len(numbers)) for tokens in token_lists]
+        self.prompt_tokens = [list(tokens) for tokens in numbers]
+        self.collect = RoundCollector(
+            self.completer(self.eval_chunk_size),
+            self.prompts,
+            np.asarray(groups),
+            self.settings,
+            self.reward_call(reward_fn),
+            num_samples_per_prompt=method.n_generations_per_prompt,
+            percentiles=self.percentiles,
+            max_samples_per_prompt=method.max_samples_per_prompt,
+        )
+
+    def learn(self) -> None:
+        """Runs up to `total_steps` optimizer steps, or `epochs` passes over kept samples."""
+        root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
+        sampling_key, update_key = jax.random.split(root_key)
+        with (
+            jax.set_mesh(self.mesh),
+            Run(self, steps_per_iteration=1, num_iterations=self.config.train.total_steps) as run,
+        ):
+            if run.iteration == 0:
+                run.evaluate()
+            if self.finished:  # an earlier run had as many passes
+                run.num_iterations = run.iteration
+            for iteration in run.remaining():
+                news = self.begin_pass(run, sampling_key) if self.samples is None else News({}, None)
+                with run.stopwatch("data"):
+                    batch = self.next_batch()
+                    sequences = place_rows(self.mesh, batch)
+                key = jax.random.fold_in(update_key, iteration)
+                self.state, metrics = self.update(self.state, self.frozen, sequences, key)
+                if self.finished:
+                    run.end_here()
+                run.after({"sft/tokens": float(batch.mask.sum())} | news.metrics, metrics, news.rows)
+            self.interrupted = run.stopped
+
+    def begin_pass(self, run: Run, key: PRNGKey) -> News:
+        """Chooses what the next pass learns, after a new round where the last one is used up.
+
+        Args:
+          run: Whose stopwatch the round reads.
+          key: Of all rounds.
+        """
+        step = self.num_passes % self.method.n_improve_steps
+        news = self.sample(run, key) if step == 0 else News({}, None)
+        self.num_passes, self.num_steps_of_pass = self.num_passes + 1, 0
+        self.samples, figures = self.choose(step)
+        return News(news.metrics | figures, news.rows)
+
+    def sample(self, run: Run, key: PRNGKey) -> News:
+        """A round that leaves something to learn from.
+
+        Raises:
+          RewardError: If `MAX_EMPTY_ROUNDS` in a row have no score at all.
+        """
+        run.flush()  # a round waits for the parameters anyway; so its time is not counted as the update's
+        for empty in range(MAX_EMPTY_ROUNDS):
+            number, self.num_rounds = self.num_rounds, self.num_rounds + 1
+            found = self.collect(
+                self.params,
+                self.frozen,
+                number,
+                jax.random.fold_in(key, number),
+                stopwatch=run.stopwatch,
+            )
+            if found.kept is not None:
+                self.kept = found.kept
+                return News(found.metrics | {"rft/empty_rounds": float(empty)}, found.rows)
+            warnings.warn(
+                f"Round {number} keeps nothing: `reward_fn` failed on all of its {len(found.rows)} samples. Another "
+                "one is sampled.",
+                stacklevel=2,
+            )
+        raise RewardError(
+            f"`reward_fn` failed on every sample of {MAX_EMPTY_ROUNDS} rounds in a row, so `reward_errors: skip` "
+            "leaves nothing to learn from. Is the service it calls down?"
+        )
+
+    def choose(self, step: int) -> tuple[CompletionSet, dict[str, float]]:
+        """What improve step `step` of the round learns, and its figures."""
+        assert self.kept is not None, "a pass follows a round"
+        kept = self.kept.at_step(step)
+        samples = CompletionSet(
+            [self.prompt_tokens[group] for group in kept.groups],
+            kept.completions,
+            pad_token_id=self.settings.pad_token_id,
+            max_length=self.config.train.seq_length,
+            seed=self.config.train.seed,
+            decoder_start_token_id=self.lm.decoder_start_token_id,
+        )
+        return samples, {
+            "rft/round": float(self.num_rounds),
+            "rft/pass": float(self.num_passes),
+            "rft/percentile": float(self.percentiles[step]),
+            "rft/threshold_mean": kept.threshold_means[step],
+            "rft/kept": float(len(samples)),
+            "rft/kept_fraction": len(samples) / kept.num_samples,
+            "rft/kept_score_mean": float(kept.scores.mean()),
+            "rft/duplicates": float(kept.num_duplicates),
+            "rft/prompts_covered": len(np.unique(kept.groups)) / len(self.prompt_tokens),
+        }
+
+    def next_batch(self) -> Sequences:
+        """The next rows of the pass; after the last ones there is no pass."""
+        assert self.samples is not None, "a pass has begun"
+        batch_size = self.config.train.batch_size
+        num_steps = math.ceil(len(self.samples) / batch_size)
+        # The number of the pass shuffles anew where two passes learn the same samples.
+        batch = self.samples.batch((self.num_passes - 1) * num_steps + self.num_steps_of_pass, batch_size)
+        self.num_steps_of_pass += 1
+        if self.num_steps_of_pass == num_steps:
+            self.samples = None
+        return batch
+
+    @property
+    def finished(self) -> bool:
+        """Whether `epochs` passes are over."""
+        return self.samples is None and self.num_passes >= self.config.train.epochs
+
+    def host_state(self) -> dict[str, Any]:
+        """Where the run stands, and of the round's samples those that passes still to come learn from."""
+        begun, over = self.num_passes, self.samples is None
+        step = (begun if over else begun - 1) % self.method.n_improve_steps
+        used_up = over and step == 0
+        return {
+            "rounds": self.num_rounds,
+            "passes": begun,
+            "steps_of_pass": None if over else self.num_steps_of_pass,
+            "kept": None if self.kept is None or used_up else self.kept.at_step(step).to_plain(),
+        }
+
+    def load_host_state(self, found: Mapping[str, Any]) -> None:
+        """Puts back what `host_state` gave."""
+        self.num_rounds, self.num_passes = found["rounds"], found["passes"]
+        self.kept = None if found["kept"] is None else KeptSamples.from_plain(found["kept"])
+        self.samples = None
+        if found["steps_of_pass"] is not None:
+            self.num_steps_of_pass = found["steps_of_pass"]
+            self.samples, _ = self.choose((self.num_passes - 1) % self.method.n_improve_steps)
+
+    @property
+    def params(self) -> Params:
+        """Trainable parameters."""
+        return self.state.params
+
+    def description(self) -> dict[str, Any]:
+        """What a run prints at its start, with what became of prompts that were too long."""
+        cut = f", {self.prompts.num_truncated} cut" if self.prompts.num_truncated else ""
+        dropped = f", {self.prompts.num_dropped} dropped" if self.prompts.num_dropped else ""
+        samples = f"{len(self.prompts) * self.method.n_generations_per_prompt:,} samples a round"
+        return super().description() | {"prompts": f"{len(self.prompts):,}{cut}{dropped}, {samples}"}
+
+    def data_sha256(self) -> dict[str, str]:
+        """The prompts', beside what every trainer has."""
+        return super().data_sha256() | {"prompts": self.prompts.sha256()}
+
+    def optimizer_steps(self) -> jax.Array:
+        """The state's step counter."""
+        return self.state.step
+
+    @property
+    def eval_chunk_size(self) -> int:
+        """Evaluation samples as many rows a call as a round does."""
+        return self.method.chunk_size or self.config.train.batch_size

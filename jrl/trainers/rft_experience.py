@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A round of rejection fine-tuning: every prompt is sampled many times, scored, and the best are kept.
+
+While the user's reward function works on one chunk, the device samples the next. What is random depends on the key and
+on the number of a row, prompt · samples per prompt + sample, never on the order of arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jrl.data.prompts import PromptSet
+from jrl.data.selection import KeptSamples, select
+from jrl.rollout.text import Texts
+from jrl.trainers.completing import Completer
+from jrl.trainers.generation import GenerationSettings
+from jrl.trainers.reward_calls import RewardCall
+from jrl.trainers.timing import Stopwatch
+from jrl.typing import Frozen, Params, PRNGKey
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of sampling collected.
+
+    Attributes:
+      kept: What there is to learn from; None where the reward function failed on every sample.
+      metrics: Host-side figures of all samples.
+      rows: One dict a sample, for the samples' log: prompt, output, reward, passes that learn from it, tokens.
+    """
+
+    kept: KeptSamples | None
+    metrics: dict[str, float]
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RoundCollector:
+    """Samples, scores and selects.
+
+    Attributes:
+      complete: Samples and decodes.
+      prompts: Training prompts.
+      groups: Number of each of them among those that differ in their ids: the policy cannot tell the others apart, so
+        they share their samples.
+      settings: How to sample.
+      rewards: The user's reward function.
+      num_samples_per_prompt: Samples of each prompt.
+      percentiles: Of the improve steps.
+      max_samples_per_prompt: Most that are kept of each; None: no limit.
+    """
+
+    complete: Completer
+    prompts: PromptSet
+    groups: np.ndarray
+    settings: GenerationSettings
+    rewards: RewardCall
+    num_samples_per_prompt: int
+    percentiles: np.ndarray
+    max_samples_per_prompt: int | None
+
+    def __call__(
+        self, params: Params, frozen: Frozen, number: int, key: PRNGKey, *, stopwatch: Stopwatch
+    ) -> Round:
+        """One round.
+
+        Args:
+          params: Of the policy.
+          frozen: The rest.
+          number: Of the round; names the file that keeps what the reward function failed on.
+          key: Of this round's samples.
+          stopwatch: Receives `rollout` (waiting for samples, and decoding them) and `reward`.
+        Raises:
+          RewardError: If the reward function fails and errors are not skipped; the samples are on disk by then.
+        """
+        indices = np.repeat(np.arange(len(self.prompts)), self.num_samples_per_prompt)
+        chunks = self.complete.chunks(params, frozen, self.prompts, indices, self.settings, key)
+        parts: list[Texts] = []
+        scores: list[float] = []
+        while (texts := _next(chunks, stopwatch)) is not None:
+            start, count = len(scores), len(texts.outputs)
+            metadata = self.prompts.metadata(indices[start : start + count])
+            with stopwatch("reward"):
+                rewards = self.rewards(texts, metadata, label=f"round_{number:06d}_row_{start:06d}")
+            scores += [float(math.fsum(np.atleast_1d(reward))) for reward in rewards]
+            parts.append(texts)
+        return self._select(Texts.concatenate(parts), self.groups[indices], np.asarray(scores, np.float64))
+
+    def _select(self, texts: Texts, groups: np.ndarray, scores: np.ndarray) -> Round:
+        kept = select(
+            groups,
+            texts.output_tokens,
+            scores,
+            self.percentiles,
+            num_groups=int(self.groups.max()) + 1,
+            max_samples_per_prompt=self.max_samples_per_prompt,
+        )
+        passes = np.zeros(len(scores), np.int64)
+        if kept is not None:
+            passes[kept.indices] = kept.num_passes
+        rows = [
+            {
+                "prompt": texts.prompts[row],
+                "output": texts.outputs[row],
+                "reward": None if math.isnan(scores[row]) else float(scores[row]),
+                "passes": int(passes[row]),
+                "output_tokens": [int(token) for token in texts.output_tokens[row]],
+            }
+            for row in range(len(scores))
+        ]
+        return Round(kept, self._metrics(texts, scores), rows)
+
+    def _metrics(self, texts: Texts, scores: np.ndarray) -> dict[str, float]:
+        ended = np.array([row[-1] in self.settings.eos_token_id for row in texts.output_tokens])
+        known = scores[~np.isnan(scores)]
+        means = {}
+        if len(known):
+            means["reward/mean"] = float(known.mean())
+            means["reward/std"] = float(known.std(ddof=1)) if len(known) > 1 else 0.0
+        return means | {
+            "reward/failed": float(len(scores) - len(known)),
+            "completion/length_mean": float(np.mean(texts.lengths)),
+            "completion/truncated_fraction": float(np.mean(~(ended | texts.stopped))),
+            "completion/tokens": float(np.sum(texts.lengths)),
+        }
+
+
+def _next(chunks: Iterator[Texts], stopwatch: Stopwatch) -> Texts | None:
+    """The next chunk, or None after the last."""
+    with stopwatch("rollout"):
+        return next(chunks, None)

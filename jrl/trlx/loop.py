@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""trlX's loop for trainers that bring a loss of their own: epochs of passes over a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jrl.learners.accumulate import Loss, Rows, optimizer_step, take_rows
+from jrl.learners.state import TrainState, init_train_state
+from jrl.trainers.base import Trainer
+from jrl.trainers.loop import Run
+from jrl.trainers.setup import PolicyBundle, place_rows
+from jrl.typing import Frozen, Mean, Metrics, Params, PRNGKey
+
+if TYPE_CHECKING:
+    from jrl.trlx.accelerate import AccelerateRLTrainer
+
+
+class LossTrainer(Trainer):
+    """Model, state and run of a trainer that learns from `loss`. `state` is a `TrainState`.
+
+    Args:
+      config: The run's configuration.
+      owner: Whose `get_arch` loads the model.
+      **options: Of `Trainer`.
+    """
+
+    state: TrainState
+
+    def __init__(self, config: Any, *, owner: AccelerateRLTrainer, **options: Any) -> None:
+        self._owner = owner
+        super().__init__(config, **options)
+
+    def load_policy(self) -> PolicyBundle:
+        """What the owner's `get_arch` gives."""
+        return self._owner.get_arch(self.config)
+
+    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
+        """The first state; the update is made of the loss once there is a batch."""
+        del make_reference
+        optimizer = self.make_optimizer()
+        self.compile_learner(lambda p: init_train_state(p, optimizer), _no_update, params)
+
+    def add_data(self, **data: Any) -> None:
+        """Refused: the owner makes its store."""
+        raise ValueError(f"{type(self._owner).__name__} takes its data through `make_experience`.")
+
+    def learn(self) -> None:
+        """The owner's loop."""
+        run_loop(self._owner)
+
+    @property
+    def params(self) -> Params:
+        """Trainable parameters."""
+        return self.state.params
+
+    def optimizer_steps(self) -> jax.Array:
+        """The state's step counter."""
+        return self.state.step
+
+
+def run_loop(trainer: AccelerateRLTrainer) -> None:
+    """Passes over `create_train_dataloader`, one optimizer step a batch, with the callbacks in between.
+
+    A resumed run draws the batches before it again and skips them, so it repeats itself where loaders and callbacks
+    depend on the seed alone.
+
+    Args:
+      trainer: Whose loss is learned.
+    """
+    native, train = trainer.native, trainer.config.train
+    update = jax.jit(make_loss_update(trainer), donate_argnums=0)
+    num_steps = min(train.total_steps, trainer.total_steps)
+    with jax.set_mesh(native.mesh), Run(native, steps_per_iteration=1, num_iterations=num_steps) as run:
+        if run.iteration == 0:
+            run.evaluate()
+        number = 0
+        for _ in range(train.epochs):
+            for _ in range(trainer.n_inner_epochs):
+                for batch in trainer.create_train_dataloader():
+                    number += 1
+                    if number <= run.iteration:
+                        continue
+                    placed = place_rows(native.mesh, as_pytree(batch))
+                    trained, metrics = update(_train_state(native.state), native.frozen, placed)
+                    native.state = _with_train_state(native.state, trained)
+                    run.after({}, metrics)
+                    if run.stopped or run.iteration == run.num_iterations:
+                        native.interrupted = run.stopped
+                        return
+                trainer.post_backward_callback()
+            trainer.post_epoch_callback()
+
+
+def make_loss_update(
+    trainer: AccelerateRLTrainer,
+) -> Callable[[TrainState, Frozen, Any], tuple[TrainState, Metrics]]:
+    """One optimizer step down the gradient of `trainer.loss`, which may call `trainer.model`.
+
+    A batch is cut into microbatches where `minibatch_size` divides it; their losses are averaged by rows.
+    """
+    optimizer: optax.GradientTransformation = trainer.opt
+    size = trainer.mb_size
+
+    def update(state: TrainState, frozen: Frozen, batch: Any) -> tuple[TrainState, Metrics]:
+        num_rows = jax.tree.leaves(batch)[0].shape[0]
+        rows = size if num_rows % size == 0 else num_rows
+
+        def objective(params: Params, taken: Rows) -> Loss:
+            with trainer.model.bound(params, frozen):
+                loss, stats = trainer.loss(take_rows(batch, taken.ids))
+            one = jnp.float32(rows)
+            metrics: Metrics = {name: Mean(jnp.float32(value) * one, one) for name, value in stats.items()}
+            return jnp.asarray(loss, jnp.float32) * one, one, metrics
+
+        ids = jnp.arange(num_rows, dtype=jnp.int32).reshape(-1, rows)
+        return optimizer_step(state, optimizer, objective, Rows(ids, jnp.ones_like(ids, bool)))
+
+    return update
+
+
+def as_pytree(batch: Any) -> Any:
+    """A batch as compiled functions take it: a tokenizer's mapping as a dict, without what is no array."""
+    if isinstance(batch, Mapping):
+        return {name: column for name, column in batch.items() if _is_numeric(column)}
+    return batch
+
+
+def _is_numeric(column: Any) -> bool:
+    return not isinstance(column, Sequence) and np.asarray(column).dtype.kind in "biuf"
+
+
+def _no_update(state: Any, frozen: Frozen, batch: Any, key: PRNGKey) -> tuple[Any, Metrics]:
+    """Never compiled: the owner's loop makes an update of its loss."""
+    del frozen, batch, key
+    return state, {}
+
+
+def _train_state(state: Any) -> TrainState:
+    """What the optimizer moves: of an algorithm's own state, its part."""
+    found: TrainState = state if isinstance(state, TrainState) else state.train
+    return found
+
+
+def _with_train_state(state: Any, trained: TrainState) -> Any:
+    return trained if isinstance(state, TrainState) else state.replace(train=trained)

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ILQL update on a tabular policy: Bellman's equations, targets that move by syncs alone, and rows of all kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.learners.ilql import ILQLConfig, ILQLState, ilql_objective, init_ilql_state, make_ilql_update
+from jrl.ops.alignment import length_mask
+from jrl.ops.metrics import finalize
+from jrl.rollout.generate import make_generate
+from jrl.typing import Features, ILQLBatch, ModelInputs, SamplingKnobs
+from tests.learners.batches import CHUNK_BYTES, adam, sgd
+from tests.learners.tabular import EOS, START, VOCAB, tabular_params, tabular_policy
+
+POLICY = tabular_policy()
+FROZEN = {"bias": jnp.zeros(VOCAB)}
+CONFIG = ILQLConfig(
+    tau=0.7, gamma=0.9, cql_scale=0.1, awac_scale=1.0, beta=0.5, alpha=0.25, steps_for_target_q_sync=3
+)
+
+
+def parameters(seed: int | None = None, num_q_heads: int = 2) -> dict[str, Any]:
+    """A table of logits, values, and so many tables of Q values, with targets of their own."""
+    params, _ = tabular_params(seed=seed)
+    rng = np.random.default_rng(seed)
+
+    def tables() -> dict[str, Any]:
+        scale = 0.0 if seed is None else 1.0
+        return {
+            str(i): {"kernel": jnp.asarray(scale * rng.normal(size=(VOCAB, VOCAB)), jnp.float32)}
+            for i in range(num_q_heads)
+        }
+
+    return {**params, "q_heads": tables(), "target_q_heads": tables()}
+
+
+def samples(rows: list[list[int]], rewards: list[float], columns: list[list[int]] | None = None) -> ILQLBatch:
+    """Rows of tokens with a reward at the end of each; every token but the first is an action unless `columns` say."""
+    columns = columns or [list(range(len(row) - 1)) for row in rows]
+    width, actions = max(map(len, rows)), max(map(len, columns))
+    tokens = np.zeros((len(rows), width), np.int32)
+    at, rewarded = np.zeros((len(rows), actions), np.int32), np.zeros((len(rows), actions), np.float32)
+    for i, (row, states, reward) in enumerate(zip(rows, columns, rewards, strict=True)):
+        tokens[i, : len(row)], at[i, : len(states)] = row, states
+        if states:
+            rewarded[i, len(states) - 1] = reward
+    lengths, counts = (jnp.asarray([len(x) for x in xs], jnp.int32) for xs in (rows, columns))
+    inputs = ModelInputs(jnp.asarray(tokens), length_mask(lengths, width=width))
+    return ILQLBatch(inputs, jnp.asarray(at), length_mask(counts, width=actions), jnp.asarray(rewarded))
+
+
+# A string, a dialogue of two turns whose user speaks in columns 3 and 4, and a row that is too short to act in.
+BATCH = samples([[2, 5, 3, 1], [6, 4, 7, 2, 5, 3, 1], [2]], [1.5, -1.0, 9.0], [[0, 1, 2], [0, 1, 4, 5], []])
+PARAMS = parameters(seed=3)
+OPTIMIZER = sgd(0.1)
+
+
+def compiled(config: ILQLConfig = CONFIG, optimizer: Any = OPTIMIZER, **sizes: int) -> Any:
+    sizes = dict(batch_size=4, minibatch_size=4, logprob_chunk_bytes=CHUNK_BYTES) | sizes
+    return jax.jit(make_ilql_update(POLICY, optimizer, config, **sizes))
+
+
+def step(update: Any, state: ILQLState, batch: ILQLBatch = BATCH) -> tuple[ILQLState, dict[str, float]]:
+    state, metrics = update(state, FROZEN, batch, jax.random.key(0))
+    return state, finalize(metrics)
+
+
+@pytest.fixture(scope="module")
+def update() -> Any:
+    return compiled()
+
+
+@pytest.fixture(scope="module")
+def start() -> ILQLState:
+    return init_ilql_state(PARAMS, OPTIMIZER)
+
+
+def assert_equal(actual: Any, expected: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def by_hand(pairs: list[list[tuple[int, int]]], rewards: list[float]) -> dict[str, float]:
+    """The terms in float64, from rows of (state, action) pairs of the tables; every row ends behind its last pair."""
+    table, values = (np.float64(PARAMS[name]["kernel"]) for name in ("table", "v_head"))
+    online, target = (
+        [np.float64(head["kernel"]) for head in PARAMS[name].values()]
+        for name in ("q_heads", "target_q_heads")
+    )
+    terms: dict[str, list[float]] = {"q_loss": [], "value_loss": [], "cql_loss": [], "awac_loss": []}
+
+    def nll(row: np.ndarray, a: int) -> float:
+        return float(np.log(np.exp(row).sum()) - row[a])
+
+    for row, reward in zip(pairs, rewards, strict=True):
+        for t, (s, a) in enumerate(row):
+            last = t == len(row) - 1
+            y = reward if last else CONFIG.gamma * values[row[t + 1][0]]
+            advantage = min(q[s, a] for q in target) - values[s]
+            terms["q_loss"].append(sum((q[s, a] - y) ** 2 for q in online))
+            terms["value_loss"].append((CONFIG.tau if advantage >= 0 else 1 - CONFIG.tau) * advantage**2)
+            terms["cql_loss"].append(sum(nll(q[s], a) for q in online))
+            terms["awac_loss"].append(np.exp(CONFIG.beta * advantage) * nll(table[s], a))
+    return {f"ilql/{name}": float(np.mean(x)) for name, x in terms.items()}
+
+
+def test_lore_8_5_every_term_of_every_action_by_hand(update: Any, start: ILQLState) -> None:
+    """Across turns, the next state is the one before the next action: the end of what the user said."""
+    pairs = [[(2, 5), (5, 3), (3, 1)], [(6, 4), (4, 7), (5, 3), (3, 1)]]
+    _, metrics = step(update, start)
+    expected = by_hand(pairs, [1.5, -1.0])
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("minibatch_size", [1, 2])
+def test_lore_5_2_microbatches_of_unequal_weight_share_one_denominator(
+    minibatch_size: int, update: Any, start: ILQLState
+) -> None:
+    whole, metrics = step(update, start)
+    parts, same = step(compiled(minibatch_size=minibatch_size), start)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), parts, whole)
+    assert same == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+def test_lore_5_11_chunks_equal_the_plain_path(positions: int, update: Any, start: ILQLState) -> None:
+    """One chunk holds the logits and two heads with their targets: five times the vocabulary a position."""
+    whole, metrics = step(update, start)
+    chunked, same = step(compiled(logprob_chunk_bytes=4 * VOCAB * 5 * positions), start)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), chunked, whole)
+    assert same == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+def test_lore_1_12_rows_without_actions_change_nothing(update: Any, start: ILQLState) -> None:
+    def garbage(x: jax.Array) -> jax.Array:
+        return x.at[2].set(jnp.nan if x.dtype == jnp.float32 else 5 if x.dtype == jnp.int32 else False)
+
+    dirty = jax.tree.map(garbage, BATCH)
+    dirty = dirty._replace(columns=dirty.columns.at[2].set(6))
+    assert_equal(step(update, start, dirty), step(update, start))
+
+
+class TestChain:
+    """State 4 leads to the goal 7 or astray to 6. The data mostly take the long way 2 3 4 and mostly go astray.
+
+    No sample goes the best way, 2 4 7: it has to be put together from two. γ = 0.8 makes the short way better.
+    """
+
+    rows = [[START, 3, 4, 6, EOS]] * 4 + [[START, 3, 4, 7, EOS]] * 2 + [[START, 4, 6, EOS]] * 4
+    rewards = [0.0] * 4 + [1.0] * 2 + [0.0] * 4
+    cloned, best = [3, 4, 6, EOS], [4, 7, EOS, 0]
+
+    @staticmethod
+    def train(optimizer: Any, steps: int, **fields: Any) -> ILQLState:
+        """A fresh state after that many steps on all of the chain."""
+        config = ILQLConfig(gamma=0.8, **fields)
+        update = make_ilql_update(
+            POLICY, optimizer, config, batch_size=10, minibatch_size=10, logprob_chunk_bytes=CHUNK_BYTES
+        )
+        batch = samples(TestChain.rows, TestChain.rewards)
+
+        @jax.jit
+        def run(state: ILQLState) -> ILQLState:
+            return jax.lax.fori_loop(
+                0, steps, lambda i, state: update(state, FROZEN, batch, jax.random.key(0))[0], state
+            )
+
+        return run(init_ilql_state(parameters(), optimizer))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def trained(cls) -> ILQLState:
+        return cls.train(adam(0.05), 400, tau=0.9, cql_scale=0.1, alpha=0.1, steps_for_target_q_sync=5)
+
+    def test_lore_8_5_where_cloning_is_suboptimal_the_decoded_policy_is_optimal(
+        self, trained: ILQLState
+    ) -> None:
+        run = jax.jit(
+            make_generate(POLICY, max_new_tokens=4, eos_token_ids=(EOS,), pad_token_id=0, do_sample=False)
+        )
+        params = {**trained.train.params, "q_heads": trained.target_params}
+        prompt = ModelInputs(jnp.array([[START]]), jnp.ones((1, 1), bool))
+
+        def decoded(beta: float) -> list[int]:
+            knobs = SamplingKnobs(np.float32(1), np.float32(1), np.float32(beta))
+            return run(params, FROZEN, prompt, np.arange(1), knobs, jax.random.key(0)).tokens[0].tolist()
+
+        assert decoded(0.0) == self.cloned
+        assert decoded(100.0) == self.best
+
+    def test_lore_8_5_at_one_half_the_values_solve_the_equations_of_the_data(self) -> None:
+        """V is the mean of Q over the data's actions, Q the reward and γ·V of what follows."""
+        state = self.train(sgd(2.0), 300, tau=0.5, cql_scale=0.0, alpha=1.0, steps_for_target_q_sync=1)
+        values = np.asarray(state.train.params["v_head"]["kernel"])
+        # V(7) = 1 and V(6) = 0; of ten actions in 4, two lead to 7: V(4) = 0.2·0.8; V(3) = 0.8·V(4);
+        # of ten in 2, six lead to 3: V(2) = 0.8·(0.6·V(3) + 0.4·V(4)).
+        expected = {7: 1.0, 6: 0.0, 4: 0.16, 3: 0.128, START: 0.8 * (0.6 * 0.128 + 0.4 * 0.16)}
+        assert {s: float(values[s]) for s in expected} == pytest.approx(expected, abs=1e-5)
+        for head in state.train.params["q_heads"].values():
+            q = np.asarray(head["kernel"])
+            pairs = {(START, 3): 0.8 * 0.128, (START, 4): 0.8 * 0.16, (4, 7): 0.8, (4, 6): 0.0, (7, EOS): 1.0}
+            assert {pair: float(q[pair]) for pair in pairs} == pytest.approx(pairs, abs=1e-5)
+
+
+class TestTargets:
+    def test_lore_8_5_targets_move_by_syncs_alone(self, update: Any, start: ILQLState) -> None:
+        """α = ¼ every third step, of what the heads are after that step."""
+        state = start
+        for number in range(1, 7):
+            before = state.target_params
+            state, metrics = step(update, state)
+            assert metrics["ilql/target_sync"] == float(number % 3 == 0)
+            if number % 3:
+                assert_equal(state.target_params, before)
+            else:
+                jax.tree.map(
+                    lambda new, online, old: np.testing.assert_allclose(
+                        new, 0.25 * online + 0.75 * old, atol=1e-6
+                    ),
+                    state.target_params,
+                    state.train.params["q_heads"],
+                    before,
+                )
+
+    def test_a_sync_with_alpha_one_copies(self, start: ILQLState) -> None:
+        copy = compiled(dataclasses.replace(CONFIG, alpha=1.0, steps_for_target_q_sync=1))
+        state, _ = step(copy, start)
+        assert_equal(state.target_params, state.train.params["q_heads"])
+
+    def test_from_one_and_zero_a_sync_gives_alpha(self, update: Any, start: ILQLState) -> None:
+        """A batch without any weight leaves the heads where they are, and counts as a step."""
+        params = {**start.train.params, "q_heads": jax.tree.map(jnp.ones_like, start.train.params["q_heads"])}
+        train = start.train.replace(params=params, step=jnp.int32(2))
+        zeros = jax.tree.map(jnp.zeros_like, start.target_params)
+        idle = BATCH._replace(mask=jnp.zeros_like(BATCH.mask))
+        state, _ = step(update, ILQLState(train=train, target_params=zeros), idle)
+        jax.tree.map(lambda x: np.testing.assert_allclose(x, 0.25, rtol=1e-6), state.target_params)
+
+    def test_lore_7_6_a_step_that_is_not_finite_is_skipped_and_counted(
+        self, update: Any, start: ILQLState
+    ) -> None:
+        broken = BATCH._replace(rewards=BATCH.rewards.at[0, 2].set(jnp.nan))
+        state, metrics = step(update, start, broken)
+        assert_equal((state.train.params, state.target_params), (start.train.params, start.target_params))
+        assert metrics["optim/skipped_steps"] == 1 and int(state.train.step) == 1
+
+    def test_lore_8_5_no_gradient_reaches_them_nor_the_trunk_through_them(self) -> None:
+        """One number scales all hidden states. With the target's values held fixed, its gradient is the same."""
+
+        def branch(params: Any, frozen: Any, trunk: Any, inputs: Any, dropout_key: Any) -> Features:
+            hidden = trunk * params["scale"]
+            return Features(hidden, hidden)
+
+        scaled = dataclasses.replace(POLICY, branch=branch)
+
+        def objective(scale: jax.Array, targets: Any, policy: Any) -> jax.Array:
+            params = {**PARAMS, "scale": scale}
+            arguments = dict(config=CONFIG, logprob_chunk_bytes=CHUNK_BYTES)
+            return ilql_objective(policy, params, FROZEN, targets, BATCH, **arguments).loss_sum
+
+        def heads(params: Any, hidden: jax.Array) -> dict[str, jax.Array]:
+            """Target heads that do not look at the scale."""
+            if "fixed" in params.get("q_heads", {}):
+                return POLICY.heads({"q_heads": params["q_heads"]["fixed"]}, jnp.sign(hidden))
+            return POLICY.heads(params, hidden)
+
+        gradient = jax.jit(jax.grad(objective, argnums=(0, 1)), static_argnums=2)
+        wanted, _ = gradient(
+            1.0, {"fixed": PARAMS["target_q_heads"]}, dataclasses.replace(scaled, heads=heads)
+        )
+        got, of_targets = gradient(1.0, PARAMS["target_q_heads"], scaled)
+        assert float(got) == pytest.approx(float(wanted), rel=1e-6) and abs(float(got)) > 0.1
+        assert all(not np.any(leaf) for leaf in jax.tree.leaves(of_targets))
+
+
+class TestState:
+    def test_targets_that_a_checkpoint_brought_are_used(self, start: ILQLState) -> None:
+        assert "target_q_heads" not in start.train.params
+        assert_equal(start.target_params, PARAMS["target_q_heads"])
+
+    def test_fresh_targets_are_copies_of_the_heads(self) -> None:
+        params = {name: tree for name, tree in PARAMS.items() if name != "target_q_heads"}
+        state = init_ilql_state(params, OPTIMIZER)
+        assert_equal(state.target_params, params["q_heads"])
+        buffers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((params, state.target_params))]
+        assert len(set(buffers)) == len(buffers)
+
+    def test_a_missing_head_is_named(self) -> None:
+        with pytest.raises(ValueError, match="`params` must hold `v_head` and `q_heads`, q_heads is missing"):
+            init_ilql_state(tabular_params()[0], OPTIMIZER)
+
+    def test_one_head_is_enough(self) -> None:
+        state = init_ilql_state(parameters(3, num_q_heads=1), OPTIMIZER)
+        state, metrics = step(compiled(), state)
+        assert list(state.target_params) == ["0"] and np.isfinite(metrics["ilql/loss"])
+
+    def test_too_many_rows_are_refused(self, start: ILQLState) -> None:
+        with pytest.raises(ValueError, match="`batch` must have at most `batch_size` = 2 rows, got 3"):
+            step(compiled(batch_size=2, minibatch_size=1), start)
+
+
+def test_config_checks_its_ranges() -> None:
+    assert ILQLConfig().gen_kwargs["beta"] == 1.0
+    wrong = dict(tau=1.0, gamma=1.5, alpha=0.0, cql_scale=-1.0, beta=-1.0, steps_for_target_q_sync=0)
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match=f"`method.{name}` must be"):
+            ILQLConfig(**{name: value})

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads in chunks: the same results as at once, whatever the grid, for trees of any rank."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.ops.chunks import map_positions, positions_of
+
+SIZES = [(3, 7, 2), (3, 7, 6), (5, 2, 2), (4, 1, 1)]
+
+
+def read(kernel: jax.Array, pair: dict[str, jax.Array], shift: jax.Array) -> dict[str, jax.Array]:
+    """A number, and a number a head, of every position."""
+    wide = pair["hidden"] @ kernel + jnp.broadcast_to(shift[..., None], (*shift.shape, kernel.shape[1]))
+    largest = jax.nn.logsumexp(wide, axis=-1)
+    return {"one": largest, "heads": jnp.stack([largest, 2 * largest + pair["offset"]], axis=-1)}
+
+
+@pytest.mark.parametrize(("num_rows", "width", "positions"), SIZES)
+def test_chunks_give_what_one_call_gives(num_rows: int, width: int, positions: int) -> None:
+    """Values and gradients, those of closed-over parameters included, of reads that return several ranks."""
+    rng = np.random.default_rng(0)
+    kernel, hidden, offset, shift, weights = (
+        jnp.asarray(rng.normal(size=size), jnp.float32)
+        for size in ((4, 6), (num_rows, width, 4), (num_rows, width), (num_rows, width), (num_rows, width, 2))
+    )
+
+    def objective(kernel: jax.Array, hidden: jax.Array, *, positions: int) -> tuple[jax.Array, Any]:
+        arrays = ({"hidden": hidden, "offset": offset}, shift)
+        out = map_positions(partial(read, kernel), arrays, positions=positions)
+        return jnp.sum(weights * out["heads"]), out
+
+    value = jax.jit(jax.value_and_grad(objective, (0, 1), has_aux=True), static_argnames="positions")
+    plain = value(kernel, hidden, positions=num_rows * width)
+    chunked = value(kernel, hidden, positions=positions)
+    assert chunked[0][1]["heads"].shape == (num_rows, width, 2)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), chunked, plain)
+
+
+@pytest.mark.parametrize(("num_rows", "width", "positions"), SIZES)
+def test_no_call_gets_more_positions_than_allowed(num_rows: int, width: int, positions: int) -> None:
+    seen = []
+
+    def note(x: jax.Array) -> jax.Array:
+        seen.append(x.shape)
+        return x
+
+    x = jax.ShapeDtypeStruct((num_rows, width, 2), jnp.float32)
+    out = jax.eval_shape(lambda x: map_positions(note, (x,), positions=positions), x)
+    assert out.shape == x.shape
+    assert seen and all(rows * columns <= positions for rows, columns, _ in seen)
+
+
+def test_every_wide_array_counts() -> None:
+    # 10,000 bytes hold 25 float32 arrays over 100 tokens: 25 positions of one read, 5 of five.
+    assert positions_of(10_000, vocab_size=100) == 25
+    assert positions_of(10_000, vocab_size=100, num_reads=5) == 5
+    assert positions_of(1, vocab_size=100) == 1, "one position at least"
+
+
+@pytest.mark.parametrize("argument", ["chunk_bytes", "vocab_size", "num_reads"])
+def test_sizes_must_be_positive(argument: str) -> None:
+    sizes = dict(chunk_bytes=1000, vocab_size=10, num_reads=1) | {argument: 0}
+    with pytest.raises(ValueError, match=f"`{argument}` must be > 0, got 0"):
+        positions_of(sizes.pop("chunk_bytes"), **sizes)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainers of trlX's shape that bring a loss or experience of their own, by hand and through `train`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jrl.trlx as trlx
+from jrl.trainers.base import Trainer
+from jrl.trainers.sft import SFTTrainer
+from jrl.trlx.loop import make_loss_update
+from jrl.trlx.registry import TRAINERS
+from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, sft_config
+
+SAMPLES = [["ab", "cd"], ["xyz", "w"], ["so", "it goes"], ["we", "are one"]]
+SGD = {"name": "sgd", "kwargs": {"lr": 0.1}}
+
+
+class Cloning(trlx.AccelerateRLTrainer):
+    """Supervised fine-tuning, written as a trlX user would."""
+
+    def make_experience(self, samples, seq_length):
+        dialogs = [trlx.tokenize_dialogue(sample, self.tokenizer, seq_length) for sample in samples]
+        self.store = trlx.DialogStore(dialogs, self.tokenizer)
+
+    def loss(self, batch):
+        logits = self.model(batch["input_ids"], batch["attention_mask"]).logits[:, :-1]
+        labels = batch["labels"][:, 1:]
+        learned = labels != -100
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
+        loss = jnp.sum(losses * learned) / jnp.sum(learned)
+        return loss, {"losses/loss": loss}
+
+
+@pytest.fixture
+def registered():
+    """`Cloning` under its own name, for one test."""
+    trlx.register_trainer(Cloning)
+    yield "CLONING"
+    TRAINERS._classes.pop("cloning"), TRAINERS._spelled.pop("cloning")
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint, tmp_path_factory):
+    train = {"total_steps": 2, "batch_size": 4, "minibatch_size": None}
+    return sft_config(checkpoint, tmp_path_factory.mktemp("loop") / "native", train=train).evolve(
+        optimizer=SGD
+    )
+
+
+@pytest.fixture(scope="module")
+def native(config):
+    """jrl's own trainer on the same samples, all in every step."""
+    trainer = SFTTrainer(config)
+    trainer.add_samples(SAMPLES)
+    trainer.learn()
+    return trainer
+
+
+class TestLoss:
+    def test_a_loss_of_ones_own_learns_as_jrl_does(self, config, native, registered, tmp_path):
+        own = config.evolve(train={"trainer": registered, "checkpoint_dir": str(tmp_path)})
+        trainer = trlx.train(samples=SAMPLES, config=own, eval_prompts=PROMPTS[:2])
+        logged = [record for record in trainer.native.history if "losses/loss" in record]
+        assert isinstance(trainer, Cloning) and [record["step"] for record in logged] == [1, 2]
+        expected = [record["sft/loss"] for record in native.history if "sft/loss" in record]
+        np.testing.assert_allclose([record["losses/loss"] for record in logged], expected, rtol=1e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), trainer.params, native.params)
+        assert trainer.nth_evaluation == 2 and (tmp_path / "checkpoint_2").exists()
+
+    def test_microbatches_change_nothing_but_memory(self, config):
+        trainer = Cloning(config.evolve(train={"minibatch_size": 2}))
+        rows = {"x": jnp.arange(8.0).reshape(4, 2)}
+        trainer.loss = lambda batch: (
+            jnp.mean(batch["x"]) * sum(leaf.sum() for leaf in jax.tree.leaves(trainer.model.params)),
+            {"one": 1.0},
+        )
+        found = []
+        for size in (2, 4):
+            trainer.mb_size = size
+            found.append(
+                jax.jit(make_loss_update(trainer))(trainer.native.state, trainer.native.frozen, rows)
+            )
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found[0][0], found[1][0])
+
+    def test_callbacks_come_after_passes_and_epochs(self, config, tmp_path):
+        told = []
+
+        class Watched(Cloning):
+            def post_backward_callback(self):
+                told.append(("pass", self.iter_count))
+
+            def post_epoch_callback(self):
+                told.append(("epoch", self.iter_count))
+
+        trainer = Watched(config.evolve(train={"checkpoint_dir": str(tmp_path), "total_steps": 5}))
+        trainer.make_experience(SAMPLES, 32)
+        trainer.n_inner_epochs = 2
+        assert trainer.learn() is None and trainer.iter_count == 5
+        assert told == [("pass", 1), ("pass", 2), ("epoch", 2), ("pass", 3), ("pass", 4), ("epoch", 4)]
+
+    def test_without_a_loss_or_a_store_there_is_nothing_to_learn(self, config, tmp_path):
+        trainer = trlx.AccelerateRLTrainer(config.evolve(train={"checkpoint_dir": str(tmp_path)}))
+        with pytest.raises(ValueError, match="no store to learn from: `make_experience`"):
+            trainer.learn()
+        with pytest.raises(ValueError, match="no store yet"):
+            trainer.push_to_store([])
+        with pytest.raises(NotImplementedError, match="defines no `loss`"):
+            trainer.loss(None)
+
+
+class TestExperience:
+    def test_rollouts_of_ones_own_are_learned(self, checkpoint, tmp_path):
+        class Copying(trlx.AcceleratePPOTrainer):
+            """Every rollout says "th", with reward 1 for its first token and 0 for its second."""
+
+            def make_experience(self, num_rollouts=1024, iter_count=0):
+                query, response = (np.asarray(self.tokenizer(text)["input_ids"]) for text in ("a", "oo"))
+                logprobs = np.full(2, -4.5, np.float32)
+                values = np.zeros(2, np.float32)
+                rewards = np.array([1.0, 0.0], np.float32)
+                row = trlx.PPORLElement(query, response, logprobs, values, rewards)
+                self.push_to_store([row] * num_rollouts)
+
+        config = ppo_config(
+            checkpoint, tmp_path, train={"total_steps": 4, "batch_size": 8, "minibatch_size": None}
+        )
+        trainer = Copying(config, reward_fn=count_vowels)
+        trainer.add_prompt_pipeline(trlx.PromptPipeline(["a"], 8, trainer.tokenizer))
+        before = jax.device_get(trainer.params)
+        trainer.learn()
+        losses = [record["ppo/value_loss"] for record in trainer.native.history if "ppo/value_loss" in record]
+        assert trainer.iter_count == 4 and losses[-1] < losses[0] and len(trainer.store) == 8
+        moved = jax.tree.map(lambda old, new: bool((old != new).any()), before, trainer.params)
+        assert any(jax.tree.leaves(moved))
+
+    def test_an_algorithm_that_is_one_compiled_update_takes_no_other_loss(self, config):
+        class Odd(trlx.AccelerateILQLTrainer):
+            def loss(self, batch):
+                return 0.0, {}
+
+        assert Odd._replaced_hooks(object.__new__(Odd)) == ["loss"]
+        assert not Odd.may_loop and not trlx.AccelerateRFTTrainer.may_loop
+
+
+class TestTrain:
+    def test_jrls_trainers_come_in_trlxs_shape(self, config, tmp_path):
+        own = config.evolve(train={"checkpoint_dir": str(tmp_path), "trainer": "AccelerateSFTTrainer"})
+        trainer = trlx.train(samples=SAMPLES, config=own, stop_sequences=["!"])
+        assert type(trainer) is trlx.AccelerateSFTTrainer and isinstance(trainer.native, SFTTrainer)
+        assert trainer.stop_sequences == ["!"] and trainer.iter_count == 2 and len(trainer.store) == 4
+
+    def test_a_trainer_of_jrls_shape_is_registered_with_jrl(self):
+        class Plain(Trainer):
+            pass
+
+        trlx.register_trainer("plain_of_test")(Plain)
+        assert trlx.get_trainer("Plain_of_test") is Plain and "plain_of_test" not in TRAINERS
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({}, "give `reward_fn`"),
+            ({"samples": ["a"], "rewards": [1.0, 2.0]}, "one entry a sample: got 2 for 1"),
+            ({"samples": ["ab"], "split_token": ":"}, r"sample 0 \('ab'\) does not hold ':'"),
+        ],
+    )
+    def test_errors_are_jrls(self, config, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            trlx.train(config=config, **arguments)
+
+    def test_unknown_names_list_the_registered(self, config):
+        with pytest.raises(
+            ValueError, match=r"`train.trainer` must be one of .*AcceleratePPOTrainer.*'PPOTraner'"
+        ):
+            trlx.train(samples=SAMPLES, config=config.evolve(train={"trainer": "PPOTraner"}))
+
+    def test_nemo_says_what_to_use(self, config):
+        with pytest.raises(ImportError, match="use AcceleratePPOTrainer and spread the model"):
+            trlx.NeMoPPOTrainer(config)
