@@ -86,17 +86,14 @@ def prepare(
     if dataset is not None:
         samples, rewards = unpack_dataset(dataset, samples, rewards)
     check_data(reward_fn, samples, rewards)
+    check_config(config)
+    check_sampling(prompts, eval_prompts, metric_fn, stop_sequences)
     if config is None:
         config = _default_config(online=reward_fn is not None, rewarded=rewards is not None)
         warnings.warn(
             f"No `config` given: using the default one for {config.train.trainer}, with model "
             f"{config.model.model_path!r}.",
             stacklevel=3,
-        )
-    if not isinstance(config, TRLConfig):
-        raise TypeError(
-            f"`config` must be a TRLConfig, got {type(config).__name__}; TRLConfig.load_yaml(path) and "
-            "TRLConfig.from_dict(dictionary) make one."
         )
     if model_path is not None:
         config = config.evolve(model={"model_path": model_path})
@@ -127,7 +124,7 @@ def make_trainer(
             f"`train.trainer`: {trainer_class.__name__} must be a subclass of {Trainer.__module__}.Trainer."
         )
     kwargs = config.train.trainer_kwargs
-    _check_kwargs(trainer_class, kwargs)
+    check_kwargs(trainer_class, kwargs)
     return trainer_class(
         config, reward_fn=reward_fn, metric_fn=metric_fn, stop_sequences=stop_sequences, **kwargs
     )
@@ -157,12 +154,48 @@ def check_data(
         raise ValueError("`rewards` are those of `samples`, one each: give `samples` too.")
     if reward_fn is None and samples is None:
         raise ValueError("Nothing to train on: give `reward_fn` (online) or `samples` (offline).")
-    if samples is not None and len(samples) == 0:
-        raise ValueError("`samples` must hold at least one sample, got none.")
+    _check_list("samples", samples)
+    _check_list("rewards", rewards)
     if samples is not None and rewards is not None and len(rewards) != len(samples):
         raise ValueError(
             f"`rewards` must have one entry a sample: got {len(rewards)} for {len(samples)} samples."
         )
+
+
+def check_config(config: object) -> None:
+    """Refuses what is no configuration; None is left to the default one."""
+    if config is not None and not isinstance(config, TRLConfig):
+        raise TypeError(
+            f"`config` must be a TRLConfig, got {type(config).__name__}; TRLConfig.load_yaml(path) and "
+            "TRLConfig.from_dict(dictionary) make one."
+        )
+
+
+def check_sampling(
+    prompts: Sequence[Any] | None,
+    eval_prompts: Sequence[Any] | None,
+    metric_fn: Callable[..., Any] | None,
+    stop_sequences: Sequence[str] | None,
+) -> None:
+    """The same of what is sampled and measured: a text alone would pass for a list of its letters."""
+    _check_list("prompts", prompts)
+    _check_list("eval_prompts", eval_prompts)
+    if metric_fn is not None and not callable(metric_fn):
+        raise ValueError(f"`metric_fn` must be a function, got {type(metric_fn).__name__}.")
+    if isinstance(stop_sequences, str):
+        raise ValueError(f"`stop_sequences` must be a list of texts, got the text {stop_sequences!r} alone.")
+
+
+def _check_list(name: str, given: Any) -> None:
+    """Whether an argument is a list, and holds something where it is given."""
+    if given is None:
+        return
+    if isinstance(given, str | Mapping):
+        raise ValueError(f"`{name}` must be a list, got a single {type(given).__name__}: put it in a list.")
+    if not hasattr(given, "__len__"):
+        raise TypeError(f"`{name}` must be a list, got {type(given).__name__}: `list(...)` makes one of it.")
+    if not len(given):
+        raise ValueError(f"`{name}` must hold at least one entry, got none.")
 
 
 def _default_config(*, online: bool, rewarded: bool) -> TRLConfig:
@@ -171,7 +204,7 @@ def _default_config(*, online: bool, rewarded: bool) -> TRLConfig:
     return default_ilql_config() if rewarded else default_sft_config()
 
 
-def _check_kwargs(trainer_class: type[Trainer], kwargs: Mapping[str, Any]) -> None:
+def check_kwargs(trainer_class: type, kwargs: Mapping[str, Any]) -> None:
     """Names what `train.trainer_kwargs` may hold, where it holds something else."""
     accepted = _arguments(trainer_class)
     for name in kwargs:
@@ -184,7 +217,7 @@ def _check_kwargs(trainer_class: type[Trainer], kwargs: Mapping[str, Any]) -> No
             )
 
 
-def _arguments(trainer_class: type[Trainer]) -> list[str]:
+def _arguments(trainer_class: type) -> list[str]:
     """Names that a constructor takes beside what `train` gives it; where it hands others on, its bases' too."""
     names: dict[str, None] = {}
     for owner in trainer_class.__mro__:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public face: `jrl.train`, and a model in a notebook."""
 
+import copy
 import inspect
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import jrl
 import jrl.api
+from jrl import trlx
 from jrl.api import prepare
 from jrl.cli import main
 from jrl.data.prompts import PromptSet
@@ -99,16 +101,41 @@ class TestDispatch:
         ({}, ValueError, "give `reward_fn`.*or `samples`"),
         ({"reward_fn": 3}, ValueError, "`reward_fn` must be a function, got int"),
         ({"rewards": [1.0]}, ValueError, "give `samples` too"),
-        ({"samples": []}, ValueError, "`samples` must hold at least one sample"),
+        ({"samples": []}, ValueError, "`samples` must hold at least one entry, got none"),
+        ({"samples": "abc"}, ValueError, "`samples` must be a list, got a single str: put it in a list"),
+        ({"samples": iter(["a"])}, TypeError, "`samples` must be a list, got list_iterator"),
+        ({"reward_fn": len, "prompts": "abc"}, ValueError, "`prompts` must be a list, got a single str"),
+        ({"samples": ["a"], "eval_prompts": []}, ValueError, "`eval_prompts` must hold at least one entry"),
+        ({"samples": ["a"], "metric_fn": 3}, ValueError, "`metric_fn` must be a function, got int"),
+        ({"samples": ["a"], "stop_sequences": "ab"}, ValueError, "`stop_sequences` must be a list of texts"),
         ({"samples": ["a"], "rewards": [1.0, 2.0]}, ValueError, "one entry a sample: got 2 for 1 samples"),
         ({"dataset": (["a"], [1.0]), "samples": ["a"]}, ValueError, "give it or them, not both"),
         ({"dataset": ["a"]}, ValueError, r"must be the pair \(samples, rewards\)"),
         ({"samples": ["a"], "config": {}}, TypeError, "must be a TRLConfig, got dict"),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(given, error, message):
+@pytest.mark.parametrize("train", [jrl.train, trlx.train])
+def test_arguments_that_do_not_fit_are_named(train, given, error, message):
     with pytest.raises(error, match=message):
-        jrl.train("somewhere", **given)
+        train("somewhere", **copy.copy(given))
+
+
+def test_a_tracker_that_is_missing_is_said_before_a_model_is_loaded(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = jrl.default_sft_config().evolve(train={"tracker": "wandb"})
+    with pytest.raises(ImportError, match=r"needs the package wandb: pip install 'jrl\[wandb\]'"):
+        prepare(model_path="/nowhere", samples=["a"], config=config)
+
+
+def test_a_script_of_trlx_runs_without_its_default_tracker(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = trlx.default_sft_config().evolve(tokenizer={"tokenizer_path": "/nowhere"})
+    with (
+        pytest.warns(UserWarning, match=r"needs the package wandb.*the console and metrics.jsonl alone"),
+        pytest.raises((ValueError, FileNotFoundError), match="/nowhere"),  # so far it came
+    ):
+        trlx.train("/nowhere", samples=["a"], config=config)
+    assert config.train.tracker == "wandb"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from jrl.cli import main
+from jrl.cli import COMMANDS, main
 from jrl.trainers.reward_model import load_reward_model
 from tests.trainers.reward_models import save_reward_model
 from tests.trainers.runs import PROMPTS, save_tiny_checkpoint
@@ -102,6 +102,46 @@ def test_generate_refuses_a_prompt_without_tokens(files, capsys):
 def test_generate_steers_only_where_there_are_q_heads(files, capsys):
     assert main(["generate", "--model", files[0], "--prompt", "the cat", "--beta", "1"]) == 2
     assert "holds no Q heads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
+        (["--temperature", "-1"], "--temperature must be positive, got -1.0"),
+        (["--top-p", "2"], "--top-p must be above 0 and at most 1, got 2.0"),
+        (["--top-k", "-1"], "--top-k must be at least 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+    ],
+)
+def test_generate_refuses_numbers_out_of_range(capsys, arguments, message):
+    assert main(["generate", "--model", "/nowhere", "--prompt", "a", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"jrl generate: {message}") and error.count("\n") == 1
+
+
+def test_generate_refuses_more_tokens_than_the_model_has_positions(files, capsys):
+    assert main(["generate", "--model", files[0], "--prompt", "the cat", "--max-new-tokens", "128"]) == 2
+    assert "the model has 128 positions" in capsys.readouterr().err
+
+
+def test_files_that_are_no_recipe_are_named(tmp_path, capsys):
+    for name, content in (("broken.yaml", b"a: ["), ("bytes.yaml", b"\xff\xfe")):
+        (tmp_path / name).write_bytes(content)
+    for command in (["sft", "--samples", "x"], ["sweep", "x.py"]):
+        for name in ("broken.yaml", "bytes.yaml", ".", "nowhere.yaml"):
+            assert main([*command, "--config", str(tmp_path / name)]) == 2
+            error = capsys.readouterr().err
+            assert str(tmp_path / name) in error and error.count("\n") == 1
+
+
+def test_an_interruption_while_reading_is_one_line(monkeypatch, capsys):
+    def interrupted(flags, overrides):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "sft", interrupted)
+    assert main(["sft", "--samples", "x"]) == 130
+    assert capsys.readouterr().err == "jrl sft: interrupted.\n"
 
 
 @pytest.mark.parametrize(

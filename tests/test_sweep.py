@@ -348,6 +348,11 @@ class TestResults:
         assert [column.header for column in table.columns][:4] == ["trial", "lr", "seed", "last"]
         assert table.row_count == 3
 
+    def test_a_trial_that_had_not_begun_shows_nothing(self):
+        waiting = TrialResult("e", {}, "waiting", {}, 0.0, "runs/trial_e")
+        table = make_table(self.PLAN, [waiting])
+        assert [next(iter(column.cells)) for column in table.columns] == ["e", *[""] * 5, "0", "waiting"]
+
 
 class TestRay:
     @pytest.fixture(autouse=True)

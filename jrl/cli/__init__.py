@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from jrl.cli.sweeping import sweep
 from jrl.cli.training import ilql, ppo, rft, sft
 from jrl.sweep import SweepError
 from jrl.trainers.checkpoint import CheckpointError
+from jrl.trainers.loggers_trackers import MissingTrackerError
 
 __all__ = ["add_reward_flags", "load_function", "load_reward", "main"]
 
@@ -20,11 +22,24 @@ COMMANDS = {"ppo": ppo, "ilql": ilql, "sft": sft, "rft": rft, "generate": genera
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; a mistake in the flags, or in what they name, is one line on stderr and exit status 2."""
+    """Runs one command.
+
+    Returns:
+      0; 2 where the flags, or what they name, are mistaken, with one line on stderr; 130 where it was interrupted
+      before there was anything to end in order; else what the command says.
+    """
     flags, overrides = parser().parse_known_args(argv)
     try:
+        return _run(flags, overrides)
+    except KeyboardInterrupt:
+        print(f"jrl {flags.command}: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
+    try:
         work = COMMANDS[flags.command](flags, overrides)
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except (ValueError, TypeError, FileNotFoundError, MissingTrackerError) as error:
         print(f"jrl {flags.command}: {error}", file=sys.stderr)
         return 2
     try:

@@ -7,11 +7,10 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from jrl.sweep.space import Parameter, parse_parameter
-from jrl.trainers.coerce import field_types, hint, parse_yaml
+from jrl.trainers.coerce import field_types, hint, read_yaml
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.registry import METHODS
 
@@ -97,10 +96,7 @@ def read_plan(path: str | os.PathLike[str]) -> SweepPlan:
       FileNotFoundError: If there is no such file.
       ValueError: If a name, a strategy, a count of values, or anything else in it is not what it must be.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
-    content = parse_yaml(file.read_text(encoding="utf-8"))
+    content = read_yaml(path)
     if not isinstance(content, Mapping) or not isinstance(content.get("tune_config"), Mapping):
         raise ValueError(f"{path} must hold `tune_config` and one entry for each hyperparameter.")
     try:

@@ -15,6 +15,7 @@ from rich.table import Table
 from jrl.sweep.plan import SweepPlan
 
 RESULTS, PLOT = "results.jsonl", "sweep.png"
+Status = Literal["done", "stopped", "failed", "waiting"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class TrialResult:
 
     Attributes:
       trial: Ray's name for it.
-      values: Dotted name → value of what was searched.
-      status: "done"; "stopped" by the scheduler or the time budget; "failed".
+      values: Dotted name → value of what was searched; empty where it had not begun.
+      status: "done"; "stopped" by the scheduler, the time budget or an interruption; "failed"; "waiting" where it had
+        not begun when the sweep ended.
       curve: Step → metric, in order.
       seconds: Until its last report.
       folder: Of the trial.
@@ -33,7 +35,7 @@ class TrialResult:
 
     trial: str
     values: dict[str, Any]
-    status: Literal["done", "stopped", "failed"]
+    status: Status
     curve: dict[int, float]
     seconds: float
     folder: str
@@ -81,10 +83,10 @@ def make_table(plan: SweepPlan, results: Sequence[TrialResult], *, rows: int = 2
     for result in results[:rows]:
         table.add_row(
             result.trial,
-            *(format_value(result.values.get(name)) for name in plan.parameters),
-            format_value(result.last),
-            format_value(result.best(plan.mode)),
-            str(result.last_step),
+            *(format_value(result.values[name]) if name in result.values else "" for name in plan.parameters),
+            format_value(result.last) if result.curve else "",
+            format_value(result.best(plan.mode)) if result.curve else "",
+            str(result.last_step) if result.curve else "",
             f"{result.seconds:.0f}",
             result.status if result.error is None else f"{result.status}: {result.error[:60]}",
         )

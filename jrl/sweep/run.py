@@ -40,7 +40,7 @@ except ImportError as error:
     raise ValueError(f"sweeps need Ray Tune and matplotlib: pip install 'jrl[sweep]' ({error}).") from error
 
 from jrl.sweep.plan import TIME, SweepError, SweepPlan, check_arguments
-from jrl.sweep.results import TrialResult, format_value, make_table, ranked, write_results
+from jrl.sweep.results import Status, TrialResult, format_value, make_table, ranked, write_results
 from jrl.sweep.trial import FAILURE, FINISHED, first_line, plain, run_trial
 
 SCHEDULERS_OF_RAY: dict[str, Any] = {
@@ -111,6 +111,9 @@ def prepare_sweep(
             if started:
                 ray.shutdown()
         results = ranked([_result(grid[index], plan) for index in range(len(grid))], plan.mode)
+        waiting = sum(result.status == "waiting" for result in results)
+        if waiting:
+            print(f"The sweep ended early: {waiting} of {len(results)} trials had not begun.", flush=True)
         write_results(folder, plan, results)
         Console().print(make_table(plan, results))
         return results
@@ -290,14 +293,15 @@ def _result(found: Any, plan: SweepPlan) -> TrialResult:
     error = None
     if failed:  # what the script raised, or, where its process died, what Ray knows of that
         error = failure.read_text(encoding="utf-8").strip() if failure.exists() else first_line(found.error)
-    done = (folder / FINISHED).exists()
+    status: Status = "stopped" if found.config else "waiting"
+    if failed or (folder / FINISHED).exists():
+        status = "failed" if failed else "done"
     return TrialResult(
         trial=folder.name.removeprefix("trial_"),
-        # A trial that had not begun when the sweep was interrupted has no values.
         values={
             name: plain(value) for name, value in (found.config or {}).items() if name in plan.parameters
         },
-        status="failed" if failed else "done" if done else "stopped",
+        status=status,
         curve=dict(sorted(curve.items())),
         seconds=float((found.metrics or {}).get("time_total_s", 0.0)),
         folder=str(folder),

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -25,8 +27,31 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """Parses a YAML document; nothing in it can run code."""
-    return yaml.load(text, _Loader)
+    """Parses a YAML document; nothing in it can run code.
+
+    Raises:
+      ValueError: If it is none, in one line.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """Parses a YAML file.
+
+    Raises:
+      FileNotFoundError: If there is no such file.
+      ValueError: If it is no YAML, or no text at all; the message names the file.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    try:
+        return parse_yaml(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # a byte that is no text is one too
+        raise ValueError(f"{path}: {error}") from error
 
 
 def field_types(section: type) -> dict[str, Any]:

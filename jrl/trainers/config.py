@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Self
 
 from jrl.learners.config import MethodConfig
@@ -21,7 +20,7 @@ from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
-from jrl.trainers.coerce import coerce, field_types, hint, parse_yaml
+from jrl.trainers.coerce import coerce, field_types, hint, read_yaml
 from jrl.trainers.fields import build_section, merge, nest, warn_caller
 from jrl.trainers.legacy import modernise
 from jrl.trainers.registry import METHODS, get_method
@@ -67,9 +66,10 @@ class TRLConfig:
         """Reads a YAML file with the six sections, or with those of an older trlX.
 
         Raises:
+          FileNotFoundError: If there is no such file.
           ValueError: If it is not such a file; else as `from_dict`.
         """
-        content = parse_yaml(Path(path).read_text(encoding="utf-8"))
+        content = read_yaml(path)
         if not isinstance(content, dict):
             raise ValueError(f"{path} must hold the sections {_names()}, got {type(content).__name__}.")
         return cls.from_dict(content)

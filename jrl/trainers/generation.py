@@ -173,6 +173,8 @@ class Sampler:
         steered = None if settings.beta is None else 0.0
         static = replace(settings, temperature=1.0, top_p=1.0, beta=steered)
         if static not in self._programs:
+            if self._forbidden is not None:
+                _check_successors(np.asarray(self._forbidden), settings)
             self._programs[static] = jax.jit(
                 make_generate(
                     self._policy,
@@ -211,6 +213,18 @@ class Sampler:
         return self.program(settings)(params, frozen, prompts, jnp.asarray(row_ids), knobs, key)
 
 
+def _check_successors(forbidden: np.ndarray, settings: GenerationSettings) -> None:
+    """Refuses settings that, beside a transition mask, leave nothing to draw after some token."""
+    tokens, ends = np.arange(len(forbidden)), settings.eos_token_id
+    never = np.isin(tokens, [*settings.suppress_tokens, *(ends if settings.min_new_tokens else ())])
+    stuck = (forbidden | never).all(axis=1) & ~np.isin(tokens, ends)  # nothing is drawn after an EOS
+    if stuck.any():
+        raise ValueError(
+            "gen_kwargs: `suppress_tokens` or `min_new_tokens` forbids all that `logit_mask` lets follow token "
+            f"{int(stuck.argmax())}: nothing would be left to draw."
+        )
+
+
 def check_logit_mask(logit_mask: Any, vocab_size: int) -> jax.Array | None:
     """A transition mask as samplers read it: True where the column's token may not follow the row's.
 
@@ -223,6 +237,11 @@ def check_logit_mask(logit_mask: Any, vocab_size: int) -> jax.Array | None:
     """
     if logit_mask is None:
         return None
+    if isinstance(logit_mask, str):
+        raise ValueError(
+            f"`logit_mask` must be an array, got the text {logit_mask!r}. Is the configuration that of a checkpoint? "
+            "It holds a fingerprint alone: give the mask again."
+        )
     mask = np.asarray(logit_mask)
     if mask.dtype != bool or mask.shape != (vocab_size, vocab_size):
         raise ValueError(

@@ -7,6 +7,8 @@ Figures of an evaluation stand under `eval/`: a rollout and an evaluation of the
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +17,22 @@ from typing import Any
 import yaml
 
 COUNTERS = ("step", "iteration", "evaluation")
+PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+"""Package of each tracker; the extra that brings it has the tracker's name."""
+
+
+class MissingTrackerError(ImportError):
+    """A tracker whose package is not installed.
+
+    Args:
+      tracker: Its name.
+    """
+
+    def __init__(self, tracker: str) -> None:
+        super().__init__(
+            f"`train.tracker` = {tracker!r} needs the package {PACKAGES[tracker]}: pip install 'jrl[{tracker}]', or "
+            "set it to null."
+        )
 
 
 class TensorBoardLogger:
@@ -26,7 +44,7 @@ class TensorBoardLogger:
     """
 
     def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
-        self._module = _import("tensorboardX", extra="tensorboard")
+        self._module = _import("tensorboard")
         self._directory, self._config = directory, config
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
@@ -69,7 +87,7 @@ class WandbLogger:
     """
 
     def __init__(self, directory: Path, config: Mapping[str, Any], *, run_id_file: Path) -> None:
-        self._wandb = _import("wandb", extra="wandb")
+        self._wandb = _import("wandb")
         self._directory, self._config, self._id_file = directory, config, run_id_file
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
@@ -113,13 +131,27 @@ def _curves(record: Mapping[str, Any]) -> dict[str, float]:
     return {f"{prefix}{name}": value for name, value in record.items() if name not in COUNTERS}
 
 
-def _import(name: str, *, extra: str) -> ModuleType:
+def check_tracker(tracker: str | None) -> None:
+    """Whether the tracker's package is there, without importing it: before a model is loaded and not after.
+
+    Raises:
+      MissingTrackerError: If it is not.
+    """
+    if tracker is not None and not _is_installed(PACKAGES[tracker]):
+        raise MissingTrackerError(tracker)
+
+
+def _is_installed(package: str) -> bool:
+    if package in sys.modules:  # None there is Python's way to forbid an import
+        return sys.modules[package] is not None
+    return importlib.util.find_spec(package) is not None
+
+
+def _import(tracker: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(PACKAGES[tracker])
     except ImportError as error:
-        raise ImportError(
-            f"`train.tracker` = {extra!r} needs the package {name}: pip install 'jrl[{extra}]', or set it to null."
-        ) from error
+        raise MissingTrackerError(tracker) from error
 
 
 def _markdown(cell: Any) -> str:

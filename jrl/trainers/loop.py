@@ -140,9 +140,12 @@ class Run:
         """
         with self._opened:
             if kind is None or issubclass(kind, Exception):
-                self.flush(check=kind is None)
-                if self.step > 0 and self._saved_step != self.step and not self.trainer.state_is_deleted():
-                    self.save()
+                try:
+                    self.flush(check=kind is None)
+                finally:
+                    unsaved = self.step > 0 and self._saved_step != self.step
+                    if unsaved and not self.trainer.state_is_deleted():
+                        self.save()
 
     def remaining(self) -> Iterator[int]:
         """Numbers of the iterations still to do; ends early when the process is asked to stop."""
@@ -170,9 +173,12 @@ class Run:
           rows: Samples to show and to keep.
         """
         before = self.step
-        self.flush()
+        # First: the state has taken this step, and is saved with its number though logging the last one may fail.
         self.iteration += 1
-        self._pending = Pending(self.step, self.iteration, host, device, time.perf_counter())
+        try:
+            self.flush()
+        finally:
+            self._pending = Pending(self.step, self.iteration, host, device, time.perf_counter())
         last = self.iteration == self.num_iterations
         evaluates = last or self._due(self.config.eval_interval, before)
         if rows is not None:

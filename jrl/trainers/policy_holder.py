@@ -25,6 +25,7 @@ from jrl.trainers.generation import (
     check_logit_mask,
     parse_gen_kwargs,
 )
+from jrl.trainers.loggers_trackers import check_tracker
 from jrl.trainers.prompting import document_start, make_prompt_set
 from jrl.trainers.reward_calls import RewardCall
 from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of
@@ -66,6 +67,7 @@ class PolicyHolder(abc.ABC):
     ) -> None:
         self.config = copy.deepcopy(config)
         self.config.validate()
+        check_tracker(self.config.train.tracker)
         self.reward_fn, self.metric_fn, self.stop_sequences = reward_fn, metric_fn, tuple(stop_sequences)
         self.run_dir = Path(self.config.train.checkpoint_dir)
         self.mesh = mesh_of(self.config)

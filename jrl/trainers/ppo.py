@@ -50,10 +50,10 @@ class PPOTrainer(Trainer):
         """The reference is copied before the state may be donated; the update is one compiled call an iteration."""
         train, method = self.config.train, self.method
         rollouts = self.rollout_settings()
-        if rollouts.filtered:
+        if rollouts.filtered or self.logit_mask is not None:
             warnings.warn(
-                "Rollouts are filtered (top_k, top_p or repetition_penalty), but log-probabilities count the whole "
-                "vocabulary: ratio and KL refer to the unfiltered policy.",
+                "Rollouts are filtered (`logit_mask`, top_k, top_p or repetition_penalty), but log-probabilities count "
+                "the whole vocabulary: ratio and KL refer to the unfiltered policy.",
                 stacklevel=4,
             )
         optimizer = self.make_optimizer()

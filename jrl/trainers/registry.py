@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from jrl.data.prompts import PromptSet
 from jrl.learners.config import MethodConfig
@@ -81,18 +81,24 @@ class Registry(Mapping[str, type[Base]], Generic[Base]):
                     return self._classes[full]
         return None
 
-    def get_known(self, name: str) -> type[Base]:
+    def get_known(self, name: str, *others: Registry[Any]) -> type[Base]:
         """The class of a name.
 
+        Args:
+          name: As the configuration has it.
+          *others: Registries in which the caller looked too, for the error.
         Raises:
           ValueError: Naming the field, what was given, all that is registered, and what is closest.
         """
         found = self.find(name)
         if found is not None:
             return found
-        near = difflib.get_close_matches(name.lower(), self._classes, n=1)
-        hint = f" Did you mean {self._spelled[near[0]]}?" if near else ""
-        known = ", ".join(sorted(self._spelled.values()))
+        spelled = dict(self._spelled)
+        for other in others:
+            spelled = other._spelled | spelled
+        near = difflib.get_close_matches(name.lower(), spelled, n=1)
+        hint = f" Did you mean {spelled[near[0]]}?" if near else ""
+        known = ", ".join(sorted(spelled.values()))
         raise ValueError(f"`{self._field}` must be one of {known}, got {name!r}.{hint}")
 
     @overload

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jrl.trainers.manifest import CheckpointError, verify_manifest
 
@@ -84,7 +86,7 @@ def check_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """
     old, new = _flatten(saved), _flatten(current)
     changed = [
-        f"`{name}` was {old.get(name)!r}, is {new.get(name)!r}"
+        f"`{name}` was {_shown(old.get(name))}, is {_shown(new.get(name))}"
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name) and not _is_free(name)
     ]
@@ -151,7 +153,10 @@ def find_checkpoint(path: Path, notify: Callable[[str], None]) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """A configuration value as YAML and JSON know it: tuples become lists, config objects their dictionaries."""
+    """A configuration value as YAML and JSON know it: tuples become lists, config objects their dictionaries.
+
+    An array becomes a text with its fingerprint: a configuration is no place for its content.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -160,9 +165,22 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if hasattr(value, "__array__"):
+        # Its print-out would leave out what differs, and no loader would make an array of it again.
+        array = np.asarray(value)
+        content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        return f"array of {array.dtype} {array.shape}, sha256 {content[:16]}"
     if hasattr(value, "to_dict"):  # a transformers config object given as `model_path`
         return plain(value.to_dict())
     return repr(value)
+
+
+def _shown(value: Any) -> str:
+    """A value in a line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _is_free(name: str) -> bool:

@@ -142,6 +142,7 @@ class RFTTrainer(Trainer):
                     sequences = place_rows(self.mesh, batch)
                 key = jax.random.fold_in(update_key, iteration)
                 self.state, metrics = self.update(self.state, self.frozen, sequences, key)
+                self.end_step()
                 if self.finished:
                     run.end_here()
                 run.after({"sft/tokens": float(batch.mask.sum())} | news.metrics, metrics, news.rows)
@@ -168,7 +169,7 @@ class RFTTrainer(Trainer):
         """
         run.flush()  # a round waits for the parameters anyway; so its time is not counted as the update's
         for empty in range(MAX_EMPTY_ROUNDS):
-            number, self.num_rounds = self.num_rounds, self.num_rounds + 1
+            number = self.num_rounds
             found = self.collect(
                 self.params,
                 self.frozen,
@@ -176,6 +177,8 @@ class RFTTrainer(Trainer):
                 jax.random.fold_in(key, number),
                 stopwatch=run.stopwatch,
             )
+            # Not before: a run that the reward function stopped samples the same round again.
+            self.num_rounds += 1
             if found.kept is not None:
                 self.kept = found.kept
                 return News(found.metrics | {"rft/empty_rounds": float(empty)}, found.rows)
@@ -214,16 +217,21 @@ class RFTTrainer(Trainer):
         }
 
     def next_batch(self) -> Sequences:
-        """The next rows of the pass; after the last ones there is no pass."""
+        """The rows of the pass that come next."""
         assert self.samples is not None, "a pass has begun"
-        batch_size = self.config.train.batch_size
-        num_steps = math.ceil(len(self.samples) / batch_size)
         # The number of the pass shuffles anew where two passes learn the same samples.
-        batch = self.samples.batch((self.num_passes - 1) * num_steps + self.num_steps_of_pass, batch_size)
+        number = (self.num_passes - 1) * self._steps_of(self.samples) + self.num_steps_of_pass
+        return self.samples.batch(number, self.config.train.batch_size)
+
+    def end_step(self) -> None:
+        """Counts a step whose update is on its way; after the last one of a pass there is no pass."""
+        assert self.samples is not None, "a pass has begun"
         self.num_steps_of_pass += 1
-        if self.num_steps_of_pass == num_steps:
+        if self.num_steps_of_pass == self._steps_of(self.samples):
             self.samples = None
-        return batch
+
+    def _steps_of(self, samples: CompletionSet) -> int:
+        return math.ceil(len(samples) / self.config.train.batch_size)
 
     @property
     def finished(self) -> bool:

@@ -26,6 +26,7 @@ from jrl.trainers.hooks import Hooks
 from jrl.trainers.prompting import prompt_budget
 from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of
 from jrl.trlx.accelerator import Accelerator
+from jrl.trlx.ignored import without_missing_tracker
 from jrl.trlx.loop import LossTrainer, run_loop
 from jrl.trlx.model import TrainedModel
 from jrl.trlx.pipelines import prompt_set_of
@@ -97,7 +98,7 @@ class AccelerateRLTrainer(SavingTrainer):
             "stop_sequences": tuple(self.stop_sequences),
             "logit_mask": self.logit_mask,
         }
-        config = self.config.evolve(train={"pipeline": "PromptPipeline"})
+        config = without_missing_tracker(self.config).evolve(train={"pipeline": "PromptPipeline"})
         if self.native_class is not None:
             return self.native_class(config, **options)
         return LossTrainer(config, owner=self, **options)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jrl.api import check_data, prepare, unpack_dataset
+from jrl.api import check_config, check_data, check_kwargs, check_sampling, prepare, unpack_dataset
 from jrl.data.prompts import PromptSet
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig
@@ -21,6 +21,7 @@ from jrl.trlx.accelerate import AccelerateRLTrainer
 from jrl.trlx.base import BaseRLTrainer
 from jrl.trlx.configs import default_ilql_config, default_ppo_config, default_sft_config
 from jrl.trlx.dialogue import split_samples
+from jrl.trlx.ignored import without_missing_tracker
 from jrl.trlx.ilql import AccelerateILQLTrainer
 from jrl.trlx.pipelines import PromptPipeline
 from jrl.trlx.ppo import AcceleratePPOTrainer
@@ -73,6 +74,8 @@ def train(
     if dataset is not None:
         samples, rewards = unpack_dataset(dataset, samples, rewards)
     check_data(reward_fn, samples, rewards)
+    check_config(config)
+    check_sampling(prompts, eval_prompts, metric_fn, stop_sequences)
     if config is None:
         config = _default_config(online=reward_fn is not None, rewarded=rewards is not None)
         warnings.warn(
@@ -87,7 +90,7 @@ def train(
     if samples is not None and split_token is not None:
         samples = split_samples(samples, split_token)
     request = Request(
-        config,
+        without_missing_tracker(config),
         reward_fn=reward_fn,
         samples=samples,
         rewards=rewards,
@@ -134,7 +137,9 @@ class Request:
     def own(self) -> Any:
         """A trainer of trlX's shape, its data given in trlX's order."""
         config, train = self.config, self.config.train
-        trainer = get_trainer(train.trainer)(
+        trainer_class = get_trainer(train.trainer)
+        check_kwargs(trainer_class, train.trainer_kwargs)
+        trainer = trainer_class(
             config,
             reward_fn=self.reward_fn,
             metric_fn=self.metric_fn,

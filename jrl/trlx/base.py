@@ -37,6 +37,10 @@ class BaseRLTrainer(abc.ABC):
         stop_sequences: Sequence[str] | None = None,
         train_mode: bool = False,
     ) -> None:
+        if isinstance(stop_sequences, str):
+            raise ValueError(
+                f"`stop_sequences` must be a list of texts, got the text {stop_sequences!r} alone."
+            )
         self.config = config
         self.reward_fn, self.metric_fn = reward_fn, metric_fn
         self.logit_mask, self.stop_sequences = logit_mask, list(stop_sequences or ())

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from jrl.trainers.config import TRLConfig
+from jrl.trainers.loggers_trackers import MissingTrackerError, check_tracker
+
+Config = TypeVar("Config", bound=TRLConfig)
 _told: set[str] = set()
 
 
@@ -36,3 +40,17 @@ def check_keywords(where: str, given: Mapping[str, Any], ignored: Mapping[str, s
         if name not in ignored:
             raise TypeError(f"{where} got an unknown argument {name!r}; it ignores {sorted(ignored)}.")
         warn_ignored(f"{where}: {name}", ignored[name])
+
+
+def without_missing_tracker(config: Config) -> Config:
+    """The configuration, without its tracker where that is not installed.
+
+    trlX tracks with wandb unless told otherwise, and brings it along; jrl has it as an extra. A script that never
+    spoke of a tracker runs all the same, and is told what it goes without.
+    """
+    try:
+        check_tracker(config.train.tracker)
+    except MissingTrackerError as error:
+        warnings.warn(f"{error} This run has the console and metrics.jsonl alone.", stacklevel=3)
+        return config.evolve(train={"tracker": None})
+    return config

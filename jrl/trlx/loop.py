@@ -133,6 +133,8 @@ def as_pytree(batch: Any) -> Any:
 
 
 def _is_numeric(column: Any) -> bool:
+    if isinstance(column, jax.Array):  # a traced one too: a loss may call the one that it replaces
+        return True
     return not isinstance(column, Sequence) and np.asarray(column).dtype.kind in "biuf"
 
 

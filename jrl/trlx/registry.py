@@ -46,12 +46,12 @@ def get_trainer(name: str) -> Any:
     Raises:
       ValueError: If there is none, with the known names.
     """
-    return TRAINERS.find(name) or native.TRAINERS.find(name) or TRAINERS.get_known(name)
+    return TRAINERS.find(name) or native.TRAINERS.find(name) or TRAINERS.get_known(name, native.TRAINERS)
 
 
 def get_pipeline(name: str) -> Any:
     """The pipeline of a name; raises as `get_trainer` does."""
-    return PIPELINES.find(name) or native.PIPELINES.find(name) or PIPELINES.get_known(name)
+    return PIPELINES.find(name) or native.PIPELINES.find(name) or PIPELINES.get_known(name, native.PIPELINES)
 
 
 def get_orchestrator(name: str) -> Any:

@@ -130,7 +130,7 @@ def test_finished_seeds_are_not_run_again(table, tmp_path, monkeypatch):
     for seed, summary in enumerate(RUNS):
         (tmp_path / str(seed)).mkdir()
         (tmp_path / str(seed) / "summary.json").write_text(json.dumps(summary))
-    table.run("ppo", [0, 1], tmp_path)
+    table.run("ppo", [0, 1], tmp_path, ["--train.total_steps", "400"])
     found = table.stored()
     assert list(found) == ["ppo"] and found["ppo"]["runs"] == RUNS
     assert "CPU core" in found["ppo"]["hardware"]
@@ -140,5 +140,5 @@ def test_a_run_that_was_stopped_is_no_result(table, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(table.subprocess, "run", lambda *args, **options: None)
     with pytest.raises(SystemExit, match="ilql, seed 4: stopped before its end"):
-        table.run("ilql", [4], tmp_path)
+        table.run("ilql", [4], tmp_path, [])
     assert not table.RESULTS.exists()

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 from jrl.learners.ilql import ILQLConfig, ILQLState, ilql_objective, init_ilql_state, make_ilql_update
+from jrl.mesh import AXES, tree_shardings
+from jrl.models.heads import init_q_heads
 from jrl.ops.alignment import length_mask
 from jrl.ops.metrics import finalize
 from jrl.rollout.generate import make_generate
@@ -290,6 +294,14 @@ class TestState:
         assert_equal(state.target_params, params["q_heads"])
         buffers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((params, state.target_params))]
         assert len(set(buffers)) == len(buffers)
+
+    def test_targets_are_split_over_the_mesh_as_the_heads_are(self) -> None:
+        mesh = AbstractMesh((1, 2, 4), AXES, (AxisType.Auto,) * 3)
+        heads = jax.eval_shape(partial(init_q_heads, 2, 16, 29, 32), jax.random.key(0))
+        state = jax.eval_shape(lambda q: init_ilql_state({**q, "v_head": {}}, OPTIMIZER), heads)
+        split, _ = tree_shardings(mesh, state)
+        assert split.target_params == split.train.params["q_heads"]
+        assert split.target_params["1"]["out"]["kernel"].shard_shape((16, 32)) == (8, 8)
 
     def test_a_missing_head_is_named(self) -> None:
         with pytest.raises(ValueError, match="`params` must hold `v_head` and `q_heads`, q_heads is missing"):

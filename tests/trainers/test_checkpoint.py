@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jrl.trainers.checkpoint import Checkpointer, CheckpointError
-from jrl.trainers.resume import checkpoints_in
+from jrl.trainers.resume import check_config, checkpoints_in, plain
 from tests.trainers.saves import CONFIG, FROZEN, make_state, save
 
 
@@ -247,6 +247,21 @@ class TestResume:
         with pytest.raises(CheckpointError, match=r"`method.gamma` was 1.0, is 0.9"):
             restore(checkpoints, config=config)
         checkpoints.close()
+
+    def test_arrays_are_told_apart_by_their_content(self):
+        mask = np.zeros((97, 97), bool)
+        other = mask.copy()
+        other[50, 50] = True  # where a print-out has dots
+        saved, same, changed = (
+            {"train": {"trainer_kwargs": {"logit_mask": x}}} for x in (mask, jnp.asarray(mask), other)
+        )
+        check_config(plain(saved), same)
+        with pytest.raises(
+            CheckpointError, match=r"was 'array of bool \(97, 97\), sha256 .*', is '"
+        ) as caught:
+            check_config(plain(saved), changed)
+        assert len(str(caught.value).splitlines()) == 1
+        assert plain({"a": np.float32(0.5), "b": np.int64(3)}) == {"a": 0.5, "b": 3}
 
     def test_other_frozen_parameters_are_refused(self, saved):
         checkpoints = Checkpointer(saved, keep=2, resume_from=saved)

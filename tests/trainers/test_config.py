@@ -151,7 +151,7 @@ train: {total_steps: 8, seq_length: 64, epochs: 1, batch_size: 4, checkpoint_int
             self.load(tmp_path, "- 1")
 
     def test_code_in_yaml_is_not_run(self, tmp_path):
-        with pytest.raises(yaml.YAMLError):
+        with pytest.raises(ValueError, match=r"config.yaml: not YAML: could not determine a constructor"):
             self.load(tmp_path, "model: !!python/object/apply:os.getcwd []")
 
 

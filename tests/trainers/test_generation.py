@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from jrl.trainers.generation import GenerationSettings, check_logit_mask, parse_gen_kwargs
+from jrl.trainers.generation import GenerationSettings, Sampler, check_logit_mask, parse_gen_kwargs
+from tests.tiny import tiny_policy
 
 SPECIAL = dict(eos_token_id=1, pad_token_id=0)
 
@@ -83,7 +86,22 @@ class TestLogitMask:
         with pytest.raises(ValueError, match="row 1 forbids all"):
             check_logit_mask(mask, 3)
 
+    def test_a_fingerprint_is_no_mask(self):
+        with pytest.raises(ValueError, match="holds a fingerprint alone: give the mask again"):
+            check_logit_mask("array of bool (3, 3), sha256 0123", 3)
+
     @pytest.mark.parametrize("mask", [np.zeros((3, 4), bool), np.zeros((3, 3))])
     def test_other_shapes_and_types_are_refused(self, mask):
         with pytest.raises(ValueError, match=r"must be boolean, \(3, 3\)"):
             check_logit_mask(mask, 3)
+
+    @pytest.mark.parametrize(("filters", "only"), [({"suppress_tokens": [3]}, 3), ({"min_new_tokens": 1}, 1)])
+    def test_filters_that_leave_a_token_no_successor_are_refused(self, filters, only):
+        # Only one token may follow 2, which the filter takes away: 3, or 1, which is EOS.
+        mask = np.zeros((4, 4), bool)
+        mask[2] = np.arange(4) != only
+        settings, _ = parse_gen_kwargs({"max_new_tokens": 4, **filters}, **SPECIAL)
+        sampler = Sampler(tiny_policy()[0], forbidden=check_logit_mask(mask, 4))
+        with pytest.raises(ValueError, match="all that `logit_mask` lets follow token 2"):
+            sampler.program(settings)
+        assert sampler.program(replace(settings, suppress_tokens=(), min_new_tokens=0))

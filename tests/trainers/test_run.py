@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import jrl
@@ -15,6 +16,7 @@ from jrl.trainers.checkpoint import Checkpointer, CheckpointError
 from jrl.trainers.loggers import Loggers
 from jrl.trainers.ppo import PPOTrainer
 from jrl.trainers.timing import CompileCounter
+from tests.tiny import VOCAB_SIZE
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config
 
 RATIO = "ppo/ratio_max_dev_first_minibatch"
@@ -125,10 +127,12 @@ class TestRolloutSettings:
         with pytest.raises(ValueError, match=r"leaves no room for a prompt beside `max_new_tokens` \(32\)"):
             ready(ppo_config(checkpoint, tmp_path, method=method))
 
-    def test_filters_of_the_rollouts_are_warned_of(self, checkpoint, tmp_path):
-        method = {"gen_experience_kwargs": {"max_new_tokens": 8, "top_k": 5}}
+    @pytest.mark.parametrize("filters", [{"top_k": 5}, {}], ids=["top_k", "logit_mask"])
+    def test_filters_of_the_rollouts_are_warned_of(self, checkpoint, tmp_path, filters):
+        method = {"gen_experience_kwargs": {"max_new_tokens": 8} | filters}
+        mask = None if filters else np.zeros((VOCAB_SIZE, VOCAB_SIZE), bool)
         with pytest.warns(UserWarning, match="Rollouts are filtered"):
-            ready(ppo_config(checkpoint, tmp_path, method=method))
+            ready(ppo_config(checkpoint, tmp_path, method=method), logit_mask=mask)
 
 
 def test_generate_drops_no_prompt(checkpoint, tmp_path):

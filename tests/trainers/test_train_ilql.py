@@ -91,13 +91,28 @@ class TestRun:
         # As in the run, so that nothing is compiled anew.
         greedy, strong = (whole.generate(["the", "a"], gen_kwargs={"beta": beta}) for beta in (0.0, 100.0))
         assert greedy != strong == whole.generate(["the", "a"], gen_kwargs={"beta": 100.0})
-        assert whole.sampling_params["q_heads"] is whole.state.target_params
         differences = jax.tree.map(
             lambda one, two: float(jnp.abs(one - two).max()),
             whole.params["q_heads"],
             whole.state.target_params,
         )
         assert max(jax.tree.leaves(differences)) > 0
+
+    def test_the_other_heads_are_read_neither_in_evaluations_nor_by_generate(self, whole, monkeypatch):
+        def sampled():
+            return whole.generate(["the", "a"], gen_kwargs={"beta": 100.0}), whole.run_evaluation(0).rows
+
+        state, (texts, rows) = whole.state, sampled()
+        opposite = {
+            **state.train.params,
+            "q_heads": jax.tree.map(jnp.negative, state.train.params["q_heads"]),
+        }
+        monkeypatch.setattr(whole, "state", state.replace(train=state.train.replace(params=opposite)))
+        assert sampled() == (texts, rows)
+        targets = jax.tree.map(jnp.negative, state.target_params)
+        monkeypatch.setattr(whole, "state", state.replace(target_params=targets))
+        other_texts, other_rows = sampled()
+        assert other_texts != texts and other_rows != rows
 
     def test_one_program_learns(self, whole):
         assert whole.update._cache_size() == 1

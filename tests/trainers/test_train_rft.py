@@ -13,6 +13,7 @@ import jrl
 from jrl.api import prepare
 from jrl.data.selection import KeptSamples
 from jrl.rollout.rewards import RewardError
+from jrl.trainers.hooks import Hooks
 from jrl.trainers.loop import Run
 from jrl.trainers.timing import Stopwatch
 from tests.tiny import EOS_ID, tiny_tokenizer
@@ -79,7 +80,8 @@ def whole(checkpoint, tmp_path_factory):
 
     def watched_batch():
         trainer.batches.append(next_batch())
-        return trainer.batches[-1]
+        # The same again: a step is over when its update is on its way, not when its rows are read.
+        return next_batch()
 
     def watched_after(run, *arguments):
         trainer.saved.append(trainer.host_state())
@@ -97,9 +99,21 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture(scope="module", params=[pytest.param(3, marks=SLOW), pytest.param(5, marks=SLOW), 6])
 def stopped(request, checkpoint, tmp_path_factory):
-    """Folder of the same run, stopped where a round is used up, between its two passes, and amid the second one."""
+    """Folder of the same run, stopped where a round is used up, between its two passes, and amid the second one.
+
+    It fails: what logs the step before gives up when the state has already taken this one.
+    """
     folder = tmp_path_factory.mktemp("stopped")
-    train(rft_config(checkpoint, folder, train={"total_steps": request.param}))
+    trainer = prepared(rft_config(checkpoint, folder), eval_prompts=PROMPTS[:4])
+
+    def log(record):
+        if record["step"] == request.param - 1:
+            raise ConnectionError("no network")
+
+    trainer.hooks = Hooks(log=log)
+    with pytest.raises(ConnectionError):
+        trainer.learn()
+    assert [path.name for path in folder.glob("checkpoint_*")] == [f"checkpoint_{request.param}"]
     return folder
 
 
@@ -280,6 +294,16 @@ class TestRound:
             self.sample(
                 ready, monkeypatch, lambda outputs: [math.nan] * len(outputs), warning="Round . keeps nothing"
             )
+
+    def test_a_round_that_stops_the_run_is_sampled_again_when_it_resumes(self, ready, monkeypatch):
+        def collect(params, frozen, number, key, *, stopwatch):
+            raise RewardError(f"round {number}")
+
+        monkeypatch.setattr(ready, "collect", collect)
+        run, before = SimpleNamespace(flush=lambda: None, stopwatch=Stopwatch()), ready.host_state()
+        with pytest.raises(RewardError, match=f"round {before['rounds']}"):
+            ready.begin_pass(run, jax.random.key(0))
+        assert ready.host_state() == before
 
     @staticmethod
     def sample(ready, monkeypatch, reward_fn, *, warning):

@@ -10,7 +10,7 @@ import pytest
 import jrl.trlx as trlx
 from jrl.trainers.base import Trainer
 from jrl.trainers.sft import SFTTrainer
-from jrl.trlx.loop import make_loss_update
+from jrl.trlx.loop import as_pytree, make_loss_update
 from jrl.trlx.registry import TRAINERS
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, sft_config
 
@@ -85,6 +85,21 @@ class TestLoss:
             )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found[0][0], found[1][0])
 
+    def test_a_loss_may_call_the_one_that_it_replaces(self, config):
+        class Doubled(trlx.AccelerateSFTTrainer):
+            def loss(self, batch):
+                loss, stats = super().loss(batch)
+                return 2.0 * loss, stats
+
+        trainer = Doubled(config.evolve(train={"trainer": "SFTTrainer"}))
+        trainer.make_experience(SAMPLES, 32)
+        batch = as_pytree(next(iter(trainer.create_train_dataloader())))
+        with jax.set_mesh(trainer.native.mesh):
+            _, stats = jax.eval_shape(
+                make_loss_update(trainer), trainer.native.state, trainer.native.frozen, batch
+            )
+        assert "sft/loss" in stats
+
     def test_callbacks_come_after_passes_and_epochs(self, config, tmp_path):
         told = []
 
@@ -112,6 +127,7 @@ class TestLoss:
 
 
 class TestExperience:
+    @pytest.mark.slow
     def test_rollouts_of_ones_own_are_learned(self, checkpoint, tmp_path):
         class Copying(trlx.AcceleratePPOTrainer):
             """Every rollout says "th", with reward 1 for its first token and 0 for its second."""
@@ -173,7 +189,8 @@ class TestTrain:
 
     def test_unknown_names_list_the_registered(self, config):
         with pytest.raises(
-            ValueError, match=r"`train.trainer` must be one of .*AcceleratePPOTrainer.*'PPOTraner'"
+            ValueError,
+            match=r"`train.trainer` must be one of .*AcceleratePPOTrainer.*ILQLTrainer, .*'PPOTraner'",
         ):
             trlx.train(samples=SAMPLES, config=config.evolve(train={"trainer": "PPOTraner"}))
 

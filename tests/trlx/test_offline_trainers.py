@@ -146,6 +146,7 @@ class TestRFT:
 
 
 class TestOrchestrators:
+    @pytest.mark.slow
     def test_rollouts(self, checkpoint, tmp_path):
         model = trlx.AcceleratePPOModel(ppo_config(checkpoint, tmp_path))
         prompts = trlx.PromptPipeline(PROMPTS, model.tokenizer)

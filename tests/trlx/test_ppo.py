@@ -210,6 +210,7 @@ class TestModel:
         assert "v_head" in learned.get_arch(learned.config).params
 
 
+@pytest.mark.slow
 class TestFiles:
     def test_a_loaded_checkpoint_is_where_the_run_was_and_goes_on(
         self, learned, checkpoint, run_dir, tmp_path
@@ -256,6 +257,7 @@ class TestErrors:
             bare.add_prompt_pipeline(trlx.PromptPipeline(["a"], 8, bare.tokenizer))
 
 
+@pytest.mark.slow
 def test_experience_of_further_calls_starts_from_other_prompts(checkpoint, tmp_path):
     trainer = alone(ppo_config(checkpoint, tmp_path))
     for _ in range(2):
