@@ -18,7 +18,7 @@ SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
 # Those that are run as they are, on the model that they name; of the others an example brings its own.
 REAL = [path for path in RECIPES if path.stem == "ppo_imdb" or "  jrl " in path.read_text(encoding="utf-8")]
 GIB = 2**30
-# What the default tier looks at: one of each size, and the update of the largest. The rest is slow only in number.
+# What the default tier weighs: one of each size. The rest, and the updates, are slow.
 WEIGHED = {
     "ilql_imdb",
     "ppo_hh_gptj_6b",
@@ -27,7 +27,6 @@ WEIGHED = {
     "ilql_hh_neox_20b",
     "ppo_imdb_llama_7b",
 }
-TRACED = {"ppo_hh_neox_20b"}
 
 
 def slow_but(paths, always):
@@ -103,7 +102,8 @@ def test_the_state_takes_what_the_estimated_cost_says():
     assert run.load_bytes() == cost.parameter_bytes
 
 
-@pytest.mark.parametrize("path", slow_but(RECIPES, TRACED), ids=lambda path: path.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_update_keeps_the_state_at_its_real_size(path):
     run = real_run(path)
     state, metrics = run.trace()

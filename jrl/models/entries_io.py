@@ -27,6 +27,7 @@ from jrl.models.safetensors_write import LazyTensor
 from jrl.typing import Params
 
 Index = tuple[slice, ...]
+_ALIGNMENT = 64  # in bytes: memory that begins at a multiple of it is what a CPU device takes as it is
 
 
 def parameter_targets(
@@ -211,14 +212,12 @@ class HostShards:
         """The parameter in its place; nothing of it stays behind on the host."""
         shards = []
         for device, place in self._indices.items():
-            host = self._buffer(place) if self._whole is None else np.ascontiguousarray(self._whole[place])
+            host = self._buffer(place) if self._whole is None else _unaligned_copy(self._whole[place])
             # Before the next one is made: copies run behind, and each would hold its source.
-            shard = jax.device_put(host, device).block_until_ready()
-            if shard.unsafe_buffer_pointer() == host.ctypes.data:
-                # A CPU takes NumPy's memory as it is where that happens to be aligned, `may_alias=False` or not; a
-                # jax array it does copy. (`shard.copy()` would be compiled for the mesh in context, not this device.)
-                shard = jax.device_put(shard, device, may_alias=False).block_until_ready()
-            shards.append(shard)
+            shards.append(jax.device_put(host, device).block_until_ready())
+            assert shards[-1].unsafe_buffer_pointer() != host.ctypes.data, (
+                "a device took NumPy's memory as its own"
+            )
         self._whole, self._stacked = None, {}
         return jax.make_array_from_single_device_arrays(self._target.shape, self._sharding, shards)
 
@@ -226,8 +225,30 @@ class HostShards:
         """The stacked elements of one shard; devices with equal shards share it."""
         if str(place) not in self._stacked:
             shape = self._sharding.shard_shape(self._target.shape)
-            self._stacked[str(place)] = np.empty(shape, self._target.dtype)
+            self._stacked[str(place)] = _unaligned(shape, self._target.dtype)
         return self._stacked[str(place)]
+
+
+def _unaligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An empty array that is copied onto every device.
+
+    A CPU device takes NumPy's memory as it is where that happens to be aligned, `may_alias=False` or not, and lets go
+    of it when it likes; this one begins an element behind an aligned address.
+    """
+    dtype = np.dtype(dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    room = np.empty(num_bytes + _ALIGNMENT + dtype.itemsize, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT + dtype.itemsize
+    return room[start : start + num_bytes].view(dtype).reshape(shape)
+
+
+def _unaligned_copy(part: np.ndarray) -> np.ndarray:
+    """The array itself where no device can take its memory, else a copy."""
+    if part.flags.c_contiguous and part.ctypes.data % _ALIGNMENT:
+        return part
+    copy = _unaligned(part.shape, part.dtype)
+    copy[...] = part
+    return copy
 
 
 def _num_bytes(target: jax.ShapeDtypeStruct) -> int:

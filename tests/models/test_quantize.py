@@ -41,6 +41,7 @@ def model(name):
 
 
 @pytest.mark.parametrize(("shape", "input_axes"), [((128, 6), 1), ((128, 3, 4), 1), ((4, 32, 10), 2)])
+@pytest.mark.slow
 def test_rounding_stays_within_half_a_step(shape, input_axes):
     w = kernel(shape)
     matrix = np.asarray(w).reshape(128, -1)
@@ -82,6 +83,7 @@ def test_bytes():
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.slow
 def test_every_expert_is_rounded_as_if_it_were_alone(kind):
     w = kernel((3, 128, 6)) * jnp.asarray([1.0, 10.0, 0.1]).reshape(3, 1, 1)
     together = quantize_kernel(w, kind, stacked=True)
@@ -141,6 +143,7 @@ def test_fingerprint_tells_rounded_trees_apart():
     assert prints["nf4"] == tree_sha256(quantize_frozen(whole, "nf4"))
 
 
+@pytest.mark.slow
 def test_a_value_branch_of_rounded_layers_is_float32():
     lm, whole = tiny_lm("llama")
     split = {"adapter": LoraConfig(), "num_value_layers_unfrozen": 1}

@@ -192,6 +192,7 @@ def test_no_dropout_unless_a_key_asks_for_it():
     assert float(jnp.abs(dropped - other).max()) > 0.1 < float(jnp.abs(dropped - calm).max())
 
 
+@pytest.mark.slow
 def test_remat_changes_neither_value_nor_gradient():
     lm, whole = tiny_lm("t5", 1)
     inputs = tiny_contexts(B=2, L=6)

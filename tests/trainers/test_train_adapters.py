@@ -155,6 +155,7 @@ def virtual(request, checkpoint, tmp_path_factory):
     return jrl.train(samples=SAMPLES, eval_prompts=["the"], config=config)
 
 
+@pytest.mark.slow
 def test_virtual_tokens_are_learned_and_continued(virtual, tmp_path):
     losses = [record["sft/loss"] for record in virtual.history if "sft/loss" in record]
     assert losses[-1] < losses[0]

@@ -78,7 +78,8 @@ class TestRun:
 
 
 class TestResume:
-    @pytest.mark.parametrize("stopped_after", [pytest.param(1, marks=pytest.mark.slow), 2])
+    @pytest.mark.parametrize("stopped_after", [1, 2])
+    @pytest.mark.slow
     def test_resumed_equals_never_stopped_bit_for_bit(self, whole, checkpoint, tmp_path, stopped_after):
         train(ppo_config(checkpoint, tmp_path, train={"total_steps": 4 * stopped_after}))
         resumed = train(
@@ -95,6 +96,7 @@ class TestResume:
         with pytest.raises(CheckpointError, match="with others: `prompts`, `stop_sequences` "):
             train(again, prompts=PROMPTS[::-1], stop_sequences=["."])
 
+    @pytest.mark.slow
     def test_another_architecture_with_the_same_tensors_is_refused(self, checkpoint, tmp_path):
         train(ppo_config(checkpoint, tmp_path / "run", train={"total_steps": 4}))
         shutil.copytree(checkpoint, tmp_path / "other")

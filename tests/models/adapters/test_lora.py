@@ -78,6 +78,7 @@ def test_a_projection_computes_the_formula(use_dora):
     np.testing.assert_allclose(adapted_kernel(params["kernel"], leaf), whole, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_norm_of_dora_passes_no_gradient():
     w, x = jnp.asarray([[3.0], [4.0]]), jnp.asarray([[1.0, 2.0]])
     leaf = {"a": jnp.asarray([[1.0], [0.0]]), "b": jnp.asarray([[0.0]]), "magnitude": jnp.asarray([10.0])}
@@ -204,6 +205,7 @@ def test_layers_below_the_first_adapter_are_a_shared_trunk(layers, cut):
         (r"model\.decoder\.(project_out|layers\.1\..*q_proj)", 1),
     ],
 )
+@pytest.mark.slow
 def test_maps_below_and_above_the_layers_act_in_decoding_and_in_scoring(targets, cut):
     hf_config = copy.deepcopy(CASES["opt-350m"])
     hf_config.tie_word_embeddings = "lm_head" not in targets
@@ -260,6 +262,7 @@ def test_an_adapter_of_another_task_is_refused(family, task):
         assert lm.bind(read_adapter_config(given | {"task_type": accepted})).modules
 
 
+@pytest.mark.slow
 def test_the_value_branch_is_not_adapted():
     policy, params, frozen = adapted("llama", EVERYWHERE, num_value_layers_unfrozen=1)
     assert set(params) == {"lora", "value_branch"}
@@ -280,6 +283,7 @@ def test_lore_2_6_adapter_dropout_acts_only_where_a_key_is_given():
     assert float(jnp.abs(calm - dropped).max()) > 1e-2
 
 
+@pytest.mark.slow
 def test_remat_changes_nothing():
     lm, _ = tiny_lm("gpt2")
     config = LoraConfig(r=2, use_dora=True)
