@@ -2,8 +2,7 @@
 """`TRLConfig`: six sections, read from YAML, edited without surprises, with the seeds' defaults.
 
 Unlike in trlX, an unknown name is always an error that names the closest known one, and nothing is edited in
-place. Only dictionaries of free content (`kwargs`, `gen_kwargs`, ...) take new keys. Files of older releases are
-read too: `legacy.py`.
+place. Only dictionaries of free content (`kwargs`, `gen_kwargs`, ...) take new keys. `legacy.py` reads older files.
 """
 
 from __future__ import annotations

@@ -139,6 +139,12 @@ class Request:
         config, train = self.config, self.config.train
         trainer_class = get_trainer(train.trainer)
         check_kwargs(trainer_class, train.trainer_kwargs)
+        needed = "make_experience" if self.reward_fn is None else "add_prompt_pipeline"
+        if not hasattr(trainer_class, needed):
+            raise ValueError(
+                f"`train.trainer`: {trainer_class.__name__} defines no `{needed}`, so it takes no data: name a trainer "
+                "that is derived from it."
+            )
         trainer = trainer_class(
             config,
             reward_fn=self.reward_fn,

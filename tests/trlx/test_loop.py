@@ -194,6 +194,15 @@ class TestTrain:
         ):
             trlx.train(samples=SAMPLES, config=config.evolve(train={"trainer": "PPOTraner"}))
 
+    @pytest.mark.parametrize(
+        ("data", "missing"),
+        [({"samples": SAMPLES}, "make_experience"), ({"reward_fn": len}, "add_prompt_pipeline")],
+    )
+    def test_the_base_class_takes_no_data(self, config, data, missing):
+        base = config.evolve(train={"trainer": "AccelerateRLTrainer"})
+        with pytest.raises(ValueError, match=f"AccelerateRLTrainer defines no `{missing}`"):
+            trlx.train(config=base, **data)
+
     def test_nemo_says_what_to_use(self, config):
         with pytest.raises(ImportError, match="use AcceleratePPOTrainer and spread the model"):
             trlx.NeMoPPOTrainer(config)
