@@ -91,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(algorithm: str, seeds: Sequence[int], folder: Path, overrides: Sequence[str]) -> None:
     """One algorithm, each seed in a process of its own; the summaries become `results/<algorithm>.json`.
 
-    Overrides are those of the recipe, such as `--train.total_steps 400`. A seed whose summary is in its folder is not run
-    again: what was interrupted goes on with the same `--output-dir`.
+    Overrides are those of the recipe, such as `--train.total_steps 400`. A seed whose summary is in its folder is not
+    run again: what was interrupted goes on with the same `--output-dir`.
     """
     runs = []
     for seed in seeds:
