@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jrl.trainers.base import Trainer
 from jrl.trainers.coerce import hint
@@ -15,6 +15,19 @@ from jrl.trainers.registry import get_pipeline, get_trainer
 
 # Of every trainer's constructor; the rest of its arguments come from `train.trainer_kwargs`.
 _GIVEN_BY_TRAIN = ("config", "reward_fn", "metric_fn", "stop_sequences")
+
+Config = TypeVar("Config", bound=TRLConfig)
+
+
+class Defaults(NamedTuple, Generic[Config]):
+    """What makes the default configuration of a run with a reward function, with rewarded samples, and with samples."""
+
+    online: Callable[[], Config]
+    rewarded: Callable[[], Config]
+    offline: Callable[[], Config]
+
+
+DEFAULTS = Defaults(default_ppo_config, default_ilql_config, default_sft_config)
 
 
 def train(
@@ -89,12 +102,7 @@ def prepare(
     check_config(config)
     check_sampling(prompts, eval_prompts, metric_fn, stop_sequences)
     if config is None:
-        config = _default_config(online=reward_fn is not None, rewarded=rewards is not None)
-        warnings.warn(
-            f"No `config` given: using the default one for {config.train.trainer}, with model "
-            f"{config.model.model_path!r}.",
-            stacklevel=3,
-        )
+        config = default_config(reward_fn, rewards, DEFAULTS, stacklevel=4)
     if model_path is not None:
         config = config.evolve(model={"model_path": model_path})
     trainer = make_trainer(
@@ -198,10 +206,24 @@ def _check_list(name: str, given: Any) -> None:
         raise ValueError(f"`{name}` must hold at least one entry, got none.")
 
 
-def _default_config(*, online: bool, rewarded: bool) -> TRLConfig:
-    if online:
-        return default_ppo_config()
-    return default_ilql_config() if rewarded else default_sft_config()
+def default_config(
+    reward_fn: Callable[..., Any] | None,
+    rewards: Sequence[float] | None,
+    defaults: Defaults[Config],
+    *,
+    stacklevel: int,
+) -> Config:
+    """The configuration of a run that was given none, and a warning that says which one it is."""
+    if reward_fn is not None:
+        config = defaults.online()
+    else:
+        config = defaults.offline() if rewards is None else defaults.rewarded()
+    warnings.warn(
+        f"No `config` given: using the default one for {config.train.trainer}, with model "
+        f"{config.model.model_path!r}.",
+        stacklevel=stacklevel,
+    )
+    return config
 
 
 def check_kwargs(trainer_class: type, kwargs: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax.sharding import Mesh
@@ -50,3 +50,26 @@ def describe_model(
             f"{format_bytes(device_bytes(untrained))}, cache {format_bytes(cache)} ({rows} x {length} tokens)"
         ),
     }
+
+
+class Sized(Protocol):
+    """Tokenised data, and what did not fit.
+
+    Attributes:
+      num_truncated: Entries that were cut.
+      num_dropped: Entries that were left out.
+    """
+
+    num_truncated: int
+    num_dropped: int
+
+    def __len__(self) -> int:
+        """Entries that there are."""
+        ...
+
+
+def describe_size(data: Sized) -> str:
+    """Such as "1,000, 3 cut, 1 dropped"."""
+    cut = f", {data.num_truncated} cut" if data.num_truncated else ""
+    dropped = f", {data.num_dropped} dropped" if data.num_dropped else ""
+    return f"{len(data):,}{cut}{dropped}"

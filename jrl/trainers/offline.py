@@ -10,25 +10,14 @@ from typing import Any, ClassVar, Protocol
 import jax
 
 from jrl.trainers.base import Trainer
+from jrl.trainers.description import Sized, describe_size
 from jrl.trainers.loop import Run
 from jrl.trainers.policy_holder import TRAINING_STREAM
 from jrl.trainers.setup import place_rows
 
 
-class SampleSet(Protocol):
-    """Tokenised samples and their batches.
-
-    Attributes:
-      num_truncated: Samples that were cut.
-      num_dropped: Samples that were left out because nothing was left to learn from.
-    """
-
-    num_truncated: int
-    num_dropped: int
-
-    def __len__(self) -> int:
-        """Samples of a pass."""
-        ...
+class SampleSet(Sized, Protocol):
+    """Tokenised samples and their batches."""
 
     def sha256(self) -> str:
         """Fingerprint of content and order."""
@@ -83,9 +72,7 @@ class OfflineTrainer(Trainer):
 
     def description(self) -> dict[str, Any]:
         """What a run prints at its start, with what became of samples that were too long."""
-        cut = f", {self.samples.num_truncated} cut" if self.samples.num_truncated else ""
-        dropped = f", {self.samples.num_dropped} dropped" if self.samples.num_dropped else ""
-        return super().description() | {"samples": f"{len(self.samples):,}{cut}{dropped}"}
+        return super().description() | {"samples": describe_size(self.samples)}
 
     def data_sha256(self) -> dict[str, str]:
         """The samples', beside what every trainer has."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jrl.data.prompts import PromptSet
 from jrl.learners.ppo import PPOConfig, PPOState, init_ppo_state, make_ppo_update
-from jrl.trainers.base import Trainer
 from jrl.trainers.generation import GenerationSettings
 from jrl.trainers.loop import Run
+from jrl.trainers.online import OnlineTrainer
 from jrl.trainers.policy_holder import TRAINING_STREAM
 from jrl.trainers.ppo_experience import Collector, Experience
 from jrl.trainers.registry import register_trainer
@@ -23,10 +23,11 @@ from jrl.typing import Params, PRNGKey
 
 
 @register_trainer("PPOTrainer")
-class PPOTrainer(Trainer):
+class PPOTrainer(OnlineTrainer):
     """Online PPO. `state` is a `PPOState`: policy and optimizer, KL coefficient, running score moments."""
 
     state: PPOState
+    refusal = "PPOTrainer learns online"
 
     @property
     def method(self) -> PPOConfig:
@@ -68,30 +69,6 @@ class PPOTrainer(Trainer):
             temperature=rollouts.temperature,
         )
         self.compile_learner(lambda p: init_ppo_state(p, optimizer, method), update, params)
-
-    def add_data(
-        self,
-        *,
-        samples: Sequence[Any] | None,
-        rewards: Sequence[float] | None,
-        prompts: Sequence[Any] | None,
-        eval_prompts: Sequence[Any] | None,
-    ) -> None:
-        """Takes prompts; the evaluation prompts default to the first `batch_size` of them."""
-        if self.reward_fn is None or samples is not None or rewards is not None:
-            raise ValueError(
-                "PPOTrainer learns online: give `reward_fn` and `prompts`, not `samples` or `rewards`."
-            )
-        prompts = list(prompts) if prompts is not None else self.default_prompts()
-        self.add_prompts(prompts, self.reward_fn)
-        self.add_eval_prompts(
-            eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size]
-        )
-
-    def add_prompts(self, prompts: Sequence[Any], reward_fn: Callable[..., Any]) -> None:
-        """Sets what rollouts start from and who scores them."""
-        max_new_tokens = self.rollout_settings().max_new_tokens
-        self.add_prompt_set(self.prompt_set(prompts, max_new_tokens=max_new_tokens), reward_fn)
 
     def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
         """The same for prompts that are tokenised already."""
@@ -180,16 +157,6 @@ class PPOTrainer(Trainer):
     def untrained(self) -> Any:
         """The frozen layers and the reference: rewards depend on both."""
         return self.frozen, self.ref_params
-
-    def description(self) -> dict[str, Any]:
-        """What a run prints at its start, with what became of prompts that were too long."""
-        cut = f", {self.prompts.num_truncated} cut" if self.prompts.num_truncated else ""
-        dropped = f", {self.prompts.num_dropped} dropped" if self.prompts.num_dropped else ""
-        return super().description() | {"prompts": f"{len(self.prompts):,}{cut}{dropped}"}
-
-    def data_sha256(self) -> dict[str, str]:
-        """The prompts', beside what every trainer has."""
-        return super().data_sha256() | {"prompts": self.prompts.sha256()}
 
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +18,8 @@ from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
 from jrl.rollout.rewards import RewardError
-from jrl.trainers.base import Trainer
 from jrl.trainers.loop import Run
+from jrl.trainers.online import OnlineTrainer
 from jrl.trainers.policy_holder import TRAINING_STREAM
 from jrl.trainers.registry import register_trainer
 from jrl.trainers.rft_experience import RoundCollector
@@ -43,13 +43,14 @@ class News(NamedTuple):
 
 
 @register_trainer("RFTTrainer")
-class RFTTrainer(Trainer):
+class RFTTrainer(OnlineTrainer):
     """Rejection fine-tuning. `state` is a `TrainState`; one iteration is one optimizer step.
 
     A round samples every prompt; `n_improve_steps` passes over what it kept follow, each with a higher percentile.
     """
 
     state: TrainState
+    refusal = "RFTTrainer learns from its own samples"
 
     @property
     def method(self) -> RFTConfig:
@@ -79,29 +80,6 @@ class RFTTrainer(Trainer):
         self.num_rounds, self.num_passes, self.num_steps_of_pass = 0, 0, 0
         self.kept: KeptSamples | None = None
         self.samples: CompletionSet | None = None
-
-    def add_data(
-        self,
-        *,
-        samples: Sequence[Any] | None,
-        rewards: Sequence[float] | None,
-        prompts: Sequence[Any] | None,
-        eval_prompts: Sequence[Any] | None,
-    ) -> None:
-        """Takes prompts; the evaluation prompts default to the first `batch_size` of them."""
-        if self.reward_fn is None or samples is not None or rewards is not None:
-            raise ValueError(
-                "RFTTrainer learns from its own samples: give `reward_fn` and `prompts`, not `samples` or `rewards`."
-            )
-        prompts = list(prompts) if prompts is not None else self.default_prompts()
-        self.add_prompts(prompts, self.reward_fn)
-        self.add_eval_prompts(
-            eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size]
-        )
-
-    def add_prompts(self, prompts: Sequence[Any], reward_fn: Callable[..., Any]) -> None:
-        """Sets what is sampled from and who scores it."""
-        self.add_prompt_set(self.prompt_set(prompts, max_new_tokens=self.settings.max_new_tokens), reward_fn)
 
     def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
         """The same for prompts that are tokenised already."""
@@ -265,15 +243,10 @@ class RFTTrainer(Trainer):
         return self.state.params
 
     def description(self) -> dict[str, Any]:
-        """What a run prints at its start, with what became of prompts that were too long."""
-        cut = f", {self.prompts.num_truncated} cut" if self.prompts.num_truncated else ""
-        dropped = f", {self.prompts.num_dropped} dropped" if self.prompts.num_dropped else ""
+        """What a run prints at its start, with how many samples a round has."""
+        found = super().description()
         samples = f"{len(self.prompts) * self.method.n_generations_per_prompt:,} samples a round"
-        return super().description() | {"prompts": f"{len(self.prompts):,}{cut}{dropped}, {samples}"}
-
-    def data_sha256(self) -> dict[str, str]:
-        """The prompts', beside what every trainer has."""
-        return super().data_sha256() | {"prompts": self.prompts.sha256()}
+        return found | {"prompts": f"{found['prompts']}, {samples}"}
 
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jrl.api import check_config, check_data, check_kwargs, check_sampling, prepare, unpack_dataset
+from jrl.api import (
+    Defaults,
+    check_config,
+    check_data,
+    check_kwargs,
+    check_sampling,
+    default_config,
+    prepare,
+    unpack_dataset,
+)
 from jrl.data.prompts import PromptSet
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig
@@ -36,6 +44,7 @@ ADAPTERS: Mapping[type[Trainer], type[AccelerateRLTrainer]] = {
     RFTTrainer: AccelerateRFTTrainer,
 }
 """The trlX shape of each trainer of jrl."""
+_DEFAULTS = Defaults(default_ppo_config, default_ilql_config, default_sft_config)
 
 
 def train(
@@ -77,12 +86,7 @@ def train(
     check_config(config)
     check_sampling(prompts, eval_prompts, metric_fn, stop_sequences)
     if config is None:
-        config = _default_config(online=reward_fn is not None, rewarded=rewards is not None)
-        warnings.warn(
-            f"No `config` given: using the default one for {config.train.trainer}, with model "
-            f"{config.model.model_path!r}.",
-            stacklevel=2,
-        )
+        config = default_config(reward_fn, rewards, _DEFAULTS, stacklevel=3)
     if model_path is not None:
         config = config.evolve(model={"model_path": model_path})
     if logit_mask is not None:
@@ -176,9 +180,3 @@ class Request:
         return get_pipeline(self.config.train.pipeline)(
             prompts, budget, tokenizer, add_special_tokens=seq2seq
         )
-
-
-def _default_config(*, online: bool, rewarded: bool) -> TRLConfig:
-    if online:
-        return default_ppo_config()
-    return default_ilql_config() if rewarded else default_sft_config()
