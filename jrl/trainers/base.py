@@ -1,62 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every trainer is beside its policy: state, optimizer, data, history, fingerprints."""
+"""What every trainer is, whatever it trains: a loaded model, state, optimizer, data, history, fingerprints."""
 
 from __future__ import annotations
 
 import abc
+import copy
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from jrl.data.fingerprint import fingerprint
-from jrl.learners.optimizers import make_optimizer, make_schedule
+from jrl.learners.optimizers import make_optimizer, make_schedule, skip_nonfinite
 from jrl.mesh import replicated, tree_shardings
 from jrl.trainers.checkpoint import tree_sha256
 from jrl.trainers.config import TRLConfig
-from jrl.trainers.description import describe_model
+from jrl.trainers.evaluation import Evaluation
 from jrl.trainers.hooks import current_hooks
-from jrl.trainers.policy_holder import PolicyHolder
+from jrl.trainers.loggers_trackers import check_tracker
+from jrl.trainers.model_card import model_card
+from jrl.trainers.setup import ModelBundle, mesh_of
 from jrl.typing import Params, Update
 
+# Streams of the root key; the trainers fold their iteration numbers into them.
+EVALUATION_STREAM, GENERATION_STREAM, TRAINING_STREAM = 1, 2, 3
 
-class Trainer(PolicyHolder):
-    """A run of one algorithm on one model. Arguments and further attributes are those of `PolicyHolder`.
+
+class Trainer(abc.ABC):
+    """A run of one algorithm on one model.
+
+    Args:
+      config: Copied and validated once; later changes to the caller's object do nothing.
+      optimizer: Used instead of the one that the configuration names.
 
     Attributes:
+      config: The run's own configuration.
+      frozen: What does not train.
+      tokenizer: The transformers tokenizer.
+      adapter: What trains beside the frozen model; None where parts of the model itself do.
+      base_model: The model without its adapter, as `model_path` names it.
+      mesh: The device mesh.
+      run_dir: Folder of checkpoints, metrics and samples (`train.checkpoint_dir`).
       state: What trains: an immutable pytree, replaced by every update.
       history: Training records and evaluations, as in `metrics.jsonl`.
       interrupted: Whether `learn` ended early because the process was asked to stop.
       hooks: What is called as the run goes on.
+      dataset_names: What the data are called, for the model card; whoever read them by name sets it.
     """
 
     state: Any
+    dataset_names: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        config: TRLConfig,
-        *,
-        reward_fn: Callable[..., Any] | None = None,
-        metric_fn: Callable[..., Any] | None = None,
-        stop_sequences: Sequence[str] = (),
-        logit_mask: Any = None,
-    ) -> None:
+    def __init__(self, config: TRLConfig, *, optimizer: optax.GradientTransformation | None = None) -> None:
         self.history: list[dict[str, Any]] = []
         self.interrupted = False
         self.hooks = current_hooks()
-        super().__init__(
-            config,
-            reward_fn=reward_fn,
-            metric_fn=metric_fn,
-            stop_sequences=stop_sequences,
-            logit_mask=logit_mask,
-        )
+        self.config = copy.deepcopy(config)
+        self.config.validate()
+        check_tracker(self.config.train.tracker)
+        self.run_dir = Path(self.config.train.checkpoint_dir)
+        self.mesh = mesh_of(self.config)
+        self._given_optimizer = optimizer
+        with jax.set_mesh(self.mesh):
+            bundle = self.load_model()
+        self.tokenizer, self.frozen, self.replicated = bundle.tokenizer, bundle.frozen, bundle.replicated
+        self.adapter, self.base_model = bundle.adapter, bundle.base_model
+        self.root_key = jax.random.key(self.config.train.seed)
+        self.use_model(bundle)
+        self.build(bundle.params, bundle.reference)
+
+    @abc.abstractmethod
+    def load_model(self) -> ModelBundle:
+        """The model on the mesh, split into what trains and what does not."""
+
+    @abc.abstractmethod
+    def use_model(self, bundle: Any) -> None:
+        """Keeps what this kind of trainer needs of `load_model`'s result beyond the common attributes."""
+
+    @abc.abstractmethod
+    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
+        """Makes optimizer, state and the compiled update from the trainable parameters."""
+
+    @property
+    @abc.abstractmethod
+    def params(self) -> Params:
+        """Trainable parameters of the current state."""
+
+    @property
+    def exported_params(self) -> Params:
+        """What `save_pretrained` writes beside the frozen part: the trainable parameters, unless a state holds more."""
+        return self.params
+
+    @abc.abstractmethod
+    def optimizer_steps(self) -> jax.Array:
+        """The state's step counter."""
 
     def make_optimizer(self) -> optax.GradientTransformation:
-        """The optimizer and schedule that the configuration names."""
+        """The optimizer and schedule that the configuration names, unless one was given."""
+        if self._given_optimizer is not None:
+            return skip_nonfinite(self._given_optimizer)
         optimizer, scheduler = self.config.optimizer, self.config.scheduler
         return make_optimizer(
             optimizer.name,
@@ -87,6 +133,55 @@ class Trainer(PolicyHolder):
     def learn(self) -> None:
         """The algorithm."""
 
+    def evaluate(self) -> dict[str, float]:
+        """What an evaluation of the present state finds, by metric."""
+        found = self.run_evaluation(int(jax.device_get(self.optimizer_steps())))
+        return {} if found is None else found.metrics
+
+    def run_evaluation(self, step: int) -> Evaluation | None:
+        """One evaluation with the keys of this step; None where there is nothing to evaluate on."""
+        del step
+        return None
+
+    def save_pretrained(
+        self, directory: str | os.PathLike[str] | None = None, *, merge_adapter: bool = False
+    ) -> Path:
+        """Writes a Hugging Face checkpoint: safetensors, config, tokenizer, the heads, and a model card.
+
+        Where an adapter trains, that is PEFT's folder, which holds the adapter and names the base model.
+
+        Args:
+          directory: Defaults to `hf_model` in the run's folder.
+          merge_adapter: Writes the whole model instead, with the adapter in its weights.
+        Raises:
+          ValueError: If there is no adapter that can be merged into these weights.
+        """
+        target = Path(directory) if directory is not None else self.run_dir / "hf_model"
+        self.export_writer(merge_adapter=merge_adapter)(target)
+        return target
+
+    def export_writer(
+        self, *, merge_adapter: bool = False, data_sha256: Mapping[str, str] | None = None
+    ) -> Callable[[Path], None]:
+        """What `model_writer` gives, and the model card beside it; all that either needs is copied here.
+
+        Args:
+          merge_adapter: As for `save_pretrained`.
+          data_sha256: As the method of that name gives it, where it is at hand.
+        """
+        write_model = self.model_writer(merge_adapter=merge_adapter)
+        card = model_card(self, merged=merge_adapter, data_sha256=data_sha256)
+
+        def write(directory: Path) -> None:
+            write_model(directory)
+            card.write(directory)
+
+        return write
+
+    @abc.abstractmethod
+    def model_writer(self, *, merge_adapter: bool = False) -> Callable[[Path], None]:
+        """A function that writes the parameters as they are now: copied to the host here, written whenever called."""
+
     def host_state(self) -> dict[str, Any]:
         """What a checkpoint must hold beside the state: plain JSON of what this run keeps on the host."""
         return {}
@@ -113,15 +208,12 @@ class Trainer(PolicyHolder):
         Of the model that is what its files say beside the weights: the folder at `model_path` may have changed.
         """
         adapter = None if self.adapter is None else self.adapter.config
-        found = {
-            "model_path": fingerprint(repr(self.lm.config), repr(adapter)),
-            "stop_sequences": fingerprint(self.stop_sequences),
-        }
-        if self.logit_mask is not None:
-            found["logit_mask"] = fingerprint(np.packbits(np.asarray(self.logit_mask)).tobytes().hex())
-        if self.eval_prompts is not None:
-            found["eval_prompts"] = self.eval_prompts.sha256()
-        return found
+        return {"model_path": fingerprint(repr(self.architecture), repr(adapter))}
+
+    @property
+    @abc.abstractmethod
+    def architecture(self) -> Any:
+        """The model's configuration as jrl sees it."""
 
     def state_is_deleted(self) -> bool:
         """Whether an update failed half-way, after the donated state was gone."""
@@ -129,16 +221,15 @@ class Trainer(PolicyHolder):
 
     def description(self) -> dict[str, Any]:
         """What a run prints at its start."""
-        found = {"algorithm": type(self).__name__} | describe_model(
-            self.lm,
-            self.policy,
-            self.params,
-            self.frozen,
-            state=self.state,
-            untrained=self.untrained(),
-            mesh=self.mesh,
-            rows=self.eval_chunk_size,
-            length=self.config.train.seq_length,
-        )
+        found = {"algorithm": type(self).__name__} | self.describe_model()
         found["folder"] = str(self.run_dir)
-        return found | ({"replicated": "; ".join(self.replicated)} if self.replicated else {})
+        found |= {"replicated": "; ".join(self.replicated)} if self.replicated else {}
+        return found | self.describe_data()
+
+    def describe_data(self) -> dict[str, str]:
+        """Size of the data, and what became of those that were too long, one line a kind; {} before there are any."""
+        return {}
+
+    @abc.abstractmethod
+    def describe_model(self) -> dict[str, str]:
+        """Size, mesh and memory of the model, each as one line."""

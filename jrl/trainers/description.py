@@ -8,13 +8,15 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import Mesh
 
+from jrl.data.streaming import StreamSet
+from jrl.models.classifier import Classifier
 from jrl.models.cost import cache_bytes, device_bytes, format_bytes
 from jrl.models.model import LanguageModel
 from jrl.models.quantize import num_weights
 from jrl.typing import Frozen, Params, PolicyFns
 
 
-def describe_model(
+def describe_policy(
     lm: LanguageModel,
     policy: PolicyFns,
     params: Params,
@@ -25,7 +27,7 @@ def describe_model(
     mesh: Mesh,
     rows: int,
     length: int,
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """Size, mesh and memory, each as one line.
 
     Args:
@@ -41,14 +43,38 @@ def describe_model(
     """
     is_seq2seq = lm.family.kind == "seq2seq"
     cache = cache_bytes(policy, params, frozen, mesh=mesh, rows=rows, length=length, has_context=is_seq2seq)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return {
-        "model": f"{lm.hf_config.model_type}, {count:,} parameters train, {num_weights(frozen):,} are frozen",
-        "mesh": ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
+    return _size_and_mesh(lm.hf_config.model_type, params, frozen, mesh) | {
         "memory": (
             f"a device: trained with optimizer {format_bytes(device_bytes(state))}, frozen and reference "
             f"{format_bytes(device_bytes(untrained))}, cache {format_bytes(cache)} ({rows} x {length} tokens)"
         ),
+    }
+
+
+def describe_scorer(
+    model: Classifier, params: Params, frozen: Frozen, *, state: Any, mesh: Mesh
+) -> dict[str, str]:
+    """The same of a model that writes no text.
+
+    Args:
+      model: The model.
+      params: What trains.
+      frozen: The rest.
+      state: All that trains, the optimizer's moments included.
+      mesh: Where they are.
+    """
+    memory = (
+        f"a device: trained with optimizer {format_bytes(device_bytes(state))}, frozen "
+        f"{format_bytes(device_bytes(frozen))}"
+    )
+    return _size_and_mesh(model.hf_config.model_type, params, frozen, mesh) | {"memory": memory}
+
+
+def _size_and_mesh(model_type: str, params: Params, frozen: Frozen, mesh: Mesh) -> dict[str, str]:
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return {
+        "model": f"{model_type}, {count:,} parameters train, {num_weights(frozen):,} are frozen",
+        "mesh": ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
     }
 
 
@@ -70,6 +96,8 @@ class Sized(Protocol):
 
 def describe_size(data: Sized) -> str:
     """Such as "1,000, 3 cut, 1 dropped"."""
+    if isinstance(data, StreamSet):
+        return "a stream of unknown length"
     cut = f", {data.num_truncated} cut" if data.num_truncated else ""
     dropped = f", {data.num_dropped} dropped" if data.num_dropped else ""
     return f"{len(data):,}{cut}{dropped}"

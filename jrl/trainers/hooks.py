@@ -15,6 +15,11 @@ def _ignore(_: Any) -> None:
     """The hook of a caller who does not watch."""
 
 
+def _never() -> bool:
+    """The hook of a caller who does not end a run early."""
+    return False
+
+
 @dataclass(frozen=True)
 class Hooks:
     """Called on the host, between two updates; what they raise ends the run as any failure does.
@@ -23,11 +28,13 @@ class Hooks:
       log: Receives every training record, as `history` holds it.
       evaluate: Receives every evaluation's record.
       save: Receives the folder of a checkpoint whose writing has begun.
+      stop: Asked between two iterations whether the run is to end in order, as after SIGTERM.
     """
 
     log: Callable[[dict[str, Any]], None] = _ignore
     evaluate: Callable[[dict[str, Any]], None] = _ignore
     save: Callable[[Path], None] = _ignore
+    stop: Callable[[], bool] = _never
 
 
 _UNWATCHED = Hooks()

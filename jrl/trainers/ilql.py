@@ -12,13 +12,14 @@ from jrl.data.offline import RewardedSet
 from jrl.learners.ilql import ILQLConfig, ILQLState, init_ilql_state, make_ilql_update
 from jrl.trainers.generation import GenerationSettings, Sweep, parse_gen_kwargs
 from jrl.trainers.offline import OfflineTrainer
+from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.registry import register_trainer
 from jrl.trainers.setup import PolicyBundle, load_policy
 from jrl.typing import Params
 
 
 @register_trainer("ILQLTrainer")
-class ILQLTrainer(OfflineTrainer):
+class ILQLTrainer(OfflineTrainer, PolicyTrainer):
     """Offline Q-learning. `state` is an `ILQLState`: policy, value and Q heads with their optimizer, and target heads.
 
     One iteration is one optimizer step; the update moves the target heads when their turn has come.
@@ -27,6 +28,7 @@ class ILQLTrainer(OfflineTrainer):
     state: ILQLState
     samples: RewardedSet
     tokens_metric = "ilql/tokens"
+    loss_metric = "ilql/loss"
 
     @property
     def method(self) -> ILQLConfig:
@@ -37,7 +39,7 @@ class ILQLTrainer(OfflineTrainer):
             )
         return self.config.method
 
-    def load_policy(self) -> PolicyBundle:
+    def load_model(self) -> PolicyBundle:
         """The model with a value head and one or two Q heads."""
         num_q_heads = 2 if self.method.two_qs else 1
         return load_policy(self.config, self.mesh, with_value_head=True, num_q_heads=num_q_heads)

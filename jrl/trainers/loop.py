@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jrl.trainers.base import Trainer
 
 
-TOKENS = ("completion/tokens", "sft/tokens", "ilql/tokens")
+TOKENS = ("completion/tokens", "sft/tokens", "ilql/tokens", "dpo/tokens", "reward_model/tokens")
 """What `perf/tokens_per_second` counts: the first of these that an iteration reports."""
 
 
@@ -159,8 +159,8 @@ class Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether SIGINT or SIGTERM asked for an orderly stop."""
-        return self._stop.requested
+        """Whether SIGINT or SIGTERM asked for an orderly stop, or whoever watches did."""
+        return self._stop.requested or self.trainer.hooks.stop()
 
     def after(
         self, host: dict[str, float], device: Metrics, rows: list[dict[str, Any]] | None = None
@@ -247,7 +247,7 @@ class Run:
         self.checkpoints.save(
             self.step,
             self.trainer.state if self.config.save_optimizer else None,
-            write_model=self.trainer.model_writer(),
+            write_model=self.trainer.export_writer(data_sha256=self._data_sha256),
             config=self.trainer.config.to_dict(),
             cursor=make_cursor(
                 self.trainer,

@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import jax
 
-from jrl.trainers.base import Trainer
+from jrl.data.streaming import StreamSet
+from jrl.learners.accumulate import Loss
+from jrl.mesh import replicated
+from jrl.ops.metrics import finalize, merge_metrics
+from jrl.trainers.base import TRAINING_STREAM, Trainer
 from jrl.trainers.description import Sized, describe_size
+from jrl.trainers.evaluation import Evaluation
 from jrl.trainers.loop import Run
-from jrl.trainers.policy_holder import TRAINING_STREAM
 from jrl.trainers.setup import place_rows
+from jrl.typing import Frozen, Metrics, Params
+
+HELD_OUT = "eval/"
+"""Before the name of a metric that was measured on the evaluation samples."""
 
 
 class SampleSet(Sized, Protocol):
@@ -24,7 +32,8 @@ class SampleSet(Sized, Protocol):
         ...
 
     def batch(self, step: int, batch_size: int) -> Any:
-        """NumPy rows of optimizer step `step`, a pure function of its arguments; their `mask` marks what is learned."""
+        """NumPy rows of optimizer step `step`, a pure function of its arguments: every sample once a pass, and what
+        fills the last batch of a pass up is marked so that it weighs nothing."""
         ...
 
 
@@ -33,17 +42,27 @@ class OfflineTrainer(Trainer):
 
     Attributes:
       samples: Set by `add_data`.
+      eval_samples: What evaluations measure the objective on; None: nothing.
     """
 
     samples: SampleSet
+    eval_samples: SampleSet | None = None
     tokens_metric: ClassVar[str]
     """Name under which a record counts the trained tokens."""
+    loss_metric: ClassVar[str]
+    """Name of the objective's loss among the metrics; on the evaluation samples, less of it is better."""
 
-    def add_default_eval_prompts(self, samples: Sequence[Any], eval_prompts: Sequence[Any] | None) -> None:
-        """Sets what `evaluate` samples on: by default the BOS text, for seq2seq models the first samples' prompts."""
-        if eval_prompts is None and self.lm.decoder_start_token_id is not None:
-            eval_prompts = [sample[0] for sample in samples[: self.config.train.batch_size]]
-        self.add_eval_prompts(self.default_prompts() if eval_prompts is None else eval_prompts)
+    def compile_evaluation(self, objective: Callable[[Params, Frozen, Any], Loss]) -> None:
+        """Makes what evaluations call.
+
+        Args:
+          objective: `(params, frozen, batch) -> (loss_sum, weight, metrics)` of rows as `batch` gives them.
+        """
+
+        def measure(params: Params, frozen: Frozen, batch: Any) -> Metrics:
+            return objective(params, frozen, batch)[2]
+
+        self._measure = jax.jit(measure, out_shardings=replicated(self.mesh))
 
     def learn(self) -> None:
         """Runs up to `total_steps`, or `epochs` passes over the samples."""
@@ -58,22 +77,60 @@ class OfflineTrainer(Trainer):
             for iteration in run.remaining():
                 with run.stopwatch("data"):
                     batch = self.samples.batch(iteration, batch_size)
-                    rows = place_rows(self.mesh, batch)
+                    rows = self.place(batch)
                 key = jax.random.fold_in(root_key, iteration)
                 self.state, metrics = self.update(self.state, self.frozen, rows, key)
-                run.after({self.tokens_metric: float(batch.mask.sum())}, metrics)
+                run.after({self.tokens_metric: self.count_tokens(batch)}, metrics)
             self.interrupted = run.stopped
+
+    def place(self, batch: Any) -> Any:
+        """Host rows on the mesh, as the update takes them."""
+        return place_rows(self.mesh, batch)
+
+    def count_tokens(self, batch: Any) -> float:
+        """Trained tokens of a batch."""
+        return float(batch.mask.sum())
 
     @property
     def num_iterations(self) -> int:
-        """`total_steps`, or what `epochs` passes take if that is less."""
+        """`total_steps`, or what `epochs` passes take if that is less; of a stream nobody knows what a pass takes."""
+        if isinstance(self.samples, StreamSet):
+            return self.config.train.total_steps
         passes = math.ceil(len(self.samples) / self.config.train.batch_size)
         return min(self.config.train.total_steps, self.config.train.epochs * passes)
 
-    def description(self) -> dict[str, Any]:
-        """What a run prints at its start, with what became of samples that were too long."""
-        return super().description() | {"samples": describe_size(self.samples)}
+    def run_evaluation(self, step: int) -> Evaluation | None:
+        """The objective's metrics on the evaluation samples, under `eval/`, beside what else an evaluation finds."""
+        found = super().run_evaluation(step)
+        if self.eval_samples is None:
+            return found
+        metrics = self.measure_samples(self.eval_samples)
+        held_out = {f"{HELD_OUT}{name}": value for name, value in metrics.items()}
+        score = -held_out[f"{HELD_OUT}{self.loss_metric}"]
+        if found is None:
+            return Evaluation(held_out, score, [], [])
+        score = score if found.score is None else found.score
+        return Evaluation(found.metrics | held_out, score, found.columns, found.rows)
+
+    def measure_samples(self, samples: SampleSet) -> dict[str, float]:
+        """The objective's metrics over all samples of a set, each counted once."""
+        batch_size = self.config.train.batch_size
+        total: Metrics | None = None
+        with jax.set_mesh(self.mesh):
+            for number in range(math.ceil(len(samples) / batch_size)):
+                rows = self.place(samples.batch(number, batch_size))
+                metrics = self._measure(self.params, self.frozen, rows)
+                total = metrics if total is None else merge_metrics(total, metrics)
+        return finalize(jax.device_get(total or {}))
+
+    def describe_data(self) -> dict[str, str]:
+        """The samples'."""
+        found = {"samples": describe_size(self.samples)} if "samples" in vars(self) else {}
+        if self.eval_samples is not None:
+            found["evaluation samples"] = describe_size(self.eval_samples)
+        return found
 
     def data_sha256(self) -> dict[str, str]:
         """The samples', beside what every trainer has."""
-        return super().data_sha256() | {"samples": self.samples.sha256()}
+        found = super().data_sha256() | {"samples": self.samples.sha256()}
+        return found if self.eval_samples is None else found | {"eval_samples": self.eval_samples.sha256()}

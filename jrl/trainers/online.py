@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from jrl.data.prompts import PromptSet
-from jrl.trainers.base import Trainer
 from jrl.trainers.description import describe_size
 from jrl.trainers.generation import GenerationSettings
+from jrl.trainers.policy_trainer import PolicyTrainer
 
 
-class OnlineTrainer(Trainer):
+class OnlineTrainer(PolicyTrainer):
     """Samples from prompts, and learns from what a reward function says of the samples.
 
     Attributes:
@@ -54,9 +54,9 @@ class OnlineTrainer(Trainer):
         """How the samples are drawn that are learned from: `gen_kwargs` at the first value of a sweep."""
         return self.settings
 
-    def description(self) -> dict[str, Any]:
-        """What a run prints at its start, with what became of prompts that were too long."""
-        return super().description() | {"prompts": describe_size(self.prompts)}
+    def describe_data(self) -> dict[str, str]:
+        """The prompts'."""
+        return {"prompts": describe_size(self.prompts)} if "prompts" in vars(self) else {}
 
     def data_sha256(self) -> dict[str, str]:
         """The prompts', beside what every trainer has."""

@@ -18,9 +18,9 @@ from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
 from jrl.rollout.rewards import RewardError
+from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.loop import Run
 from jrl.trainers.online import OnlineTrainer
-from jrl.trainers.policy_holder import TRAINING_STREAM
 from jrl.trainers.registry import register_trainer
 from jrl.trainers.rft_experience import RoundCollector
 from jrl.trainers.setup import place_rows
@@ -242,11 +242,13 @@ class RFTTrainer(OnlineTrainer):
         """Trainable parameters."""
         return self.state.params
 
-    def description(self) -> dict[str, Any]:
-        """What a run prints at its start, with how many samples a round has."""
-        found = super().description()
-        samples = f"{len(self.prompts) * self.method.n_generations_per_prompt:,} samples a round"
-        return found | {"prompts": f"{found['prompts']}, {samples}"}
+    def describe_data(self) -> dict[str, str]:
+        """The prompts', with how many samples a round has."""
+        found = super().describe_data()
+        if found:
+            samples = f"{len(self.prompts) * self.method.n_generations_per_prompt:,} samples a round"
+            found["prompts"] = f"{found['prompts']}, {samples}"
+        return found
 
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""

@@ -20,6 +20,7 @@ from jrl.models.checkpoint import load_checkpoint, read_model
 from jrl.models.heads import HEADS
 from jrl.models.hub import CONFIG_FILES, find_folder
 from jrl.models.model import LanguageModel, make_model
+from jrl.models.noise import EmbeddingNoise
 from jrl.models.policy import ADAPTERS, init_reference
 from jrl.models.quantize import quantize_frozen
 from jrl.trainers.adapters import AdapterPlan, plan_adapter
@@ -33,12 +34,10 @@ INIT_STREAM, ADAPTER_STREAM = 0, 4
 
 
 @dataclass(frozen=True)
-class PolicyBundle:
-    """One language model, ready to train.
+class ModelBundle:
+    """One model, ready to train.
 
     Attributes:
-      lm: Architecture and checkpoint names.
-      policy: The model as algorithms see it.
       params: Trainable arrays, on the mesh.
       frozen: The rest, on the mesh.
       tokenizer: The transformers tokenizer.
@@ -47,8 +46,6 @@ class PolicyBundle:
       replicated: One line for every parameter dimension that the mesh does not divide.
     """
 
-    lm: LanguageModel
-    policy: PolicyFns
     params: Params
     frozen: Frozen
     tokenizer: Any
@@ -59,6 +56,19 @@ class PolicyBundle:
     def reference(self) -> Params:
         """A copy of what trains, to be kept as the frozen reference: it shares no buffer with the donated state."""
         return init_reference(self.params)
+
+
+@dataclass(frozen=True)
+class PolicyBundle(ModelBundle):
+    """One language model, ready to train.
+
+    Attributes:
+      lm: Architecture and checkpoint names.
+      policy: The model as algorithms see it.
+    """
+
+    lm: LanguageModel
+    policy: PolicyFns
 
 
 def mesh_of(config: TRLConfig) -> Mesh:
@@ -74,6 +84,7 @@ def load_policy(
     with_value_head: bool,
     num_value_layers_unfrozen: int = 0,
     num_q_heads: int = 0,
+    noise: EmbeddingNoise | None = None,
 ) -> PolicyBundle:
     """Loads tokenizer and model, splits what trains from what does not, and places both.
 
@@ -83,6 +94,7 @@ def load_policy(
       with_value_head: PPO and ILQL need a value head; a checkpoint that holds one keeps its own kind.
       num_value_layers_unfrozen: Blocks of the value function's own branch.
       num_q_heads: ILQL's Q heads, each with its target; the value head belongs to them.
+      noise: On the embeddings in training.
     Raises:
       ValueError: If configuration, tokenizer and model do not fit each other. What the model's own config tells is
         checked before any weight is read.
@@ -100,10 +112,12 @@ def load_policy(
         "adapter": plan.config,
     }
     wanted = WantedHeads(config.model.value_head if with_value_head else None, num_q_heads)
-    _check_what_trains(config, plan, with_value_head=with_value_head)
-    described = _described_model(config, plan)
+    check_what_trains(config, plan, with_value_head=with_value_head)
+    described = described_model(config, plan)
     check_vocabulary(tokenizer, described.vocab_size)
     _check_model(config, plan, described, options)
+    # Refused by the models that have none, before any weight is read.
+    described.policy(noise=noise)
     lm, params = _load_model(config, mesh, wanted, plan, described)
     report = tree_shardings(mesh, params)[1]
     quantize = partial(quantize_frozen, kind=config.model.frozen_dtype, mesh=mesh)
@@ -119,12 +133,13 @@ def load_policy(
     policy = lm.policy(
         compute_dtype=COMPUTE_DTYPES[config.train.compute_dtype],
         remat=config.train.remat,
+        noise=noise,
         **options,
     )
-    return PolicyBundle(lm, policy, trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report)
+    return PolicyBundle(trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report, lm, policy)
 
 
-def _described_model(config: TRLConfig, plan: AdapterPlan) -> LanguageModel:
+def described_model(config: TRLConfig, plan: AdapterPlan) -> LanguageModel:
     """The model that the config tells of, without heads: no weight is read, and none of the hub downloaded."""
     path, changes = plan.base, config.model.model_extra_configs
     if isinstance(path, str | os.PathLike):
@@ -156,8 +171,16 @@ def _check_model(config: TRLConfig, plan: AdapterPlan, lm: LanguageModel, option
     jax.eval_shape(partial(quantize_frozen, kind=config.model.frozen_dtype), shapes)
 
 
-def _check_what_trains(config: TRLConfig, plan: AdapterPlan, *, with_value_head: bool) -> None:
-    """Something must train, and something must be frozen where `frozen_dtype` asks for fewer bits."""
+def check_what_trains(config: TRLConfig, plan: AdapterPlan, *, with_value_head: bool) -> None:
+    """Something must train, and something must be frozen where `frozen_dtype` asks for fewer bits.
+
+    Args:
+      config: The run's configuration.
+      plan: What its `model` section says of an adapter.
+      with_value_head: Whether a head trains with nothing else.
+    Raises:
+      ValueError: Naming the field of `model` that does not fit.
+    """
     if plan.config is not None:
         return
     kind, num_layers = config.model.frozen_dtype, config.model.num_layers_unfrozen

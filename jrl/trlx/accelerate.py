@@ -20,9 +20,9 @@ import optax
 from jrl.data.prompts import PromptSet
 from jrl.learners.accumulate import Loss
 from jrl.learners.optimizers import make_schedule
-from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.hooks import Hooks
+from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.prompting import prompt_budget
 from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of
 from jrl.trlx.accelerator import Accelerator
@@ -32,7 +32,7 @@ from jrl.trlx.model import TrainedModel
 from jrl.trlx.pipelines import prompt_set_of
 from jrl.trlx.registry import register_trainer
 from jrl.trlx.saving import SavingTrainer
-from jrl.typing import Frozen, Mean, Metrics, Params
+from jrl.typing import Frozen, Kept, Mean, Metrics, Params
 
 _COUNTERS = ("step", "evaluation")
 
@@ -60,7 +60,7 @@ class AccelerateRLTrainer(SavingTrainer):
       nth_evaluation: Evaluations so far.
     """
 
-    native_class: ClassVar[type[Trainer] | None] = None
+    native_class: ClassVar[type[PolicyTrainer] | None] = None
     """jrl's trainer of this algorithm; None: the loop of this module learns from `loss`."""
     with_value_head: ClassVar[bool] = False
     """Whether `get_arch` loads a value head."""
@@ -75,7 +75,7 @@ class AccelerateRLTrainer(SavingTrainer):
     )
 
     def __init__(self, config: TRLConfig, **kwargs: Any) -> None:
-        native: Trainer | None = kwargs.pop("native", None)
+        native: PolicyTrainer | None = kwargs.pop("native", None)
         super().__init__(config, **kwargs)
         self._direct_evaluations = 0
         self.n_inner_epochs = 1
@@ -91,7 +91,7 @@ class AccelerateRLTrainer(SavingTrainer):
         self.mb_size = train.minibatch_size or train.batch_size
         self.num_mb = train.batch_size // self.mb_size
 
-    def _make_native(self) -> Trainer:
+    def _make_native(self) -> PolicyTrainer:
         options: dict[str, Any] = {
             "reward_fn": self.reward_fn,
             "metric_fn": self.metric_fn,
@@ -291,4 +291,5 @@ def stats_of(metrics: Metrics) -> dict[str, Any]:
     return {
         name: metric.total / jnp.maximum(metric.weight, 1e-9) if isinstance(metric, Mean) else metric.value
         for name, metric in metrics.items()
+        if not isinstance(metric, Kept)
     }

@@ -41,7 +41,7 @@ def write_checkpoint(
         writer.save(
             step,
             trainer.state,
-            write_model=trainer.model_writer(),
+            write_model=trainer.export_writer(),
             config=trainer.config.to_dict(),
             cursor=make_cursor(
                 trainer,

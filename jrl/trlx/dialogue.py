@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jrl.data.dialogue import DialogueRow
 from jrl.data.dialogue import tokenize_dialogue as tokenize_messages
 from jrl.data.offline import RewardedSet, check_rewards, index_arrays, standardized
+from jrl.data.rows import DialogueRow
 from jrl.data.tokenizer import cut, tokenize
 from jrl.trlx.elements import DialogMessage
 from jrl.trlx.stores import ILQLRolloutStorage, ILQLSeq2SeqRolloutStorage

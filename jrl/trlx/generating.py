@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.trainers.base import Trainer
-from jrl.trainers.policy_holder import GENERATION_STREAM
+from jrl.trainers.base import GENERATION_STREAM
+from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trlx.base import BaseRLTrainer
 from jrl.trlx.sampling import decode_samples, generate_ids
 
@@ -22,7 +22,7 @@ class GeneratingTrainer(BaseRLTrainer):
       native: jrl's own trainer.
     """
 
-    native: Trainer
+    native: PolicyTrainer
     _calls: int = 0
 
     @property

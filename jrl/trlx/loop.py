@@ -13,8 +13,8 @@ import optax
 
 from jrl.learners.accumulate import Loss, Rows, optimizer_step, take_rows
 from jrl.learners.state import TrainState, init_train_state
-from jrl.trainers.base import Trainer
 from jrl.trainers.loop import Run
+from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.setup import PolicyBundle, place_rows
 from jrl.typing import Frozen, Mean, Metrics, Params, PRNGKey
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from jrl.trlx.accelerate import AccelerateRLTrainer
 
 
-class LossTrainer(Trainer):
+class LossTrainer(PolicyTrainer):
     """Model, state and run of a trainer that learns from `loss`. `state` is a `TrainState`.
 
     Args:
       config: The run's configuration.
       owner: Whose `get_arch` loads the model.
-      **options: Of `Trainer`.
+      **options: Of `PolicyTrainer`.
     """
 
     state: TrainState
@@ -37,7 +37,7 @@ class LossTrainer(Trainer):
         self._owner = owner
         super().__init__(config, **options)
 
-    def load_policy(self) -> PolicyBundle:
+    def load_model(self) -> PolicyBundle:
         """What the owner's `get_arch` gives."""
         return self._owner.get_arch(self.config)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jrl.trainers.base import Trainer
+from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.typing import Frozen, ModelInputs, Params
 
 
@@ -42,7 +42,7 @@ class TrainedModel:
       reference: Gives the parameters of the frozen reference; None where there is none.
     """
 
-    def __init__(self, trainer: Trainer, *, reference: Callable[[], Params] | None = None) -> None:
+    def __init__(self, trainer: PolicyTrainer, *, reference: Callable[[], Params] | None = None) -> None:
         self._trainer, self._reference = trainer, reference
         self._bound: tuple[Params, Frozen] | None = None
         self._forward = jax.jit(self._outputs)

@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool
 
 from jrl.learners.accumulate import Loss
 from jrl.learners.ppo import PPOState, ppo_objective
-from jrl.learners.ppo_estimates import ScoreMoments, estimate_advantages, scale_scores
+from jrl.learners.ppo_config import PPOConfig
+from jrl.learners.ppo_estimates import ScoreMoments, estimate_advantages, scale_scores, shape_rewards
 from jrl.ops.alignment import length_mask
-from jrl.ops.rewards import penalize_kl
 from jrl.trainers.ppo import PPOTrainer
 from jrl.trainers.ppo_experience import Experience
 from jrl.trainers.timing import Stopwatch
@@ -144,7 +144,13 @@ class AcceleratePPOTrainer(AccelerateRLTrainer):
         scored = Scored(*(as_array(x, jnp.float32) for x in (batch.logprobs, batch.logprobs, batch.values)))
         rewards = jnp.where(mask, as_array(batch.rewards, jnp.float32), 0.0)
         learned = estimate_advantages(
-            rewards, scored, mask, kl_coef=jnp.float32(0), gamma=method.gamma, gae_lambda=method.lam
+            rewards,
+            scored,
+            mask,
+            kl_coef=jnp.float32(0),
+            gamma=method.gamma,
+            gae_lambda=method.lam,
+            whiten_rewards=method.whiten_rewards,
         )
         return ppo_objective(
             trainer.policy,
@@ -254,7 +260,7 @@ class AcceleratePPOTrainer(AccelerateRLTrainer):
 def rollout_elements(collected: _Collected, trainer: PPOTrainer) -> list[PPORLElement]:
     """Rollouts as trlX stores them; rows whose reward failed are left out."""
     batch, method = collected.experience.batch, trainer.method
-    rewards = _shaped_rewards(batch, collected, method.cliprange_reward, method.scale_reward)
+    rewards = _shaped_rewards(batch, collected, method)
     sequences, scored, rewards = jax.device_get((batch.sequences, batch.scored, rewards))
     inputs, found = sequences.inputs, []
     for row, length in enumerate(sequences.mask.sum(axis=1).tolist()):
@@ -270,11 +276,19 @@ def rollout_elements(collected: _Collected, trainer: PPOTrainer) -> list[PPORLEl
     return found
 
 
-def _shaped_rewards(batch: PPOBatch, collected: _Collected, clip_range: Any, mode: Any) -> jax.Array:
+def _shaped_rewards(batch: PPOBatch, collected: _Collected, method: PPOConfig) -> jax.Array:
     """Per token: scores clipped and scaled as the update does it, minus the KL penalty."""
     mask, scored = batch.sequences.mask, batch.scored
-    scores, _ = scale_scores(batch.scores, mask, collected.moments, clip_range=clip_range, mode=mode)
-    return penalize_kl(scores, scored.logprobs, scored.ref_logprobs, mask, kl_coef=collected.kl_coef)
+    scores, _ = scale_scores(
+        batch.scores,
+        mask,
+        collected.moments,
+        clip_range=method.cliprange_reward,
+        mode=method.scale_reward,
+        center=method.center_reward,
+        scaled_clip_range=method.cliprange_scaled_reward,
+    )
+    return shape_rewards(scores, scored, mask, kl_coef=collected.kl_coef, kl_penalty=method.kl_penalty)
 
 
 def _used(real: Bool[Array, "B T"], *, left: bool = False) -> Bool[Array, "B T"]:

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from jrl.data.batching import bucket_length, pad_left
 from jrl.data.prompts import SEPARATOR
 from jrl.rollout.text import decode_rows
-from jrl.trainers.base import Trainer
+from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.setup import place_rows
 from jrl.trlx.ignored import warn_ignored
 from jrl.typing import ModelInputs, PRNGKey
@@ -28,7 +28,7 @@ _IGNORED = {
 
 
 def generate_ids(
-    trainer: Trainer, input_ids: Any, attention_mask: Any, gen_kwargs: Mapping[str, Any], key: PRNGKey
+    trainer: PolicyTrainer, input_ids: Any, attention_mask: Any, gen_kwargs: Mapping[str, Any], key: PRNGKey
 ) -> Int[np.ndarray, "B L"]:
     """Prompts with what the policy writes after them.
 
@@ -87,7 +87,7 @@ def generate_ids(
 
 
 def decode_samples(
-    trainer: Trainer,
+    trainer: PolicyTrainer,
     prompts: Iterable[Any],
     samples: Iterable[Any],
     prompt_sizes: Sequence[int] | None,

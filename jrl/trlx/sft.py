@@ -8,10 +8,11 @@ from typing import Any, ClassVar, cast
 
 import jax.numpy as jnp
 
+from jrl.data.dialogue import DialogueSet
 from jrl.data.pairs import PairSet
 from jrl.learners.accumulate import Loss
 from jrl.learners.sft import sft_objective
-from jrl.trainers.base import Trainer
+from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.sft import SFTTrainer
 from jrl.trlx.accelerate import AccelerateRLTrainer
 from jrl.trlx.dialogue import messages_of
@@ -27,7 +28,7 @@ from jrl.typing import Sequences as Rows
 class AccelerateSFTTrainer(AccelerateRLTrainer):
     """Supervised fine-tuning on texts, prompt-output pairs and dialogues; of seq2seq models, on pairs."""
 
-    native_class: ClassVar[type[Trainer] | None] = SFTTrainer
+    native_class: ClassVar[type[PolicyTrainer] | None] = SFTTrainer
 
     @property
     def native_sft(self) -> SFTTrainer:
@@ -76,6 +77,7 @@ class AccelerateSFTTrainer(AccelerateRLTrainer):
             contexts = [pair.context for pair in samples.pairs]
             self._store = PairStore(contexts, rows, self.tokenizer.pad_token_id)
         else:
+            assert isinstance(samples, DialogueSet), "trlX's samples are texts and lists of texts"
             self._store = DialogStore([messages_of(row) for row in samples.rows], self.tokenizer)
 
     def _require_data(self) -> None:

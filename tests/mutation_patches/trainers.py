@@ -8,7 +8,7 @@ _RUN = "tests/trainers/test_train_ppo.py::TestRun"
 PATCHES = [
     Mutation(
         rule="9.2",
-        file="jrl/trainers/policy_holder.py",
+        file="jrl/trainers/base.py",
         old="self.root_key = jax.random.key(self.config.train.seed)",
         new="self.root_key = jax.random.key(id(self) % 2**31)",
         test=f"{_RUN}::test_lore_9_2_same_seed_same_metrics",

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A policy as a run holds it: loaded, sampled from, evaluated, exported. Nothing here learns."""
+"""A trainer whose model writes text: sampled from, evaluated on prompts, exported as a language model."""
 
 from __future__ import annotations
 
-import abc
-import copy
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 
+from jrl.data.fingerprint import fingerprint
 from jrl.data.prompts import PromptSet
+from jrl.trainers.base import EVALUATION_STREAM, GENERATION_STREAM, Trainer
 from jrl.trainers.completing import Completer
 from jrl.trainers.config import TRLConfig
+from jrl.trainers.description import describe_policy
 from jrl.trainers.evaluation import Evaluation, Evaluator
 from jrl.trainers.export import model_writer
 from jrl.trainers.generation import (
@@ -25,35 +26,26 @@ from jrl.trainers.generation import (
     check_logit_mask,
     parse_gen_kwargs,
 )
-from jrl.trainers.loggers_trackers import check_tracker
 from jrl.trainers.prompting import document_start, make_prompt_set
 from jrl.trainers.reward_calls import RewardCall
-from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of
+from jrl.trainers.setup import PolicyBundle, load_policy
 from jrl.typing import Params
 
-# Streams of the root key; the trainers fold their iteration numbers into them.
-EVALUATION_STREAM, GENERATION_STREAM, TRAINING_STREAM = 1, 2, 3
 
-
-class PolicyHolder(abc.ABC):
-    """A loaded policy and what it is sampled, scored and written with.
+class PolicyTrainer(Trainer):
+    """A run that trains a language model. Further arguments and attributes are those of `Trainer`.
 
     Args:
-      config: Copied and validated once; later changes to the caller's object do nothing.
+      config: The run's configuration.
       reward_fn: Scores completions.
       metric_fn: Evaluation metrics.
       stop_sequences: Texts that end a completion.
       logit_mask: (V, V), True where the column's token may not follow the row's; applies wherever this run samples.
+      optimizer: Used instead of the one that the configuration names.
 
     Attributes:
-      config: The run's own configuration.
-      frozen: What does not train.
-      tokenizer: The transformers tokenizer.
       lm: The architecture.
-      adapter: What trains beside the frozen model; None where parts of the model itself do.
-      base_model: The model without its adapter, as `model_path` names it.
-      mesh: The device mesh.
-      run_dir: Folder of checkpoints, metrics and samples (`train.checkpoint_dir`).
+      policy: The model as algorithms see it.
     """
 
     def __init__(
@@ -64,46 +56,26 @@ class PolicyHolder(abc.ABC):
         metric_fn: Callable[..., Any] | None = None,
         stop_sequences: Sequence[str] = (),
         logit_mask: Any = None,
+        optimizer: optax.GradientTransformation | None = None,
     ) -> None:
-        self.config = copy.deepcopy(config)
-        self.config.validate()
-        check_tracker(self.config.train.tracker)
         self.reward_fn, self.metric_fn, self.stop_sequences = reward_fn, metric_fn, tuple(stop_sequences)
-        self.run_dir = Path(self.config.train.checkpoint_dir)
-        self.mesh = mesh_of(self.config)
-        with jax.set_mesh(self.mesh):
-            bundle = self.load_policy()
-        self.lm, self.policy, self.tokenizer = bundle.lm, bundle.policy, bundle.tokenizer
-        self.adapter, self.base_model = bundle.adapter, bundle.base_model
-        self.frozen, self.replicated = bundle.frozen, bundle.replicated
         self.logit_mask = logit_mask
-        self.sampler = Sampler(self.policy, forbidden=check_logit_mask(logit_mask, self.lm.vocab_size))
-        self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
-        self.root_key = jax.random.key(self.config.train.seed)
         self.eval_prompts: PromptSet | None = None
-        self.build(bundle.params, bundle.reference)
+        super().__init__(config, optimizer=optimizer)
 
-    def load_policy(self) -> PolicyBundle:
+    def load_model(self) -> PolicyBundle:
         """The model, without a value head unless an algorithm says otherwise."""
         return load_policy(self.config, self.mesh, with_value_head=False)
 
-    @abc.abstractmethod
-    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
-        """Makes optimizer, state and the compiled update from the trainable parameters."""
-
-    @property
-    @abc.abstractmethod
-    def params(self) -> Params:
-        """Trainable parameters of the current state."""
+    def use_model(self, bundle: PolicyBundle) -> None:
+        """Makes the sampler."""
+        self.lm, self.policy = bundle.lm, bundle.policy
+        self.sampler = Sampler(self.policy, forbidden=check_logit_mask(self.logit_mask, self.lm.vocab_size))
+        self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
 
     @property
     def sampling_params(self) -> Params:
         """What samplers read: the trainable parameters, unless an algorithm steers by others."""
-        return self.params
-
-    @property
-    def exported_params(self) -> Params:
-        """What `save_pretrained` writes beside the frozen part: the trainable parameters, unless a state holds more."""
         return self.params
 
     def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
@@ -150,20 +122,17 @@ class PolicyHolder(abc.ABC):
         """Sets what `evaluate` samples on."""
         self.eval_prompts = self.prompt_set(prompts, max_new_tokens=self.longest_evaluation)
 
+    def add_default_eval_prompts(self, samples: Sequence[Any], eval_prompts: Sequence[Any] | None) -> None:
+        """Sets what `evaluate` samples on: by default the BOS text, for seq2seq models the first samples' prompts."""
+        if eval_prompts is None and self.lm.decoder_start_token_id is not None:
+            eval_prompts = [sample[0] for sample in samples[: self.config.train.batch_size]]
+        self.add_eval_prompts(self.default_prompts() if eval_prompts is None else eval_prompts)
+
     @property
     def longest_evaluation(self) -> int:
         """Most tokens of a completion in an evaluation, over all values of a sweep."""
         swept = self.sweep[1] if self.sweep is not None and self.sweep[0] == "max_new_tokens" else ()
         return max((self.settings.max_new_tokens, *swept))
-
-    def evaluate(self) -> dict[str, float]:
-        """Samples on the evaluation prompts and returns `reward/mean`, `metrics/<name>`, ..."""
-        found = self.run_evaluation(int(jax.device_get(self.optimizer_steps())))
-        return {} if found is None else found.metrics
-
-    @abc.abstractmethod
-    def optimizer_steps(self) -> jax.Array:
-        """The state's step counter."""
 
     def run_evaluation(self, step: int) -> Evaluation | None:
         """One evaluation with the keys of this step; None where there is nothing to evaluate on."""
@@ -214,23 +183,6 @@ class PolicyHolder(abc.ABC):
             indices = np.arange(len(found))
             return complete(self.sampling_params, self.frozen, found, indices, settings, key).outputs
 
-    def save_pretrained(
-        self, directory: str | os.PathLike[str] | None = None, *, merge_adapter: bool = False
-    ) -> Path:
-        """Writes a Hugging Face checkpoint: safetensors, config, generation config, tokenizer, and the heads.
-
-        Where an adapter trains, that is PEFT's folder, which holds the adapter and names the base model.
-
-        Args:
-          directory: Defaults to `hf_model` in the run's folder.
-          merge_adapter: Writes the whole model instead, with the adapter in its weights.
-        Raises:
-          ValueError: If there is no adapter that can be merged into these weights.
-        """
-        target = Path(directory) if directory is not None else self.run_dir / "hf_model"
-        self.model_writer(merge_adapter=merge_adapter)(target)
-        return target
-
     def model_writer(self, *, merge_adapter: bool = False) -> Callable[[Path], None]:
         """A function that writes the parameters as they are now: copied to the host here, written whenever called."""
         return model_writer(
@@ -241,4 +193,32 @@ class PolicyHolder(abc.ABC):
             base_model=self.base_model,
             tokenizer=self.tokenizer,
             merge_adapter=merge_adapter,
+        )
+
+    @property
+    def architecture(self) -> Any:
+        """The language model's."""
+        return self.lm.config
+
+    def data_sha256(self) -> dict[str, str]:
+        """What samples depend on, beside what every trainer has."""
+        found = super().data_sha256() | {"stop_sequences": fingerprint(self.stop_sequences)}
+        if self.logit_mask is not None:
+            found["logit_mask"] = fingerprint(np.packbits(np.asarray(self.logit_mask)).tobytes().hex())
+        if self.eval_prompts is not None:
+            found["eval_prompts"] = self.eval_prompts.sha256()
+        return found
+
+    def describe_model(self) -> dict[str, str]:
+        """With the cache of one sampling call."""
+        return describe_policy(
+            self.lm,
+            self.policy,
+            self.params,
+            self.frozen,
+            state=self.state,
+            untrained=self.untrained(),
+            mesh=self.mesh,
+            rows=self.eval_chunk_size,
+            length=self.config.train.seq_length,
         )
