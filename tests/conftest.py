@@ -35,6 +35,12 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What data sets keep between runs is kept for this one alone."""
+    os.environ["JRL_CACHE"] = str(tmp_path_factory.mktemp("jrl_cache"))
+
+
 @pytest.fixture
 def key() -> jax.Array:
     """The same key in every test."""

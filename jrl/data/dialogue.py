@@ -5,31 +5,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from jaxtyping import Bool
-
-from jrl.data.batching import bucket_length, pad_right
-from jrl.data.fingerprint import fingerprint
-from jrl.data.ordering import batch_rows
+from jrl.data.rows import DialogueRow, RowSet, rows_with_targets
 from jrl.data.tokenizer import cut, tokenize
-from jrl.typing import ModelInputs, Sequences
 
 
-class DialogueRow(NamedTuple):
-    """One sample.
-
-    Attributes:
-      tokens: Ids.
-      learned: One flag a token: True where the model should have written it.
-    """
-
-    tokens: list[int]
-    learned: list[bool]
-
-
-class DialogueSet:
+class DialogueSet(RowSet):
     """Tokenised samples and their batches.
 
     A text is learned whole and ends with EOS; BOS comes first where the tokenizer puts it before ordinary text. In
@@ -43,11 +25,7 @@ class DialogueSet:
       max_length: Most tokens of a sample, at least 2.
       seed: Of the order.
 
-    Attributes:
-      rows: The samples that are in the set.
-      kept: Number of each row's sample among those given.
-      num_truncated: Samples that were cut; they are warned of once.
-      num_dropped: Samples of which truncation left nothing to learn from; they are left out.
+    Samples that were cut are warned of once.
 
     Raises:
       ValueError: If there are no samples, or one is not a text or an even number of texts, or is an empty text; the
@@ -63,13 +41,11 @@ class DialogueSet:
             )
         if tokenizer.eos_token_id is None:
             raise ValueError("`tokenizer` must have an EOS token: a model learns where a text ends from it.")
-        self._seed, self._max_length, self._pad_token_id = seed, max_length, tokenizer.pad_token_id
         messages = _messages(samples)
         # One call for all messages: fast tokenizers work on many texts at once.
         flat = iter(tokenize(tokenizer, [text for sample in messages for text in sample]))
         bos_ids = _ordinary_bos(tokenizer)
-        rows = []
-        self.num_truncated = 0
+        rows, num_truncated = [], 0
         for index, (sample, texts) in enumerate(zip(samples, messages, strict=True)):
             parts = [next(flat) for _ in texts]
             if isinstance(sample, str):
@@ -78,79 +54,24 @@ class DialogueSet:
                 row, truncated = _text_row(parts[0], tokenizer, bos_ids, max_length)
             else:
                 row, truncated = tokenize_dialogue(parts, tokenizer, max_length=max_length)
-            self.num_truncated += truncated
+            num_truncated += truncated
             rows.append(row)
-        # The first token is nobody's target, so a row whose only learned token it is teaches nothing either.
-        self.kept = [index for index, row in enumerate(rows) if any(row.learned[1:])]
-        self.rows = [rows[index] for index in self.kept]
-        self.num_dropped = len(rows) - len(self.rows)
-        if not self.rows:
-            raise ValueError(
-                f"`samples`: nothing to learn from is left of {len(rows)} samples at {max_length} tokens."
-            )
-        if self.num_truncated:
+        kept = rows_with_targets(rows, max_length)
+        super().__init__(
+            [rows[index] for index in kept],
+            pad_token_id=tokenizer.pad_token_id,
+            max_length=max_length,
+            seed=seed,
+            kept=kept,
+            num_truncated=num_truncated,
+            num_dropped=len(rows) - len(kept),
+        )
+        if num_truncated:
             warnings.warn(
-                f"{self.num_truncated} of {len(rows)} samples have more than {max_length} tokens and were cut on the "
+                f"{num_truncated} of {len(rows)} samples have more than {max_length} tokens and were cut on the "
                 f"{tokenizer.truncation_side}; {self.num_dropped} lost all of their output by that and were dropped.",
                 stacklevel=2,
             )
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def sha256(self) -> str:
-        """Fingerprint of the tokens, of which are learned, and of their order."""
-        return fingerprint(self.rows)
-
-    def batch(self, step: int, batch_size: int) -> Sequences:
-        """The rows of optimizer step `step`, a pure function of (seed, step, batch_size).
-
-        Every pass has an order of its own. The last batch of a pass is filled up with masked copies, so that every
-        batch has `batch_size` rows and no sample comes twice in a pass.
-
-        Args:
-          step: At least 0.
-          batch_size: Number of rows.
-        Returns:
-          NumPy arrays: rows (batch_size, L) right-padded to their bucket, at most `max_length`; `starts` is 0 and the
-          mask (batch_size, L − 1) speaks of the token after each position.
-        """
-        indices, real = batch_rows(step, batch_size, size=len(self), seed=self._seed)
-        rows = [self.rows[index] for index in indices]
-        return learned_rows(rows, real, pad_token_id=self._pad_token_id, max_length=self._max_length)
-
-
-def learned_rows(
-    rows: Sequence[DialogueRow],
-    real: Bool[np.ndarray, "B"],
-    *,
-    pad_token_id: int,
-    max_length: int,
-    contexts: Sequence[Sequence[int]] | None = None,
-) -> Sequences:
-    """Rows as one batch on the host.
-
-    Args:
-      rows: The samples.
-      real: False on copies that only fill the batch up.
-      pad_token_id: Fills the columns behind each row.
-      max_length: Most columns.
-      contexts: What the encoder of a seq2seq model reads for each row. They have buckets of their own: there may be as
-        many programs as pairs of the two occur.
-    """
-    width = min(bucket_length(max(len(row.tokens) for row in rows)), max_length)
-    # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
-    arrays: Any = pad_right([row.tokens for row in rows], pad_token_id=pad_token_id, width=width)
-    learned, _ = pad_right([row.learned for row in rows], pad_token_id=0, width=width)
-    # `starts` = 0: position t speaks of the token in column t + 1, as in `jrl.ops.alignment`.
-    mask: Any = learned[:, 1:].astype(bool) & real[:, None]
-    starts: Any = np.zeros(len(rows), np.int32)
-    sequences = Sequences(ModelInputs(*arrays), starts, mask)
-    if contexts is None:
-        return sequences
-    width = min(bucket_length(max(map(len, contexts))), max_length)
-    read: Any = pad_right(contexts, pad_token_id=pad_token_id, width=width)
-    return sequences._replace(inputs=sequences.inputs._replace(context_tokens=read[0], context_mask=read[1]))
 
 
 def tokenize_dialogue(

@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jrl.data.batching import bucket_length
-from jrl.data.dialogue import DialogueRow, DialogueSet
+from jrl.data.dialogue import DialogueSet
 from jrl.data.fingerprint import fingerprint
 from jrl.data.ordering import batch_rows
 from jrl.data.pairs import PairSet
+from jrl.data.rows import DialogueRow
 from jrl.typing import ILQLBatch
 
 

@@ -7,11 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jrl.data.dialogue import DialogueRow, learned_rows
-from jrl.data.fingerprint import fingerprint
-from jrl.data.ordering import batch_rows
+from jrl.data.rows import DialogueRow, RowSet
 from jrl.data.tokenizer import cut, special_tokens_around, tokenize
-from jrl.typing import Sequences
 
 
 class Pair(NamedTuple):
@@ -26,7 +23,7 @@ class Pair(NamedTuple):
     row: DialogueRow
 
 
-class PairSet:
+class PairSet(RowSet):
     """Tokenised `[prompt, output]` pairs and their batches, with the face of `DialogueSet`.
 
     The prompt keeps the special tokens that its tokenizer puts around it; the decoder's row is the start id, the output
@@ -40,11 +37,7 @@ class PairSet:
       seed: Of the order.
       decoder_start_token_id: First id of every decoder row.
 
-    Attributes:
-      pairs: The samples.
-      kept: Number of each pair's sample among those given: all.
-      num_truncated: Samples of which something was cut; they are warned of once.
-      num_dropped: 0: a row is never left without its output.
+    Samples of which something was cut are warned of once. None is dropped: a row is never left without its output.
 
     Raises:
       ValueError: If there are no samples, or one is not a pair of texts, or its prompt has no tokens; the message names
@@ -69,12 +62,9 @@ class PairSet:
                 f"`max_length` must leave room for a token beside the start id or the {len(prefix) + len(suffix)} "
                 f"special tokens of a prompt, got {max_length}."
             )
-        self._seed, self._max_length, self._pad_token_id = seed, max_length, tokenizer.pad_token_id
         pairs = _pairs(samples)
         prompts, outputs = (tokenize(tokenizer, list(texts)) for texts in zip(*pairs, strict=True))
-        self.pairs: list[Pair] = []
-        self.kept = list(range(len(pairs)))
-        self.num_truncated, self.num_dropped = 0, 0
+        contexts, rows, num_truncated = [], [], 0
         side = tokenizer.truncation_side
         for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             if not prefix and not prompt and not suffix:
@@ -87,34 +77,29 @@ class PairSet:
                 else [*output, tokenizer.eos_token_id]
             )
             kept = cut(ended, max_length - 1, side)
-            self.num_truncated += len(prompt) > room or len(kept) < len(ended)
-            row = DialogueRow([decoder_start_token_id, *kept], [False] + [True] * len(kept))
-            self.pairs.append(Pair(prefix + cut(prompt, room, side) + suffix, row))
-        if self.num_truncated:
+            num_truncated += len(prompt) > room or len(kept) < len(ended)
+            contexts.append(prefix + cut(prompt, room, side) + suffix)
+            rows.append(DialogueRow([decoder_start_token_id, *kept], [False] + [True] * len(kept)))
+        super().__init__(
+            rows,
+            pad_token_id=tokenizer.pad_token_id,
+            max_length=max_length,
+            seed=seed,
+            contexts=contexts,
+            num_truncated=num_truncated,
+        )
+        if num_truncated:
             warnings.warn(
-                f"{self.num_truncated} of {len(pairs)} samples have a prompt of more than {room} tokens, or an output "
+                f"{num_truncated} of {len(pairs)} samples have a prompt of more than {room} tokens, or an output "
                 f"of more than {max_length - 2}, and were cut on the {side}.",
                 stacklevel=2,
             )
 
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def sha256(self) -> str:
-        """Fingerprint of the tokens and of their order."""
-        return fingerprint(self.pairs)
-
-    def batch(self, step: int, batch_size: int) -> Sequences:
-        """The rows of optimizer step `step`, as `DialogueSet.batch` returns them, with their contexts."""
-        indices, real = batch_rows(step, batch_size, size=len(self), seed=self._seed)
-        pairs = [self.pairs[index] for index in indices]
-        return learned_rows(
-            [pair.row for pair in pairs],
-            real,
-            pad_token_id=self._pad_token_id,
-            max_length=self._max_length,
-            contexts=[pair.context for pair in pairs],
-        )
+    @property
+    def pairs(self) -> list[Pair]:
+        """The samples."""
+        assert self.contexts is not None
+        return [Pair(context, row) for context, row in zip(self.contexts, self.rows, strict=True)]
 
 
 def _pairs(samples: Sequence[Sequence[str]]) -> list[Sequence[str]]:

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
+
+from jrl.data.records import read_records
 
 PROMPT_COLUMNS = ("prompt", "text", "query")
 OUTPUT_COLUMNS = ("completion", "output", "response")
@@ -21,8 +20,7 @@ def load_prompts(name: str | os.PathLike[str]) -> list[Any]:
     """Prompts of a file or data set.
 
     Args:
-      name: A .txt (one a line, blank lines left out), .jsonl, .json, .csv or .parquet file; otherwise a name for
-        `datasets.load_dataset`, with the split after a colon ("stanfordnlp/imdb:test"; "train" if not said).
+      name: A file or the name of a data set, as `read_records` takes them.
     Returns:
       Texts where records have nothing else, otherwise dictionaries with "prompt" and the metadata. The text is taken
       from the first of the columns "prompt", "text", "query" that there is.
@@ -30,7 +28,7 @@ def load_prompts(name: str | os.PathLike[str]) -> list[Any]:
       FileNotFoundError: If the file does not exist.
       ValueError: If there is no such column (the message lists those found), or the file cannot be read.
     """
-    return [_prompt(record, index, name) for index, record in enumerate(_records(name))]
+    return [_prompt(record, index, name) for index, record in enumerate(read_records(name))]
 
 
 def load_samples(name: str | os.PathLike[str]) -> list[Any]:
@@ -46,7 +44,7 @@ def load_samples(name: str | os.PathLike[str]) -> list[Any]:
       FileNotFoundError: If the file does not exist.
       ValueError: If there are no such columns (the message lists those found), or the file cannot be read.
     """
-    return [_sample(record, index, name) for index, record in enumerate(_records(name))]
+    return [_sample(record, index, name) for index, record in enumerate(read_records(name))]
 
 
 def load_rewarded_samples(name: str | os.PathLike[str]) -> tuple[list[Any], list[float]]:
@@ -62,7 +60,7 @@ def load_rewarded_samples(name: str | os.PathLike[str]) -> tuple[list[Any], list
       ValueError: If a record has no sample or no reward (the message lists the columns found), if that is no number, or
         if the file cannot be read.
     """
-    records = _records(name)
+    records = list(read_records(name))
     samples = [_sample(record, index, name) for index, record in enumerate(records)]
     return samples, [_reward(record, index, name) for index, record in enumerate(records)]
 
@@ -136,83 +134,3 @@ def _text(record: Mapping[str, Any], column: str, index: int, name: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f'{name}: "{column}" of record {index} must be a text, got {type(value).__name__}.')
     return value
-
-
-def _records(name: str | os.PathLike[str]) -> list[Any]:
-    """Lines, records or rows of whatever `name` names."""
-    path = Path(name)
-    read = READERS.get(path.suffix.lower())
-    if read is None:
-        if path.is_file():
-            raise ValueError(f"{name}: jrl reads {sorted(READERS)} files, got {path.suffix!r}.")
-        return _dataset_records(str(name))
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {name}.")
-    records = read(path)
-    if not records:
-        raise ValueError(f"{name} holds no records.")
-    return records
-
-
-def _read_lines(path: Path) -> list[Any]:
-    # Not `splitlines`, which also splits at form feeds and Unicode separators inside a prompt.
-    with path.open(encoding="utf-8") as file:
-        return [line.rstrip("\n") for line in file if line.strip()]
-
-
-def _read_jsonl(path: Path) -> list[Any]:
-    records = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                try:
-                    records.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{path}: line {number} is not JSON: {error}.") from error
-    return records
-
-
-def _read_json(path: Path) -> list[Any]:
-    try:
-        records = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}. One record a line is .jsonl.") from error
-    if not isinstance(records, list):
-        raise ValueError(f"{path} must hold a list of records, got {type(records).__name__}.")
-    return records
-
-
-def _read_csv(path: Path) -> list[Any]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _read_parquet(path: Path) -> list[Any]:
-    return list(_load_dataset()("parquet", data_files=str(path), split="train"))
-
-
-READERS: dict[str, Callable[[Path], list[Any]]] = {
-    ".txt": _read_lines,
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
-
-
-def _dataset_records(name: str) -> list[Any]:
-    dataset, _, split = name.partition(":")
-    return list(_load_dataset()(dataset, split=split or "train"))
-
-
-def _load_dataset() -> Callable[..., Any]:
-    """`datasets.load_dataset`; the library is an extra."""
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ValueError(
-            "Data sets by name and parquet files need the `datasets` library: pip install 'jrl[datasets]'. "
-            f"Other files must end in one of {sorted(READERS)}."
-        ) from error
-    loader: Callable[..., Any] = load_dataset
-    return loader

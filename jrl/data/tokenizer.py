@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 
 def load_tokenizer(
     path: Any,
@@ -68,12 +70,43 @@ def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
     Raises:
       ValueError: If the largest id is not below `vocab_size`.
     """
-    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
+    needed = count_ids(tokenizer)
     if needed > vocab_size:
         raise ValueError(
             f"The tokenizer writes ids up to {needed - 1}, but the model's `vocab_size` is {vocab_size}. Do "
             "`tokenizer.tokenizer_path` and `model.model_path` belong together, or were tokens added afterwards?"
         )
+
+
+def count_ids(tokenizer: Any) -> int:
+    """One more than the largest id that the tokenizer writes."""
+    return int(max(tokenizer.get_vocab().values(), default=-1)) + 1
+
+
+def check_ids(values: Any, name: str, row: int, num_ids: int) -> list[int]:
+    """The ids that a record brings.
+
+    Args:
+      values: A list, or an array.
+      name: Of the column, for the error.
+      row: Number of the record, for the error.
+      num_ids: All must be below this: a model would read another token where one is not, and say nothing.
+    Raises:
+      ValueError: If they are not one list of such ids.
+    """
+    ids = np.asarray(values)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise ValueError(
+            f"`samples`: `{name}` of row {row} must be a list of token ids, got shape {ids.shape}, dtype {ids.dtype}."
+        )
+    wrong = ids[(ids < 0) | (ids >= num_ids)]
+    if wrong.size:
+        raise ValueError(
+            f"`samples`: `{name}` of row {row} must be ids of the tokenizer, in [0, {num_ids}), got {int(wrong[0])}: "
+            "were they made by another one, or padded with a label?"
+        )
+    found: list[int] = ids.tolist()
+    return found
 
 
 def tokenize(tokenizer: Any, texts: list[str], *, add_special_tokens: bool = False) -> list[list[int]]:

@@ -89,4 +89,28 @@ PATCHES = [
         test="tests/data/test_offline.py::TestBatch::"
         "test_lore_8_6_the_last_action_alone_earns_and_actions_stand_one_after_another",
     ),
+    Mutation(
+        rule="1.10",
+        file="jrl/data/preference_tokens.py",
+        old="return ids if ids[: len(prefix)] == prefix else prefix + ids",
+        new="return prefix + ids",
+        test="tests/data/test_preferences.py::TestSeam::test_lore_1_10_bos_comes_first_and_once",
+    ),
+    Mutation(
+        rule="1.13",
+        file="jrl/data/preferences.py",
+        old="self.num_dropped = len(pairs) - len(self.rows)",
+        new="self.num_dropped = 0",
+        test=(
+            "tests/data/test_preferences.py::TestTruncation::"
+            "test_lore_1_13_prompts_that_leave_no_completion_are_dropped_loudly"
+        ),
+    ),
+    Mutation(
+        rule="9.1",
+        file="jrl/data/streaming.py",
+        old="range(step - at - 1)",
+        new="range(0)",
+        test="tests/data/test_streaming.py::TestOrder::test_lore_9_1_a_resumed_run_goes_on_with_the_same_rows",
+    ),
 ]
