@@ -145,11 +145,13 @@ class Scored(NamedTuple):
       logprobs: Under the policy at the time of scoring.
       ref_logprobs: Under the frozen reference.
       values: V(s_t), the state before action t.
+      full_kl: KL(policy ‖ reference) of the whole distributions at s_t, in nats; None unless PPO's penalty is "full".
     """
 
     logprobs: Float[Array, "B T"]
     ref_logprobs: Float[Array, "B T"]
     values: Float[Array, "B T"]
+    full_kl: Float[Array, "B T"] | None = None
 
 
 class PPOBatch(NamedTuple):
@@ -183,6 +185,44 @@ class ILQLBatch(NamedTuple):
     rewards: Float[Array, "B T"]
 
 
+class PreferenceBatch(NamedTuple):
+    """Two completions of each prompt, one preferred to the other.
+
+    Attributes:
+      chosen: Prompts with the preferred completion; the mask is True on its tokens.
+      rejected: The same prompts with the other one, in arrays of the same widths.
+      valid: False on copies that only fill the batch up.
+      ref_chosen_logps: Under the reference, per token of the window; 0 at mask 0.
+      ref_rejected_logps: The same of the other completion.
+    """
+
+    chosen: Sequences
+    rejected: Sequences
+    valid: Bool[Array, "B"]
+    ref_chosen_logps: Float[Array, "B T"]
+    ref_rejected_logps: Float[Array, "B T"]
+
+
+class ComparisonBatch(NamedTuple):
+    """Pairs of texts that a reward model learns to rank.
+
+    Attributes:
+      chosen: The preferred texts, prompt and completion, right-padded.
+      rejected: The other ones, in arrays of the same width.
+      valid: False on copies that only fill the batch up.
+      margins: By how much the preferred score should exceed the other one; 0 where the data says nothing.
+    """
+
+    chosen: ModelInputs
+    rejected: ModelInputs
+    valid: Bool[Array, "B"]
+    margins: Float[Array, "B"]
+
+
+Scorer = Callable[[Params, Frozen, ModelInputs, PRNGKey | None], Float[Array, "B"]]
+"""A reward model as algorithms know it: `(params, frozen, inputs, dropout_key) -> scores`, one float32 a row."""
+
+
 class Mean(NamedTuple):
     """A metric as a sum and its weight, so that means over microbatches, devices and steps are exact."""
 
@@ -196,7 +236,19 @@ class Max(NamedTuple):
     value: Float[Array, ""]
 
 
-Metrics = dict[str, Mean | Max]
+class Min(NamedTuple):
+    """A metric that aggregates by its minimum."""
+
+    value: Float[Array, ""]
+
+
+class Kept(NamedTuple):
+    """Rows that are handed on as they are, one after another, for whoever asked for them; they are not logged."""
+
+    rows: Float[Array, "*rows T"]
+
+
+Metrics = dict[str, Mean | Max | Min | Kept]
 
 
 class Update(Protocol):

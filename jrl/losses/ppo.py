@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PPO objective for language models: clipped surrogate, clipped value loss, entropy bonus.
 
-Left out: a KL term in the loss (the KL to the reference is in the rewards), early stopping on the KL, and the
-dual clip of Ye et al. 2020.
+Left out: a KL term in the loss (the KL to the reference is in the rewards), and the dual clip of Ye et al. 2020.
 
 Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9; for language models Ziegler et al. 2019,
 arXiv:1909.08593.
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jrl.ops.checks import Scalar, check_batch
-from jrl.ops.kl import kl_k3
+from jrl.ops.kl import kl_k1, kl_k2, kl_k3
 from jrl.ops.masking import zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
 from jrl.ops.policy_gradient import (
@@ -99,6 +98,8 @@ def ppo_loss(
     metrics: Metrics = {
         "ppo/policy_loss": mean_metric(policy_losses, mask),
         "ppo/value_loss": mean_metric(value_losses, mask),
+        "ppo/value_mean": mean_metric(values, mask),
+        "ppo/value_error": mean_metric(jnp.square(values - returns), mask),
         "ppo/value_clip_fraction": mean_metric(
             value_clip_events(values, old_values, returns, clip_range=value_clip_range), mask
         ),
@@ -128,4 +129,6 @@ def _ratio_metrics(
         "ppo/log_ratio_abs_max": max_metric(jnp.abs(logprobs - old_logprobs), mask),
         # The actions come from the old policy, so with r = π_θ/π_old this is k3 of KL(old ‖ new).
         "ppo/approx_kl": mean_metric(kl_k3(old_logprobs, logprobs), mask),
+        "ppo/approx_kl_k2": mean_metric(kl_k2(old_logprobs, logprobs), mask),
+        "ppo/policy_kl": mean_metric(kl_k1(old_logprobs, logprobs), mask),
     }

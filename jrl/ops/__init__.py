@@ -15,12 +15,13 @@ from jrl.ops.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_straight_thr
 from jrl.ops.logprobs import (
     TokenLogprobs,
     entropy_from_logits,
+    kl_from_logits,
     logprobs_from_logits,
     take_targets,
     token_logprobs,
 )
 from jrl.ops.masking import at_least_float32, masked_mean, masked_sum, masked_variance, whiten, zero_masked
-from jrl.ops.metrics import finalize, max_metric, mean_metric, merge_metrics, reduce_metrics
+from jrl.ops.metrics import finalize, max_metric, mean_metric, merge_metrics, min_metric, reduce_metrics
 from jrl.ops.moments import RunningMoments, init_moments, moments_std, update_moments
 from jrl.ops.policy_gradient import (
     ClipEvents,
@@ -60,6 +61,7 @@ __all__ = [
     "importance_ratio",
     "init_moments",
     "join",
+    "kl_from_logits",
     "kl_k1",
     "kl_k2",
     "kl_k3",
@@ -74,6 +76,7 @@ __all__ = [
     "max_metric",
     "mean_metric",
     "merge_metrics",
+    "min_metric",
     "missing_eos_penalty",
     "moments_std",
     "off_policy_kl",

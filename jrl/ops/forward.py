@@ -14,20 +14,29 @@ from jaxtyping import Array, Float, Int
 
 from jrl.ops.alignment import states_at, window_columns, window_targets
 from jrl.ops.checks import Scalar
-from jrl.ops.logprobs import TokenLogprobs, token_logprobs
-from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, Sequences, Trunk
+from jrl.ops.chunks import map_positions, positions_of
+from jrl.ops.logprobs import TokenLogprobs, kl_from_logits, token_logprobs
+from jrl.ops.masking import at_least_float32
+from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, Sequences, Trunk
 
 
 def window_features(
-    policy: PolicyFns, params: Params, frozen: Frozen, trunk: Trunk, sequences: Sequences
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    trunk: Trunk,
+    sequences: Sequences,
+    *,
+    dropout_key: PRNGKey | None = None,
 ) -> Features:
-    """Features of the states from which the window's actions were chosen, rows (B T); without dropout.
+    """Features of the states from which the window's actions were chosen, rows (B T).
 
-    The window is cut out before any head, so the language-model head never runs on prompt positions.
+    The window is cut out before any head, so the language-model head never runs on prompt positions. Without a
+    `dropout_key` the pass is deterministic, which every pass must be that is compared with another one.
     """
     length, width = sequences.inputs.tokens.shape[1], sequences.mask.shape[1]
     columns = window_columns(sequences.starts, width=width, length=length)
-    return column_features(policy, params, frozen, trunk, sequences.inputs, columns)
+    return column_features(policy, params, frozen, trunk, sequences.inputs, columns, dropout_key=dropout_key)
 
 
 def column_features(
@@ -37,9 +46,11 @@ def column_features(
     trunk: Trunk,
     inputs: ModelInputs,
     columns: Int[Array, "B T"],
+    *,
+    dropout_key: PRNGKey | None = None,
 ) -> Features:
-    """Features of the states at these columns, rows (B T); without dropout. `window_features` is its plain case."""
-    features = policy.branch(params, frozen, trunk, inputs, None)
+    """Features of the states at these columns, rows (B T). `window_features` is its plain case."""
+    features = policy.branch(params, frozen, trunk, inputs, dropout_key)
     # One array serves both heads unless the value function has a branch of its own.
     policy_states = states_at(features.policy, columns)
     shared = features.value is features.policy
@@ -81,3 +92,43 @@ def window_logprobs(
         vocab_size=jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1],
         with_entropy=with_entropy,
     )
+
+
+def window_kl(
+    policy: PolicyFns,
+    params: Params,
+    ref_params: Params,
+    frozen: Frozen,
+    hidden: Float[Array, "B T D"],
+    ref_hidden: Float[Array, "B T D"],
+    *,
+    temperature: Scalar,
+    chunk_bytes: int,
+) -> Float[Array, "B T"]:
+    """KL(π ‖ π_ref) of the whole next-token distributions at every state of a window, in nats.
+
+    Both models' logits are held for a chunk of positions at a time, never for all of them.
+
+    Args:
+      policy: The model.
+      params: Of the policy.
+      ref_params: Of the reference.
+      frozen: Shared by both.
+      hidden: `window_features(...).policy` of the policy.
+      ref_hidden: The same of the reference.
+      temperature: Divides both logits; > 0.
+      chunk_bytes: Most bytes of float32 logits held at a time.
+    Returns:
+      Unmasked: what stands at mask 0 is finite and means nothing.
+    """
+    logits_fn, ref_logits_fn = (partial(policy.logits, weights, frozen) for weights in (params, ref_params))
+
+    def read(hidden: Float[Array, "b t D"], ref_hidden: Float[Array, "b t D"]) -> Float[Array, "b t"]:
+        logits, ref_logits = logits_fn(hidden), ref_logits_fn(ref_hidden)
+        return kl_from_logits(
+            at_least_float32(logits) / temperature, at_least_float32(ref_logits) / temperature
+        )
+
+    vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
+    positions = positions_of(chunk_bytes, vocab_size=vocab_size, num_reads=2)
+    return map_positions(read, (hidden, ref_hidden), positions=positions)

@@ -83,6 +83,24 @@ def entropy_from_logits(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"
     return -jnp.sum(jnp.exp(logprobs) * jnp.where(logprobs > -jnp.inf, logprobs, 0.0), axis=-1)
 
 
+def kl_from_logits(
+    logits: Float[Array, "*rows V"], ref_logits: Float[Array, "*rows V"]
+) -> Float[Array, "*rows"]:
+    """KL(π ‖ π_ref) = Σ π·(log π − log π_ref) of the two softmax distributions over the last axis, in nats, >= 0.
+
+    A token excluded from both (−inf, as in a padded vocabulary) adds nothing.
+
+    Example:
+      >>> kl = kl_from_logits(jnp.log(jnp.array([0.7, 0.2, 0.1])), jnp.log(jnp.array([0.5, 0.3, 0.2])))
+      >>> round(float(kl), 6)
+      0.085123
+    """
+    logprobs, ref_logprobs = _log_normalized(logits), _log_normalized(ref_logits)
+    # As in the entropy: an excluded token enters as 0·0, never as 0·(inf − inf).
+    difference = jnp.where(logprobs > -jnp.inf, logprobs - ref_logprobs, 0.0)
+    return jnp.sum(jnp.exp(logprobs) * difference, axis=-1)
+
+
 def token_logprobs(
     logits_fn: LogitsFn,
     hidden: Float[Array, "B T D"],

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics as sums with weights, so that averages over microbatches, minibatches and devices are exact.
 
-A metric is a `Mean` or a `Max` until `finalize` turns it into a number on the host. What nothing contributed
+A metric is a `Mean`, a `Max` or a `Min` until `finalize` turns it into a number on the host. What nothing contributed
 to has weight 0 and is left out of the record: it is unknown, not zero.
 """
 
@@ -15,7 +15,9 @@ from jaxtyping import Array, Bool, Shaped
 
 from jrl.ops.checks import check_mask, check_same_shape
 from jrl.ops.masking import at_least_float32, masked_sum
-from jrl.typing import Max, Mean, Metrics
+from jrl.typing import Kept, Max, Mean, Metrics, Min
+
+_Metric = Mean | Max | Min | Kept
 
 
 def mean_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Mean:
@@ -31,11 +33,16 @@ def max_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Max:
     return Max(jnp.max(at_least_float32(x), where=mask, initial=-jnp.inf))
 
 
+def min_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Min:
+    """Minimum of `x` over the True positions of `mask`; +inf, which every merge ignores, if there is none."""
+    return Min(-max_metric(-x, mask).value)
+
+
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """Both sets as one; a name that stands in both is averaged by weight, or maximised.
+    """Both sets as one; a name that stands in both is averaged by weight, maximised or minimised.
 
     Raises:
-      TypeError: If one name is a mean here and a maximum there.
+      TypeError: If one name is a mean here and a maximum or minimum there.
     """
     merged = {**first, **second}
     for name in first.keys() & second.keys():
@@ -43,11 +50,13 @@ def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
     return merged
 
 
-def _merge(name: str, first: Mean | Max, second: Mean | Max) -> Mean | Max:
+def _merge(name: str, first: _Metric, second: _Metric) -> _Metric:
     if isinstance(first, Mean) and isinstance(second, Mean):
         return Mean(first.total + second.total, first.weight + second.weight)
     if isinstance(first, Max) and isinstance(second, Max):
         return Max(jnp.maximum(first.value, second.value))
+    if isinstance(first, Min) and isinstance(second, Min):
+        return Min(jnp.minimum(first.value, second.value))
     raise TypeError(
         f"metric {name!r} must be of one kind, got {type(first).__name__} and {type(second).__name__}."
     )
@@ -55,28 +64,36 @@ def _merge(name: str, first: Mean | Max, second: Mean | Max) -> Mean | Max:
 
 def reduce_metrics(stacked: Metrics) -> Metrics:
     """Metrics with a leading axis, as `jax.lax.scan` returns them, merged along it."""
-    return {
-        name: Mean(jnp.sum(metric.total, axis=0), jnp.sum(metric.weight, axis=0))
-        if isinstance(metric, Mean)
-        else Max(jnp.max(metric.value, axis=0))
-        for name, metric in stacked.items()
-    }
+
+    def reduced(metric: _Metric) -> _Metric:
+        if isinstance(metric, Kept):
+            return Kept(jnp.concatenate(metric.rows))
+        if isinstance(metric, Mean):
+            return Mean(jnp.sum(metric.total, axis=0), jnp.sum(metric.weight, axis=0))
+        if isinstance(metric, Max):
+            return Max(jnp.max(metric.value, axis=0))
+        return Min(jnp.min(metric.value, axis=0))
+
+    return {name: reduced(metric) for name, metric in stacked.items()}
 
 
 def finalize(metrics: Metrics) -> dict[str, float]:
     """The numbers to log, on the host: waits for the device.
 
     Returns:
-      Total over weight, or the maximum. Names to which nothing contributed are missing; NaN stays NaN.
+      Total over weight, the maximum or the minimum. Names to which nothing contributed are missing, and rows that were
+      kept; NaN stays NaN.
     Example:
       >>> mask = jnp.array([True, True, False])
       >>> finalize({"a": mean_metric(jnp.array([1.0, 2.0, 9.0]), mask), "b": mean_metric(mask, ~mask & mask)})
       {'a': 1.5}
     """
     numbers: dict[str, float] = {}
-    for name, metric in jax.device_get(metrics).items():
-        if isinstance(metric, Max):
-            if metric.value != -math.inf:
+    logged = {name: metric for name, metric in metrics.items() if not isinstance(metric, Kept)}
+    for name, metric in jax.device_get(logged).items():
+        if not isinstance(metric, Mean):
+            nothing = -math.inf if isinstance(metric, Max) else math.inf
+            if metric.value != nothing:
                 numbers[name] = float(metric.value)
         elif metric.weight != 0:
             numbers[name] = float(metric.total / metric.weight)

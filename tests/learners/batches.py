@@ -15,7 +15,16 @@ from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.ops.alignment import join, window_columns
 from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.rewards import place_scores
-from jrl.typing import Completions, ILQLBatch, PPOBatch, Scored, Sequences
+from jrl.typing import (
+    ComparisonBatch,
+    Completions,
+    ILQLBatch,
+    ModelInputs,
+    PPOBatch,
+    PreferenceBatch,
+    Scored,
+    Sequences,
+)
 from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_contexts, tiny_policy, tiny_prompts
 
 PADDED_VOCAB = 128
@@ -39,7 +48,13 @@ def copied(tree: Any) -> Any:
 
 
 def random_sequences(
-    num_rows: int = 8, prompt: int = 6, width: int = 5, seed: int = 0, *, family: str = "gpt2"
+    num_rows: int = 8,
+    prompt: int = 6,
+    width: int = 5,
+    seed: int = 0,
+    *,
+    family: str = "gpt2",
+    prompt_seed: int | None = None,
 ) -> Sequences:
     """Ragged prompts with ragged random completions, the last token of each an EOS."""
     rng = np.random.default_rng(seed)
@@ -54,7 +69,22 @@ def random_sequences(
         logprobs=jnp.zeros((num_rows, width)),
     )
     make_prompts = tiny_contexts if family == "t5" else tiny_prompts
-    return join(make_prompts(num_rows, prompt, seed=seed), completions, pad_token_id=PAD_ID)
+    prompts = make_prompts(num_rows, prompt, seed=seed if prompt_seed is None else prompt_seed)
+    return join(prompts, completions, pad_token_id=PAD_ID)
+
+
+def random_preferences(
+    num_rows: int = 8, seed: int = 0, *, family: str = "gpt2", copies: int = 0
+) -> PreferenceBatch:
+    """Pairs of ragged completions of the same prompts, with a random reference; the last `copies` fill the batch up."""
+    chosen = random_sequences(num_rows, seed=seed, family=family)
+    rejected = random_sequences(num_rows, seed=seed + 100, family=family, prompt_seed=seed)
+    rng = np.random.default_rng(seed + 1)
+    ref = [
+        jnp.where(side.mask, -4.5 + jnp.asarray(rng.normal(size=side.mask.shape), jnp.float32), 0.0)
+        for side in (chosen, rejected)
+    ]
+    return PreferenceBatch(chosen, rejected, jnp.arange(num_rows) < num_rows - copies, *ref)
 
 
 def rewarded_samples(num_rows: int = 8, seed: int = 0, *, family: str = "gpt2") -> ILQLBatch:
@@ -63,6 +93,20 @@ def rewarded_samples(num_rows: int = 8, seed: int = 0, *, family: str = "gpt2") 
     columns = window_columns(starts, width=mask.shape[1], length=inputs.tokens.shape[1])
     rewards = jnp.asarray(np.random.default_rng(seed + 1).normal(size=num_rows), jnp.float32)
     return ILQLBatch(inputs, jnp.where(mask, columns, 0), mask, place_scores(rewards, mask))
+
+
+def random_comparisons(num_pairs: int = 8, width: int = 8, seed: int = 0) -> ComparisonBatch:
+    """Ragged random texts with margins; the last pair only fills the batch up."""
+    rng = np.random.default_rng(seed)
+
+    def texts() -> ModelInputs:
+        lengths = rng.integers(1, width + 1, size=num_pairs)
+        mask = np.arange(width)[None, :] < lengths[:, None]
+        tokens = np.where(mask, rng.integers(2, VOCAB_SIZE, size=(num_pairs, width)), PAD_ID)
+        return ModelInputs(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask))
+
+    margins = jnp.asarray(rng.normal(size=num_pairs), jnp.float32)
+    return ComparisonBatch(texts(), texts(), jnp.arange(num_pairs) < num_pairs - 1, margins)
 
 
 @functools.cache

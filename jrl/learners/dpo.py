@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Direct preference optimisation.
+
+Reference: Rafailov et al. 2023, arXiv:2305.18290; a reference that follows the policy: Gorbatovski et al. 2024
+(TR-DPO), arXiv:2404.09656.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Float
+
+from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.dpo_config import DPOConfig
+from jrl.learners.state import TrainState, init_train_state
+from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, dpo_loss
+from jrl.mesh import constrain
+from jrl.ops.alignment import window_targets
+from jrl.ops.checks import check_same_shape
+from jrl.ops.chunks import map_positions, positions_of
+from jrl.ops.forward import window_features, window_logprobs
+from jrl.ops.masking import zero_masked
+from jrl.ops.reductions import LossOut
+from jrl.ops.token_reads import TokenReads, read_tokens
+from jrl.typing import Frozen, Mean, Metrics, Params, PolicyFns, PreferenceBatch, PRNGKey, Sequences, Update
+
+
+@struct.dataclass
+class DPOState:
+    """All that DPO carries from one step to the next.
+
+    Attributes:
+      train: Parameters and optimizer.
+      ref_params: The reference's own parameters where it follows the policy; None where it stands still.
+    """
+
+    train: TrainState
+    ref_params: Params | None
+
+
+def init_dpo_state(
+    params: Params, optimizer: optax.GradientTransformation, ref_params: Params | None = None
+) -> DPOState:
+    """State before the first step.
+
+    Args:
+      params: What trains.
+      optimizer: From `make_optimizer`.
+      ref_params: Of a reference that is to follow the policy: part of the tree of `params`, in buffers of its own.
+    """
+    return DPOState(train=init_train_state(params, optimizer), ref_params=ref_params)
+
+
+def interleave(chosen: Sequences, rejected: Sequences) -> Sequences:
+    """Both completions of each pair as rows 2i and 2i + 1, so that one forward pass reads them.
+
+    A pair stays on the device that holds it: stacking all chosen rows on all rejected ones would move half of them.
+
+    Raises:
+      ValueError: If the two sides differ in shape.
+    """
+    check_same_shape(
+        "rejected.inputs.tokens", rejected.inputs.tokens, "chosen.inputs.tokens", chosen.inputs.tokens
+    )
+    check_same_shape("rejected.mask", rejected.mask, "chosen.mask", chosen.mask)
+
+    def both(x: Array, y: Array) -> Array:
+        rows = jnp.stack([x, y], axis=1).reshape(2 * x.shape[0], *x.shape[1:])
+        return constrain(rows, "batch", *(None,) * (x.ndim - 1))
+
+    joined: Sequences = jax.tree.map(both, chosen, rejected)
+    return joined
+
+
+def separate(tree: Any) -> tuple[Any, Any]:
+    """Inverse of `interleave` for every array of a tree: (chosen, rejected)."""
+    pairs = jax.tree.map(lambda x: x.reshape(-1, 2, *x.shape[1:]), tree)
+    return jax.tree.map(lambda x: x[:, 0], pairs), jax.tree.map(lambda x: x[:, 1], pairs)
+
+
+def reference_logprobs(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    batch: PreferenceBatch,
+    *,
+    minibatch_size: int,
+    logprob_chunk_bytes: int,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """What `PreferenceBatch.ref_chosen_logps` and `ref_rejected_logps` hold: log π_ref per token, 0 at mask 0.
+
+    Args:
+      policy: The reference.
+      params: Its own parameters: empty where the frozen model alone is the reference.
+      frozen: The rest.
+      batch: Of which the reference's log-probabilities are not read.
+      minibatch_size: Pairs in one forward pass.
+      logprob_chunk_bytes: Most bytes of logits held at a time.
+    """
+    num_rows = batch.valid.shape[0]
+    rows = min(minibatch_size, num_rows)
+    count = -(-num_rows // rows)
+    index = jnp.minimum(jnp.arange(count * rows), num_rows - 1).reshape(count, rows)
+
+    def score(ids: Array) -> Array:
+        sequences = interleave(*take_rows((batch.chosen, batch.rejected), ids))
+        features = window_features(policy, params, frozen, policy.trunk(frozen, sequences.inputs), sequences)
+        found = window_logprobs(
+            policy,
+            params,
+            frozen,
+            features.policy,
+            sequences,
+            temperature=1.0,
+            chunk_bytes=logprob_chunk_bytes,
+        )
+        return zero_masked(found.logprobs, sequences.mask)
+
+    scored = jax.lax.map(score, index)
+    width = scored.shape[-1]
+    return separate(scored.reshape(2 * count * rows, width)[: 2 * num_rows])
+
+
+def dpo_objective(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    batch: PreferenceBatch,
+    *,
+    config: DPOConfig,
+    logprob_chunk_bytes: int,
+    pairs_per_token: Float[Array, ""] | None = None,
+    dropout_key: PRNGKey | None = None,
+) -> LossOut:
+    """The loss of a batch of pairs, to be differentiated with respect to `params`.
+
+    Args:
+      policy: The model.
+      params: Its trainable parameters.
+      frozen: The rest.
+      batch: Pairs, with the reference's log-probabilities.
+      config: Of the method.
+      logprob_chunk_bytes: Most bytes of logits held at a time.
+      pairs_per_token: Of the optimizer batch of which these rows are a part; None: they are the whole.
+      dropout_key: None: the pass is deterministic.
+    Returns:
+      The sum over pairs, their number, and the metrics; see `jrl.losses.dpo.dpo_loss`.
+    """
+    sequences = interleave(batch.chosen, batch.rejected)
+    trunk = policy.trunk(frozen, sequences.inputs)
+    features = window_features(policy, params, frozen, trunk, sequences, dropout_key=dropout_key)
+    logits_fn = partial(policy.logits, params, frozen)
+    vocab_size = jax.eval_shape(logits_fn, features.policy[:, 0]).shape[-1]
+    targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
+
+    def read(hidden: Float[Array, "b t D"], actions: Array) -> TokenReads:
+        return read_tokens(logits_fn(hidden), actions)
+
+    positions = positions_of(logprob_chunk_bytes, vocab_size=vocab_size)
+    chosen, rejected = separate(map_positions(read, (features.policy, targets), positions=positions))
+    return dpo_loss(
+        Completion(ref_logprobs=batch.ref_chosen_logps, mask=batch.chosen.mask, **chosen._asdict()),
+        Completion(ref_logprobs=batch.ref_rejected_logps, mask=batch.rejected.mask, **rejected._asdict()),
+        batch.valid,
+        terms=config.terms,
+        beta=config.beta,
+        label_smoothing=config.label_smoothing,
+        discopop_tau=config.discopop_tau,
+        divergence=DIVERGENCES[config.f_divergence_type],
+        alpha=config.f_alpha_divergence_coef,
+        reference_free=config.reference_free,
+        ld_alpha=config.ld_alpha,
+        use_weighting=config.use_weighting,
+        pairs_per_token=pairs_per_token,
+    )
+
+
+def make_dpo_update(
+    policy: PolicyFns,
+    optimizer: optax.GradientTransformation,
+    config: DPOConfig,
+    *,
+    batch_size: int,
+    minibatch_size: int,
+    logprob_chunk_bytes: int,
+) -> Update:
+    """One optimizer step on a batch of pairs, and every `ref_model_sync_steps` steps a move of a synced reference.
+
+        ref ← α·θ + (1 − α)·ref    after step n, if n is a multiple of `ref_model_sync_steps`
+
+    Losses are averaged over the pairs of the whole optimizer batch, `sft` over its chosen tokens.
+
+    Args:
+      policy: The model.
+      optimizer: From `make_optimizer`.
+      config: Of the method.
+      batch_size: Pairs of an optimizer step, over all devices.
+      minibatch_size: Pairs in one forward pass, which reads two rows of each; must divide `batch_size`.
+      logprob_chunk_bytes: Most bytes of logits held at a time.
+    Returns:
+      `(DPOState, frozen, PreferenceBatch, key) -> (DPOState, metrics)`; one compiled call. The batch holds at most
+      `batch_size` pairs; the key is used for dropout, where that is on.
+    Raises:
+      ValueError: If `minibatch_size` does not divide `batch_size`, or splits it under a loss that compares the pairs of
+        a batch; on a call, if the batch has more rows.
+    """
+    split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
+    whole = [name for name in config.loss_type if LOSSES[name].whole_batch]
+    if whole and minibatch_size < batch_size:
+        raise ValueError(
+            f"`minibatch_size` must be `batch_size` = {batch_size} with the loss {whole[0]!r}, which compares all "
+            f"pairs of an optimizer batch, got {minibatch_size}."
+        )
+
+    def update(
+        state: DPOState, frozen: Frozen, batch: PreferenceBatch, key: PRNGKey
+    ) -> tuple[DPOState, Metrics]:
+        num_rows = batch.valid.shape[0]
+        if num_rows > batch_size:
+            raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} rows, got {num_rows}.")
+        num_tokens = jnp.sum(batch.chosen.mask & batch.valid[:, None], dtype=jnp.float32)
+        pairs_per_token = jnp.sum(batch.valid, dtype=jnp.float32) / jnp.maximum(num_tokens, 1.0)
+
+        def objective(params: Params, rows: Rows) -> Loss:
+            taken = take_rows(batch, rows.ids)
+            return dpo_objective(
+                policy,
+                params,
+                frozen,
+                taken._replace(valid=taken.valid & rows.valid),
+                config=config,
+                logprob_chunk_bytes=logprob_chunk_bytes,
+                pairs_per_token=pairs_per_token,
+                # A microbatch is known by its first row.
+                dropout_key=None if config.disable_dropout else jax.random.fold_in(key, rows.ids[0]),
+            )
+
+        order = jnp.arange(num_rows, dtype=jnp.int32)
+        layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
+        train, metrics = optimizer_step(
+            state.train, optimizer, objective, jax.tree.map(lambda x: x[0], layout)
+        )
+        if state.ref_params is None:
+            return DPOState(train=train, ref_params=None), metrics
+        due = train.step % config.ref_model_sync_steps == 0
+        ref_params = jax.lax.cond(
+            due,
+            lambda now, ref: optax.incremental_update(now, ref, config.ref_model_mixup_alpha),
+            lambda now, ref: ref,
+            {name: train.params[name] for name in state.ref_params},
+            state.ref_params,
+        )
+        metrics["dpo/ref_sync"] = Mean(due.astype(jnp.float32), jnp.ones((), jnp.float32))
+        return DPOState(train=train, ref_params=ref_params), metrics
+
+    return update

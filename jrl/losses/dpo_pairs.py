@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From log-probabilities of tokens to numbers of pairs: sums, log-ratios, scores, weights of pairs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.losses.dpo_divergence import Divergence
+from jrl.ops.checks import Scalar, check_batch, check_same_shape
+from jrl.ops.masking import masked_mean, masked_sum, zero_masked
+
+
+class Completion(NamedTuple):
+    """One side of a batch of pairs, token by token. No gradient belongs to anything but `logprobs`.
+
+    Attributes:
+      logprobs: log π_θ of the tokens, in nats.
+      ref_logprobs: log π_ref of the same.
+      entropy: Of the policy at each token, in nats.
+      collision: log Σ_v π_θ(v)²: the expected log-probability of a match, by which WPO aligns rows.
+      mean_logits: Mean of the policy's logits over the vocabulary.
+      is_top: True where no token is more probable than the completion's own.
+      mask: True on the completion's tokens. Elsewhere nothing is read, so NaN may stand there.
+    """
+
+    logprobs: Float[Array, "B T"]
+    ref_logprobs: Float[Array, "B T"]
+    entropy: Float[Array, "B T"]
+    collision: Float[Array, "B T"]
+    mean_logits: Float[Array, "B T"]
+    is_top: Bool[Array, "B T"]
+    mask: Bool[Array, "B T"]
+
+
+class Pairs(NamedTuple):
+    """What losses read of a batch of pairs: y⁺ is the chosen completion, y⁻ the rejected one.
+
+    Attributes:
+      chosen: log π(y⁺|x), summed over tokens, in nats; under `ld_alpha`, tokens beyond the shorter one weigh less.
+      rejected: log π(y⁻|x), likewise.
+      ref_chosen: log π_ref(y⁺|x), likewise.
+      ref_rejected: log π_ref(y⁻|x), likewise.
+      chosen_scores: f′(π/π_ref) of y⁺; the log-ratio under the reverse KL.
+      rejected_scores: The same of y⁻.
+      chosen_lengths: Tokens of y⁺, at least 1.
+      rejected_lengths: Tokens of y⁻, at least 1.
+      chosen_nll: −log π(y⁺|x), every token weighing 1.
+      pairs_per_token: Pairs over chosen tokens, both of the whole optimizer batch.
+      valid: False on copies that only fill the batch up.
+    """
+
+    chosen: Float[Array, "B"]
+    rejected: Float[Array, "B"]
+    ref_chosen: Float[Array, "B"]
+    ref_rejected: Float[Array, "B"]
+    chosen_scores: Float[Array, "B"]
+    rejected_scores: Float[Array, "B"]
+    chosen_lengths: Float[Array, "B"]
+    rejected_lengths: Float[Array, "B"]
+    chosen_nll: Float[Array, "B"]
+    pairs_per_token: Float[Array, ""]
+    valid: Bool[Array, "B"]
+
+    @property
+    def chosen_ratios(self) -> Float[Array, "B"]:
+        """Δ⁺ = log π/π_ref of y⁺; β times it is the implicit reward."""
+        return self.chosen - self.ref_chosen
+
+    @property
+    def rejected_ratios(self) -> Float[Array, "B"]:
+        """Δ⁻ = log π/π_ref of y⁻."""
+        return self.rejected - self.ref_rejected
+
+    @property
+    def margins(self) -> Float[Array, "B"]:
+        """δ = f′ of y⁺ − f′ of y⁻: what most losses want to be large."""
+        return self.chosen_scores - self.rejected_scores
+
+
+def completion_logprobs(
+    logprobs: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    shared_lengths: Int[Array, "B"] | None = None,
+    ld_alpha: Scalar = 1.0,
+) -> Float[Array, "B"]:
+    """log π(y|x): the sum over the completion's tokens, never their mean.
+
+    With `shared_lengths` it is Σ_{t ≤ l} log π(a_t) + α·Σ_{t > l} log π(a_t), l the length of the shorter
+    completion of the pair: what a completion gains by mere length then counts less (LD-DPO).
+
+    Args:
+      logprobs: Of the tokens, in nats.
+      mask: True on the completion's tokens; only they are counted.
+      shared_lengths: l; None: every token weighs 1.
+      ld_alpha: α in [0, 1].
+    Reference: Liu et al. 2024, arXiv:2409.06411.
+    Example:
+      >>> mask = jnp.array([[False, True, True]])
+      >>> completion_logprobs(jnp.array([[-9.0, -1.0, -2.0]]), mask).tolist()
+      [-3.0]
+      >>> shared = jnp.array([1])
+      >>> completion_logprobs(jnp.array([[-9.0, -1.0, -2.0]]), mask, shared_lengths=shared, ld_alpha=0.5).tolist()
+      [-2.0]
+    """
+    check_batch(mask, logprobs=logprobs)
+    if shared_lengths is None:
+        return masked_sum(logprobs, mask, axis=1)
+    shared = jnp.cumsum(mask, axis=1, dtype=jnp.int32) <= shared_lengths[:, None]
+    return masked_sum(logprobs, mask & shared, axis=1) + ld_alpha * masked_sum(
+        logprobs, mask & ~shared, axis=1
+    )
+
+
+def make_pairs(
+    chosen: Completion,
+    rejected: Completion,
+    valid: Bool[Array, "B"],
+    *,
+    divergence: Divergence,
+    alpha: Scalar,
+    ld_alpha: Scalar | None,
+    pairs_per_token: Float[Array, ""],
+) -> Pairs:
+    """Sums the tokens of both sides.
+
+    Args:
+      chosen: y⁺ of each pair.
+      rejected: y⁻ of each pair.
+      valid: False on copies.
+      divergence: Makes scores of log-ratios.
+      alpha: α of the α-divergence.
+      ld_alpha: Weight of tokens beyond the shorter completion; None: 1.
+      pairs_per_token: Of the whole optimizer batch.
+    Raises:
+      ValueError: If shapes differ.
+    """
+    check_same_shape("rejected.mask", rejected.mask, "chosen.mask", chosen.mask)
+    lengths = [jnp.sum(side.mask, axis=1, dtype=jnp.int32) for side in (chosen, rejected)]
+    shared = None if ld_alpha is None else jnp.minimum(*lengths)
+    weight = 1.0 if ld_alpha is None else ld_alpha
+
+    def total(logprobs: Float[Array, "B T"], side: Completion) -> Float[Array, "B"]:
+        return completion_logprobs(logprobs, side.mask, shared_lengths=shared, ld_alpha=weight)
+
+    now = [total(side.logprobs, side) for side in (chosen, rejected)]
+    ref = [jax.lax.stop_gradient(total(side.ref_logprobs, side)) for side in (chosen, rejected)]
+    counts = [jnp.maximum(length, 1).astype(now[0].dtype) for length in lengths]
+    return Pairs(
+        chosen=now[0],
+        rejected=now[1],
+        ref_chosen=ref[0],
+        ref_rejected=ref[1],
+        chosen_scores=divergence(now[0] - ref[0], alpha=alpha),
+        rejected_scores=divergence(now[1] - ref[1], alpha=alpha),
+        chosen_lengths=counts[0],
+        rejected_lengths=counts[1],
+        chosen_nll=-completion_logprobs(chosen.logprobs, chosen.mask),
+        pairs_per_token=pairs_per_token,
+        valid=valid,
+    )
+
+
+def wpo_weights(chosen: Completion, rejected: Completion) -> Float[Array, "B"]:
+    """How much each pair looks like a draw from the present policy, w(y⁺)·w(y⁻). No gradient.
+
+        w(y) = exp( 1/|y| Σ_t [log π(a_t) − log Σ_v π(v)²] )
+
+    A completion whose tokens are as probable as sampled ones are on average has w = 1.
+
+    Reference: Zhou et al. 2024, arXiv:2406.11827, eq. 2.
+    """
+
+    def log_weight(side: Completion) -> Float[Array, "B"]:
+        return masked_mean(zero_masked(side.logprobs - side.collision, side.mask), side.mask, axis=1)
+
+    return jax.lax.stop_gradient(jnp.exp(log_weight(chosen) + log_weight(rejected)))

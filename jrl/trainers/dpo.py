@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Direct preference optimisation on pairs of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrl.data.fingerprint import fingerprint
+from jrl.data.preferences import PreferenceSet
+from jrl.learners.dpo import DPOState, dpo_objective, init_dpo_state, make_dpo_update, reference_logprobs
+from jrl.learners.dpo_config import DPOConfig
+from jrl.trainers.dpo_reference import (
+    CACHE,
+    Reference,
+    check_reference,
+    load_logprobs,
+    load_reference,
+    save_logprobs,
+    score_samples,
+    starting_from,
+)
+from jrl.trainers.dpo_watch import DisplacementWatch
+from jrl.trainers.offline import OfflineTrainer, SampleSet
+from jrl.trainers.policy_trainer import PolicyTrainer
+from jrl.trainers.registry import register_trainer
+from jrl.trainers.setup import PolicyBundle
+from jrl.typing import Params, PreferenceBatch
+
+
+@register_trainer("DPOTrainer")
+class DPOTrainer(OfflineTrainer, PolicyTrainer):
+    """Learning from preferences without a reward model. `state` is a `DPOState`; one iteration is one optimizer step.
+
+    A reference that stands still scores the data once, before the first step, and then leaves memory; what it said is
+    kept in the run's folder. One that follows the policy is part of the state.
+
+    Attributes:
+      reference: What the policy is compared with; None once everything was scored.
+    """
+
+    state: DPOState
+    samples: PreferenceSet
+    reference: Reference | None
+    tokens_metric = "dpo/tokens"
+    loss_metric = "dpo/loss"
+
+    @property
+    def method(self) -> DPOConfig:
+        """The algorithm's section of the configuration."""
+        if not isinstance(self.config.method, DPOConfig):
+            raise ValueError(
+                f"`train.trainer: DPOTrainer` needs `method.name: DPOConfig`, got {self.config.method.name!r}."
+            )
+        return self.config.method
+
+    @property
+    def precomputes(self) -> bool:
+        """Whether the reference scores the data before training."""
+        asked = self.method.precompute_ref_log_probs
+        return not self.method.sync_ref_model if asked is None else asked
+
+    def load_model(self) -> PolicyBundle:
+        """The model; a reference of its own is looked at before."""
+        if self.method.ref_model_path is not None:
+            check_reference(self.config, self.method.ref_model_path)
+        return super().load_model()
+
+    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
+        """The reference is made before the state may be donated, and copied only where it must outlive that."""
+        train, method = self.config.train, self.method
+        chunk_bytes = train.logprob_chunk_bytes
+        minibatch_size = train.minibatch_size or train.batch_size
+        optimizer = self.make_optimizer()
+        update = make_dpo_update(
+            self.policy,
+            optimizer,
+            method,
+            batch_size=train.batch_size,
+            minibatch_size=minibatch_size,
+            logprob_chunk_bytes=chunk_bytes,
+        )
+        self.reference = self._make_reference(make_reference)
+        self._scored: list[SampleSet] = []
+        follows = method.sync_ref_model
+
+        def init(params: Params) -> DPOState:
+            # A copy, because the state is donated and no buffer can be given away twice.
+            return init_dpo_state(params, optimizer, jax.tree.map(jnp.copy, params) if follows else None)
+
+        given = self.reference.params() if follows and method.ref_model_path is not None else None
+        self.compile_learner(init, update, params)
+        if follows:
+            architecture = self.reference.architecture
+            if given is not None:
+                self.state = DPOState(self.state.train, starting_from(given, self.params))
+            self.reference = Reference(self.policy, self._moving_reference, self.frozen, architecture)
+        self._score = jax.jit(
+            partial(
+                reference_logprobs,
+                self.reference.policy,
+                minibatch_size=minibatch_size,
+                logprob_chunk_bytes=chunk_bytes,
+            )
+        )
+        self.compile_evaluation(
+            partial(dpo_objective, self.policy, config=method, logprob_chunk_bytes=chunk_bytes)
+        )
+
+    def _make_reference(self, make_reference: Callable[[], Params]) -> Reference:
+        """The one that stands still, or that a moving one starts from."""
+        path, architecture = self.method.ref_model_path, repr(self.architecture)
+        if path is not None:
+            with jax.set_mesh(self.mesh):
+                bundle = load_reference(self.config, path, self.mesh)
+            return Reference(bundle.policy, lambda: bundle.params, bundle.frozen, repr(bundle.lm.config))
+        if self.adapter is not None:
+            if self.method.sync_ref_model:
+                raise ValueError(
+                    "`method.sync_ref_model` must be False under `model.peft_config`: the reference is the model "
+                    "without its adapter, and a mean of two adapters is no adapter of a mean."
+                )
+            own = make_reference()
+            return Reference(self.policy, lambda: own, self.frozen, architecture)
+        if self.precomputes or self.method.sync_ref_model:
+            # What trains is the reference until the first step, and no copy of it is needed before.
+            return Reference(self.policy, lambda: self.params, self.frozen, architecture)
+        copied = make_reference()
+        return Reference(self.policy, lambda: copied, self.frozen, architecture)
+
+    def _moving_reference(self) -> Params:
+        assert self.state.ref_params is not None, "a reference that moves is in the state"
+        return self.state.ref_params
+
+    def add_data(
+        self,
+        *,
+        samples: Sequence[Any] | None,
+        rewards: Sequence[float] | None,
+        prompts: Sequence[Any] | None,
+        eval_prompts: Sequence[Any] | None,
+    ) -> None:
+        """Takes samples: mappings with `chosen` and `rejected`, and `prompt` unless both begin with it."""
+        if samples is None or rewards is not None or prompts is not None:
+            raise ValueError(
+                "DPOTrainer learns from `samples` with `chosen` and `rejected`: give those, and neither `rewards` nor "
+                "`prompts` (`eval_prompts` are what evaluation samples from, `add_eval_samples` takes held-out pairs)."
+            )
+        self.add_samples(samples)
+        if eval_prompts is not None:
+            self.add_eval_prompts(eval_prompts)
+
+    def add_samples(self, samples: Sequence[Any]) -> None:
+        """Sets what is learned: mappings as `PreferenceSet` takes them; left untouched."""
+        self.samples = self._preferences(samples)
+
+    def add_eval_samples(self, samples: Sequence[Any]) -> None:
+        """Sets what evaluations measure the loss and the implicit rewards on; like the samples."""
+        self.eval_samples = self._preferences(samples)
+
+    def _preferences(self, samples: Sequence[Any]) -> PreferenceSet:
+        train, method = self.config.train, self.method
+        return PreferenceSet(
+            samples,
+            self.tokenizer,
+            max_length=train.seq_length,
+            seed=train.seed,
+            max_prompt_length=method.max_prompt_length,
+            max_completion_length=method.max_completion_length,
+            truncation_mode=method.truncation_mode,
+            decoder_start_token_id=self.lm.decoder_start_token_id,
+        )
+
+    def learn(self) -> None:
+        """Scores what is to be scored once, then runs up to `total_steps`, or `epochs` passes over the samples."""
+        if self.precomputes:
+            self.score_reference(self.samples)
+            if self.eval_samples is not None:
+                self.score_reference(self.eval_samples)
+            if self.adapter is None or self.method.ref_model_path is not None:
+                self.reference = None  # the frozen base stays in any case
+        hooks, watch = self.hooks, DisplacementWatch()
+
+        def log(record: dict[str, Any]) -> None:
+            watch.see(record)
+            hooks.log(record)
+
+        self.hooks = replace(hooks, log=log)
+        try:
+            super().learn()
+        finally:
+            self.hooks = hooks
+
+    def score_reference(self, samples: SampleSet) -> None:
+        """Makes sure that a set knows the reference's log-probabilities: from the run's folder, or by computing them.
+
+        A file there is known by the tokens and which of them are learned, all weights of the reference, its
+        architecture, and the dtype it computes in.
+
+        Raises:
+          ValueError: If the reference is gone.
+        """
+        if any(samples is known for known in self._scored):
+            return
+        assert isinstance(samples, PreferenceSet), "made by `add_samples` and `add_eval_samples`"
+        if self.reference is None:
+            raise ValueError(
+                "`samples` must be added before `learn`, which lets go of the reference when it has scored them; or "
+                "set `method.precompute_ref_log_probs` to False."
+            )
+        key = fingerprint(
+            samples.sha256(),
+            self.frozen_sha256(),
+            self.reference.architecture,
+            self.config.train.compute_dtype,
+        )
+        path = self.run_dir / CACHE / f"{key[:32]}.npz"
+        found = load_logprobs(path)
+        if found is None:
+            batch_size = self.method.precompute_ref_batch_size or self.config.train.batch_size
+            with jax.set_mesh(self.mesh):
+                found = score_samples(samples, self._scores, batch_size=batch_size)
+            save_logprobs(path, *found)
+        samples.set_reference(*found)
+        self._scored.append(samples)
+
+    def _scores(self, batch: PreferenceBatch) -> tuple[jax.Array, jax.Array]:
+        """The reference's log-probabilities of a host batch."""
+        return self._scores_of_rows(super().place(batch))
+
+    def _scores_of_rows(self, rows: PreferenceBatch) -> tuple[jax.Array, jax.Array]:
+        assert self.reference is not None, "the reference was let go of"
+        found: tuple[jax.Array, jax.Array] = self._score(self.reference.params(), self.reference.frozen, rows)
+        return found
+
+    def place(self, batch: PreferenceBatch) -> PreferenceBatch:
+        """Host rows on the mesh, with the log-probabilities of a reference that was not asked before."""
+        rows: PreferenceBatch = super().place(batch)
+        if self.precomputes:
+            return rows
+        chosen, rejected = self._scores_of_rows(rows)
+        return rows._replace(ref_chosen_logps=chosen, ref_rejected_logps=rejected)
+
+    def measure_samples(self, samples: SampleSet) -> dict[str, float]:
+        """The objective's metrics over all pairs of a set, each counted once."""
+        if self.precomputes:
+            self.score_reference(samples)
+        return super().measure_samples(samples)
+
+    def count_tokens(self, batch: PreferenceBatch) -> float:
+        """Tokens of both completions of every pair that counts."""
+        both = batch.chosen.mask.sum(axis=1) + batch.rejected.mask.sum(axis=1)
+        return float((both * batch.valid).sum())
+
+    @property
+    def params(self) -> Params:
+        """Trainable parameters."""
+        return self.state.train.params
+
+    def untrained(self) -> Any:
+        """The frozen layers, and a reference that stands still."""
+        if self.reference is None or self.method.sync_ref_model:
+            return self.frozen
+        whole = self.frozen, self.reference.params()
+        return whole if self.reference.frozen is self.frozen else (*whole, self.reference.frozen)
+
+    def optimizer_steps(self) -> jax.Array:
+        """The state's step counter."""
+        return self.state.train.step
