@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jrl.models.attention import AttentionContext, full_context
 from jrl.models.config import TransformerConfig
-from jrl.models.encoder import Encoder, EncoderConfig, init_encoder
+from jrl.models.encoder import Encoder, EncoderConfig, init_encoder, init_encoder_head
 from jrl.models.entries_io import (
     check_entries,
     entry_tensors,
@@ -102,9 +102,31 @@ class Classifier:
         if isinstance(self.config, EncoderConfig):
             return init_encoder(self.config, key)
         body_key, score_key = jax.random.split(key)
+        return init_decoder(self.config, body_key) | self.init_heads(score_key)
+
+    def init_heads(self, key: PRNGKey) -> dict[str, Any]:
+        """Fresh float32 parameters of the head alone."""
+        if isinstance(self.config, EncoderConfig):
+            found = init_encoder_head(self.config, key)
+            return {name: found[name] for name in HEADS if name in found}
         shape = (self.config.feature_width, len(self.labels))
-        kernel = self.config.init_range * jax.random.normal(score_key, shape)
-        return init_decoder(self.config, body_key) | {SCORE: {"kernel": kernel}}
+        return {SCORE: {"kernel": self.config.init_range * jax.random.normal(key, shape)}}
+
+    @property
+    def body(self) -> TransformerConfig:
+        """Embedding and blocks."""
+        return self.config.body if isinstance(self.config, EncoderConfig) else self.config
+
+    def head_entries(self) -> list[Entry]:
+        """The tensors of the head."""
+        return [entry for entry in self.entries() if entry.paths[0].split("/")[0] in HEADS]
+
+    @property
+    def head_modules(self) -> tuple[str, ...]:
+        """Names of the modules that hold the head, as PEFT's `modules_to_save` has them."""
+        prefix = self.family.base_prefix
+        names = (entry.name.removeprefix(prefix).split(".")[0] for entry in self.head_entries())
+        return tuple(sorted(set(names)))
 
     def entries(self) -> list[Entry]:
         """Every tensor of its checkpoint, head included."""
@@ -141,9 +163,23 @@ class Classifier:
         context = full_context(self.config, mask, positions)
         decoder = Decoder(self.config, compute_dtype)
         hidden: Any = decoder.apply({"params": params}, tokens, positions, context, method=_read_text)
-        head = Projection(hidden.shape[-1:], (len(self.labels),), False, self.config.init_range, jnp.float32)
-        per_token: Any = head.apply({"params": params[SCORE]}, hidden)
-        return jax.vmap(last_token_scores, in_axes=(2, None), out_axes=1)(per_token, mask)
+        return read_scores(params[SCORE], hidden, mask)
+
+
+def read_scores(
+    head: Params, hidden: Float[Array, "B L D"], attention_mask: Bool[Array, "B L"]
+) -> Float[Array, "B labels"]:
+    """A decoder's float32 scores: its head on the last real token of each row; 0 for a row of mere padding.
+
+    Args:
+      head: The score head's parameters.
+      hidden: What it reads, of any dtype.
+      attention_mask: True on real tokens.
+    """
+    width, labels = head["kernel"].shape
+    projection = Projection((width,), (labels,), False, 0.0, jnp.float32)
+    per_token: Any = projection.apply({"params": head}, hidden)
+    return jax.vmap(last_token_scores, in_axes=(2, None), out_axes=1)(per_token, attention_mask)
 
 
 def _read_text(
@@ -174,7 +210,7 @@ def load_classifier(
     with named_folder(folder):
         model = Classifier.from_config(hf_config)
     files, entries = TensorFiles(folder), model.entries()
-    names = {_present_name(name): name for name in files}
+    names = {present_name(name): name for name in files}
     _check_head(model, files, {entry.name for entry in entries} - set(names))
     check_entries(
         files,
@@ -188,7 +224,7 @@ def load_classifier(
     return model, load_entries(files, entries, targets, names)
 
 
-def _present_name(name: str) -> str:
+def present_name(name: str) -> str:
     """Files of the first years call a LayerNorm's weight and bias gamma and beta."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 

@@ -16,12 +16,14 @@ from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
 from jrl.models.attention import AttentionContext, cached_context, full_context
 from jrl.models.cache import Cache, LayerCache, cache_tokens, empty_layer_cache, spread_kv_heads
 from jrl.models.config import TransformerConfig
+from jrl.models.noise import EmbeddingNoise
 from jrl.models.positions import token_positions
 from jrl.models.transformer import Decoder
 from jrl.typing import Features, Frozen, ModelInputs, Params, PRNGKey, Trunk
 
 VALUE_BRANCH = "value_branch"
 LORA = "lora"
+NOISE_STREAM = 1
 Variables = Mapping[str, Any]
 """What the decoder reads: the collection "params", and "lora" where adapters are at work."""
 
@@ -38,6 +40,7 @@ class DecoderPolicy:
       cut: First layer above the frozen trunk; None where there is no trunk.
       num_value_layers: Layers that the value function has its own copy of.
       adapter: What trains beside the frozen model; None: parts of the model itself.
+      noise: What a dropout key draws on the embeddings; None: nothing.
     """
 
     config: TransformerConfig
@@ -45,6 +48,7 @@ class DecoderPolicy:
     cut: int | None
     num_value_layers: int
     adapter: Lora | VirtualTokens | None = None
+    noise: EmbeddingNoise | None = None
 
     def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
         """Hidden states before layer `cut`."""
@@ -208,8 +212,14 @@ class DecoderPolicy:
     ) -> Array:
         # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
         tokens = jnp.where(inputs.attention_mask, inputs.tokens, 0)
-        return self._run(variables, tokens, positions, method="embed_tokens", dropout_key=key)
+        noise = None
+        if self.noise is not None and key is not None:
+            width = self.config.embedding_width or self.config.width
+            noise = self.noise(jax.random.fold_in(key, NOISE_STREAM), tokens, width)
+        return self._run(variables, tokens, positions, noise, method="embed_tokens", dropout_key=key)
 
     def _run(self, variables: Variables, *args: Any, method: str, dropout_key: PRNGKey | None = None) -> Any:
+        if self.noise is not None and self.noise.alone:
+            dropout_key = None
         rngs = None if dropout_key is None else {"dropout": dropout_key}
         return self.decoder.apply(variables, *args, method=method, rngs=rngs)

@@ -38,12 +38,15 @@ class EncoderConfig:
       num_token_types: Rows of the table of token types, of which a single text uses the first; 0: no such table.
       pooler: Activation between the two layers of the head.
       num_labels: Scores of a text.
+      head_dropout: Rate on what the last layer of the head reads; the body's rates are in `body`. RoBERTa has a second
+        one, before the head's first layer, which is left out.
     """
 
     body: TransformerConfig
     num_token_types: int
     pooler: Literal["tanh", "relu"]
     num_labels: int
+    head_dropout: float = 0.0
 
     @property
     def vocab_size(self) -> int:
@@ -62,10 +65,12 @@ class Encoder(nn.Module):
     Attributes:
       config: The architecture.
       dtype: Of the computation; norms, softmax and head are float32 always.
+      remat: Recompute each layer's activations in the backward pass instead of keeping them.
     """
 
     config: EncoderConfig
     dtype: Any = jnp.float32
+    remat: bool = False
 
     def setup(self) -> None:
         """Names the parts."""
@@ -75,19 +80,24 @@ class Encoder(nn.Module):
         if self.config.num_token_types:
             self.token_type = Table(self.config.num_token_types, width, body.init_range, None)
         self.embed_norm = Norm(body.norm, body.norm_epsilon, (width,), self.dtype)
-        self.layers = [make_block(body, layer, self.dtype) for layer in body.layers]
+        self.layers = [make_block(body, layer, self.dtype, remat=self.remat) for layer in body.layers]
         self.pooler, self.classifier = (
             Projection((width,), (size,), True, body.init_range, jnp.float32)
             for size in (width, self.config.num_labels)
+        )
+        self.dropout, self.head_dropout = (
+            nn.Dropout(body.embedding_dropout),
+            nn.Dropout(self.config.head_dropout),
         )
 
     def __call__(
         self, tokens: Int[Array, "B L"], attention_mask: Bool[Array, "B L"]
     ) -> Float[Array, "B labels"]:
-        """Scores of each row, float32."""
+        """Scores of each row, float32. Dropout acts where a key of that name is given."""
         x = self.embed_tokens(tokens, token_positions(attention_mask))
         x = self.run_layers(x, attention_mask, 0, self.config.body.num_layers)
-        return self.classifier(self.pool(x, attention_mask))
+        pooled = self.head_dropout(self.pool(x, attention_mask), deterministic=not self.has_rng("dropout"))
+        return self.classifier(pooled)
 
     def without_body(
         self, x: Float[Array, "B L D"], attention_mask: Bool[Array, "B L"]
@@ -102,7 +112,8 @@ class Encoder(nn.Module):
         x = self.embed(tokens) + self.position(positions + self.config.body.position_offset)
         if self.config.num_token_types:
             x = x + self.token_type(jnp.zeros_like(tokens))
-        return constrain(self.embed_norm(x), "batch", None, None)
+        x = self.dropout(self.embed_norm(x), deterministic=not self.has_rng("dropout"))
+        return constrain(x, "batch", None, None)
 
     def run_layers(
         self, x: Float[Array, "B L D"], attention_mask: Bool[Array, "B L"], start: int, stop: int
@@ -125,10 +136,11 @@ class Encoder(nn.Module):
 def init_encoder(config: EncoderConfig, key: PRNGKey) -> dict[str, Any]:
     """Fresh float32 parameters. Rows that pad the vocabulary are 0 and, without gradient, stay so."""
     body_key, head_key = jax.random.split(key)
-    return init_decoder(config.body, body_key) | _init_head(config, head_key)
+    return init_decoder(config.body, body_key) | init_encoder_head(config, head_key)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _init_head(config: EncoderConfig, key: PRNGKey) -> dict[str, Any]:
+def init_encoder_head(config: EncoderConfig, key: PRNGKey) -> dict[str, Any]:
+    """Fresh float32 parameters of what a decoder lacks: the head, and the table of token types where there is one."""
     x = jnp.zeros((1, 1, config.body.width))
     return dict(Encoder(config).init(key, x, jnp.ones((1, 1), bool), method="without_body")["params"])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jrl.models.adapters.config import AdapterConfig
 from jrl.models.families.base import Entry, Family
 from jrl.models.heads import init_q_heads, init_value_head
+from jrl.models.noise import EmbeddingNoise
 from jrl.typing import Params, PolicyFns, PRNGKey
 
 
@@ -74,6 +75,7 @@ class BaseLM(abc.ABC):
         adapter: AdapterConfig | None = None,
         compute_dtype: Any = jnp.float32,
         remat: bool = False,
+        noise: EmbeddingNoise | None = None,
     ) -> PolicyFns:
         """This model as `PolicyFns`; the arguments are those of `make_policy`."""
         return self.make_policy(
@@ -83,6 +85,7 @@ class BaseLM(abc.ABC):
             adapter=self.bind(adapter),
             compute_dtype=compute_dtype,
             remat=remat,
+            noise=noise,
         )
 
     def split_params(

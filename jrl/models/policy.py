@@ -20,6 +20,7 @@ from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
 from jrl.models.config import TransformerConfig
 from jrl.models.decoder_policy import LORA, VALUE_BRANCH, DecoderPolicy
 from jrl.models.heads import HEADS, read_heads
+from jrl.models.noise import EmbeddingNoise
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.transformer import Decoder
 from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
@@ -35,6 +36,7 @@ def make_policy(
     adapter: Lora | VirtualTokens | None = None,
     compute_dtype: Any = jnp.float32,
     remat: bool = False,
+    noise: EmbeddingNoise | None = None,
 ) -> PolicyFns:
     """The functions by which algorithms know this decoder.
 
@@ -45,12 +47,14 @@ def make_policy(
       adapter: Trains in place of layers, whatever `num_layers_unfrozen` says; bound to this model.
       compute_dtype: Of activations and matrix products.
       remat: Recompute each layer in the backward pass: less memory for about a third more compute.
+      noise: On the embeddings, where a dropout key is given. There is no frozen trunk then: the noise comes first.
     Raises:
       ValueError: If a count is out of range, or a value branch is to follow virtual tokens.
     """
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
     decoder = Decoder(config, compute_dtype, remat)
-    policy = DecoderPolicy(config, decoder, cut, num_value_layers_unfrozen, adapter)
+    cut = cut if noise is None else None
+    policy = DecoderPolicy(config, decoder, cut, num_value_layers_unfrozen, adapter, noise)
     return PolicyFns(
         policy.trunk,
         policy.branch,

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.mesh import path_name
 from jrl.models.adapters.config import AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import Lora
-from jrl.models.adapters.targets import bind_lora
+from jrl.models.adapters.targets import bind_lora, check_task
 from jrl.models.families import find_family
 from jrl.models.language_model import BaseLM
 from jrl.models.seq2seq import init_encoder_decoder
@@ -114,6 +114,7 @@ class Seq2SeqLM(BaseLM):
                 "peft_config: `peft_type` must be LORA for a seq2seq model; prefix and prompt tuning are for decoders "
                 f"alone. Got {type(adapter).__name__}."
             )
+        check_task(adapter, self.family.model_type)
         leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(self.init, jax.random.key(0)))
         shapes = {path_name(path): leaf.shape for path, leaf in leaves}
         return bind_lora(adapter, self.entries(), shapes, self.family.model_type)

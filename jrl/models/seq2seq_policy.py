@@ -23,6 +23,7 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.cache import LayerCache, cached_kv_heads, constrain_cache
 from jrl.models.decoder_policy import LORA
 from jrl.models.heads import HEADS, read_heads
+from jrl.models.noise import EmbeddingNoise
 from jrl.models.seq2seq import EncoderDecoder, Rows
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey
@@ -68,12 +69,18 @@ def make_seq2seq_policy(
     adapter: Lora | None = None,
     compute_dtype: Any = jnp.float32,
     remat: bool = False,
+    noise: EmbeddingNoise | None = None,
 ) -> PolicyFns:
     """The functions by which algorithms know this model; the arguments are those of `make_policy`.
 
     Raises:
-      ValueError: If a count is out of range, or the value function shall have layers of its own.
+      ValueError: If a count is out of range, the value function shall have layers of its own, or there is to be noise.
     """
+    if noise is not None:
+        raise ValueError(
+            f"`neftune_noise_alpha` must be None for a seq2seq model, which has two embedded rows to put noise on, got "
+            f"{noise.alpha}."
+        )
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
     policy = _Seq2SeqPolicy(config, EncoderDecoder(config, compute_dtype, remat), cut, adapter)
     return PolicyFns(

@@ -118,9 +118,16 @@ class Decoder(nn.Module):
         """Touches every part but the layers, which is what `init` needs."""
         return self.logits(self.norm(self.embed_tokens(tokens, positions)))
 
-    def embed_tokens(self, tokens: Int[Array, "B Q"], positions: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
-        """The residual stream before the first layer."""
+    def embed_tokens(
+        self,
+        tokens: Int[Array, "B Q"],
+        positions: Int[Array, "B Q"],
+        noise: Float[Array, "B Q W"] | None = None,
+    ) -> Float[Array, "B Q D"]:
+        """The residual stream before the first layer; `noise` is added to the embeddings."""
         x = self.embed(tokens)
+        if noise is not None:
+            x = x + noise
         if self.config.embedding_scale is not None:
             # Rounded to the compute dtype first, as in the torch implementations.
             x = x.astype(self.dtype) * jnp.asarray(self.config.embedding_scale, self.dtype)

@@ -73,18 +73,19 @@ class AdapterPlan:
         return found
 
 
-def plan_adapter(model: ModelConfig, tokenizer: Any) -> AdapterPlan:
+def plan_adapter(model: ModelConfig, tokenizer: Any, *, dropout: bool = False) -> AdapterPlan:
     """Reads `model.peft_config`, or the adapter that `model.model_path` holds.
 
     Args:
       model: The section of the configuration.
       tokenizer: Reads the text that a prompt may start as.
+      dropout: Whether the run draws dropout, so that an adapter's rate has its effect.
     Raises:
       ValueError: If the configuration is not supported, or the folder does not name its base model.
     """
     given = None if model.peft_config is None else read_adapter_config(model.peft_config)
     if given is not None:
-        _warn_of_what_is_ignored(model, given, "`model.peft_config` is given")
+        _warn_of_what_is_ignored(model, given, "`model.peft_config` is given", dropout=dropout)
     if isinstance(given, PromptConfig) and given.prompt_tuning_init == "TEXT":
         given = replace(given, text_ids=tuple(tokenizer(given.prompt_tuning_init_text)["input_ids"]))
     if not is_adapter_folder(model.model_path):
@@ -96,7 +97,7 @@ def plan_adapter(model: ModelConfig, tokenizer: Any) -> AdapterPlan:
             "`base_model_name_or_path`: name the folder or hub id of the model it belongs to there."
         )
     if given is None:
-        _warn_of_what_is_ignored(model, found.config, "`model.model_path` holds an adapter")
+        _warn_of_what_is_ignored(model, found.config, "`model.model_path` holds an adapter", dropout=dropout)
         return AdapterPlan(found.config, found.base_model, found.folder, continues=True)
     warnings.warn(
         f"`model.peft_config` is given and {model.model_path} holds an adapter: a fresh one is trained on the base "
@@ -106,14 +107,16 @@ def plan_adapter(model: ModelConfig, tokenizer: Any) -> AdapterPlan:
     return AdapterPlan(given, found.base_model, found.folder)
 
 
-def _warn_of_what_is_ignored(model: ModelConfig, adapter: AdapterConfig, reason: str) -> None:
+def _warn_of_what_is_ignored(
+    model: ModelConfig, adapter: AdapterConfig, reason: str, *, dropout: bool
+) -> None:
     if model.num_layers_unfrozen != -1:
         warnings.warn(
             f"`model.num_layers_unfrozen` is {model.num_layers_unfrozen}, but {reason}: the whole model is frozen "
             "and the adapter trains.",
             stacklevel=5,
         )
-    if isinstance(adapter, LoraConfig) and adapter.lora_dropout:
+    if isinstance(adapter, LoraConfig) and adapter.lora_dropout and not dropout:
         warnings.warn(
             f"`lora_dropout` is {adapter.lora_dropout}, but jrl trains without dropout, which would make the ratio of "
             "two passes random: it has no effect.",

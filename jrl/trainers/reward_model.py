@@ -17,11 +17,15 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.data.batching import bucket_length, pad_right
 from jrl.data.tokenizer import check_vocabulary, load_tokenizer
 from jrl.mesh import make_mesh
+from jrl.models.adapters.peft_format import is_adapter_folder, read_adapter_folder
 from jrl.models.classifier import Classifier, load_classifier
+from jrl.models.classifier_adapter import load_adapted_classifier
 from jrl.trainers.setup import place_rows
 from jrl.typing import Params
 
 POSITIVE = ("positive", "pos")
+APPEND_EOS = "append_eos"
+"""Entry of tokenizer_config.json: whether the texts that a model was trained on all ended in EOS."""
 Output = Literal["probability", "logit"]
 OUTPUTS = get_args(Output)
 
@@ -40,6 +44,7 @@ class RewardModel:
       max_length: Tokens of a text, special tokens included; longer ones are cut.
       mesh: Where the scores are computed.
       compute_dtype: Of activations and matrix products.
+      append_eos: Whether EOS is put behind a text that lacks it.
     """
 
     classifier: Classifier
@@ -51,6 +56,7 @@ class RewardModel:
     max_length: int
     mesh: Mesh
     compute_dtype: Any
+    append_eos: bool = False
 
     def __call__(self, samples: Sequence[str]) -> list[float]:
         """Rewards of some texts, in their order.
@@ -83,8 +89,13 @@ class RewardModel:
             if not isinstance(sample, str):
                 raise ValueError(f"`samples[{index}]` must be a string, got {type(sample).__name__}.")
         # `verbose=False`: the texts are cut here, so nobody need be warned of their length.
-        encoded = self.tokenizer(list(samples), truncation=True, max_length=self.max_length, verbose=False)
-        return [list(row) for row in encoded["input_ids"]]
+        room = self.max_length - self.append_eos
+        encoded = self.tokenizer(list(samples), truncation=True, max_length=room, verbose=False)
+        rows = [list(row) for row in encoded["input_ids"]]
+        if not self.append_eos:
+            return rows
+        eos = self.tokenizer.eos_token_id
+        return [row if row[-1:] == [eos] else [*row, eos] for row in rows]
 
     def _dispatch(self, rows: list[list[int]]) -> Float[Array, "B"]:
         """Sends one batch to the device; waits for nothing."""
@@ -120,12 +131,14 @@ def load_reward_model(
     max_length: int | None = None,
     mesh: Mesh | None = None,
     dtype: Any = None,
+    append_eos: bool | None = None,
 ) -> RewardModel:
     """A sequence classifier of the Hugging Face format as a reward function for `jrl.train`.
 
     Args:
       path_or_id: A folder, or "organisation/name" on the hub, with its tokenizer: a BERT, RoBERTa or DistilBERT
-        classifier, or a decoder with a score head.
+        classifier, or a decoder with a score head. Or a folder with a LoRA adapter of one, which is merged into the
+        base model that it names; without a tokenizer in it, that model's is read.
       label: Which of several labels is the reward: its name in the checkpoint, whatever the case, or its number.
         Default: the one called positive; else the second of two.
       output: The label's probability (softmax over the labels; a sigmoid each where the checkpoint says
@@ -135,6 +148,8 @@ def load_reward_model(
         tokenizer's truncation side.
       mesh: Where it runs, for example that of the trainer; default: the first device.
       dtype: Of parameters and computation; default float32. Scores are float32 always.
+      append_eos: Whether EOS is put behind a text that lacks it, for a model that was trained on texts which end in it:
+        their decoded form has lost it. Default: what `RewardTrainer` wrote into the tokenizer's config, else False.
     Raises:
       FileNotFoundError: If the folder holds no checkpoint.
       ValueError: If it is no classifier, has no such label, or an argument is out of range.
@@ -145,12 +160,16 @@ def load_reward_model(
         raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1]) if mesh is None else mesh
     dtype = jnp.float32 if dtype is None else dtype
-    classifier, params = load_classifier(path_or_id, dtype=dtype, mesh=mesh)
-    tokenizer = load_tokenizer(path_or_id)
+    load = load_adapted_classifier if is_adapter_folder(path_or_id) else load_classifier
+    classifier, params = load(path_or_id, dtype=dtype, mesh=mesh)
+    tokenizer = load_tokenizer(_tokenizer_path(path_or_id))
     tokenizer.truncation_side = tokenizer.init_kwargs.get("truncation_side", "right")
     check_vocabulary(tokenizer, classifier.vocab_size)
     longest = min(classifier.max_positions, tokenizer.model_max_length)
     max_length = longest if max_length is None else max_length
+    append_eos = bool(tokenizer.init_kwargs.get(APPEND_EOS, False)) if append_eos is None else append_eos
+    if append_eos and tokenizer.eos_token_id is None:
+        raise ValueError(f"`append_eos` must be False: the tokenizer of {path_or_id} has no EOS token.")
     if not 1 <= max_length <= classifier.max_positions:
         raise ValueError(
             f"`max_length` must be from 1 to the model's {classifier.max_positions} positions, got {max_length}."
@@ -165,7 +184,17 @@ def load_reward_model(
         max_length,
         mesh,
         dtype,
+        append_eos,
     )
+
+
+def _tokenizer_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Where a reward model's tokenizer lies: an adapter's folder need not have one."""
+    if not is_adapter_folder(path):
+        return path
+    found = read_adapter_folder(path)
+    has_own = any(found.folder.glob("tokenizer*"))
+    return path if has_own or found.base_model is None else found.base_model
 
 
 def find_label(labels: Sequence[str], label: str | int | None) -> int:

@@ -105,3 +105,19 @@ def test_fresh_parameters_pad_the_vocabulary_with_zeros():
     params = Classifier.from_config(ENCODERS["bert"]).init(jax.random.key(0))
     table = np.asarray(params["embed"]["embedding"])
     assert table[:97].any(axis=1).all() and not table[97:].any()
+
+
+def test_dropout_rates_are_those_of_the_config():
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}
+    config = Classifier.from_config(BertConfig(**BERT | rates)).config
+    body = config.body
+    assert (body.embedding_dropout, body.residual_dropout, body.attention_dropout) == (0.1, 0.1, 0.2)
+    assert config.head_dropout == 0.1
+    assert Classifier.from_config(BertConfig(**BERT, classifier_dropout=0.3)).config.head_dropout == 0.3
+    rates = {"dropout": 0.1, "attention_dropout": 0.2, "seq_classif_dropout": 0.3}
+    config = Classifier.from_config(DistilBertConfig(**DISTILBERT | rates)).config
+    assert (config.body.residual_dropout, config.body.attention_dropout, config.head_dropout) == (
+        0.1,
+        0.2,
+        0.3,
+    )

@@ -38,8 +38,8 @@ def bind_adapter(
     Raises:
       ValueError: If the configuration does not fit the model.
     """
+    check_task(config, model_type)
     if not isinstance(config, LoraConfig):
-        check_task(config, model_type)
         return VirtualTokens(config, model)
     leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(init, jax.random.key(0)))
     return bind_lora(config, entries, {path_name(path): leaf.shape for path, leaf in leaves}, model_type)

@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from jrl.models.adapters.field_types import TYPES
 
-CAUSAL, SEQ2SEQ = "CAUSAL_LM", "SEQ_2_SEQ_LM"
+CAUSAL, SEQ2SEQ, SEQ_CLS = "CAUSAL_LM", "SEQ_2_SEQ_LM", "SEQ_CLS"
+HEAD_MODULES = ("classifier", "pooler", "pre_classifier", "score")
+"""Heads of classifiers, which train and are saved whole beside an adapter; nothing else is."""
 # Said elsewhere (base model), derived from the model (layout, sizes), or of no consequence (versions).
 _SILENT = {
     "auto_mapping",
@@ -78,6 +80,7 @@ class LoraConfig:
       init_lora_weights: True: A is uniform in ±1/√in; "gaussian": normal with deviation 1/r. B is 0 in both. False: A
         as for True, and B uniform in ±1/√r, so that the policy does not start as the base model.
       task_type: PEFT's name of what the base model does, checked where the adapter is bound; no part of what it is.
+      modules_to_save: The head of a classifier, which is saved whether it is named or not; no part of what it is.
     """
 
     r: int = 8
@@ -93,6 +96,7 @@ class LoraConfig:
     use_dora: bool = False
     init_lora_weights: Literal[True, False, "gaussian"] = True
     task_type: str | None = field(default=None, compare=False, repr=False, kw_only=True)
+    modules_to_save: tuple[str, ...] | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises ValueError on ranks and rates out of range."""
@@ -104,6 +108,12 @@ class LoraConfig:
             "init_lora_weights",
             'true, false or "gaussian"',
             self.init_lora_weights,
+        )
+        _require(
+            set(self.modules_to_save or ()) <= set(HEAD_MODULES),
+            "modules_to_save",
+            "off, or name a classifier's head, as in ['score']: jrl saves no other module",
+            self.modules_to_save,
         )
 
 
@@ -193,8 +203,8 @@ def read_adapter_config(given: Any) -> AdapterConfig:
     if kind not in KINDS:
         raise ValueError(f"peft_config: `peft_type` must be one of {', '.join(KINDS)}; got {kind!r}.")
     task = values.get("task_type")
-    if task not in (None, CAUSAL, SEQ2SEQ):
-        raise ValueError(f"peft_config: `task_type` must be {CAUSAL} or {SEQ2SEQ}; got {task!r}.")
+    if task not in (None, CAUSAL, SEQ2SEQ, SEQ_CLS):
+        raise ValueError(f"peft_config: `task_type` must be {CAUSAL}, {SEQ2SEQ} or {SEQ_CLS}; got {task!r}.")
     known = {entry.name: entry for entry in fields(KINDS[kind]) if entry.name != "text_ids"}
     arguments = {}
     for key, value in values.items():
@@ -248,7 +258,7 @@ def to_peft_dict(config: AdapterConfig) -> dict[str, Any]:
     values = {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in asdict(config).items()
-        if key != "task_type"
+        if key not in ("task_type", "modules_to_save")
     }
     if isinstance(config, PromptConfig):
         # How a prompt began is of no use to its reader, and PEFT would ask for the tokenizer that made it.
@@ -263,6 +273,8 @@ def _required(entry: Any) -> bool:
 def _value(key: str, value: Any) -> Any:
     """PEFT's lists and single entries as tuples."""
     if key in ("layers_to_transform", "layers_pattern") and isinstance(value, int | str):
+        return (value,)
+    if key == "modules_to_save" and isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 

@@ -59,6 +59,7 @@ NUMBER = Type(_is_number, "a finite number")
 
 TYPES: Mapping[str, Type] = {
     "task_type": TEXT,
+    "modules_to_save": TEXTS,
     # LoRA.
     "r": INTEGER,
     "lora_alpha": NUMBER,

@@ -36,6 +36,7 @@ from jrl.models.safetensors_write import is_model_file, write_tensors
 from jrl.typing import Params, PRNGKey
 
 CONFIG, WEIGHTS, HEAD_FILE = "adapter_config.json", "adapter_model", "model"
+_WRAPPED = "base_model.model."
 _LORA_NAMES = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
@@ -76,25 +77,44 @@ def read_adapter_folder(path: str | os.PathLike[str]) -> AdapterFolder:
     return AdapterFolder(folder, config, values.get("base_model_name_or_path"))
 
 
-def load_adapter(folder: Path, adapter: Adapter) -> dict[str, Any]:
+class SavedModules(NamedTuple):
+    """Modules of the base model that train and are stored whole, in the adapter's own file.
+
+    Attributes:
+      names: As `modules_to_save` of adapter_config.json has them.
+      entries: Their tensors, under the names of the model's own checkpoint.
+      shapes: Their parameters, as a tree of `jax.ShapeDtypeStruct`, float32.
+    """
+
+    names: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    shapes: Params
+
+
+def load_adapter(folder: Path, adapter: Adapter, saved: SavedModules | None = None) -> dict[str, Any]:
     """Reads the parameters of an adapter, float32.
 
     Args:
       folder: With `adapter_model.safetensors`.
       adapter: The folder's configuration, bound to the model.
+      saved: What the file holds beside; None: nothing.
     Returns:
-      Its entry of the trainable parameters: {"lora": ...}, {"prefix": ...} or {"prompt": ...}.
+      Its entry of the trainable parameters, {"lora": ...}, {"prefix": ...} or {"prompt": ...}, and one for each of the
+      parameters that are saved whole.
     Raises:
       FileNotFoundError: If there is no such file, or only a pickled one.
       ValueError: If tensors are missing, unknown, of another shape or not finite; the message names file and tensor.
     """
-    files, entries = TensorFiles(folder, WEIGHTS), _entries(adapter)
+    files, entries = TensorFiles(folder, WEIGHTS), _entries(adapter, saved)
     names = {name: name for name in files}
     # Of an adapted head PEFT stores the base weight too.
     check_entries(
         files, entries, names, is_ignored=lambda name: ".base_layer." in name, what=f"{adapter.name} adapter"
     )
-    return {adapter.name: load_entries(files, entries, _like(entries))}
+    shapes = {} if saved is None else dict(saved.shapes)
+    found = load_entries(files, entries, _like(_entries(adapter, None)) | shapes)
+    whole = {name: found.pop(name) for name in shapes}
+    return {adapter.name: found} | whole
 
 
 def load_heads(folder: Path, *, width: int, vocab_size: int, padded_vocab_size: int) -> dict[str, Any]:
@@ -135,6 +155,7 @@ def save_adapter(
     task_type: str = CAUSAL,
     tokenizer: Any = None,
     vocab_size: int | None = None,
+    saved: SavedModules | None = None,
 ) -> None:
     """Writes a folder that PEFT opens, with the heads, if there are any, in `model.safetensors`.
 
@@ -149,6 +170,7 @@ def save_adapter(
       task_type: PEFT's name of what the model does.
       tokenizer: A transformers tokenizer to store with the adapter.
       vocab_size: Real entries of the vocabulary, as many as a Q head has columns in the file.
+      saved: Modules whose parameters, in `params` too, are stored whole with the adapter; None: none.
     Raises:
       ValueError: If there are Q heads and no `vocab_size`.
     """
@@ -159,8 +181,11 @@ def save_adapter(
     own = params[adapter.name] if isinstance(adapter, Lora) else adapter.saved(params[adapter.name])
     values = to_peft_dict(adapter.config) | _facts(adapter)
     values |= {"base_model_name_or_path": base_model, "task_type": task_type, "inference_mode": True}
+    if saved is not None:
+        values["modules_to_save"] = list(saved.names)
+        own = {**own, **{name: params[name] for name in saved.shapes}}
     with replace_folder(directory, obsolete=is_model_file) as staging:
-        _write(staging, _entries(adapter), own, WEIGHTS)
+        _write(staging, _entries(adapter, saved), own, WEIGHTS)
         if kind is not None:
             width = heads["v_head"]["hidden" if kind == "mlp" else "out"]["kernel"].shape[0]
             entries = head_entries(kind, num_q_heads, width=width, vocab_size=vocab_size or 0)
@@ -174,8 +199,13 @@ def _write(folder: Path, entries: Sequence[Entry], params: Params, stem: str, vo
     write_tensors(folder, entry_tensors(entries, params, vocab_size), max_shard_bytes=sys.maxsize, stem=stem)
 
 
-def _entries(adapter: Adapter) -> list[Entry]:
+def _entries(adapter: Adapter, saved: SavedModules | None) -> list[Entry]:
     """Every tensor of an adapter's file. Module names have dots and no slashes: each is one step of a path."""
+    whole = () if saved is None else saved.entries
+    return [*_own_entries(adapter), *(replace(entry, name=f"{_WRAPPED}{entry.name}") for entry in whole)]
+
+
+def _own_entries(adapter: Adapter) -> list[Entry]:
     if not isinstance(adapter, Lora):
         return [Entry("prompt_embeddings", ("embedding",), table(), (adapter.count, adapter.saved_width))]
     found = []
@@ -185,7 +215,7 @@ def _entries(adapter: Adapter) -> list[Entry]:
             "B": (module.size_out, module.rank),
         } | ({"magnitude": (module.size_out,)} if adapter.config.use_dora else {})
         for leaf, shape in shapes.items():
-            name = f"base_model.model.{module.name}.{_LORA_NAMES[leaf]}"
+            name = f"{_WRAPPED}{module.name}.{_LORA_NAMES[leaf]}"
             found.append(Entry(name, (f"{module.name}/{leaf}",), table(), shape))
     return found
 

@@ -22,23 +22,30 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj")),
     **dict.fromkeys(("olmo2", "smollm3", "qwen3_moe"), ("q_proj", "v_proj")),
     "phi3": ("qkv_proj",),
+    **dict.fromkeys(("bert", "roberta"), ("query", "value")),
+    "distilbert": ("q_lin", "v_lin"),
 }
-"""What PEFT 0.21 adapts where `target_modules` is not given. For the last four families it has no default; theirs are
-the same projections as the others'."""
+"""What PEFT 0.21 adapts where `target_modules` is not given. For `olmo2`, `smollm3`, `qwen3_moe` and `distilbert` it
+has no default; theirs are the same projections as the others'."""
 HEAD = "lm_head"
 
 
 def check_task(config: AdapterConfig, model_type: str) -> None:
-    """Refuses an adapter that names a task of other models.
+    """Refuses an adapter that names a task of other models than this language model.
 
     Raises:
-      ValueError: If it was made for a decoder and this is none, or the reverse.
+      ValueError: If it was made for a decoder and this is none, or the reverse, or for a classifier.
     """
     own = SEQ2SEQ if find_family(model_type).kind == "seq2seq" else CAUSAL
     if config.task_type not in (None, own):
         raise ValueError(
             f"peft_config: `task_type` must be {own} for a {model_type} model; got {config.task_type!r}: the adapter "
             "is meant for another kind of model."
+        )
+    if isinstance(config, LoraConfig) and config.modules_to_save:
+        raise ValueError(
+            f"peft_config: `modules_to_save` must be off for a {model_type} language model, got "
+            f"{list(config.modules_to_save)}: only the head of a reward model is saved whole."
         )
 
 
@@ -53,9 +60,8 @@ def bind_lora(
       shapes: Of its parameters, by path.
       model_type: Names the family whose default targets apply.
     Raises:
-      ValueError: If nothing matches, or something that is no linear map does, or the adapter is for another task.
+      ValueError: If nothing matches, or something that is no linear map does.
     """
-    check_task(config, model_type)
     targets = config.target_modules
     if targets is None:
         if model_type not in DEFAULT_TARGETS:

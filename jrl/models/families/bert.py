@@ -25,7 +25,11 @@ def read_config(hf: Any) -> EncoderConfig:
       ValueError: If the config asks for a decoder or for relative positions.
     """
     return EncoderConfig(
-        body=read_body(hf), num_token_types=hf.type_vocab_size, pooler="tanh", num_labels=hf.num_labels
+        body=read_body(hf),
+        num_token_types=hf.type_vocab_size,
+        pooler="tanh",
+        num_labels=hf.num_labels,
+        head_dropout=read_head_dropout(hf),
     )
 
 
@@ -61,7 +65,16 @@ def read_body(hf: Any) -> TransformerConfig:
         mlp_bias=True,
         tie_embeddings=True,
         init_range=hf.initializer_range,
+        embedding_dropout=hf.hidden_dropout_prob,
+        attention_dropout=hf.attention_probs_dropout_prob,
+        residual_dropout=hf.hidden_dropout_prob,
     )
+
+
+def read_head_dropout(hf: Any) -> float:
+    """`classifier_dropout`, or the layers' rate where a config has none."""
+    rate: float = hf.hidden_dropout_prob if hf.classifier_dropout is None else hf.classifier_dropout
+    return rate
 
 
 def check_positions(hf: Any) -> None:

@@ -50,8 +50,17 @@ def read_config(hf: Any) -> EncoderConfig:
         mlp_bias=True,
         tie_embeddings=True,
         init_range=hf.initializer_range,
+        embedding_dropout=hf.dropout,
+        attention_dropout=hf.attention_dropout,
+        residual_dropout=hf.dropout,
     )
-    return EncoderConfig(body=body, num_token_types=0, pooler="relu", num_labels=hf.num_labels)
+    return EncoderConfig(
+        body=body,
+        num_token_types=0,
+        pooler="relu",
+        num_labels=hf.num_labels,
+        head_dropout=hf.seq_classif_dropout,
+    )
 
 
 def entries(config: EncoderConfig) -> list[Entry]:

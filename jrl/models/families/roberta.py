@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.models.encoder import EncoderConfig
 from jrl.models.families.base import Entry, Family
-from jrl.models.families.bert import body_entries, read_body
+from jrl.models.families.bert import body_entries, read_body, read_head_dropout
 from jrl.models.families.tables import linear_entries
 
 
@@ -24,6 +24,7 @@ def read_config(hf: Any) -> EncoderConfig:
         num_token_types=hf.type_vocab_size,
         pooler="tanh",
         num_labels=hf.num_labels,
+        head_dropout=read_head_dropout(hf),
     )
 
 

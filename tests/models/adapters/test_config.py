@@ -49,7 +49,10 @@ def test_written_and_read_again(config):
             {"peft_type": "ADALORA"},
             "`peft_type` must be one of LORA, PREFIX_TUNING, PROMPT_TUNING; got 'ADALORA'",
         ),
-        ({"task_type": "SEQ_CLS"}, "`task_type` must be CAUSAL_LM or SEQ_2_SEQ_LM; got 'SEQ_CLS'"),
+        (
+            {"task_type": "TOKEN_CLS"},
+            "`task_type` must be CAUSAL_LM, SEQ_2_SEQ_LM or SEQ_CLS; got 'TOKEN_CLS'",
+        ),
         ({"lora_alfa": 3}, "LORA has no key `lora_alfa`. Did you mean `lora_alpha`?"),
         ({"bias": "all"}, "`bias` must be off: jrl has no such feature; got 'all'"),
         ({"modules_to_save": ["lm_head"]}, "`modules_to_save` must be off"),

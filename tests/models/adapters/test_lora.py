@@ -251,7 +251,9 @@ def test_the_trunk_of_an_encoder_and_a_decoder_ends_below_the_lowest_adapter(tar
     assert seq2seq_branch_start(lm.config, -1, 0, lora) == cut
 
 
-@pytest.mark.parametrize(("family", "task"), [("llama", "SEQ_2_SEQ_LM"), ("t5", "CAUSAL_LM")])
+@pytest.mark.parametrize(
+    ("family", "task"), [("llama", "SEQ_2_SEQ_LM"), ("t5", "CAUSAL_LM"), ("llama", "SEQ_CLS")]
+)
 def test_an_adapter_of_another_task_is_refused(family, task):
     lm, _ = tiny_lm(family)
     own = {"llama": "CAUSAL_LM", "t5": "SEQ_2_SEQ_LM"}[family]
@@ -260,6 +262,13 @@ def test_an_adapter_of_another_task_is_refused(family, task):
         lm.bind(read_adapter_config(given))
     for accepted in (own, None):
         assert lm.bind(read_adapter_config(given | {"task_type": accepted})).modules
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_language_model_has_no_head_to_save_whole(family):
+    given = {"peft_type": "LORA", "modules_to_save": ["score"]}
+    with pytest.raises(ValueError, match=f"`modules_to_save` must be off for a {family} language model"):
+        tiny_lm(family)[0].bind(read_adapter_config(given))
 
 
 @pytest.mark.slow
@@ -317,7 +326,7 @@ def test_rank_and_alpha_of_their_own():
 
 
 def test_defaults_are_those_of_peft():
-    assert set(DEFAULT_TARGETS) == {name for name, family in FAMILIES.items() if family.kind != "encoder"}
+    assert set(DEFAULT_TARGETS) == set(FAMILIES)
     names = [module.name for module in tiny_lm("gpt2")[0].bind(LoraConfig()).modules]
     assert names == ["transformer.h.0.attn.c_attn", "transformer.h.1.attn.c_attn"]
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reward model from pairs of texts: one optimizer step on a batch of comparisons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.reward_model_config import RewardConfig
+from jrl.learners.state import TrainState
+from jrl.losses.reward_model import reward_model_loss
+from jrl.typing import ComparisonBatch, Frozen, Metrics, Params, PRNGKey, Scorer, Update
+
+
+def reward_model_objective(
+    scorer: Scorer,
+    params: Params,
+    frozen: Frozen,
+    batch: ComparisonBatch,
+    *,
+    center_coef: float,
+    dropout_key: PRNGKey | None = None,
+) -> Loss:
+    """The loss of some comparisons, to be differentiated with respect to `params`: (sum, weight, metrics).
+
+    Both halves go through the model in one pass.
+
+    Args:
+      scorer: The model.
+      params: Its trainable parameters.
+      frozen: The rest.
+      batch: Comparisons.
+      center_coef: Weight of the centring term.
+      dropout_key: None: the pass is deterministic.
+    """
+    # Row by row, c0 r0 c1 r1 ...: one half after the other would move half of the rows to other devices.
+    rows = jax.tree.map(_interleave, batch.chosen, batch.rejected)
+    scores = scorer(params, frozen, rows, dropout_key).reshape(-1, 2)
+    return reward_model_loss(scores[:, 0], scores[:, 1], batch.margins, batch.valid, center_coef=center_coef)
+
+
+def _interleave(chosen: Any, rejected: Any) -> Any:
+    return jnp.stack([chosen, rejected], axis=1).reshape(-1, *chosen.shape[1:])
+
+
+def make_reward_model_update(
+    scorer: Scorer,
+    optimizer: optax.GradientTransformation,
+    config: RewardConfig,
+    *,
+    batch_size: int,
+    minibatch_size: int,
+) -> Update:
+    """One optimizer step on a batch of comparisons.
+
+        ℓ = Σ_pairs [ −log σ(r⁺ − r⁻ − m) + c·(r⁺ + r⁻)² ] / number of pairs, over the whole optimizer batch
+
+    Args:
+      scorer: The model.
+      optimizer: From `make_optimizer`.
+      config: Its centring coefficient and whether dropout is off are read.
+      batch_size: Pairs of an optimizer step, over all devices.
+      minibatch_size: Pairs in one forward pass; must divide `batch_size`.
+    Returns:
+      `(TrainState, frozen, ComparisonBatch, key) -> (TrainState, metrics)`; one compiled call. The batch holds at most
+      `batch_size` pairs; the key is that of dropout, where there is any.
+    Raises:
+      ValueError: If `minibatch_size` does not divide `batch_size`; on a call, if the batch has more pairs.
+    """
+    split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
+    center_coef = config.center_rewards_coefficient or 0.0
+    has_dropout = not config.disable_dropout
+
+    def update(
+        state: TrainState, frozen: Frozen, batch: ComparisonBatch, key: PRNGKey
+    ) -> tuple[TrainState, Metrics]:
+        num_pairs = batch.valid.shape[0]
+        if num_pairs > batch_size:
+            raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} pairs, got {num_pairs}.")
+
+        def objective(params: Params, rows: Rows) -> Loss:
+            taken = take_rows(batch, rows.ids)
+            return reward_model_objective(
+                scorer,
+                params,
+                frozen,
+                taken._replace(valid=taken.valid & rows.valid),
+                center_coef=center_coef,
+                dropout_key=jax.random.fold_in(key, rows.ids[0]) if has_dropout else None,
+            )
+
+        order = jnp.arange(num_pairs, dtype=jnp.int32)
+        layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
+        return optimizer_step(state, optimizer, objective, jax.tree.map(lambda x: x[0], layout))
+
+    return update
