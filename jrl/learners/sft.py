@@ -4,31 +4,78 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float, Int
 
 from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
-from jrl.learners.config import MethodConfig
+from jrl.learners.config import MethodConfig, check_fields
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState
-from jrl.losses.sft import sft_loss
-from jrl.ops.forward import window_features, window_logprobs
+from jrl.losses.sft import LOSSES, TokenLoss, nll, sft_loss
+from jrl.ops.alignment import window_targets
+from jrl.ops.chunks import map_positions, positions_of
+from jrl.ops.forward import window_features
+from jrl.ops.metrics import mean_metric
+from jrl.ops.token_reads import read_tokens
 from jrl.typing import Frozen, Metrics, Params, PolicyFns, PRNGKey, Sequences, Update
+
+PACKING_STRATEGIES = ("bfd", "bfd_split", "wrapped")
 
 
 @dataclass(kw_only=True)
 class SFTConfig(MethodConfig):
-    """Supervised fine-tuning on demonstrated completions; `gen_kwargs` is how evaluation samples."""
+    """Supervised fine-tuning on demonstrated completions; `gen_kwargs` is how evaluation samples.
+
+    Attributes:
+      loss_type: "nll", or "dft", which weighs each token's by its own probability (Wu et al. 2025, arXiv:2508.05629).
+      packing: Whether several samples share a row of `train.seq_length` tokens; nothing attends across them.
+      packing_strategy: "bfd" (best fit, longest first; longer samples are cut), "bfd_split" (the same, longer samples
+        are continued in a row of their own) or "wrapped" (one after the other, cut wherever a row is full).
+      eval_packing: The same for the evaluation samples; None: as `packing`.
+      completion_only_loss: Whether prompts are left out of the loss; None: where samples have prompt and completion.
+      assistant_only_loss: Whether only what assistants say is learned; needs messages and a template that marks it.
+      neftune_noise_alpha: α of uniform noise on the embeddings in training (Jain et al. 2023, arXiv:2310.05914); None:
+        none.
+      disable_dropout: Whether the forward pass is deterministic in training, NEFTune's noise apart.
+    """
 
     name: str = "SFTConfig"
+    loss_type: str = "nll"
+    packing: bool = False
+    packing_strategy: str = "bfd"
+    eval_packing: bool | None = None
+    completion_only_loss: bool | None = None
+    assistant_only_loss: bool = False
+    neftune_noise_alpha: float | None = None
+    disable_dropout: bool = True
+
+    def validate(self) -> None:
+        """Refuses values outside their range."""
+        super().validate()
+        alpha = self.neftune_noise_alpha
+        check_fields(
+            self,
+            ("loss_type", self.loss_type in LOSSES, f"one of {tuple(LOSSES)}"),
+            ("packing_strategy", self.packing_strategy in PACKING_STRATEGIES, f"one of {PACKING_STRATEGIES}"),
+            ("neftune_noise_alpha", alpha is None or alpha > 0, "positive, or None"),
+        )
 
 
 def sft_objective(
-    policy: PolicyFns, params: Params, frozen: Frozen, sequences: Sequences, *, logprob_chunk_bytes: int
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    sequences: Sequences,
+    *,
+    logprob_chunk_bytes: int,
+    token_loss: TokenLoss = nll,
+    dropout_key: PRNGKey | None = None,
 ) -> Loss:
-    """Maximum likelihood of the targets, to be differentiated with respect to `params`: (sum, weight, metrics).
+    """The loss of the targets, to be differentiated with respect to `params`: (sum, weight, metrics).
 
     Args:
       policy: The model.
@@ -36,20 +83,27 @@ def sft_objective(
       frozen: The rest.
       sequences: Rows, and the mask of what is learned.
       logprob_chunk_bytes: Most bytes of logits held at a time.
+      token_loss: One of `jrl.losses.sft.LOSSES`.
+      dropout_key: None: the pass is deterministic.
     """
     trunk = policy.trunk(frozen, sequences.inputs)
-    features = window_features(policy, params, frozen, trunk, sequences)
-    scored = window_logprobs(
-        policy,
-        params,
-        frozen,
-        features.policy,
-        sequences,
-        temperature=1.0,
-        chunk_bytes=logprob_chunk_bytes,
-        with_entropy=False,
-    )
-    return sft_loss(scored.logprobs, sequences.mask)
+    features = window_features(policy, params, frozen, trunk, sequences, dropout_key=dropout_key)
+    logits_fn = partial(policy.logits, params, frozen)
+    targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
+
+    def read(hidden: Float[Array, "b t D"], actions: Int[Array, "b t"]) -> tuple[Array, Array, Array]:
+        found = read_tokens(logits_fn(hidden), actions)
+        return found.logprobs, found.entropy, found.is_top
+
+    vocab_size = jax.eval_shape(logits_fn, features.policy[:, 0]).shape[-1]
+    positions = positions_of(logprob_chunk_bytes, vocab_size=vocab_size)
+    logprobs, entropy, is_top = map_positions(read, (features.policy, targets), positions=positions)
+    out = sft_loss(logprobs, sequences.mask, token_loss=token_loss)
+    watched = {
+        "sft/entropy": mean_metric(entropy, sequences.mask),
+        "sft/token_accuracy": mean_metric(is_top, sequences.mask),
+    }
+    return out._replace(metrics=out.metrics | watched)
 
 
 def make_sft_update(
@@ -59,12 +113,15 @@ def make_sft_update(
     batch_size: int,
     minibatch_size: int,
     logprob_chunk_bytes: int,
+    token_loss: TokenLoss = nll,
+    dropout: bool = False,
+    noise: bool = False,
 ) -> Update:
     """One optimizer step of maximum likelihood on the batch's targets.
 
-        ℓ = −Σ_t m_t log π(a_t | s_t) / Σ_t m_t,  the sums over the whole optimizer batch
+        L = Σ_t m_t ℓ_t / Σ_t m_t,  the sums over the whole optimizer batch
 
-    Dropout is off, as everywhere in jrl: the model that is evaluated is the model that is trained.
+    By default nothing is drawn: the model that is evaluated is the model that is trained.
 
     Args:
       policy: The model.
@@ -72,25 +129,40 @@ def make_sft_update(
       batch_size: Rows of an optimizer step, over all devices.
       minibatch_size: Rows in one forward pass; must divide `batch_size`.
       logprob_chunk_bytes: Most bytes of logits held at a time.
+      token_loss: ℓ, one of `jrl.losses.sft.LOSSES`.
+      dropout: Whether the model's dropout is on; its masks then depend on how a batch is cut into microbatches.
+      noise: Whether the policy puts noise on its embeddings; a row's does not depend on that.
     Returns:
       `(TrainState, frozen, Sequences, key) -> (TrainState, metrics)`; one compiled call. The batch holds at most
-      `batch_size` rows; the key is not used, since nothing is drawn.
+      `batch_size` rows; the key is used for dropout and noise alone.
     Raises:
       ValueError: If `minibatch_size` does not divide `batch_size`; on a call, if the batch has more rows.
     """
     split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
 
+    def key_of(key: PRNGKey, rows: Rows) -> PRNGKey | None:
+        if dropout:
+            # A microbatch is known by its first row.
+            return jax.random.fold_in(key, rows.ids[0])
+        return key if noise else None
+
     def update(
         state: TrainState, frozen: Frozen, batch: Sequences, key: PRNGKey
     ) -> tuple[TrainState, Metrics]:
-        del key
         num_rows = batch.mask.shape[0]
         if num_rows > batch_size:
             raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} rows, got {num_rows}.")
 
         def objective(params: Params, rows: Rows) -> Loss:
-            sequences = mask_rows(take_rows(batch, rows.ids), rows.valid)
-            return sft_objective(policy, params, frozen, sequences, logprob_chunk_bytes=logprob_chunk_bytes)
+            return sft_objective(
+                policy,
+                params,
+                frozen,
+                mask_rows(take_rows(batch, rows.ids), rows.valid),
+                logprob_chunk_bytes=logprob_chunk_bytes,
+                token_loss=token_loss,
+                dropout_key=key_of(key, rows),
+            )
 
         order = jnp.arange(num_rows, dtype=jnp.int32)
         layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)

@@ -1,43 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised fine-tuning on strings, prompt-output pairs and dialogues."""
+"""Supervised fine-tuning on texts, prompt-output pairs, dialogues and records of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 
-from jrl.data.dialogue import DialogueSet
-from jrl.data.pairs import PairSet
-from jrl.learners.sft import make_sft_update
+from jrl.data.packing import PackedSet
+from jrl.learners.sft import SFTConfig, make_sft_update, sft_objective
 from jrl.learners.state import TrainState, init_train_state
+from jrl.losses.sft import LOSSES
+from jrl.models.noise import EmbeddingNoise
 from jrl.trainers.offline import OfflineTrainer
+from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.registry import register_trainer
+from jrl.trainers.setup import PolicyBundle, load_policy
+from jrl.trainers.sft_data import SFTSamples, make_samples, prompts_of
 from jrl.typing import Params
 
 
 @register_trainer("SFTTrainer")
-class SFTTrainer(OfflineTrainer):
+class SFTTrainer(OfflineTrainer, PolicyTrainer):
     """Next-token training. `state` is a `TrainState`; one iteration is one optimizer step."""
 
     state: TrainState
-    samples: DialogueSet | PairSet
+    samples: SFTSamples
     tokens_metric = "sft/tokens"
+    loss_metric = "sft/loss"
+
+    @property
+    def method(self) -> SFTConfig:
+        """The algorithm's section of the configuration."""
+        assert isinstance(self.config.method, SFTConfig), "the configuration saw to it"
+        return self.config.method
+
+    def load_model(self) -> PolicyBundle:
+        """The model, with noise on its embeddings where the configuration wants it."""
+        alpha = self.method.neftune_noise_alpha
+        noise = None if alpha is None else EmbeddingNoise(alpha, alone=self.method.disable_dropout)
+        return load_policy(self.config, self.mesh, with_value_head=False, noise=noise)
 
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """No reference is made: nothing is compared."""
         del make_reference
-        train = self.config.train
+        train, method = self.config.train, self.method
         optimizer = self.make_optimizer()
+        token_loss = LOSSES[method.loss_type]
         update = make_sft_update(
             self.policy,
             optimizer,
             batch_size=train.batch_size,
             minibatch_size=train.minibatch_size or train.batch_size,
             logprob_chunk_bytes=train.logprob_chunk_bytes,
+            token_loss=token_loss,
+            dropout=not method.disable_dropout,
+            noise=method.neftune_noise_alpha is not None,
         )
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
+        self.compile_evaluation(
+            partial(
+                sft_objective,
+                self.policy,
+                logprob_chunk_bytes=train.logprob_chunk_bytes,
+                token_loss=token_loss,
+            )
+        )
 
     def add_data(
         self,
@@ -53,21 +83,88 @@ class SFTTrainer(OfflineTrainer):
                 "SFTTrainer learns from `samples`: give those, and neither `rewards` nor `prompts`."
             )
         self.add_samples(samples)
-        self.add_default_eval_prompts(samples, eval_prompts)
+        if eval_prompts is None:
+            is_seq2seq = self.lm.decoder_start_token_id is not None
+            batch_size = self.config.train.batch_size
+            eval_prompts = prompts_of(samples, batch_size) if is_seq2seq else self.default_prompts()
+        self.add_eval_prompts(eval_prompts)
 
-    def add_samples(self, samples: Sequence[Any], *, max_length: int | None = None) -> None:
-        """Sets what is learned: strings, [prompt, output] pairs, or longer dialogues; for seq2seq models, pairs.
+    def add_samples(
+        self,
+        samples: Any,
+        *,
+        max_length: int | None = None,
+        text_field: str = "text",
+        formatting_fn: Callable[[Mapping[str, Any]], str] | None = None,
+        append_eos: bool = True,
+        num_proc: int | None = None,
+    ) -> None:
+        """Sets what is learned.
 
         Args:
-          samples: Left untouched.
-          max_length: Most tokens of a sample; default: `train.seq_length`.
+          samples: Texts, [prompt, output] pairs or longer dialogues as lists of texts; or mappings with a text, with
+            `messages`, or with `prompt` and `completion`; or a `RecordStream` of texts or mappings. Left untouched.
+          max_length: Most tokens of a row; default: `train.seq_length`.
+          text_field: The mappings' column of texts.
+          formatting_fn: Makes a text of each record, whatever its columns.
+          append_eos: Whether the texts of mappings are ended with EOS.
+          num_proc: Worker processes that tokenise mappings.
         """
-        train, start = self.config.train, self.lm.decoder_start_token_id
-        options: dict[str, int] = {"max_length": max_length or train.seq_length, "seed": train.seed}
-        if start is None:
-            self.samples = DialogueSet(samples, self.tokenizer, **options)
-        else:
-            self.samples = PairSet(samples, self.tokenizer, decoder_start_token_id=start, **options)
+        self.samples = self._make(
+            samples,
+            self.method.packing,
+            max_length,
+            text_field=text_field,
+            formatting_fn=formatting_fn,
+            append_eos=append_eos,
+            num_proc=num_proc,
+        )
+
+    def add_eval_samples(
+        self,
+        samples: Sequence[Any],
+        *,
+        max_length: int | None = None,
+        text_field: str = "text",
+        formatting_fn: Callable[[Mapping[str, Any]], str] | None = None,
+        append_eos: bool = True,
+        num_proc: int | None = None,
+    ) -> None:
+        """Sets what evaluations measure the loss on: as `add_samples`, but no stream."""
+        packing = self.method.packing if self.method.eval_packing is None else self.method.eval_packing
+        self.eval_samples = self._make(
+            samples,
+            packing,
+            max_length,
+            text_field=text_field,
+            formatting_fn=formatting_fn,
+            append_eos=append_eos,
+            num_proc=num_proc,
+        )
+
+    def _make(self, samples: Any, packing: bool, max_length: int | None, **options: Any) -> SFTSamples:
+        train = self.config.train
+        return make_samples(
+            samples,
+            self.tokenizer,
+            self.method,
+            packing=packing,
+            max_length=max_length or train.seq_length,
+            seed=train.seed,
+            decoder_start_token_id=self.lm.decoder_start_token_id,
+            **options,
+        )
+
+    def describe_data(self) -> dict[str, str]:
+        """With how full packed rows are."""
+        found = super().describe_data()
+        if "samples" in vars(self) and isinstance(self.samples, PackedSet):
+            packed = self.samples
+            found["packing"] = (
+                f"{packed.num_samples:,} samples in {len(packed):,} rows, {packed.efficiency:.1%} full, "
+                f"{packed.num_lost:,} tokens lost"
+            )
+        return found
 
     @property
     def params(self) -> Params:

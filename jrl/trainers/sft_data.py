@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What supervised fine-tuning was given, as a set of rows: texts, dialogues, records, a stream; packed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from jrl.data.demonstration_records import check_demonstration
+from jrl.data.demonstrations import DemonstrationFormat, DemonstrationSet
+from jrl.data.dialogue import DialogueSet
+from jrl.data.packing import PackedRecords, PackedSet, collate_packed
+from jrl.data.pairs import PairSet
+from jrl.data.records import RecordStream
+from jrl.data.rows import RowSet
+from jrl.data.streaming import StreamSet
+from jrl.learners.sft import SFTConfig
+
+UNLIMITED = 1 << 30
+"""Most tokens of a sample that packing will divide."""
+SHUFFLE_BUFFER = 1000
+"""Records of a stream among which the next one is drawn."""
+SFTSamples = RowSet | StreamSet[Any, Any]
+
+
+def make_samples(
+    samples: Any,
+    tokenizer: Any,
+    method: SFTConfig,
+    *,
+    packing: bool,
+    max_length: int,
+    seed: int,
+    decoder_start_token_id: int | None,
+    text_field: str = "text",
+    formatting_fn: Callable[[Mapping[str, Any]], str] | None = None,
+    append_eos: bool = True,
+    num_proc: int | None = None,
+) -> SFTSamples:
+    """Samples as rows and batches.
+
+    Texts and lists of texts are read as `DialogueSet` and, of seq2seq models, `PairSet` say; mappings as
+    `DemonstrationFormat` says, as are all samples with a `formatting_fn`.
+
+    Args:
+      samples: A list, or a `RecordStream` of mappings or texts.
+      tokenizer: With an EOS token.
+      method: The algorithm's section of the configuration.
+      packing: Whether rows are packed.
+      max_length: Most tokens of a row.
+      seed: Of the order.
+      decoder_start_token_id: Of a seq2seq model.
+      text_field: As in `DemonstrationFormat`.
+      formatting_fn: As in `DemonstrationFormat`.
+      append_eos: As in `DemonstrationFormat`.
+      num_proc: Worker processes that tokenise.
+    Raises:
+      ValueError: If the samples are of several kinds, or not of the kind that the method or the model needs.
+    """
+    if packing and decoder_start_token_id is not None:
+        raise ValueError(
+            "`method.packing` must be False for a seq2seq model: its encoder reads one prompt a row."
+        )
+    # What is divided in packing is not cut before.
+    divided = packing and method.packing_strategy != "bfd"
+    row_format = DemonstrationFormat(
+        tokenizer=tokenizer,
+        max_length=None if divided else max_length,
+        text_field=text_field,
+        formatting_fn=formatting_fn,
+        completion_only_loss=method.completion_only_loss,
+        assistant_only_loss=method.assistant_only_loss,
+        append_eos=append_eos,
+    )
+    limits: dict[str, int] = {"max_length": UNLIMITED if divided else max_length, "seed": seed}
+    packed = partial(
+        _packed,
+        strategy=method.packing_strategy,
+        capacity=max_length,
+        seed=seed,
+        pad_id=tokenizer.pad_token_id,
+    )
+    if isinstance(samples, RecordStream):
+        if decoder_start_token_id is not None:
+            raise ValueError("`samples` must be a list for a seq2seq model, got a stream.")
+        return _streamed(samples, row_format, method, packing=packing, capacity=max_length, seed=seed)
+    if formatting_fn is None and not _has_mappings(samples):
+        _check_old_samples(method)
+        if decoder_start_token_id is not None:
+            return PairSet(samples, tokenizer, decoder_start_token_id=decoder_start_token_id, **limits)
+        found: RowSet = DialogueSet(samples, tokenizer, **limits)
+    elif decoder_start_token_id is not None:
+        pairs = [_pair(record, row, text_field) for row, record in enumerate(samples)]
+        return PairSet(pairs, tokenizer, decoder_start_token_id=decoder_start_token_id, **limits)
+    else:
+        found = DemonstrationSet(samples, row_format, seed=seed, num_proc=num_proc)
+    return packed(found) if packing else found
+
+
+def prompts_of(samples: Any, count: int) -> list[str]:
+    """The prompts of the first samples of a seq2seq model: what evaluation samples on by default."""
+    return [sample["prompt"] if isinstance(sample, Mapping) else sample[0] for sample in samples[:count]]
+
+
+def _packed(found: RowSet, *, strategy: str, capacity: int, seed: int, pad_id: int) -> PackedSet:
+    return PackedSet(found, capacity=capacity, strategy=strategy, pad_token_id=pad_id, seed=seed)
+
+
+def _streamed(
+    stream: RecordStream,
+    row_format: DemonstrationFormat,
+    method: SFTConfig,
+    *,
+    packing: bool,
+    capacity: int,
+    seed: int,
+) -> StreamSet[Any, Any]:
+    """Packed so many records at a time, where rows are packed."""
+    if not packing:
+        return StreamSet(
+            stream, row_format.encode, row_format.collate, seed=seed, shuffle_buffer=SHUFFLE_BUFFER
+        )
+    rows = PackedRecords(stream, row_format.encode, capacity=capacity, strategy=method.packing_strategy)
+    collate = partial(collate_packed, pad_token_id=row_format.tokenizer.pad_token_id, capacity=capacity)
+    identity = f"{stream.fingerprint} {method.packing_strategy} {capacity}"
+    return StreamSet(
+        RecordStream(rows, identity=identity),
+        lambda row, number: row,
+        collate,
+        seed=seed,
+        shuffle_buffer=SHUFFLE_BUFFER,
+    )
+
+
+def _has_mappings(samples: Any) -> bool:
+    """Whether the samples are records; a mixture is refused."""
+    if isinstance(samples, str | Mapping) or not isinstance(samples, Sequence):
+        raise ValueError(f"`samples` must be a list of samples, got a {type(samples).__name__}.")
+    kinds = [isinstance(sample, Mapping) for sample in samples]
+    if any(kinds) and not all(kinds):
+        row = kinds.index(not kinds[0])
+        raise ValueError(
+            f"`samples` must be all mappings, or all texts and lists of texts: row 0 is a {type(samples[0]).__name__}, "
+            f"row {row} a {type(samples[row]).__name__}."
+        )
+    return any(kinds)
+
+
+def _check_old_samples(method: SFTConfig) -> None:
+    """Texts learn all, lists their outputs: nothing is left to choose."""
+    if method.completion_only_loss is not None or method.assistant_only_loss:
+        raise ValueError(
+            "`method.completion_only_loss` and `method.assistant_only_loss` need samples that are mappings with the "
+            "columns 'prompt' and 'completion', or 'messages'; of lists of texts the outputs are always learned alone."
+        )
+
+
+def _pair(record: Any, row: int, text_field: str) -> list[str]:
+    found = check_demonstration(record, row, text_field=text_field)
+    if not isinstance(found.prompt, str) or not isinstance(found.text, str):
+        raise ValueError(
+            f"`samples`: row {row} must have the texts 'prompt' and 'completion' for a seq2seq model, it has "
+            f"{sorted(record)}."
+        )
+    return [found.prompt, found.text]
