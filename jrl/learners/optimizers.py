@@ -32,7 +32,7 @@ class RateState(NamedTuple):
     """State of the last link of every chain.
 
     Attributes:
-      steps: Optimizer steps taken; those skipped as non-finite do not count.
+      steps: Optimizer steps taken, or left out on purpose (`pass_over`); those skipped as non-finite do not count.
       learning_rate: Rate of the last step taken, kept to be logged.
     """
 
@@ -237,13 +237,24 @@ def make_optimizer(
         raise ValueError(f"`max_grad_norm` must be positive, or None for no clipping, got {max_grad_norm}.")
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
     chain = optax.chain(clip, builder(**arguments), _scale_by_rate(schedule(learning_rate)))
-    return optax.apply_if_finite(chain, max_consecutive_errors=_NEVER)
+    return skip_nonfinite(chain)
+
+
+def skip_nonfinite(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, with a step that would not be finite left out and counted, however many come in a row."""
+    return optax.apply_if_finite(optimizer, max_consecutive_errors=_NEVER)
 
 
 def learning_rate(opt_state: optax.OptState) -> Float[Array, ""] | None:
     """Rate of the last step taken, if the optimizer came from `make_optimizer`; None otherwise."""
     rate: Float[Array, ""] | None = optax.tree.get(opt_state, "learning_rate", default=None)
     return rate
+
+
+def pass_over(opt_state: optax.OptState) -> optax.OptState:
+    """The state after a step that was left out on purpose: the schedule goes on, so that it ends when the run does."""
+    steps = optax.tree.get(opt_state, "steps", default=None)
+    return opt_state if steps is None else optax.tree.set(opt_state, steps=steps + 1)
 
 
 def _look_up(name: str, table: Mapping[str, Callable[..., Any]], *, section: str) -> Callable[..., Any]:

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
 from jrl.learners.forward import mask_rows, trunk_of_rows
 from jrl.learners.ppo_config import PPOConfig
+from jrl.learners.ppo_epochs import run_steps, shuffled_rows
 from jrl.learners.ppo_estimates import (
     ScoreMoments,
     estimate_advantages,
@@ -31,11 +32,13 @@ from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ppo import PPOTargets, ppo_loss
 from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.kl import adaptive_kl_coef
-from jrl.ops.metrics import max_metric, reduce_metrics
+from jrl.ops.masking import masked_mean
+from jrl.ops.metrics import max_metric, mean_metric, reduce_metrics
 from jrl.ops.moments import moments_std
 from jrl.ops.policy_gradient import importance_ratio
 from jrl.typing import (
     Frozen,
+    Kept,
     Max,
     Mean,
     Metrics,
@@ -49,6 +52,9 @@ from jrl.typing import (
 )
 
 _FIRST = "ppo/ratio_max_dev_first_minibatch"
+_LOSSES = ("ppo/policy_loss", "ppo/value_loss")
+RATIOS = "ppo/ratios"
+"""Rows of π_θ/π_old, one a rollout and epoch, −1 where there is no action; see `make_ppo_update`."""
 
 
 @struct.dataclass
@@ -94,6 +100,7 @@ def ppo_objective(
     config: PPOConfig,
     temperature: float,
     logprob_chunk_bytes: int,
+    keep_ratios: bool = False,
 ) -> Loss:
     """Clipped surrogate and value loss, to be differentiated with respect to `params`: (sum, weight, metrics).
 
@@ -107,6 +114,7 @@ def ppo_objective(
       config: Names of trlX; bound here to the standard terms and nowhere else.
       temperature: Of the rollouts; divides the logits as it did in the sampler and in scoring.
       logprob_chunk_bytes: Most bytes of logits held at a time.
+      keep_ratios: Whether the metrics hold `RATIOS`.
     """
     features = window_features(policy, params, frozen, trunk, sequences)
     now = window_logprobs(
@@ -119,19 +127,31 @@ def ppo_objective(
         chunk_bytes=logprob_chunk_bytes,
         with_entropy=True,
     )
-    out = ppo_loss(
-        now.logprobs,
-        policy.heads(params, features.value)["values"],
-        # Without a bonus the entropy is only reported, and its backward pass would be work for nothing.
-        now.entropy if config.entropy_coef else jax.lax.stop_gradient(now.entropy),
-        targets._replace(mask=sequences.mask),
+    ratio = importance_ratio(now.logprobs, targets.old_logprobs)
+    loss = partial(
+        ppo_loss,
         clip_range=config.cliprange,
         value_clip_range=config.cliprange_value,
         value_coef=config.vf_coef,
         entropy_coef=config.entropy_coef,
     )
-    deviation = jnp.abs(importance_ratio(now.logprobs, targets.old_logprobs) - 1)
-    return out.loss_sum, out.weight, out.metrics | {_FIRST: max_metric(deviation, sequences.mask)}
+    # Without a bonus the entropy is only reported, and its backward pass would be work for nothing.
+    entropy = now.entropy if config.entropy_coef else jax.lax.stop_gradient(now.entropy)
+    found = now.logprobs, policy.heads(params, features.value)["values"], entropy
+    mask, extra = sequences.mask, {}
+    if config.ratio_threshold is not None:
+        ran_away = masked_mean(ratio, mask) > config.ratio_threshold
+        # The losses alone leave it out; how far the policy moved is seen, above all by `max_policy_kl`.
+        watched = loss(*jax.lax.stop_gradient(found), targets._replace(mask=mask)).metrics
+        extra = {name: value for name, value in watched.items() if name not in _LOSSES}
+        extra["ppo/minibatches_left_out"] = mean_metric(ran_away, jnp.any(mask))
+        # Taken out by the mask, before any arithmetic: a loss that overflowed, times 0, would be NaN.
+        mask = mask & ~ran_away
+    out = loss(*found, targets._replace(mask=mask))
+    extra[_FIRST] = max_metric(jnp.abs(ratio - 1), sequences.mask)
+    if keep_ratios:
+        extra[RATIOS] = Kept(jnp.where(sequences.mask, ratio, -1.0))
+    return out.loss_sum, out.weight, out.metrics | jax.lax.stop_gradient(extra)
 
 
 def make_ppo_update(
@@ -143,6 +163,7 @@ def make_ppo_update(
     minibatch_size: int,
     logprob_chunk_bytes: int,
     temperature: float,
+    keep_ratios: bool = False,
 ) -> Update:
     """One PPO iteration over a set of rollouts: all epochs and minibatches in one compiled call.
 
@@ -157,8 +178,10 @@ def make_ppo_update(
       minibatch_size: Rollouts in one forward pass; must divide `batch_size`.
       logprob_chunk_bytes: Most bytes of logits held at a time.
       temperature: Of the rollouts; divides the logits as it did in the sampler and in scoring.
+      keep_ratios: Whether the metrics hold `RATIOS`, the ratio of every action in every epoch.
     Returns:
-      `(PPOState, frozen, PPOBatch, key) -> (PPOState, metrics)`: `ppo_epochs · ceil(N / batch_size)` steps.
+      `(PPOState, frozen, PPOBatch, key) -> (PPOState, metrics)`: `ppo_epochs · ceil(N / batch_size)` steps, or fewer
+      under `max_policy_kl`.
     Raises:
       ValueError: If `minibatch_size` does not divide `batch_size`, or the temperature is not positive.
     """
@@ -181,15 +204,29 @@ def make_ppo_update(
             config=config,
             temperature=temperature,
             logprob_chunk_bytes=logprob_chunk_bytes,
+            keep_ratios=keep_ratios,
         )
 
     def update(state: PPOState, frozen: Frozen, batch: PPOBatch, key: PRNGKey) -> tuple[PPOState, Metrics]:
         sequences, mask = batch.sequences, batch.sequences.mask
         scores, moments = scale_scores(
-            batch.scores, mask, state.moments, clip_range=config.cliprange_reward, mode=config.scale_reward
+            batch.scores,
+            mask,
+            state.moments,
+            clip_range=config.cliprange_reward,
+            mode=config.scale_reward,
+            center=config.center_reward,
+            scaled_clip_range=config.cliprange_scaled_reward,
         )
         targets = estimate_advantages(
-            scores, batch.scored, mask, kl_coef=state.kl_coef, gamma=config.gamma, gae_lambda=config.lam
+            scores,
+            batch.scored,
+            mask,
+            kl_coef=state.kl_coef,
+            gamma=config.gamma,
+            gae_lambda=config.lam,
+            kl_penalty=config.kl_penalty,
+            whiten_rewards=config.whiten_rewards,
         )
         trunk = trunk_of_rows(policy, frozen, sequences.inputs, minibatch_size=minibatch_size)
         rollouts = _Rollouts(sequences, trunk, targets)
@@ -198,16 +235,18 @@ def make_ppo_update(
             return optimizer_step(train, optimizer, partial(objective, frozen, rollouts), rows)
 
         epochs = [
-            rows_of(_shuffled(mask, epoch_key)) for epoch_key in jax.random.split(key, config.ppo_epochs)
+            rows_of(shuffled_rows(mask, epoch_key)) for epoch_key in jax.random.split(key, config.ppo_epochs)
         ]
         steps = jax.tree.map(lambda *epoch: jnp.concatenate(epoch), *epochs)
-        train, stacked = jax.lax.scan(step, state.train, steps)
-        metrics = _metrics_of_steps(stacked) | rollout_metrics(batch, targets)
+        train, stacked = run_steps(
+            step, state.train, steps, num_epochs=config.ppo_epochs, max_kl=config.max_policy_kl
+        )
+        metrics = _metrics_of_steps(stacked) | rollout_metrics(batch, targets, config.kl_penalty)
         one = jnp.ones(())
         metrics["kl/coef"] = Mean(state.kl_coef, one)
         metrics["reward/running_mean"] = Mean(moments.running.mean, one)
         metrics["reward/running_std"] = Mean(moments_std(moments.running), one)
-        kl_coef = _next_kl_coef(state.kl_coef, kl_per_sequence(batch), config)
+        kl_coef = _next_kl_coef(state.kl_coef, kl_per_sequence(batch, config.kl_penalty), config)
         return PPOState(train=train, kl_coef=kl_coef, moments=moments), metrics
 
     return update
@@ -222,12 +261,6 @@ def _warn_of_discount(config: PPOConfig) -> None:
             f"the last counts {config.gamma**tokens:.2g}. For text, 1 is usual.",
             stacklevel=3,
         )
-
-
-def _shuffled(mask: Bool[Array, "N T"], key: PRNGKey) -> Int[Array, "N"]:
-    """Rows in random order, those without any action last."""
-    draws = jax.random.uniform(key, mask.shape[:1])
-    return jnp.argsort(jnp.where(jnp.any(mask, axis=1), draws, 2.0)).astype(jnp.int32)
 
 
 def _metrics_of_steps(stacked: Metrics) -> Metrics:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jrl.learners.config import MethodConfig, check_fields
 
+KL_PENALTY_NAMES = ("kl", "abs", "mse", "full")
 SCALE_REWARD_MODES = ("running", "ref", "ignored", None, False)
 
 
@@ -29,14 +30,25 @@ class PPOConfig(MethodConfig):
       vf_coef: Weight of the value loss.
       entropy_coef: Weight of the entropy bonus; 0 only reports the entropy.
       scale_reward: "running" divides scores by their running standard deviation, "ref" by `ref_std`;
-        "ignored", None and False leave them. The mean is never subtracted.
+        "ignored", None and False leave them. The mean is subtracted by `center_reward` alone.
       ref_mean: Mean of the reference scores: goes with `ref_std`, and changes nothing, as no mean is subtracted.
       ref_std: Standard deviation of the reference scores; None takes that of the first iteration's.
+      center_reward: Beside `scale_reward: running`, the running mean is subtracted first, from the last action's score.
       cliprange_reward: Scores are clipped to ±this before anything else; None, False and 0 are off.
+      cliprange_scaled_reward: Scores are clipped to ±this after they are scaled; None is off.
+      kl_penalty: What is subtracted from rewards, weighed by the coefficient, and what the controller steers: "kl" is
+        log π − log π_ref of the action, "abs" its absolute value, "mse" half its square, "full" the whole KL
+        divergence of the two distributions at that state, in nats; it costs the reference's logits in the scoring pass.
+      whiten_rewards: Rewards, KL penalty included, are scaled to unit variance over all rollouts; their mean stays.
       missing_eos_penalty: Part of the score of a completion that `max_new_tokens` cut, with a minus sign, before
         clipping; None: nothing.
       gen_experience_kwargs: Used instead of `gen_kwargs` for rollouts; evaluation keeps `gen_kwargs`.
       num_value_layers_unfrozen: Blocks of a separate value branch; 0 reads values from the policy's features.
+      max_policy_kl: The epochs of an iteration end after one over whose actions log π_old − log π has a mean above
+        this, in nats; None: all are run. The optimizer steps that are left out are counted as if they had been
+        taken, by the schedule too.
+      ratio_threshold: A minibatch whose mean ratio exceeds this weighs nothing in the losses, and its optimizer step
+        is not taken where it is alone; None: none is left out.
     """
 
     name: str = "PPOConfig"
@@ -55,10 +67,16 @@ class PPOConfig(MethodConfig):
     scale_reward: str | bool | None = "ignored"
     ref_mean: float | None = None
     ref_std: float | None = None
+    center_reward: bool = False
     cliprange_reward: float | bool | None = 10.0
+    cliprange_scaled_reward: float | None = None
+    kl_penalty: Literal["kl", "abs", "mse", "full"] = "kl"
+    whiten_rewards: bool = False
     missing_eos_penalty: float | None = None
     gen_experience_kwargs: dict[str, Any] | None = None
     num_value_layers_unfrozen: int = 0
+    max_policy_kl: float | None = None
+    ratio_threshold: float | None = None
 
     def validate(self) -> None:
         """Refuses values outside their range."""
@@ -81,6 +99,15 @@ class PPOConfig(MethodConfig):
             ("ref_std", (self.ref_mean is None) == (self.ref_std is None), "given together with `ref_mean`"),
             ("ref_std", self.ref_std is None or self.ref_std > 0, "positive, or None"),
             ("cliprange_reward", not self.cliprange_reward or self.cliprange_reward > 0, "positive, or off"),
+            (
+                "center_reward",
+                not self.center_reward or self.scale_reward == "running",
+                'False unless `scale_reward` is "running"',
+            ),
+            ("kl_penalty", self.kl_penalty in KL_PENALTY_NAMES, f"one of {KL_PENALTY_NAMES}"),
+            ("cliprange_scaled_reward", _positive_or_none(self.cliprange_scaled_reward), "positive, or None"),
+            ("max_policy_kl", _positive_or_none(self.max_policy_kl), "positive nats, or None"),
+            ("ratio_threshold", _positive_or_none(self.ratio_threshold), "positive, or None"),
             ("missing_eos_penalty", penalty is None or penalty >= 0, "at least 0, or None"),
             (
                 "gen_experience_kwargs",
@@ -89,3 +116,7 @@ class PPOConfig(MethodConfig):
             ),
             ("num_value_layers_unfrozen", self.num_value_layers_unfrozen >= 0, "at least 0"),
         )
+
+
+def _positive_or_none(value: float | None) -> bool:
+    return value is None or value > 0

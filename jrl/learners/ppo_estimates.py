@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the scores of a set of rollouts to what PPO learns from: clip → scale → KL penalty → GAE → whiten.
+"""From the scores of a set of rollouts to what PPO learns from: clip → scale → clip → KL penalty → GAE → whiten.
 
 All of it happens once an iteration, over all rollouts at once, before the first optimizer step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -13,12 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jrl.losses.ppo import PPOTargets
-from jrl.ops.kl import kl_k1
-from jrl.ops.masking import masked_sum, masked_variance, whiten
+from jrl.ops.kl import kl_k1, kl_k2
+from jrl.ops.masking import masked_sum, masked_variance, whiten, zero_masked
 from jrl.ops.metrics import mean_metric
 from jrl.ops.moments import RunningMoments, init_moments, moments_std, update_moments
 from jrl.ops.returns import gae
-from jrl.ops.rewards import clip_scores, penalize_kl
+from jrl.ops.rewards import clip_scores, place_scores
 from jrl.typing import Mean, Metrics, PPOBatch, Scored
 
 
@@ -46,6 +47,8 @@ def scale_scores(
     *,
     clip_range: float | bool | None,
     mode: str | bool | None,
+    center: bool = False,
+    scaled_clip_range: float | None = None,
 ) -> tuple[Float[Array, "N T"], ScoreMoments]:
     """Clips the scores, takes their row totals into the moments, and divides by a deviation if asked.
 
@@ -55,8 +58,10 @@ def scale_scores(
       moments: From the iterations before.
       clip_range: Scores are clipped to ± this, token by token; None, False and 0 are off.
       mode: "running" divides by the running deviation, this batch included; "ref" by that of the reference
-        scores, which are the first batch's unless configured. Anything else leaves the scores. The mean is
-        never subtracted. Where scores do not vary, the deviation counts as 1.
+        scores, which are the first batch's unless configured. Anything else leaves the scores. Where scores do
+        not vary, the deviation counts as 1.
+      center: Under "running", whether their running mean is subtracted first, from the last action of each row.
+      scaled_clip_range: What comes out is clipped to ± this, token by token; None is off.
     Returns:
       Scores and the moments after them; moments that are not finite are not taken over.
     """
@@ -70,10 +75,52 @@ def scale_scores(
     sound = jnp.isfinite(running.mean) & jnp.isfinite(running.variance)
     updated = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated, moments)
     if mode == "running":
-        return scores / moments_std(updated.running), updated
-    if mode == "ref":
-        return scores / updated.ref_std, updated
+        if center:
+            scores = scores - place_scores(jnp.full(scores.shape[:1], updated.running.mean), mask)
+        scores = scores / moments_std(updated.running)
+    elif mode == "ref":
+        scores = scores / updated.ref_std
+    if scaled_clip_range is not None:
+        scores = clip_scores(scores, clip_range=scaled_clip_range)
     return scores, updated
+
+
+def _full_kl(scored: Scored) -> Float[Array, "N T"]:
+    if scored.full_kl is None:
+        raise ValueError(
+            '`scored.full_kl` must be there for `kl_penalty` "full", got None: make the scoring pass with '
+            "`with_full_kl`."
+        )
+    return scored.full_kl
+
+
+KL_PENALTIES: Mapping[str, Callable[[Scored], Float[Array, "N T"]]] = {
+    "kl": lambda scored: kl_k1(scored.logprobs, scored.ref_logprobs),
+    "abs": lambda scored: jnp.abs(kl_k1(scored.logprobs, scored.ref_logprobs)),
+    "mse": lambda scored: kl_k2(scored.logprobs, scored.ref_logprobs),
+    "full": _full_kl,
+}
+"""Distance of the policy from its reference at each action, in nats but for "mse", by `PPOConfig.kl_penalty`."""
+
+
+def shape_rewards(
+    scores: Float[Array, "N T"],
+    scored: Scored,
+    mask: Bool[Array, "N T"],
+    *,
+    kl_coef: Float[Array, ""],
+    kl_penalty: str = "kl",
+) -> Float[Array, "N T"]:
+    """Rewards of the actions: scores minus the weighed KL penalty; 0 where `mask` is False.
+
+    Args:
+      scores: Clipped and scaled, on the tokens they belong to.
+      scored: Log-probabilities of policy and reference.
+      mask: True on actions.
+      kl_coef: Weight of the penalty.
+      kl_penalty: A name of `KL_PENALTIES`.
+    """
+    return zero_masked(scores, mask) - kl_coef * zero_masked(KL_PENALTIES[kl_penalty](scored), mask)
 
 
 def estimate_advantages(
@@ -84,6 +131,8 @@ def estimate_advantages(
     kl_coef: Float[Array, ""],
     gamma: float,
     gae_lambda: float,
+    kl_penalty: str = "kl",
+    whiten_rewards: bool = False,
 ) -> PPOTargets:
     """Scores to whitened advantages: minus the KL penalty, then GAE, then whitening over the whole batch.
 
@@ -91,11 +140,15 @@ def estimate_advantages(
       scores: Clipped and scaled, on the tokens they belong to.
       scored: Log-probabilities and values of the rollouts' own policy.
       mask: True on actions.
-      kl_coef: Weight of k1 = log π − log π_ref, subtracted from each token's reward.
+      kl_coef: Weight of the KL penalty, subtracted from each token's reward.
       gamma: Discount per token.
       gae_lambda: λ.
+      kl_penalty: A name of `KL_PENALTIES`.
+      whiten_rewards: Whether rewards are scaled to unit variance over the batch; their mean stays.
     """
-    rewards = penalize_kl(scores, scored.logprobs, scored.ref_logprobs, mask, kl_coef=kl_coef)
+    rewards = shape_rewards(scores, scored, mask, kl_coef=kl_coef, kl_penalty=kl_penalty)
+    if whiten_rewards:
+        rewards = whiten(rewards, mask, shift_mean=False)
     advantages = gae(rewards, scored.values, mask, gamma=gamma, gae_lambda=gae_lambda)
     return PPOTargets(
         old_logprobs=scored.logprobs,
@@ -107,19 +160,19 @@ def estimate_advantages(
     )
 
 
-def kl_per_sequence(batch: PPOBatch) -> Mean:
-    """Mean over rollouts of the sum of k1 over actions, in nats: what the controller steers."""
+def kl_per_sequence(batch: PPOBatch, kl_penalty: str = "kl") -> Mean:
+    """Mean over rollouts of the penalty's sum over actions (of k1, in nats): what the controller steers."""
     mask = batch.sequences.mask
-    kl = kl_k1(batch.scored.logprobs, batch.scored.ref_logprobs)
+    kl = KL_PENALTIES[kl_penalty](batch.scored)
     return mean_metric(masked_sum(kl, mask, axis=1), jnp.any(mask, axis=1))
 
 
-def rollout_metrics(batch: PPOBatch, targets: PPOTargets) -> Metrics:
+def rollout_metrics(batch: PPOBatch, targets: PPOTargets, kl_penalty: str = "kl") -> Metrics:
     """What the rollouts were like, before any training on them. Rewards are neither clipped nor scaled."""
     mask, scored = batch.sequences.mask, batch.scored
     real = jnp.any(mask, axis=1)
     totals = masked_sum(batch.scores, mask, axis=1)
-    kl = kl_k1(scored.logprobs, scored.ref_logprobs)
+    kl = KL_PENALTIES[kl_penalty](scored)
     spread = masked_variance(targets.returns, mask)
     unexplained = masked_variance(targets.returns - scored.values, mask)
     known = spread > 0
@@ -128,7 +181,7 @@ def rollout_metrics(batch: PPOBatch, targets: PPOTargets) -> Metrics:
         "reward/mean": mean_metric(totals, real),
         "reward/std": Mean(jnp.sqrt(masked_variance(totals, real)), jnp.float32(1)),
         "kl/per_token": mean_metric(kl, mask),
-        "kl/per_sequence": kl_per_sequence(batch),
+        "kl/per_sequence": kl_per_sequence(batch, kl_penalty),
         "ppo/explained_variance": Mean(explained, known.astype(jnp.float32)),
         "completion/length_mean": mean_metric(jnp.sum(mask, axis=1, dtype=jnp.float32), real),
     }

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from jaxtyping import Array, Float
 
-from jrl.ops.forward import window_features, window_logprobs
+from jrl.ops.forward import window_features, window_kl, window_logprobs
 from jrl.typing import Frozen, Params, PolicyFns, Scored, Sequences
 
 
@@ -26,7 +26,7 @@ class Score(Protocol):
         ...
 
 
-def make_score(policy: PolicyFns, *, logprob_chunk_bytes: int) -> Score:
+def make_score(policy: PolicyFns, *, logprob_chunk_bytes: int, with_full_kl: bool = False) -> Score:
     """A scoring pass over completion windows; the caller jits it.
 
     Policy and reference share one pass of the frozen trunk; heads run on the window only. Whole rows are
@@ -35,6 +35,7 @@ def make_score(policy: PolicyFns, *, logprob_chunk_bytes: int) -> Score:
     Args:
       policy: The model, with a value head.
       logprob_chunk_bytes: Most bytes of logits held at a time.
+      with_full_kl: Whether to compute `Scored.full_kl`, which takes the logits of both models once more.
     Returns:
       `(params, frozen, ref_params, sequences, temperature) -> Scored`, unmasked: what stands at mask 0 is
       finite and means nothing.
@@ -66,6 +67,18 @@ def make_score(policy: PolicyFns, *, logprob_chunk_bytes: int) -> Score:
             logprobs=logprobs(params, features.policy),
             ref_logprobs=logprobs(ref_params, reference.policy),
             values=policy.heads(params, features.value)["values"],
+            full_kl=None
+            if not with_full_kl
+            else window_kl(
+                policy,
+                params,
+                ref_params,
+                frozen,
+                features.policy,
+                reference.policy,
+                temperature=temperature,
+                chunk_bytes=logprob_chunk_bytes,
+            ),
         )
 
     return score

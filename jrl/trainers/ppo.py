@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
 from jrl.data.prompts import PromptSet
 from jrl.learners.ppo import PPOConfig, PPOState, init_ppo_state, make_ppo_update
+from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.generation import GenerationSettings
 from jrl.trainers.loop import Run
 from jrl.trainers.online import OnlineTrainer
-from jrl.trainers.policy_holder import TRAINING_STREAM
 from jrl.trainers.ppo_experience import Collector, Experience
 from jrl.trainers.registry import register_trainer
 from jrl.trainers.setup import PolicyBundle, load_policy
@@ -28,6 +28,8 @@ class PPOTrainer(OnlineTrainer):
 
     state: PPOState
     refusal = "PPOTrainer learns online"
+    keep_ratios: ClassVar[bool] = False
+    """Whether the update's metrics hold the ratio of every action."""
 
     @property
     def method(self) -> PPOConfig:
@@ -38,7 +40,7 @@ class PPOTrainer(OnlineTrainer):
             )
         return self.config.method
 
-    def load_policy(self) -> PolicyBundle:
+    def load_model(self) -> PolicyBundle:
         """The model with a value head."""
         return load_policy(
             self.config,
@@ -67,6 +69,7 @@ class PPOTrainer(OnlineTrainer):
             minibatch_size=train.minibatch_size or train.batch_size,
             logprob_chunk_bytes=train.logprob_chunk_bytes,
             temperature=rollouts.temperature,
+            keep_ratios=self.keep_ratios,
         )
         self.compile_learner(lambda p: init_ppo_state(p, optimizer, method), update, params)
 
@@ -92,6 +95,7 @@ class PPOTrainer(OnlineTrainer):
             chunk_size=method.chunk_size,
             logprob_chunk_bytes=train.logprob_chunk_bytes,
             missing_eos_penalty=method.missing_eos_penalty,
+            with_full_kl=method.kl_penalty == "full",
         )
 
     def keys(self, iteration: int) -> tuple[PRNGKey, PRNGKey]:

@@ -93,6 +93,7 @@ class Collector:
       chunk_size: Rows a sampling call, global.
       logprob_chunk_bytes: Largest logits array of the scoring pass.
       missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
+      with_full_kl: Whether the scoring pass compares whole distributions with the reference's.
     """
 
     def __init__(
@@ -110,12 +111,13 @@ class Collector:
         chunk_size: int,
         logprob_chunk_bytes: int,
         missing_eos_penalty: float | None,
+        with_full_kl: bool = False,
     ) -> None:
         self._sampler, self._prompts, self._tokenizer, self._settings = sampler, prompts, tokenizer, settings
         self._stop_sequences, self._rewards, self._mesh = stop_sequences, rewards, mesh
         self._num_rollouts, self._chunk_size = num_rollouts, min(chunk_size, num_rollouts)
         self._missing_eos_penalty = missing_eos_penalty
-        score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes)
+        score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes, with_full_kl=with_full_kl)
 
         def join_and_score(
             params: Params,

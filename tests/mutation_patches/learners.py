@@ -88,16 +88,16 @@ PATCHES = [
     Mutation(  # the ratio is measured from the current policy
         rule="5.9",
         file=PPO,
-        old="targets._replace(mask=sequences.mask)",
-        new="targets._replace(mask=sequences.mask, old_logprobs=jax.lax.stop_gradient(now.logprobs))",
+        old="targets._replace(mask=mask)",
+        new="targets._replace(mask=mask, old_logprobs=jax.lax.stop_gradient(now.logprobs))",
         test="tests/learners/test_ppo.py::"
         "test_lore_5_9_old_logprobs_are_those_of_the_rollouts_in_every_epoch",
     ),
     Mutation(  # the prompt is learned as well
         rule="5.12",
         file=SFT,
-        old="sft_loss(scored.logprobs, sequences.mask)",
-        new="sft_loss(scored.logprobs, sequences.mask | rows.valid[:, None])",
+        old="sft_loss(logprobs, sequences.mask, token_loss=token_loss)",
+        new="sft_loss(logprobs, sequences.mask | True, token_loss=token_loss)",
         test="tests/learners/test_sft.py::"
         "test_lore_5_12_only_completions_are_learned_as_a_mean_over_all_tokens",
     ),
@@ -158,7 +158,7 @@ PATCHES = [
     ),
     Mutation(  # the order of minibatches comes from the clock
         rule="9.2",
-        file=PPO,
+        file="jrl/learners/ppo_epochs.py",
         old="draws = jax.random.uniform(key, mask.shape[:1])",
         new='draws = jax.random.uniform(jax.random.key(__import__("time").time_ns() % 10**6), mask.shape[:1])',
         test="tests/learners/test_ppo.py::test_lore_9_2_the_same_key_gives_the_same_bits",
@@ -166,8 +166,8 @@ PATCHES = [
     Mutation(  # a sign error between scores and advantages
         rule="9.5",
         file=ESTIMATES,
-        old="rewards = penalize_kl(scores,",
-        new="rewards = penalize_kl(-scores,",
+        old="rewards = shape_rewards(scores,",
+        new="rewards = shape_rewards(-scores,",
         test="tests/learners/test_ppo_controls.py::test_lore_9_5_a_reversed_reward_makes_the_score_fall",
     ),
     Mutation(  # the advantage of an action is given to the one before

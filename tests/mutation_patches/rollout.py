@@ -51,8 +51,8 @@ PATCHES = [
     Mutation(
         rule="2.1",
         file=SCORE,
-        old="temperature=temperature,",
-        new="temperature=1.0,",
+        old="temperature=temperature,\n                chunk_bytes=logprob_chunk_bytes,\n            ).logprobs",
+        new="temperature=1.0,\n                chunk_bytes=logprob_chunk_bytes,\n            ).logprobs",
         test=f"{TEST_SCORE}::test_lore_2_1_log_probabilities_are_divided_by_the_temperature",
     ),
     Mutation(
