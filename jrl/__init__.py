@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """RL post-training of language models in functional JAX/Flax."""
 
+import importlib
 import os
+from typing import Any
 
 # transformers would otherwise greet everybody who has no torch with a line that says models cannot be used.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+# A configuration knows these by name; `jrl.DPOTrainer` and `jrl.RewardTrainer` are the other face of them.
+import jrl.trainers.dpo
+import jrl.trainers.reward  # noqa: F401
 from jrl import losses, ops
 from jrl.api import train
 from jrl.data.tokenizer import load_tokenizer
@@ -22,8 +27,10 @@ from jrl.trainers.config import (
     TokenizerConfig,
     TrainConfig,
     TRLConfig,
+    default_dpo_config,
     default_ilql_config,
     default_ppo_config,
+    default_reward_config,
     default_rft_config,
     default_sft_config,
 )
@@ -34,7 +41,17 @@ from jrl.trainers.reward_model import RewardModel, load_reward_model
 from jrl.trainers.rft import RFTTrainer
 from jrl.trainers.sft import SFTTrainer
 
+# Of TRL's shape, and imported when they are asked for: they bring transformers along, which takes seconds.
+_FLAT = {
+    "DPOConfig": "jrl.trl.configs",
+    "DPOTrainer": "jrl.trl.dpo",
+    "RewardConfig": "jrl.trl.configs",
+    "RewardTrainer": "jrl.trl.reward",
+}
+
 __all__ = [
+    "DPOConfig",
+    "DPOTrainer",
     "ILQLConfig",
     "ILQLTrainer",
     "MethodConfig",
@@ -45,15 +62,19 @@ __all__ = [
     "PPOTrainer",
     "RFTConfig",
     "RFTTrainer",
+    "RewardConfig",
     "RewardModel",
+    "RewardTrainer",
     "SFTConfig",
     "SFTTrainer",
     "SchedulerConfig",
     "TRLConfig",
     "TokenizerConfig",
     "TrainConfig",
+    "default_dpo_config",
     "default_ilql_config",
     "default_ppo_config",
+    "default_reward_config",
     "default_rft_config",
     "default_sft_config",
     "estimate_cost",
@@ -68,3 +89,10 @@ __all__ = [
     "save_model",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name that was not imported with the others."""
+    if name not in _FLAT:
+        raise AttributeError(f"module 'jrl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_FLAT[name]), name)

@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from jrl.data.records import RecordStream
 from jrl.trainers.base import Trainer
 from jrl.trainers.coerce import hint
 from jrl.trainers.config import TRLConfig, default_ilql_config, default_ppo_config, default_sft_config
+from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.registry import get_pipeline, get_trainer
 
 # Of every trainer's constructor; the rest of its arguments come from `train.trainer_kwargs`.
@@ -51,7 +53,8 @@ def train(
         metadata key, as far as its signature accepts them; returns one float a sample, or one list a sample with a
         float for each of its `output_tokens`.
       dataset: `(samples, rewards)`; deprecated, use those arguments.
-      samples: Strings, `[prompt, output]` pairs or longer dialogues.
+      samples: Strings, `[prompt, output]` pairs or longer dialogues; to trainers that say so, mappings with columns, or
+        a `RecordStream`.
       rewards: One a sample, for offline reinforcement learning.
       prompts: Strings, or dicts with `"prompt"` and metadata; left untouched. Default: the BOS text.
       eval_prompts: Likewise; default: the first `batch_size` prompts, or the BOS text.
@@ -133,6 +136,14 @@ def make_trainer(
         )
     kwargs = config.train.trainer_kwargs
     check_kwargs(trainer_class, kwargs)
+    if not issubclass(trainer_class, PolicyTrainer):
+        given = {"reward_fn": reward_fn, "metric_fn": metric_fn, "stop_sequences": stop_sequences}
+        unused = [name for name, value in given.items() if value]
+        if unused:
+            raise ValueError(
+                f"`{unused[0]}` must not be given for {trainer_class.__name__}: its model writes no text."
+            )
+        return trainer_class(config, **kwargs)
     return trainer_class(
         config, reward_fn=reward_fn, metric_fn=metric_fn, stop_sequences=stop_sequences, **kwargs
     )
@@ -162,6 +173,12 @@ def check_data(
         raise ValueError("`rewards` are those of `samples`, one each: give `samples` too.")
     if reward_fn is None and samples is None:
         raise ValueError("Nothing to train on: give `reward_fn` (online) or `samples` (offline).")
+    if isinstance(samples, RecordStream):
+        if rewards is not None:
+            raise ValueError(
+                "`rewards` need a list of `samples`, one each: nobody knows how many a stream holds."
+            )
+        return
     _check_list("samples", samples)
     _check_list("rewards", rewards)
     if samples is not None and rewards is not None and len(rewards) != len(samples):

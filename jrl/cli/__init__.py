@@ -1,24 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `jrl ppo|ilql|sft|rft --config recipe.yaml --method.cliprange 0.1`, `jrl generate`, `jrl sweep`."""
+"""The command line: `jrl ppo|ilql|sft|rft|dpo|reward --config recipe.yaml --method.cliprange 0.1`, and tools.
+
+A configuration is nested, of six sections and dotted flags, or flat, of TRL's fields: the YAML file tells which.
+"""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from jrl.cli.environment import show_environment
 from jrl.cli.finding import load_function, load_reward
 from jrl.cli.flags import add_reward_flags, parser
+from jrl.cli.layout import wants_flat
 from jrl.cli.sampling import generate
 from jrl.cli.sweeping import sweep
-from jrl.cli.training import ilql, ppo, rft, sft
+from jrl.cli.training import dpo, ilql, ppo, reward, rft, sft
 from jrl.sweep import SweepError
 from jrl.trainers.checkpoint import CheckpointError
 from jrl.trainers.loggers_trackers import MissingTrackerError
 
 __all__ = ["add_reward_flags", "load_function", "load_reward", "main"]
 
-COMMANDS = {"ppo": ppo, "ilql": ilql, "sft": sft, "rft": rft, "generate": generate, "sweep": sweep}
+COMMANDS = {
+    "ppo": ppo,
+    "ilql": ilql,
+    "sft": sft,
+    "rft": rft,
+    "dpo": dpo,
+    "reward": reward,
+    "generate": generate,
+    "sweep": sweep,
+    "env": show_environment,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,22 +42,38 @@ def main(argv: Sequence[str] | None = None) -> int:
       0; 2 where the flags, or what they name, are mistaken, with one line on stderr; 130 where it was interrupted
       before there was anything to end in order; else what the command says.
     """
-    flags, overrides = parser().parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    name = words[0] if words else ""
     try:
-        return _run(flags, overrides)
+        return _run(name, words)
     except KeyboardInterrupt:
-        print(f"jrl {flags.command}: interrupted.", file=sys.stderr)
+        print(f"jrl {name}: interrupted.", file=sys.stderr)
         return 130
 
 
-def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
+def _run(name: str, words: Sequence[str]) -> int:
     try:
-        work = COMMANDS[flags.command](flags, overrides)
+        work = _understand(name, words)
     except (ValueError, TypeError, FileNotFoundError, MissingTrackerError) as error:
-        print(f"jrl {flags.command}: {error}", file=sys.stderr)
+        print(f"jrl {name}: {error}", file=sys.stderr)
         return 2
     try:
         return work() or 0
     except (CheckpointError, SweepError) as error:
-        print(f"jrl {flags.command}: {error}", file=sys.stderr)
+        print(f"jrl {name}: {error}", file=sys.stderr)
         return 2
+
+
+def _understand(name: str, words: Sequence[str]) -> Callable[[], int | None]:
+    """Reads flags and files, and gives what is to be done."""
+    if wants_flat(name, words[1:]):
+        # transformers' arguments take a second to import
+        if name == "ppo":
+            from jrl.cli.flat_ppo import flat_ppo
+
+            return flat_ppo(words[1:])
+        from jrl.cli.flat import flat
+
+        return flat(name, words[1:])
+    flags, overrides = parser().parse_known_args(words)
+    return COMMANDS[flags.command](flags, overrides)

@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="jrl",
         description="Reinforcement-learning post-training of language models in JAX.",
-        epilog="Every field of the configuration is a dotted flag too: --train.seed 3 --method.cliprange=0.1",
+        epilog="Every field of the configuration is a flag: --train.seed 3 --method.cliprange=0.1; flat: --beta 0.1",
     )
     commands = top.add_subparsers(dest="command", required=True)
     for name, what in {
@@ -40,18 +40,26 @@ def parser() -> argparse.ArgumentParser:
             "--prompts", required=True, metavar="FILE_OR_DATASET", help="one prompt a line, record or row"
         )
         _add_training_flags(online)
-    for name, what, samples in (
+    pairs = "records with a prompt, a chosen and a rejected completion"
+    flat = (
+        "With a flat YAML file, or --dataset_name, this command takes TRL's fields: add --help to see them."
+    )
+    for name, what, samples, epilog in (
         (
             "ilql",
             "offline reinforcement learning from samples with a reward each",
             "samples with a reward each",
+            None,
         ),
-        ("sft", "supervised fine-tuning", "texts, prompt-output pairs or dialogues"),
+        ("sft", "supervised fine-tuning", "texts, prompt-output pairs or dialogues", flat),
+        ("dpo", "direct preference optimisation; --help lists TRL's flat fields", pairs, flat),
+        ("reward", "a reward model from preferences; --help lists TRL's flat fields", pairs, flat),
     ):
-        offline = commands.add_parser(name, help=what)
+        offline = commands.add_parser(name, help=what, epilog=epilog)
         offline.add_argument("--samples", required=True, metavar="FILE_OR_DATASET", help=samples)
         _add_training_flags(offline)
     _add_generate(commands.add_parser("generate", help="complete prompts with a checkpoint"))
+    commands.add_parser("env", help="versions and devices, for a bug report")
     _add_sweep(commands.add_parser("sweep", help="search hyperparameters of a script with Ray Tune"))
     return top
 

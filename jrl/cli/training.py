@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`jrl ppo|ilql|sft|rft`: flags, files and model are read at once, training starts when the result is called."""
+"""Training with nested configurations: flags, files and model are read at once, training starts on a call."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrl.api import prepare
 from jrl.cli.finding import load_function, load_reward
+from jrl.data.records import read_records
 from jrl.data.sources import load_prompts, load_rewarded_samples, load_samples
 from jrl.trainers.config import (
     TRLConfig,
+    default_dpo_config,
     default_ilql_config,
     default_ppo_config,
+    default_reward_config,
     default_rft_config,
     default_sft_config,
 )
@@ -45,6 +48,23 @@ def sft(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl sft`."""
     config = _config(flags, overrides, default_sft_config)
     return prepare(config=config, samples=load_samples(flags.samples), **_evaluation(flags)).learn
+
+
+def dpo(flags: argparse.Namespace, overrides: list[str]) -> Work:
+    """`jrl dpo` with a nested configuration."""
+    config = _config(flags, overrides, default_dpo_config)
+    return prepare(config=config, samples=_pairs(flags), **_evaluation(flags)).learn
+
+
+def reward(flags: argparse.Namespace, overrides: list[str]) -> Work:
+    """`jrl reward` with a nested configuration."""
+    config = _config(flags, overrides, default_reward_config)
+    return prepare(config=config, samples=_pairs(flags)).learn
+
+
+def _pairs(flags: argparse.Namespace) -> Sequence[Any]:
+    """Records of pairs, all of them."""
+    return list(iter(read_records(flags.samples)))
 
 
 def _online(flags: argparse.Namespace, config: TRLConfig) -> Work:

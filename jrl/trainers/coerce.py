@@ -16,7 +16,21 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which `1e-4` is the number it looks like; YAML 1.1 wants a dot before it believes that."""
+    """Safe YAML in which `1e-4` is the number it looks like; YAML 1.1 wants a dot before it believes that.
+
+    A key that stands twice in one mapping is an error: YAML itself would keep the second without a word.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping as it is written: before `<<` merges others in, whose keys may be overridden."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.value in lines:
+                raise ValueError(f"`{key.value}` stands in line {lines[key.value]} and again in line {line}.")
+            lines[str(key.value)] = line
+        return node
 
 
 _Loader.add_implicit_resolver(

@@ -15,12 +15,14 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from jrl.learners.config import MethodConfig
+from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
+from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
 from jrl.trainers.coerce import coerce, field_types, hint, read_yaml
-from jrl.trainers.fields import build_section, merge, nest, warn_caller
+from jrl.trainers.fields import build_section, hint_anywhere, merge, nest, warn_caller
 from jrl.trainers.legacy import modernise
 from jrl.trainers.registry import METHODS, get_method
 from jrl.trainers.sections import (
@@ -181,7 +183,7 @@ class TRLConfig:
         nested: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in _names() and "." not in name:
-                raise ValueError(f"Unknown parameter `{name}`.{_hint_anywhere(config, name)}")
+                raise ValueError(f"Unknown parameter `{name}`.{hint_anywhere(config.to_dict(), name)}")
             nested = merge(nested, nest(name, value))
         return config.evolve(**nested)
 
@@ -239,6 +241,17 @@ def default_rft_config() -> TRLConfig:
     return _default("RFTTrainer", RFTConfig(), model, lr=3e-5, total_steps=1000, batch_size=32)
 
 
+def default_dpo_config() -> TRLConfig:
+    """DPO of GPT-2, all layers, at TRL's learning rate."""
+    return _default("DPOTrainer", DPOConfig(), ModelConfig("gpt2"), lr=1e-6, total_steps=1000, batch_size=8)
+
+
+def default_reward_config() -> TRLConfig:
+    """A reward model on GPT-2, all layers, at TRL's learning rate."""
+    model = ModelConfig("gpt2")
+    return _default("RewardTrainer", RewardConfig(), model, lr=1e-4, total_steps=1000, batch_size=8)
+
+
 def method_of_trainer(trainer: str) -> type[MethodConfig] | None:
     """The config class that bears a trainer's name: `PPOConfig` of `PPOTrainer`; None where there is none."""
     return METHODS.find(trainer.lower().removeprefix("accelerate").removesuffix("trainer"))
@@ -273,6 +286,8 @@ _DEFAULTS: Mapping[type[MethodConfig], Callable[[], TRLConfig]] = {
     ILQLConfig: default_ilql_config,
     SFTConfig: default_sft_config,
     RFTConfig: default_rft_config,
+    DPOConfig: default_dpo_config,
+    RewardConfig: default_reward_config,
 }
 
 
@@ -287,14 +302,3 @@ def _renamed(section: str, old: Mapping[str, Any], changes: Mapping[str, Any]) -
     if section == "method":
         return METHODS.find(str(changes["name"])) is not METHODS.find(old["name"])
     return str(changes["name"]).lower() != str(old["name"]).lower()
-
-
-def _hint_anywhere(config: TRLConfig, name: str) -> str:
-    """Dotted names that end in a bare one; else the closest one."""
-    dotted = []
-    for section, values in config.to_dict().items():
-        for field, value in values.items():
-            dotted.append(f"{section}.{field}")
-            dotted += [f"{section}.{field}.{key}" for key in value] if isinstance(value, dict) else []
-    exact = [full for full in dotted if full.rsplit(".", 1)[1] == name]
-    return f" Did you mean `{'` or `'.join(exact)}`?" if exact else hint(name, dotted)

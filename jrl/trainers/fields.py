@@ -65,3 +65,14 @@ def warn_caller(text: str) -> None:
 
 def _is_within(module: Mapping[str, Any], package: str) -> bool:
     return str(module.get("__name__", "")).partition(".")[0] == package
+
+
+def hint_anywhere(config: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """Dotted names of a configuration that end in a bare one; else the closest one."""
+    dotted = []
+    for section, values in config.items():
+        for field, value in values.items():
+            dotted.append(f"{section}.{field}")
+            dotted += [f"{section}.{field}.{key}" for key in value] if isinstance(value, dict) else []
+    exact = [full for full in dotted if full.rsplit(".", 1)[1] == name]
+    return f" Did you mean `{'` or `'.join(exact)}`?" if exact else hint(name, dotted)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from jrl.data.prompts import PromptSet
 from jrl.learners.config import MethodConfig
+from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
+from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
 
@@ -142,6 +144,6 @@ get_method = METHODS.get_known
 get_trainer = TRAINERS.get_known
 get_pipeline = PIPELINES.get_known
 
-for _method in (PPOConfig, ILQLConfig, SFTConfig, RFTConfig):
+for _method in (PPOConfig, ILQLConfig, SFTConfig, RFTConfig, DPOConfig, RewardConfig):
     register_method(_method)
 register_pipeline("PromptPipeline")(PromptSet)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the two layouts a command's configuration has: nested, of six sections, or flat, of TRL's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from jrl.trainers.coerce import read_yaml
+from jrl.trainers.config import TRLConfig
+
+FLAT_BY_DEFAULT = ("reward", "dpo")
+BOTH = (*FLAT_BY_DEFAULT, "sft", "ppo")
+# Flags that only one layout has.
+_FLAT_FLAGS = ("--dataset_name", "--dataset-name", "--model_name_or_path", "--model-name-or-path")
+_NESTED_FLAGS = ("--samples",)
+
+
+def wants_flat(command: str, words: Sequence[str]) -> bool:
+    """Whether a command is to be read with TRL's fields.
+
+    The file that `--config` names decides: one without any of the six sections is flat. Without a file the flags do,
+    and where they do not either, `reward` and `dpo` are flat and the others nested.
+
+    Args:
+      command: Its name.
+      words: What stands behind it.
+    Raises:
+      FileNotFoundError: If the file that `--config` names does not exist; ValueError if it is no YAML.
+    """
+    if command not in BOTH:
+        return False
+    flags = [word.partition("=")[0] for word in words]
+    path = _config_path(words)
+    if path is not None:
+        content = read_yaml(path)
+        sections = {field.name for field in fields(TRLConfig)}
+        return isinstance(content, Mapping) and not sections & set(content)
+    if any(flag in _FLAT_FLAGS for flag in flags):
+        return True
+    return command in FLAT_BY_DEFAULT and not any(flag in _NESTED_FLAGS for flag in flags)
+
+
+def _config_path(words: Sequence[str]) -> str | None:
+    """What stands behind `--config`; None where nothing does."""
+    for number, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag == "--config":
+            return value if equals else next(iter(words[number + 1 :]), None)
+    return None

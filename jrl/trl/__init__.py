@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TRL's names, signatures and defaults over jrl: a script changes its imports and runs.
+
+Names that TRL keeps in modules of its own are all here: `from jrl.trl import DPOTrainer, set_seed`. Nothing is computed
+here; `docs/from_trl.md` says what differs, `docs/trl_surface.md` what is accepted without effect.
+
+A name is imported when it is asked for: transformers' arguments take seconds to import where torch is installed, and
+the command line's help needs none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "collators": (
+        "DPODataCollatorWithPadding",
+        "DataCollatorForCompletionOnlyLM",
+        "RewardDataCollatorWithPadding",
+    ),
+    "configs": ("DPOConfig", "RewardConfig", "SFTConfig"),
+    "constant_length": ("ConstantLengthDataset",),
+    "core": (
+        "AdaptiveKLController",
+        "FixedKLController",
+        "LengthSampler",
+        "RunningMoments",
+        "add_suffix",
+        "average_torch_dicts",
+        "clip_by_value",
+        "convert_to_scalar",
+        "disable_dropout_in_model",
+        "entropy_from_logits",
+        "exact_div",
+        "flatten_dict",
+        "get_global_statistics",
+        "logprobs_from_logits",
+        "masked_mean",
+        "masked_var",
+        "masked_whiten",
+        "pad_to_length",
+        "pad_to_size",
+        "respond_to_batch",
+        "set_seed",
+        "stack_dicts",
+        "stats_to_np",
+        "whiten",
+    ),
+    "dpo": ("DPOTrainer",),
+    "models": (
+        "AutoModelForCausalLM",
+        "AutoModelForCausalLMWithValueHead",
+        "AutoModelForSeq2SeqLM",
+        "AutoModelForSeq2SeqLMWithValueHead",
+        "AutoModelForSequenceClassification",
+        "ModelHandle",
+        "create_reference_model",
+        "push_folder",
+        "resolve_model",
+    ),
+    "parser": ("TrlParser",),
+    "ppo": ("PPOConfig", "PPOTrainer"),
+    "reward": ("RewardTrainer",),
+    "scripts": (
+        "DatasetConfig",
+        "DatasetMixtureConfig",
+        "ModelConfig",
+        "ScriptArguments",
+        "get_dataset",
+        "get_kbit_device_map",
+        "get_peft_config",
+        "get_quantization_config",
+    ),
+    "sft": ("SFTTrainer",),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that it lives in."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'jrl.trl' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"jrl.trl.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return [*globals(), *_MODULE_OF]

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a trainer of TRL's shape is made: data, then the six sections of a configuration, then jrl's own trainer.
+
+Data are read and tokenised first, so that whatever is wrong with a row is said before a model is loaded. Then the flat
+configuration becomes a `TRLConfig`, which jrl's trainer runs on; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import optax
+from transformers import TrainingArguments
+from transformers.trainer_utils import EvalPrediction
+
+from jrl.data.chat import with_chat_template
+from jrl.data.preference_format import TRUNCATION_MODES
+from jrl.data.records import RecordStream, read_records
+from jrl.data.streaming import StreamSet
+from jrl.data.tokenizer import load_tokenizer
+from jrl.learners.config import MethodConfig
+from jrl.learners.optimizers import make_optimizer
+from jrl.models.adapters.config import plain_peft_config
+from jrl.trainers.config import TRLConfig
+from jrl.trainers.evaluation import Evaluation
+from jrl.trainers.offline import OfflineTrainer
+from jrl.trainers.sections import ModelConfig, OptimizerConfig, TokenizerConfig
+from jrl.trl.arguments import FlatArguments, check_meanings, train_section, word
+from jrl.trl.given import Given, flat_copy, untrained, with_classic
+from jrl.trl.models import ModelHandle, resolve_model
+from jrl.trl.optimization import optimizer_section, scheduler_section
+from jrl.trl.watching import Names, Watcher, make_callback
+from jrl.trlx.ignored import warn_ignored
+
+Records = Any
+_Evaluations = dict[str, Any]
+TRAINING = "train_dataset"
+MAIN = ""
+"""Name of the evaluation data where there is one set of them."""
+
+
+class FlatBase(abc.ABC):
+    """A trainer of TRL's shape.
+
+    Attributes:
+      args: The configuration, as it was given.
+      model: The model's handle; it saves and samples with the parameters as they are now.
+      tokenizer: A copy of the tokenizer, with its padding; `processing_class` is the same.
+      train_dataset: As it was given.
+      eval_dataset: As it was given.
+      data_collator: Makes the batches of the loaders.
+      state: transformers' `TrainerState`: `global_step`, `epoch`, `log_history`, `best_metric`.
+      native: jrl's own trainer, with `history`, `run_dir` and `config`.
+    """
+
+    config_class: ClassVar[type[FlatArguments]]
+    native_class: ClassVar[type[OfflineTrainer]]
+    model_class: ClassVar[type[ModelHandle]]
+    NAMES: ClassVar[Names]
+    """jrl's metric → TRL's."""
+
+    def __init__(self, given: Given, **classic: Any) -> None:
+        args = self.config_class() if given.args is None else given.args
+        if not isinstance(args, TrainingArguments):
+            raise TypeError(
+                f"`args` must be a {self.config_class.__name__} or transformers' TrainingArguments, got "
+                f"{type(args).__name__}."
+            )
+        check_meanings(args, self.config_class.MEANINGS)
+        self.args = args
+        self.config = with_classic(flat_copy(args, self.config_class), classic)
+        self.model_init, self.compute_metrics = given.model_init, given.compute_metrics
+        self.preprocess_logits_for_metrics = given.preprocess_logits_for_metrics
+        self.train_dataset, self.eval_dataset = given.train_dataset, given.eval_dataset
+        handle = self._handle(given)
+        self.tokenizer = self._load_tokenizer(given.tokenizer, handle)
+        self.max_length = self._max_length(handle)
+        self.data_collator = self._collator(given.data_collator)
+        if given.train_dataset is None and given.eval_dataset is None:
+            raise ValueError(
+                "`train_dataset` or `eval_dataset` must be given: there is nothing to learn from."
+            )
+        if given.eval_dataset is None and self.config.eval_strategy != "no":
+            raise ValueError(
+                f"`eval_dataset` must be given where `eval_strategy` is {word(self.config.eval_strategy)!r}, got None."
+            )
+        self._samples = None if given.train_dataset is None else self._read(given.train_dataset, handle)
+        self._eval_samples: _Evaluations = self._read_evaluations(given.eval_dataset, handle)
+        self._watcher = Watcher(args, given.callbacks or (), self.NAMES, self.native_class.tokens_metric)
+        self.native = self._make_native(handle, self._given_optimizer(given))
+        for one in (self._named, handle):  # the script's own handle saves what was trained, too
+            one.attach(self.native)
+        self.model = handle
+        self._watcher.given |= {
+            "model": handle,
+            "processing_class": self.tokenizer,
+            "tokenizer": self.tokenizer,
+            "optimizer": None,
+            "lr_scheduler": None,
+        }
+        self._training = False
+        self._watcher.event("on_init_end")
+
+    # What differs between the three.
+
+    @abc.abstractmethod
+    def _make_samples(self, records: Any, handle: ModelHandle, *, evaluation: bool) -> Any:
+        """Tokenised samples of records."""
+
+    @abc.abstractmethod
+    def _method(self, handle: ModelHandle) -> MethodConfig:
+        """The method's section."""
+
+    @abc.abstractmethod
+    def _collator(self, given: Any) -> Callable[[list[Any]], Any]:
+        """What makes the batches of the loaders: that which was given, or the default one."""
+
+    def _before_learning(self) -> None:  # noqa: B027 (two of three have nothing to do here)
+        """Called once, before the first step."""
+
+    def _prediction(self, samples: Any) -> EvalPrediction | None:
+        """What `compute_metrics` gets; None where this trainer predicts nothing."""
+        del samples
+        return None
+
+    # What a trainer is made of.
+
+    @property
+    def processing_class(self) -> Any:
+        """The tokenizer."""
+        return self.tokenizer
+
+    @property
+    def state(self) -> Any:
+        """transformers' `TrainerState`."""
+        return self._watcher.state
+
+    @property
+    def control(self) -> Any:
+        """transformers' `TrainerControl`."""
+        return self._watcher.control
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """The callbacks."""
+        return self._watcher.callbacks
+
+    def add_callback(self, callback: Any) -> None:
+        """One callback more: an object or a class of transformers' `TrainerCallback`."""
+        self._watcher.callbacks.append(make_callback(callback))
+
+    def _handle(self, given: Given) -> ModelHandle:
+        """The model that was given, or that `model_init` makes, with the adapter that is to train."""
+        model = given.model
+        if model is None and given.model_init is not None:
+            model = given.model_init()
+        if model is None:
+            raise ValueError("`model` must be given, or `model_init`, a function that makes it.")
+        kwargs = dict(vars(self.config)["model_init_kwargs"] or {})
+        if isinstance(model, str | os.PathLike):
+            found: ModelHandle = self.model_class.from_pretrained(model, **kwargs)  # type: ignore[attr-defined]
+        else:
+            if kwargs:
+                warn_ignored("model_init_kwargs", "the model is there already")
+            found = resolve_model(model)
+        self._named = untrained(found, "model")
+        if given.peft_config is None:
+            return found
+        if found.is_peft_model:
+            raise ValueError(
+                "`peft_config` must be None for a model that has an adapter already: that one trains on. To begin a "
+                "fresh one, merge the old one first (`save_pretrained(folder, merge_adapter=True)`)."
+            )
+        return dataclasses.replace(found, peft_config=plain_peft_config(given.peft_config))
+
+    def _load_tokenizer(self, given: Any, handle: ModelHandle) -> Any:
+        """The tokenizer with the template, EOS and padding that the configuration names."""
+        config, source = self.config, handle.source
+        if given is None and not isinstance(source, str | os.PathLike):
+            raise ValueError(
+                "`tokenizer` (or `processing_class`) must be given for a model that has no folder."
+            )
+        mode = vars(config).get("truncation_mode", "keep_start")  # reward models cut nothing
+        if mode not in TRUNCATION_MODES:
+            raise ValueError(f"`truncation_mode` must be one of {TRUNCATION_MODES}, got {mode!r}.")
+        side = "left" if mode == "keep_end" else "right"
+        tokenizer = load_tokenizer(
+            source if given is None else given, padding_side="right", truncation_side=side
+        )
+        if vars(config).get("chat_template_path") is not None:
+            tokenizer = with_chat_template(tokenizer, vars(config)["chat_template_path"])
+        for name in ("eos_token", "pad_token"):
+            token = vars(config)[name]
+            if token is None:
+                continue
+            if token not in tokenizer.get_vocab():
+                raise ValueError(f"`{name}` must be in the tokenizer's vocabulary, got {token!r}.")
+            setattr(tokenizer, name, token)
+        return tokenizer
+
+    def _max_length(self, handle: ModelHandle) -> int:
+        """Most tokens of a row; `max_length` None: the model's positions, where it has a table of them."""
+        given = vars(self.config)["max_length"]
+        limit = vars(handle.config).get("n_positions") or vars(handle.config).get("max_position_embeddings")
+        if given is not None:
+            return int(min(given, limit or given))
+        if limit is None:
+            raise ValueError(
+                "`max_length` must be a number for a model without a table of positions, got None."
+            )
+        return int(limit)
+
+    def _read(self, dataset: Any, handle: ModelHandle, *, name: str = TRAINING) -> Any:
+        """Samples of a data set; errors call it by the name of the argument."""
+        evaluation = name != TRAINING
+        try:
+            records = read_records(dataset)
+            if evaluation and isinstance(records, RecordStream):
+                raise ValueError("evaluations go over all rows, so give a list of them, got a stream.")
+        except ValueError as error:
+            raise ValueError(f"`{name}`: {error}") from error
+        try:
+            return self._make_samples(records, handle, evaluation=evaluation)
+        except ValueError as error:
+            raise ValueError(str(error).replace("`samples`", f"`{name}`", 1)) from error
+
+    def _read_evaluations(self, dataset: Any, handle: ModelHandle) -> _Evaluations:
+        """Name → samples; one set alone has the name ''."""
+        if dataset is None:
+            return {}
+        if not isinstance(dataset, Mapping):
+            return {MAIN: self._read(dataset, handle, name="eval_dataset")}
+        return {
+            name: self._read(found, handle, name=f"eval_dataset[{name!r}]") for name, found in dataset.items()
+        }
+
+    def _given_optimizer(self, given: Given) -> optax.GradientTransformation | None:
+        """What was given as `optimizers` or `optimizer_cls_and_kwargs`; None: the configuration names one."""
+        transformation, schedule = given.optimizers or (None, None)
+        if given.optimizer_cls_and_kwargs is not None:
+            make, kwargs = given.optimizer_cls_and_kwargs
+            transformation = make(**kwargs)
+        if transformation is not None:
+            if not isinstance(transformation, optax.GradientTransformation) or schedule is not None:
+                raise ValueError(
+                    "`optimizers` must be (an optax transformation, None) or (None, a function from the step to the "
+                    f"learning rate), got ({type(transformation).__name__}, {type(schedule).__name__})."
+                )
+            return transformation
+        if schedule is None:
+            return None
+        if not callable(schedule):
+            raise ValueError(f"`optimizers`: the schedule must be a function, got {type(schedule).__name__}.")
+        section = optimizer_section(self.config)
+        clip = self.config.max_grad_norm or None
+        return make_optimizer(section.name, section.kwargs, lambda _: schedule, max_grad_norm=clip)
+
+    def _make_native(
+        self, handle: ModelHandle, optimizer: optax.GradientTransformation | None
+    ) -> OfflineTrainer:
+        """jrl's trainer, with model and data."""
+        config = self._native_config(handle, given_optimizer=optimizer is not None)
+        Path(config.train.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save_pretrained(config.tokenizer.tokenizer_path)
+        made: Any = type(self.native_class.__name__, (Watched, self.native_class), {"owner": self})
+        native: OfflineTrainer = made(config, optimizer=optimizer)
+        if self._samples is not None:
+            native.samples = self._samples
+        native.eval_samples = next(iter(self._eval_samples.values()), None)
+        return native
+
+    def _native_config(self, handle: ModelHandle, *, given_optimizer: bool) -> TRLConfig:
+        """The six sections."""
+        config = self.config
+        train = train_section(
+            config,
+            trainer=self.native_class.__name__,
+            seq_length=self.max_length,
+            num_rows=self._num_rows(),
+            mesh=config.mesh if isinstance(config.mesh, dict) else None,
+        )
+        if handle.compute_dtype == "bfloat16" and config.bf16 is None:
+            train.compute_dtype = "bfloat16"
+        optimizer = (
+            OptimizerConfig("adamw", {"lr": config.learning_rate})
+            if given_optimizer
+            else optimizer_section(config)
+        )
+        return TRLConfig(
+            method=self._method(handle),
+            model=ModelConfig(
+                model_path=handle.source,
+                model_arch_type=handle.arch_type,  # type: ignore[arg-type]
+                peft_config=handle.peft_config,
+                frozen_dtype=handle.frozen_dtype,  # type: ignore[arg-type]
+                model_extra_configs=dict(handle.model_extra_configs),
+            ),
+            optimizer=optimizer,
+            scheduler=scheduler_section(config, train.total_steps, ratio=config.warmup_ratio),
+            tokenizer=TokenizerConfig(
+                tokenizer_path=str(Path(config.output_dir or ".") / "tokenizer"),
+                padding_side=self.tokenizer.padding_side,
+                truncation_side=self.tokenizer.truncation_side,
+            ),
+            train=train,
+        )
+
+    def _num_rows(self) -> int | None:
+        """Rows of a pass; None: not known. A trainer that only evaluates has one."""
+        if self._samples is None:
+            return 1
+        return None if isinstance(self._samples, StreamSet) else len(self._samples)
+
+    @abc.abstractmethod
+    def run_evaluation(self, step: int, measure: Callable[[int], Evaluation | None]) -> Evaluation | None:
+        """What jrl's trainer asks for between two steps.
+
+        Args:
+          step: Optimizer step.
+          measure: jrl's own evaluation.
+        """
+
+
+class Watched(OfflineTrainer):
+    """One of jrl's trainers whose evaluations go through the trainer of TRL's shape that owns it."""
+
+    owner: ClassVar[FlatBase]
+
+    def run_evaluation(self, step: int) -> Evaluation | None:
+        """The owner's, which asks for jrl's own."""
+        return self.owner.run_evaluation(step, super().run_evaluation)

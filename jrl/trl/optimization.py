@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' names of optimizers and learning-rate schedules, as jrl has them."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers import TrainingArguments
+
+from jrl.trainers.sections import OptimizerConfig, SchedulerConfig
+from jrl.trl.arguments import word
+
+Arguments = Mapping[str, Any]
+
+_ADAM = ("betas", "eps", "weight_decay")
+OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "adamw_torch": ("adamw", _ADAM),
+    "adamw_torch_fused": ("adamw", _ADAM),
+    "adamw_torch_xla": ("adamw", _ADAM),
+    "adamw_torch_npu_fused": ("adamw", _ADAM),
+    "adamw_anyprecision": ("adamw", _ADAM),
+    "paged_adamw_32bit": ("adamw", _ADAM),
+    "lion_32bit": ("lion", ("betas", "weight_decay")),
+    "paged_lion_32bit": ("lion", ("betas", "weight_decay")),
+    "adafactor": ("adafactor", ("weight_decay",)),
+    "rmsprop": ("rmsprop", ("weight_decay",)),
+    "sgd": ("sgd", ("weight_decay",)),
+}
+"""transformers' name → (jrl's, what of Adam's arguments it takes)."""
+
+
+def optimizer_section(args: TrainingArguments) -> OptimizerConfig:
+    """The optimizer of `optim`, `learning_rate`, the Adam arguments and `optim_args`.
+
+    Raises:
+      ValueError: If jrl has no such optimizer.
+    """
+    name = word(args.optim)
+    if name not in OPTIMIZERS:
+        why = (
+            "moments of few bits need a torch package; to save optimizer memory train LoRA adapters (`peft_config`)"
+            if name.endswith(("8bit", "4bit"))
+            else "jrl has no such optimizer; give an optax one as `optimizers=(transformation, None)`"
+        )
+        raise ValueError(f"`optim` must be one of {sorted(OPTIMIZERS)}, got {name!r}: {why}.")
+    native, taken = OPTIMIZERS[name]
+    known = {
+        "betas": [args.adam_beta1, args.adam_beta2],
+        "eps": args.adam_epsilon,
+        "weight_decay": args.weight_decay,
+    }
+    kwargs = {"lr": args.learning_rate} | {key: known[key] for key in taken}
+    return OptimizerConfig(native, kwargs | _named_values(args.optim_args))
+
+
+def _named_values(text: str | None) -> dict[str, Any]:
+    """`momentum=0.9,nesterov=True` as a dict."""
+    found = {}
+    for part in (text or "").replace(" ", "").split(","):
+        if not part:
+            continue
+        name, _, value = part.partition("=")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"`optim_args` must be `name=value, ...`, got {text!r}.") from error
+    return found
+
+
+def warmup_of(args: TrainingArguments, total_steps: int, *, ratio: float | None = None) -> int:
+    """Steps of the warm-up.
+
+    Args:
+      args: `warmup_steps` from 1 on is a number of steps, below that a share.
+      total_steps: Optimizer steps of the run.
+      ratio: `warmup_ratio` of older transformers: a share that counts where `warmup_steps` is 0.
+    """
+    given = args.warmup_steps or ratio or 0
+    return int(given) if given >= 1 else math.ceil(total_steps * given)
+
+
+def _constant(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
+    del warmup, total, given, rate
+    return SchedulerConfig("constant", {})
+
+
+def _constant_with_warmup(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
+    del total, given, rate
+    return SchedulerConfig("warmup_constant", {"warmup_steps": warmup})
+
+
+def _linear(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
+    del given, rate
+    return SchedulerConfig("warmup_linear", {"warmup_steps": warmup, "total_steps": total})
+
+
+def _cosine(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
+    if given.pop("num_cycles", 0.5) != 0.5:
+        raise ValueError(
+            "`lr_scheduler_kwargs`: `num_cycles` must be 0.5 (one fall from the rate to its end)."
+        )
+    del rate
+    return SchedulerConfig("warmup_cosine", {"warmup_steps": warmup, "total_steps": total})
+
+
+def _cosine_with_min_lr(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
+    end, share = given.pop("min_lr", None), given.pop("min_lr_rate", None)
+    if (end is None) == (share is None):
+        raise ValueError("`lr_scheduler_kwargs` must have `min_lr` or `min_lr_rate`, and not both.")
+    found = _cosine(warmup, total, given, rate)
+    return SchedulerConfig(found.name, found.kwargs | {"eta_min": rate * share if end is None else end})
+
+
+def _polynomial(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
+    if given.pop("power", 1.0) != 1.0:
+        raise ValueError("`lr_scheduler_kwargs`: `power` must be 1: jrl falls along a line.")
+    found = _linear(warmup, total, given, rate)
+    return SchedulerConfig(found.name, found.kwargs | {"eta_min": given.pop("lr_end", 1e-7)})
+
+
+SCHEDULES: Mapping[str, Callable[[int, int, dict[str, Any], float], SchedulerConfig]] = {
+    "constant": _constant,
+    "constant_with_warmup": _constant_with_warmup,
+    "linear": _linear,
+    "cosine": _cosine,
+    "cosine_with_min_lr": _cosine_with_min_lr,
+    "polynomial": _polynomial,
+}
+"""transformers' name → `(warmup_steps, total_steps, further arguments, learning rate) -> section`."""
+
+
+def scheduler_section(
+    args: TrainingArguments, total_steps: int, *, ratio: float | None = None
+) -> SchedulerConfig:
+    """The schedule of `lr_scheduler_type`, over all optimizer steps of the run.
+
+    Args:
+      args: With `lr_scheduler_kwargs` and `warmup_steps`.
+      total_steps: Optimizer steps of the run.
+      ratio: `warmup_ratio` of older transformers.
+    Raises:
+      ValueError: If jrl has no such schedule, or it takes no such argument.
+    """
+    name = word(args.lr_scheduler_type)
+    if name not in SCHEDULES:
+        raise ValueError(
+            f"`lr_scheduler_type` must be one of {sorted(SCHEDULES)}, got {name!r}: give any other as "
+            "`optimizers=(None, schedule)`, a function from the step to the learning rate."
+        )
+    kwargs = args.lr_scheduler_kwargs or {}
+    if isinstance(kwargs, str):
+        raise ValueError(
+            f"`lr_scheduler_kwargs` must be a dict, or JSON that begins with a brace, got {kwargs!r}."
+        )
+    given = dict(kwargs)
+    warmup = min(warmup_of(args, total_steps, ratio=ratio), total_steps)
+    found = SCHEDULES[name](warmup, total_steps, given, args.learning_rate)
+    if given:
+        raise ValueError(f"`lr_scheduler_kwargs`: {name!r} takes no {sorted(given)}.")
+    return found

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TRL's step-by-step PPO trainer: `generate`, score by whatever means, `step`. The learner is `jrl.train`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl.data.tokenizer import load_tokenizer
+from jrl.learners.ppo import PPOState
+from jrl.ops.metrics import finalize
+from jrl.trainers.setup import place_rows
+from jrl.trl.core import RunningMoments, set_seed
+from jrl.trl.loading import TemporaryFolder
+from jrl.trl.models import ModelHandle
+from jrl.trl.ppo_batch import RolloutRows, make_sequences, read_rollouts, reward_columns, spread
+from jrl.trl.ppo_config import PPOConfig, native_config
+from jrl.trl.ppo_data import Rollouts
+from jrl.trl.ppo_logging import StatsLog, reward_stats
+from jrl.trl.ppo_manual import ManualSteps
+from jrl.trl.ppo_native import StepwisePPO
+from jrl.trl.ppo_saving import SavesModel
+from jrl.trl.ppo_setup import (
+    Clock,
+    Optimizer,
+    Schedule,
+    checked_schedule,
+    policy_handle,
+    reference_handle,
+    with_optimizer,
+)
+from jrl.trl.ppo_stats import step_stats, train_stats
+from jrl.trlx.accelerator import Accelerator
+from jrl.trlx.loader import DataLoader
+from jrl.typing import PPOBatch
+
+__all__ = ["PPOConfig", "PPOTrainer"]
+
+
+class _KLControl:
+    """The KL coefficient, which the state holds."""
+
+    def __init__(self, native: StepwisePPO) -> None:
+        self._native = native
+
+    @property
+    def value(self) -> float:
+        """The coefficient of the next step."""
+        return float(self._native.state.kl_coef)
+
+    @value.setter
+    def value(self, kl_coef: float) -> None:
+        state = self._native.state
+        placed = jax.device_put(np.float32(kl_coef), state.kl_coef.sharding)
+        self._native.state = PPOState(state.train, placed, state.moments)
+
+
+class PPOTrainer(Rollouts, ManualSteps, SavesModel):
+    """PPO whose rollouts a script brings.
+
+    Args:
+      config: TRL's `PPOConfig`.
+      model: What trains: a handle with a value head, or whatever `resolve_model` takes.
+      ref_model: The frozen reference: None or a handle of the same source: the model as it is now; one of
+        `create_reference_model`: with shared layers; one of another checkpoint of the same architecture: that. Beside
+        an adapter the reference is always the base model.
+      tokenizer: A transformers tokenizer.
+      dataset: Rows for `dataloader`; None: there is none.
+      optimizer: None: Adam at `config.learning_rate`; a name, or a pair (name, arguments); an optax transformation.
+      data_collator: Makes the loader's batches; default: one list a column.
+      num_shared_layers: Layers from the bottom, embeddings with them, that do not train and that the reference shares.
+      lr_scheduler: Call of `step` → learning rate, traceable as optax schedules are.
+
+    Attributes:
+      config: As given, with what the trainer fills in.
+      model: The handle; it generates and saves with the parameters as they are now.
+      ref_model: A handle that stands for the reference.
+      tokenizer: A copy that has a pad token.
+      dataloader: Shuffled batches of the data set.
+      optimizer: optax's transformation.
+      lr_scheduler: As given.
+      kl_ctl: Its `value` is the KL coefficient.
+      accelerator: Who this process is.
+      native: jrl's own trainer, with `state`, `history` and `config`.
+      is_encoder_decoder: Whether an encoder reads the queries.
+      is_peft_model: Whether an adapter trains.
+      current_device: The first device.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig | None = None,
+        model: Any = None,
+        ref_model: Any = None,
+        tokenizer: Any = None,
+        dataset: Any = None,
+        optimizer: Optimizer = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        num_shared_layers: int | None = None,
+        lr_scheduler: Schedule | None = None,
+    ) -> None:
+        if not isinstance(config, PPOConfig):
+            raise ValueError(f"`config` must be a jrl.trl.PPOConfig, got {type(config).__name__}.")
+        if tokenizer is None or not callable(getattr(tokenizer, "get_vocab", None)):
+            raise ValueError(f"`tokenizer` must be a transformers tokenizer, got {type(tokenizer).__name__}.")
+        self.config = replace(config)
+        set_seed(config.seed)
+        handle = policy_handle(model)
+        reference = reference_handle(ref_model, handle, num_shared_layers)
+        shared = num_shared_layers if reference is None else reference.num_shared_layers
+        self.tokenizer = load_tokenizer(
+            tokenizer, padding_side=tokenizer.padding_side, truncation_side=tokenizer.truncation_side
+        )
+        self.lr_scheduler = checked_schedule(lr_scheduler, optimizer)
+        self.data_collator = data_collator
+        self.dataloader = self._loader(dataset)
+        self._temporary = TemporaryFolder("jrl_ppo_")
+        other = None if reference is None or reference.source == handle.source else reference.source
+        self.native = self._make_native(handle, shared, optimizer, other)
+        handle.attach(self.native)
+        self.model: ModelHandle = handle
+        self.ref_model: ModelHandle = replace(reference or handle, trainer=None)
+        self.optimizer = self.native.optimizer
+        self.kl_ctl = _KLControl(self.native)
+        self.accelerator = Accelerator()
+        self.current_device = self.accelerator.device
+        self.is_encoder_decoder = self.native.lm.decoder_start_token_id is not None
+        self.is_peft_model = self.native.adapter is not None
+        self._fill_in()
+        self._log = StatsLog(self.config, self.native)
+
+    def _make_native(
+        self, handle: ModelHandle, shared: int | None, optimizer: Optimizer, reference: Any
+    ) -> StepwisePPO:
+        folder = self._temporary.path / "tokenizer"
+        self.tokenizer.save_pretrained(folder)
+        native = native_config(
+            self.config,
+            handle,
+            str(folder),
+            num_shared_layers=shared,
+            run_dir=self.config.output_dir or str(self._temporary.path),
+        )
+        native, given = with_optimizer(native, optimizer)
+        return StepwisePPO(
+            native,
+            tokenizer=self.tokenizer,
+            v_head_std=handle.v_head_init_std,
+            reference_path=reference,
+            optimizer=given,
+            lr_schedule=self.lr_scheduler,
+        )
+
+    def _fill_in(self) -> None:
+        config = self.config
+        config.is_encoder_decoder, config.is_peft_model = self.is_encoder_decoder, self.is_peft_model
+        # Counts of rows are global: one program runs on all devices.
+        config.world_size = 1
+        config.global_batch_size = config.batch_size
+        config.global_backward_batch_size = config.backward_batch_size
+
+    def _loader(self, dataset: Any) -> DataLoader | None:
+        if dataset is None:
+            return None
+        return self.prepare_dataloader(dataset, self.data_collator)
+
+    @property
+    def state(self) -> PPOState:
+        """Parameters, optimizer, KL coefficient and moments of the scores: replaced by every step."""
+        return self.native.state
+
+    @property
+    def running(self) -> RunningMoments:
+        """Moments of all scores so far."""
+        return RunningMoments(self.native.state.moments.running)
+
+    @property
+    def current_step(self) -> int:
+        """Calls of `step` so far."""
+        return self.native.calls
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record a step: jrl's own figures, under jrl's names."""
+        return self.native.history
+
+    def step(
+        self,
+        queries: Sequence[Any],
+        responses: Sequence[Any],
+        scores: Sequence[Any],
+        response_masks: Sequence[Any] | None = None,
+    ) -> dict[str, Any]:
+        """One iteration of PPO on these rollouts: `ppo_epochs` passes, then the KL coefficient.
+
+        Args:
+          queries: `batch_size` arrays of ids.
+          responses: What the policy wrote after each.
+          scores: One number a response, or a vector with one number for each of its tokens.
+          response_masks: 0 on response tokens that the policy did not choose, such as a tool's; None: all are its own.
+        Returns:
+          Statistics by TRL's names; `docs/trl_ppo.md` lists them.
+        Raises:
+          ValueError: Naming the argument and the row that cannot be used. Nothing has been computed then.
+        """
+        clock = Clock()
+        native, start = self.native, self.native.lm.decoder_start_token_id
+        rollouts = read_rollouts(
+            queries,
+            responses,
+            scores,
+            response_masks,
+            batch_size=self.config.batch_size,
+            decoder_start_token_id=start,
+        )
+        sequences = make_sequences(
+            rollouts,
+            pad_token_id=self.tokenizer.pad_token_id,
+            decoder_start_token_id=start,
+            max_positions=native.lm.max_positions,
+        )
+        placed, scored = native.score(sequences)
+        clock.lap("forward_pass", scored)
+        rewards: Any = reward_columns(rollouts, sequences.mask.shape[1])
+        batch = PPOBatch(placed, scored, place_rows(native.mesh, rewards))
+        estimates = native.estimates(batch)
+        clock.lap("compute_rewards", estimates)
+        clock.lap("compute_advantages", ())
+        fixed, kept, kl_coef = jax.device_get(
+            (estimates, (scored.logprobs, scored.ref_logprobs), self.state.kl_coef)
+        )
+        rate = native.learning_rate
+        self._push_if_best(fixed["scores"].sum(axis=1))
+        metrics = native.learn_from(batch)
+        clock.lap("optimize_step", metrics)
+        stats = self._stats(rollouts, np.asarray(sequences.mask), fixed, kept, metrics, float(kl_coef))
+        stats["ppo/learning_rate"] = rate
+        clock.lap("calc_stats", ())
+        steps = native.calls * native.steps_per_iteration
+        native.history.append({"step": steps, "iteration": native.calls, **finalize(metrics)})
+        return stats | clock.times()
+
+    def _stats(
+        self,
+        rollouts: RolloutRows,
+        mask: np.ndarray,
+        fixed: Mapping[str, Any],
+        kept: Sequence[np.ndarray],
+        metrics: Any,
+        kl_coef: float,
+    ) -> dict[str, Any]:
+        encoded = self.is_encoder_decoder
+        rows = [
+            spread(x, rollouts, encoded=encoded)
+            for x in (*kept, fixed["non_score_reward"], fixed["kls"], mask)
+        ]
+        return self.record_step_stats(
+            kl_coef,
+            scores=fixed["scores"],
+            logprobs=rows[0],
+            ref_logprobs=rows[1],
+            non_score_reward=rows[2],
+            kls=rows[3],
+            masks=rows[4],
+            queries=rollouts.queries,
+            responses=rollouts.responses,
+            train_stats=train_stats(metrics, fixed["targets"], mask, vf_coef=self.config.vf_coef),
+        )
+
+    def record_step_stats(self, kl_coef: float, **data: Any) -> dict[str, Any]:
+        """The statistics of a step.
+
+        Args:
+          kl_coef: Of this step.
+          **data: `scores`, `logprobs`, `ref_logprobs`, `non_score_reward`, `masks` (B, T), `queries`, `responses`,
+            `train_stats` (name → array with a leading axis of minibatches), and `kls` (B, T) where the penalty is not
+            the plain difference.
+        """
+        return step_stats(kl_coef, **data)
+
+    def gather_stats(self, stats: dict[str, Any]) -> dict[str, Any]:
+        """The statistics as they are: one program runs on all devices, and its figures are global."""
+        return stats
+
+    def log_stats(
+        self,
+        stats: Mapping[str, Any],
+        batch: Mapping[str, Any],
+        rewards: Sequence[Any],
+        columns_to_log: Sequence[str] = ("query", "response"),
+    ) -> None:
+        """Sends a step's numbers, and a table of texts, to the tracker.
+
+        Args:
+          stats: From `step`.
+          batch: Column → rows.
+          rewards: As the script scored the rows.
+          columns_to_log: Columns of the table, the reward beside them.
+        Raises:
+          ValueError: If a column is missing while the others are there.
+        """
+        self._log.write({**stats, **reward_stats(rewards)}, batch, rewards, columns_to_log)
+
+    def _push_if_best(self, scores: np.ndarray) -> None:
+        options, native = dict(self.config.push_to_hub_if_best_kwargs), self.native
+        if not options or native.calls % self.config.compare_steps:
+            return
+        mean = float(scores.mean())
+        if native.best_score is None or mean > native.best_score:
+            native.best_score = mean
+            self.push_to_hub(options.pop("repo_id"), **options)

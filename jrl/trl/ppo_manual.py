@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of `PPOTrainer.step` one by one, for scripts with a loop of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.data.batching import bucket_length
+from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, take_rows
+from jrl.learners.forward import mask_rows
+from jrl.learners.ppo import PPOState, ppo_objective
+from jrl.learners.state import TrainState
+from jrl.losses.ppo import PPOTargets
+from jrl.ops.forward import window_features, window_logprobs
+from jrl.trainers.setup import place_rows
+from jrl.trl.ppo_batch import action_columns, model_inputs
+from jrl.trl.ppo_config import PPOConfig
+from jrl.trl.ppo_math import Ranges, advantages_and_returns, minibatch_loss, token_rewards
+from jrl.trl.ppo_native import StepwisePPO
+from jrl.trl.ppo_stats import train_stats
+from jrl.typing import Frozen, Metrics, ModelInputs, Params, Sequences
+
+_Inputs = dict[str, np.ndarray]
+
+
+class ManualSteps:
+    """What `step` is made of; every array is NumPy, (B, L − 1): column t speaks of the token after column t.
+
+    Attributes:
+      config: TRL's.
+      native: jrl's own trainer.
+      ref_model: The reference; whatever else is given as a model means the policy.
+    """
+
+    config: PPOConfig
+    native: StepwisePPO
+    ref_model: Any
+
+    def prepare_model_inputs(self, queries: Sequence[Any], responses: Sequence[Any]) -> _Inputs:
+        """Queries and responses as a model reads them, padded to the longest on the tokenizer's side."""
+        tokenizer = self.native.tokenizer
+        return model_inputs(
+            queries,
+            responses,
+            pad_token_id=tokenizer.pad_token_id,
+            padding_side=tokenizer.padding_side,
+            decoder_start_token_id=self.native.lm.decoder_start_token_id,
+        )
+
+    def batched_forward_pass(
+        self,
+        model: Any,
+        queries: Sequence[Any],
+        responses: Sequence[Any],
+        model_inputs: _Inputs,
+        return_logits: bool = False,
+        response_masks: Sequence[Any] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
+        """Log-probabilities, logits, values and action masks of whole rows.
+
+        Args:
+          model: `trainer.model` or `trainer.ref_model`.
+          queries: Ids, one array a row.
+          responses: Ids, one array a row.
+          model_inputs: From `prepare_model_inputs`.
+          return_logits: Whether to return logits (B, L − 1, V), which may be large.
+          response_masks: One entry a response token, 0 on those that the policy did not choose.
+        Returns:
+          (log-probabilities, logits or None, values, masks). At mask 0 the figures are of prompt or padding; the
+          reference has the values 0.
+        """
+        native = self.native
+        params = native.ref_params if model is self.ref_model else native.params
+        sequences, width = self._rows(model_inputs)
+        with jax.set_mesh(native.mesh):
+            placed = place_rows(native.mesh, sequences)
+            found = _forward(native)(params, native.frozen, placed, return_logits)
+        logprobs, logits, values = (None if x is None else np.asarray(x)[:, :width] for x in found)
+        masks = action_columns(model_inputs, queries, responses, response_masks)
+        assert logprobs is not None
+        assert values is not None
+        return logprobs, logits, values, masks
+
+    def compute_rewards(
+        self, scores: Any, logprobs: Any, ref_logprobs: Any, masks: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Per-token rewards, and the same without the scores: minus the weighed KL penalty, at every column.
+
+        Args:
+          scores: One number a row, or dense ones (B, L − 1).
+          logprobs: Under the policy; with `kl_penalty="full"` of the whole vocabulary (B, L − 1, V).
+          ref_logprobs: Under the reference.
+          masks: 1 on actions; a row's score goes to the last of them.
+        """
+        rewards, non_score, _ = token_rewards(
+            scores,
+            logprobs,
+            ref_logprobs,
+            masks,
+            kl_coef=float(self.native.state.kl_coef),
+            kind=self.config.kl_penalty,
+        )
+        return np.asarray(rewards), np.asarray(non_score)
+
+    def compute_advantages(
+        self, values: Any, rewards: Any, mask: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(values, whitened advantages, returns), 0 outside the mask. A hole in the mask costs no credit."""
+        config = self.config
+        found = advantages_and_returns(
+            values,
+            rewards,
+            mask,
+            gamma=config.gamma,
+            lam=config.lam,
+            whiten_rewards=config.whiten_rewards,
+        )
+        return tuple(map(np.asarray, found))  # type: ignore[return-value]
+
+    def loss(
+        self,
+        old_logprobs: Any,
+        values: Any,
+        logits: Any,
+        vpreds: Any,
+        logprobs: Any,
+        mask: Any,
+        advantages: Any,
+        returns: Any,
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Policy loss, weighed value loss and flat statistics of a minibatch; jax arrays, so that a gradient exists.
+
+        Args:
+          old_logprobs: From before the first epoch.
+          values: From before the first epoch.
+          logits: Of now, (B, L − 1, V); for the entropy alone.
+          vpreds: Values of now.
+          logprobs: Of now.
+          mask: 1 on actions.
+          advantages: Whitened.
+          returns: What values should be.
+        """
+        config = self.config
+        ranges = Ranges(config.cliprange, config.cliprange_value, config.vf_coef, config.ratio_threshold)
+        return minibatch_loss(
+            old_logprobs, values, logits, vpreds, logprobs, mask, advantages, returns, ranges
+        )
+
+    def train_minibatch(
+        self,
+        old_logprobs: Any,
+        values: Any,
+        logprobs: Any,
+        logits: Any,
+        vpreds: Any,
+        mask: Any,
+        advantages: Any,
+        returns: Any,
+        model_inputs: _Inputs | None = None,
+    ) -> dict[str, Any]:
+        """One optimizer step on these rows, in forward passes of `mini_batch_size`.
+
+        Arrays remember no graph: the forward pass is done again here, from `model_inputs`, and so `logprobs`, `logits`
+        and `vpreds` are not read.
+
+        Args:
+          old_logprobs: From before the first epoch.
+          values: From before the first epoch.
+          logprobs: Not read.
+          logits: Not read.
+          vpreds: Not read.
+          mask: 1 on actions.
+          advantages: Whitened.
+          returns: What values should be.
+          model_inputs: From `prepare_model_inputs`, of the same rows.
+        Returns:
+          Statistics as `loss` names them.
+        Raises:
+          ValueError: If `model_inputs` are missing.
+        """
+        del logprobs, logits, vpreds
+        if model_inputs is None:
+            raise ValueError(
+                "`model_inputs` must be given to `train_minibatch` (from `prepare_model_inputs`), got None: arrays "
+                "hold no graph to go back through."
+            )
+        native = self.native
+        sequences, width = self._rows(model_inputs)
+        columns = [np.asarray(x, np.float32) for x in (old_logprobs, values, advantages, returns)]
+        total = sequences.mask.shape[1]
+        padded: list[Any] = [np.pad(x, ((0, 0), (0, total - width))) for x in columns]
+        real: Any = np.pad(np.asarray(mask) != 0, ((0, 0), (0, total - width)))
+        targets = PPOTargets(padded[0], padded[1], padded[2], padded[3], real)
+        with jax.set_mesh(native.mesh):
+            rows = place_rows(native.mesh, (sequences._replace(mask=real), targets))
+            state, metrics = _step(native)(native.state.train, native.frozen, *rows)
+        native.state = PPOState(state, native.state.kl_coef, native.state.moments)
+        found = train_stats(metrics, targets, real, vf_coef=self.config.vf_coef)
+        return {name: value[0] for name, value in found.items()}
+
+    def _rows(self, inputs: _Inputs) -> tuple[Sequences, int]:
+        """The rows with a window over all of their columns, padded to a width of few, and the true width − 1."""
+        encoded = "decoder_input_ids" in inputs
+        prefix = "decoder_" if encoded else ""
+        tokens, mask = (
+            np.asarray(inputs[name]) for name in (f"{prefix}input_ids", f"{prefix}attention_mask")
+        )
+        width = tokens.shape[1]
+        extra = ((0, 0), (0, max(min(bucket_length(width), self.native.lm.max_positions) - width, 0)))
+        context: Any = (None, None)
+        if encoded:
+            context = inputs["input_ids"].astype(np.int32), inputs["attention_mask"] != 0
+        padded: Any = np.pad(tokens, extra).astype(np.int32), np.pad(mask != 0, extra)
+        starts: Any = np.zeros(len(tokens), np.int32)
+        window: Any = np.ones((len(tokens), padded[0].shape[1] - 1), bool)
+        rows = ModelInputs(padded[0], padded[1], None, context[0], context[1])
+        return Sequences(rows, starts, window), width - 1
+
+
+def _forward(native: StepwisePPO) -> Any:
+    """The compiled forward pass of a trainer, made once."""
+    if native.forward is None:
+        native.forward = jax.jit(partial(_whole_rows, native), static_argnums=3)
+    return native.forward
+
+
+def _whole_rows(
+    native: StepwisePPO, params: Params, frozen: Frozen, sequences: Sequences, with_logits: bool
+) -> tuple[Any, Any, Any]:
+    policy = native.policy
+    trunk = policy.trunk(frozen, sequences.inputs)
+    features = window_features(policy, params, frozen, trunk, sequences)
+    logprobs = window_logprobs(
+        policy,
+        params,
+        frozen,
+        features.policy,
+        sequences,
+        temperature=1.0,
+        chunk_bytes=native.config.train.logprob_chunk_bytes,
+    ).logprobs
+    logits = policy.logits(params, frozen, features.policy)[..., : native.lm.vocab_size]
+    # A reference has no value head.
+    values = policy.heads(params, features.value).get("values", jnp.zeros_like(logprobs))
+    return logprobs, logits if with_logits else None, values
+
+
+def _step(native: StepwisePPO) -> Any:
+    """The compiled optimizer step of a trainer, made once."""
+    if native.single_step is None:
+        native.single_step = jax.jit(partial(_one_step, native))
+    return native.single_step
+
+
+def _one_step(
+    native: StepwisePPO, state: TrainState, frozen: Frozen, sequences: Sequences, targets: PPOTargets
+) -> tuple[TrainState, Metrics]:
+    policy, train = native.policy, native.config.train
+    count = sequences.starts.shape[0]
+    rows = min(train.minibatch_size or train.batch_size, count)
+    batch = -(-count // rows) * rows
+    laid_out = layout_rows(jnp.arange(count), batch_size=batch, minibatch_size=rows)
+    microbatches = Rows(*(x[0] for x in laid_out))
+
+    def objective(params: Params, rows: Rows) -> Loss:
+        taken, wanted = take_rows((sequences, targets), rows.ids)
+        taken = mask_rows(taken, rows.valid)
+        return ppo_objective(
+            policy,
+            params,
+            frozen,
+            policy.trunk(frozen, taken.inputs),
+            taken,
+            wanted,
+            config=native.method,
+            temperature=1.0,
+            logprob_chunk_bytes=train.logprob_chunk_bytes,
+            keep_ratios=True,
+        )
+
+    return optimizer_step(state, native.optimizer, objective, microbatches)

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TRL's trainer of supervised fine-tuning, over jrl's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from transformers import TrainingArguments
+from transformers.trainer_utils import EvalPrediction
+
+from jrl.data.batching import pad_right
+from jrl.data.demonstrations import DemonstrationFormat, DemonstrationSet
+from jrl.data.records import RecordStream
+from jrl.learners.sft import SFTConfig as Method
+from jrl.trainers.policy_trainer import PolicyTrainer
+from jrl.trainers.sft import SFTTrainer as Native
+from jrl.trainers.sft_data import make_samples
+from jrl.trl.arguments import FlatArguments
+from jrl.trl.base import TRAINING
+from jrl.trl.configs import SFTConfig
+from jrl.trl.constant_length import ConstantLengthDataset
+from jrl.trl.given import Given
+from jrl.trl.models import AutoModelForCausalLM, ModelHandle
+from jrl.trl.saving import FlatTrainer
+from jrl.trl.watching import Names
+from jrl.trlx.ignored import warn_ignored
+from jrl.trlx.model import TrainedModel
+from jrl.trlx.stores import IGNORED_LABEL
+
+__all__ = ["SFTTrainer"]
+
+Text = Callable[[Mapping[str, Any]], str]
+# Arguments of the older constructor that pack by characters, and their defaults there.
+_BY_CHARACTERS = {
+    "infinite": False,
+    "num_of_sequences": 1024,
+    "chars_per_token": 3.6,
+    "dataset_batch_size": 1000,
+}
+_WHY = "rows are packed and tokenised by tokens, and passes follow one another as long as the run lasts"
+
+
+class SFTTrainer(FlatTrainer):
+    """Learns texts, dialogues and completions.
+
+    Args:
+      model: A name, a folder, a handle of `from_pretrained`, or what else `resolve_model` takes.
+      args: An `SFTConfig`, or transformers' `TrainingArguments`.
+      data_collator: `DataCollatorForCompletionOnlyLM`, or another that makes `labels` of rows with `input_ids`: it
+        decides what is learned.
+      train_dataset: Rows with a text, `messages`, `prompt` and `completion`, or `input_ids`; or a
+        `ConstantLengthDataset`.
+      eval_dataset: The same, or several sets by name.
+      tokenizer: Default: that of the model's folder.
+      model_init: Makes the model where `model` is None.
+      compute_metrics: Gets logits (N T V), padded with −100, and labels (N T).
+      callbacks: Of transformers.
+      optimizers: (an optax transformation, None), or (None, a function from the step to the learning rate).
+      preprocess_logits_for_metrics: `(logits, labels) -> predictions`, called batch by batch: take what
+        `compute_metrics` needs here, or all logits of the evaluation are kept.
+      peft_config: An adapter trains, and the model is frozen.
+      dataset_text_field: As in the configuration; beside a `formatting_func` it wins.
+      packing: As in the configuration.
+      formatting_func: Makes the text of a row; the older form, from lists of columns to a list of texts, is known by
+        its list.
+      max_seq_length: As `max_length` of the configuration.
+      infinite: No effect.
+      num_of_sequences: No effect.
+      chars_per_token: No effect.
+      dataset_num_proc: As in the configuration.
+      dataset_batch_size: No effect.
+      neftune_noise_alpha: As in the configuration.
+      model_init_kwargs: As in the configuration.
+      dataset_kwargs: As in the configuration.
+      processing_class: The tokenizer under its newer name.
+      optimizer_cls_and_kwargs: A function that makes an optax transformation, and its arguments.
+    """
+
+    config_class: ClassVar[type[FlatArguments]] = SFTConfig
+    native_class = Native
+    model_class = AutoModelForCausalLM
+    NAMES: ClassVar[Names] = {
+        "sft/loss": "loss",
+        "sft/entropy": "entropy",
+        "sft/token_accuracy": "mean_token_accuracy",
+    }
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        tokenizer: Any = None,
+        model_init: Callable[[], Any] | None = None,
+        compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        peft_config: Any = None,
+        dataset_text_field: str | None = None,
+        packing: bool = False,
+        formatting_func: Callable[[Any], Any] | None = None,
+        max_seq_length: int | None = None,
+        infinite: bool = False,
+        num_of_sequences: int = 1024,
+        chars_per_token: float = 3.6,
+        dataset_num_proc: int | None = None,
+        dataset_batch_size: int = 1000,
+        neftune_noise_alpha: float | None = None,
+        model_init_kwargs: dict[str, Any] | None = None,
+        dataset_kwargs: dict[str, Any] | None = None,
+        processing_class: Any = None,
+        optimizer_cls_and_kwargs: tuple[Callable[..., Any], Mapping[str, Any]] | None = None,
+    ) -> None:
+        given = Given(
+            model=model,
+            args=args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            tokenizer=tokenizer if processing_class is None else processing_class,
+            model_init=model_init,
+            compute_metrics=compute_metrics,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            peft_config=peft_config,
+        )
+        self.infinite, self.num_of_sequences = infinite, num_of_sequences
+        self.chars_per_token, self.dataset_batch_size = chars_per_token, dataset_batch_size
+        for name, default in _BY_CHARACTERS.items():
+            if vars(self)[name] not in (None, default):
+                warn_ignored(f"SFTTrainer({name}=)", _WHY)
+        # Beside the field, the function is not asked.
+        self.formatting_func = None if dataset_text_field is not None else formatting_func
+        self._by_collator = data_collator is not None
+        super().__init__(
+            given,
+            dataset_text_field=dataset_text_field,
+            packing=packing or None,
+            max_length=max_seq_length if max_seq_length is not None else _older_length(args),
+            dataset_num_proc=dataset_num_proc,
+            neftune_noise_alpha=neftune_noise_alpha,
+            model_init_kwargs=model_init_kwargs,
+            dataset_kwargs=dataset_kwargs,
+        )
+
+    @property
+    def flat(self) -> SFTConfig:
+        """The configuration with the constructor's arguments."""
+        return cast(SFTConfig, self.config)
+
+    @property
+    def dataset_text_field(self) -> str:
+        """The column of texts."""
+        return self.flat.dataset_text_field
+
+    def _read(self, dataset: Any, handle: ModelHandle, *, name: str = TRAINING) -> Any:
+        if isinstance(dataset, ConstantLengthDataset) and not dataset.infinite:
+            dataset = list(dataset)  # it has an end, so it need not be a stream
+        return super()._read(dataset, handle, name=name)
+
+    def _make_samples(self, records: Any, handle: ModelHandle, *, evaluation: bool) -> Any:
+        config = self.flat
+        packs = config.packing if not evaluation or config.eval_packing is None else config.eval_packing
+        if packs and self._by_collator:
+            raise ValueError("`packing` must be False with a `data_collator`, which sees one sample a row.")
+        if self._by_collator:
+            return self._relabelled(records)
+        return make_samples(
+            records,
+            self.tokenizer,
+            self._method(handle),
+            packing=packs,
+            max_length=self.max_length,
+            seed=config.seed,
+            decoder_start_token_id=handle.config.decoder_start_token_id
+            if handle.is_encoder_decoder
+            else None,
+            text_field=config.dataset_text_field,
+            formatting_fn=self._formatting_fn,
+            append_eos=self._appends_eos,
+            num_proc=config.dataset_num_proc,
+        )
+
+    @property
+    def _formatting_fn(self) -> Text | None:
+        return None if self.formatting_func is None else one_text(self.formatting_func)
+
+    @property
+    def _appends_eos(self) -> bool:
+        """Whether texts are ended with EOS, as `dataset_kwargs` says."""
+        options = self.flat.dataset_kwargs or {}
+        known = {"append_concat_token", "add_special_tokens", "skip_prepare_dataset"}
+        if not isinstance(options, Mapping) or options.keys() - known:
+            raise ValueError(f"`dataset_kwargs` must be a dict of {sorted(known)}, got {options!r}.")
+        return bool(options.get("append_concat_token", True))
+
+    def _format(self) -> DemonstrationFormat:
+        """How rows are read."""
+        config = self.flat
+        return DemonstrationFormat(
+            tokenizer=self.tokenizer,
+            max_length=self.max_length,
+            text_field=config.dataset_text_field,
+            formatting_fn=self._formatting_fn,
+            completion_only_loss=config.completion_only_loss,
+            assistant_only_loss=config.assistant_only_loss,
+            append_eos=self._appends_eos,
+        )
+
+    def _relabelled(self, records: Any) -> DemonstrationSet:
+        """The rows with what the collator learns of them."""
+        if isinstance(records, RecordStream):
+            raise ValueError("`data_collator` needs a list of rows here, got a stream.")
+        rows, seed = self._format(), self.config.seed
+        found = DemonstrationSet(list(records), rows, seed=seed, num_proc=self.flat.dataset_num_proc)
+        labelled = []
+        for row in found.rows:
+            feature = {"input_ids": row.tokens, "attention_mask": [1] * len(row.tokens)}
+            labels = np.asarray(self.data_collator([feature])["labels"])[0][: len(row.tokens)]
+            labelled.append({"input_ids": row.tokens, "labels": labels.tolist()})
+        return DemonstrationSet(labelled, replace(rows, formatting_fn=None), seed=seed)
+
+    def _method(self, handle: ModelHandle) -> Method:
+        config = self.flat
+        return Method(
+            loss_type="dft" if config.loss_type == "dft" else _nll(config.loss_type),
+            packing=config.packing,
+            packing_strategy=config.packing_strategy,
+            eval_packing=config.eval_packing,
+            completion_only_loss=config.completion_only_loss,
+            assistant_only_loss=config.assistant_only_loss,
+            neftune_noise_alpha=config.neftune_noise_alpha,
+        )
+
+    def _collator(self, given: Any) -> Callable[[list[Any]], Any]:
+        return self._collate_text if given is None else cast(Callable[[list[Any]], Any], given)
+
+    def _collate_text(self, records: list[Any]) -> dict[str, np.ndarray]:
+        """`input_ids`, `attention_mask` and `labels` (B L) of rows, as they are learned."""
+        rows = self._format()
+        found = [rows.encode(record, number) for number, record in enumerate(records)]
+        kept = [row for row in found if row is not None]
+        tokens, mask = pad_right([row.tokens for row in kept], pad_token_id=self.tokenizer.pad_token_id)
+        learned, _ = pad_right([row.learned for row in kept], pad_token_id=0, width=tokens.shape[1])
+        labels = np.where(np.asarray(learned).astype(bool), tokens, IGNORED_LABEL)
+        return {"input_ids": tokens, "attention_mask": np.asarray(mask).astype(np.int32), "labels": labels}
+
+    def _prediction(self, samples: Any) -> EvalPrediction:
+        """Logits and labels, or what `preprocess_logits_for_metrics` takes of them."""
+        model, size = TrainedModel(cast(PolicyTrainer, self.native)), self.args.per_device_eval_batch_size
+        predictions, labels = [], []
+        for start in range(0, len(samples.rows), size):
+            rows = samples.rows[start : start + size]
+            tokens, mask = pad_right([row.tokens for row in rows], pad_token_id=self.tokenizer.pad_token_id)
+            learned, _ = pad_right([row.learned for row in rows], pad_token_id=0, width=tokens.shape[1])
+            label = np.where(np.asarray(learned).astype(bool), tokens, IGNORED_LABEL)
+            found = model(tokens, mask).logits
+            if self.preprocess_logits_for_metrics is not None:
+                found = self.preprocess_logits_for_metrics(found, label)
+            predictions.append(np.asarray(found))
+            labels.append(label)
+        return EvalPrediction(_joined(predictions), _joined(labels))
+
+
+def one_text(formatting_func: Callable[[Any], Any]) -> Text:
+    """A function that makes one text of one row, of either form of `formatting_func`.
+
+    The newer form makes a text of a row. The older one makes a list of texts of lists of columns, and is told by giving
+    back a list.
+    """
+
+    def text(record: Mapping[str, Any]) -> str:
+        found = formatting_func(record)
+        if isinstance(found, list):
+            found = formatting_func({name: [value] for name, value in record.items()})
+            if isinstance(found, list) and len(found) == 1:
+                found = found[0]
+        if not isinstance(found, str):
+            raise ValueError(
+                f"`formatting_func` must return a text for a row, or a list of texts for lists of columns, got "
+                f"{type(found).__name__}."
+            )
+        return found
+
+    return text
+
+
+def _older_length(args: TrainingArguments | None) -> int | None:
+    return args.max_seq_length if isinstance(args, SFTConfig) else None
+
+
+def _nll(loss_type: str | None) -> str:
+    if loss_type in (None, "nll", "chunked_nll"):
+        return "nll"
+    raise ValueError(f"`loss_type` must be one of nll, chunked_nll, dft or None, got {loss_type!r}.")
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    """Batches of different widths as one array, padded with −100 as transformers does."""
+    if arrays[0].ndim < 2:
+        return np.concatenate(arrays)
+    width = max(array.shape[1] for array in arrays)
+    padded = []
+    for array in arrays:
+        room = [(0, 0)] * array.ndim
+        room[1] = (0, width - array.shape[1])
+        padded.append(np.pad(array, room, constant_values=IGNORED_LABEL))
+    return np.concatenate(padded)

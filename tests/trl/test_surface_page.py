@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`docs/trl_surface.md` against the table of what fields become, and the table against the fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from transformers import TrainingArguments
+
+from jrl.trl.configs import DPOConfig, RewardConfig, SFTConfig
+from jrl.trl.meanings import DPO, OLD_ARGUMENTS, REWARD, SFT, SHARED, TRAINING_ARGUMENTS, Meaning
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "trl_surface.md"
+TABLES: Mapping[str, Mapping[str, Meaning]] = {
+    "Of transformers": TRAINING_ARGUMENTS,
+    "Of older transformers": OLD_ARGUMENTS,
+    "Of several configurations": SHARED,
+    "`RewardConfig`": REWARD,
+    "`SFTConfig`": SFT,
+    "`DPOConfig`": DPO,
+}
+
+
+def rendered(title: str, table: Mapping[str, Meaning]) -> str:
+    """A section of the page."""
+    words = {"mapped": "mapped", "ignored": "without effect", "refused": "refused"}
+    rows = [f"| `{name}` | {words[meaning.kind]} | {meaning.text} |" for name, meaning in table.items()]
+    return "\n".join(
+        [f"### {title}", "", "| field | | where it goes, or why not |", "|---|---|---|", *rows, ""]
+    )
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_the_page_shows_the_table(title):
+    assert rendered(title, TABLES[title]) in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("config", [RewardConfig, SFTConfig, DPOConfig])
+def test_every_field_has_a_meaning(config):
+    assert not [entry.name for entry in fields(config) if entry.name not in config.MEANINGS]
+
+
+def test_no_meaning_is_of_a_field_that_there_is_not():
+    known = {entry.name for config in (RewardConfig, SFTConfig, DPOConfig) for entry in fields(config)}
+    assert not [name for table in TABLES.values() for name in table if name not in known]
+    assert set(TRAINING_ARGUMENTS) == {entry.name for entry in fields(TrainingArguments)}
