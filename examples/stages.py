@@ -8,13 +8,15 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs"
+MAIN = ""
+"""The stage of an override that names none."""
 
 
 def add_flags(top: argparse.ArgumentParser, *, run: str) -> None:
@@ -34,12 +36,21 @@ def add_flags(top: argparse.ArgumentParser, *, run: str) -> None:
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Overrides of the main recipe, and those of the SFT recipe, whose `--sft.` is taken off."""
-    stages: dict[bool, list[str]] = {False: [], True: []}
-    sft = False
+    found = split_by_stage(words, ["sft"])
+    return found[MAIN], found["sft"]
+
+
+def split_by_stage(words: Sequence[str], stages: Iterable[str]) -> dict[str, list[str]]:
+    """Overrides by the stage whose name, as in `--sft.`, stands in front and is taken off; others are `MAIN`'s."""
+    found: dict[str, list[str]] = {MAIN: [], **{stage: [] for stage in stages}}
+    current = MAIN
     for word in words:
-        sft = word.startswith("--sft.") if word.startswith("--") else sft
-        stages[sft].append(word.replace("--sft.", "--", 1))
-    return stages[False], stages[True]
+        if word.startswith("--"):
+            name, dot, rest = word[2:].partition(".")
+            current = name if dot and name in found else MAIN
+            word = f"--{rest}" if current != MAIN else word
+        found[current].append(word)
+    return found
 
 
 def stopped(console: Console, argv: Sequence[str], folder: Path, *resume: str | Path) -> int:

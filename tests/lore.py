@@ -111,16 +111,10 @@ RULES = {
     "9.7": "the untrained model is scored first",
 }
 WAITS = {
-    "1.10": "chat templates (part 4)",
-    "1.11": "packed rows (part 3)",
     "2.9": "a sampler with weights of its own (part 5)",
     "5.4": "a method with a dual clip",
     "5.7": "GSPO",
     "5.8": "CISPO",
-    "8.1": "DPO (part 4)",
-    "8.2": "DPO (part 4)",
-    "8.3": "DPO (part 4)",
-    "8.4": "the reward model (part 4)",
     "8.8": "DDPO (part 6)",
     "9.3": "a task with a verifier",
     "9.4": "a task with a verifier",

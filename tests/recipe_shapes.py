@@ -12,24 +12,40 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import AbstractMesh, AxisType
 from transformers import AutoConfig, GPT2Config, T5Config
 
 import jrl
+from jrl.learners.dpo import init_dpo_state, make_dpo_update
+from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.reward_model import make_reward_model_update
+from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.mesh import AXES, tree_shardings
 from jrl.models.adapters.config import read_adapter_config
+from jrl.models.classifier_adapter import bind_classifier
+from jrl.models.classifier_start import describe_start
 from jrl.models.cost import cache_bytes
 from jrl.models.heads import HEADS
 from jrl.models.model import LanguageModel, make_model
 from jrl.models.policy import ADAPTERS
 from jrl.models.quantize import quantize_frozen
+from jrl.models.scorer import make_scorer, split_scorer
 from jrl.trainers.setup import COMPUTE_DTYPES
-from jrl.typing import ILQLBatch, ModelInputs, PPOBatch, Scored, Sequences
+from jrl.typing import (
+    ComparisonBatch,
+    ILQLBatch,
+    ModelInputs,
+    PPOBatch,
+    PreferenceBatch,
+    Scored,
+    Sequences,
+)
 
 REAL_CONFIGS = Path(__file__).parent / "models" / "real_configs"
 # The models that recipes name -> the architecture, as its config.json has it. Where an example makes a smaller model of
@@ -46,6 +62,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
         "EleutherAI/gpt-neox-20b": "gpt-neox-20b",
         "NousResearch/Llama-2-7b-hf": "Llama-2-7b-hf",
         "lvwerra/t5-imdb": "t5-base",
+        "facebook/opt-350m": "opt-350m",
     }.items()
 }
 
@@ -125,8 +142,11 @@ def recipe_mesh(config: jrl.TRLConfig) -> AbstractMesh:
 
 def abstract_run(config: jrl.TRLConfig) -> AbstractRun:
     """What the trainer of a recipe would build, at the size of the model that the recipe names."""
-    hf_config = ARCHITECTURES[config.model.model_path]()
+    path = config.model.model_path
+    hf_config = ARCHITECTURES[path]() if isinstance(path, str) else path
     method, mesh = config.method, recipe_mesh(config)
+    if isinstance(method, RewardConfig):
+        return _reward_run(config, hf_config, mesh)
     num_q_heads = (2 if method.two_qs else 1) if isinstance(method, ILQLConfig) else 0
     has_values = isinstance(method, PPOConfig | ILQLConfig)
     lm = replace(
@@ -173,20 +193,50 @@ def abstract_run(config: jrl.TRLConfig) -> AbstractRun:
     return AbstractRun(config, mesh, params, state, frozen, batch, update, cache, trunk, weights)
 
 
-def _learner(config: jrl.TRLConfig, policy: Any, lm: LanguageModel) -> tuple[Any, Any, Any]:
-    """(init, update, batch) as the trainers make them."""
-    train, method = config.train, config.method
-    optimizer = make_optimizer(
+def _reward_run(config: jrl.TRLConfig, hf_config: Any, mesh: AbstractMesh) -> AbstractRun:
+    """Of a reward model: there is no sampler, and a row is a whole text."""
+    train, section = config.train, config.model
+    model = describe_start(hf_config)
+    adapter = bind_classifier(
+        model, None if section.peft_config is None else read_adapter_config(section.peft_config)
+    )
+    options: dict[str, Any] = {"num_layers_unfrozen": section.num_layers_unfrozen, "adapter": adapter}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    weights = jax.eval_shape(model.init, key)
+    params, frozen = jax.eval_shape(lambda p, k: split_scorer(p, model, **options, key=k), weights, key)
+    scorer = make_scorer(
+        model, **options, compute_dtype=COMPUTE_DTYPES[train.compute_dtype], remat=train.remat
+    )
+    optimizer, sizes = _optimizer(config), _sizes(config)
+    update = make_reward_model_update(scorer, optimizer, config.method, **sizes)  # type: ignore[arg-type]
+    shape = (train.batch_size, train.seq_length)
+    texts = ModelInputs(jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, bool))
+    rows = (train.batch_size,)
+    valid, margins = jax.ShapeDtypeStruct(rows, bool), jax.ShapeDtypeStruct(rows, jnp.float32)
+    batch = ComparisonBatch(texts, texts, valid, margins)
+    state = jax.eval_shape(lambda p: init_train_state(p, optimizer), params)
+    return AbstractRun(config, mesh, params, state, frozen, batch, update, 0, None, weights)
+
+
+def _optimizer(config: jrl.TRLConfig) -> optax.GradientTransformation:
+    return make_optimizer(
         config.optimizer.name,
         config.optimizer.kwargs,
         make_schedule(config.scheduler.name, config.scheduler.kwargs),
-        max_grad_norm=train.max_grad_norm,
+        max_grad_norm=config.train.max_grad_norm,
     )
-    sizes = dict(
-        batch_size=train.batch_size,
-        minibatch_size=train.minibatch_size or train.batch_size,
-        logprob_chunk_bytes=train.logprob_chunk_bytes,
-    )
+
+
+def _sizes(config: jrl.TRLConfig) -> dict[str, int]:
+    train = config.train
+    return {"batch_size": train.batch_size, "minibatch_size": train.minibatch_size or train.batch_size}
+
+
+def _learner(config: jrl.TRLConfig, policy: Any, lm: LanguageModel) -> tuple[Any, Any, Any]:
+    """(init, update, batch) as the trainers make them."""
+    train, method = config.train, config.method
+    optimizer = _optimizer(config)
+    sizes = {**_sizes(config), "logprob_chunk_bytes": train.logprob_chunk_bytes}
     if isinstance(method, PPOConfig):
         update = make_ppo_update(policy, optimizer, method, temperature=1.0, **sizes)
         rows, width = method.num_rollouts, method.gen_kwargs["max_new_tokens"]
@@ -202,6 +252,15 @@ def _learner(config: jrl.TRLConfig, policy: Any, lm: LanguageModel) -> tuple[Any
         batch = ILQLBatch(sequences.inputs, columns, sequences.mask, number)
         update = make_ilql_update(policy, optimizer, method, **sizes)
         return lambda params: init_ilql_state(params, optimizer), update, batch
+    if isinstance(method, DPOConfig):
+        numbers = jax.ShapeDtypeStruct((rows, width - 1), jnp.float32)
+        valid = jax.ShapeDtypeStruct((rows,), bool)
+        pairs = PreferenceBatch(sequences, sequences, valid, numbers, numbers)
+        return (
+            lambda params: init_dpo_state(params, optimizer),
+            make_dpo_update(policy, optimizer, method, **sizes),
+            pairs,
+        )
     return (
         lambda params: init_train_state(params, optimizer),
         make_sft_update(policy, optimizer, **sizes),

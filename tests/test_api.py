@@ -145,7 +145,7 @@ def test_a_script_of_trlx_runs_without_its_default_tracker(monkeypatch):
         ({"pipeline": "PromptPipelin"}, r"`train.pipeline` must be one of .*Did you mean PromptPipeline\?"),
         (
             {"trainer_kwargs": {"logit_msk": 1}},
-            r"`train.trainer_kwargs.logit_msk`.*SFTTrainer takes \['logit_mask'\]. Did you mean `logit_mask`",
+            r"logit_msk.*SFTTrainer takes \['logit_mask', 'optimizer'\]. Did you mean `logit_mask`",
         ),
         (
             {"trainer_kwargs": {"reward_fn": 1}},

@@ -20,16 +20,23 @@ import numpy as np
 import pytest
 
 import jrl.learners
+from jrl.learners.dpo import init_dpo_state, make_dpo_update
+from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
 from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.reward_model import make_reward_model_update
+from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.ops.metrics import finalize
-from jrl.typing import Features, Frozen, Max, Mean, PolicyFns, Update
+from jrl.ops.rewards import last_token_scores
+from jrl.typing import Features, Frozen, Max, Mean, Min, PolicyFns, Update
 from tests.learners.batches import (
     CHUNK_BYTES,
     adam,
     copied,
+    random_comparisons,
+    random_preferences,
     random_sequences,
     rewarded_samples,
     stored_rollouts,
@@ -48,12 +55,14 @@ class Case(NamedTuple):
       init: `params -> state`.
       batch: A batch of NUM_ROWS rows.
       num_q_heads: Q heads of the model.
+      reads_logits: Whether the language-model head is read.
     """
 
     make: Callable[[PolicyFns, int, int, int], Update]
     init: Callable[[Any], Any]
     batch: Callable[[], Any]
     num_q_heads: int = 0
+    reads_logits: bool = True
 
 
 def _ppo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
@@ -89,7 +98,36 @@ def _ilql(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
     )
 
 
+def _reward_model(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
+    del chunk_bytes
+
+    def score(params: Any, frozen: Frozen, inputs: Any, dropout_key: Any) -> Any:
+        features = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, dropout_key)
+        return last_token_scores(policy.heads(params, features.value)["values"], inputs.attention_mask)
+
+    config = RewardConfig(center_rewards_coefficient=0.01)
+    return make_reward_model_update(score, adam(), config, batch_size=NUM_ROWS, minibatch_size=minibatch_size)
+
+
+def _dpo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
+    return make_dpo_update(
+        policy,
+        adam(),
+        DPOConfig(
+            loss_type=["sigmoid", "sft"], use_weighting=True, sync_ref_model=True, ref_model_sync_steps=2
+        ),
+        batch_size=NUM_ROWS,
+        minibatch_size=minibatch_size,
+        logprob_chunk_bytes=chunk_bytes,
+    )
+
+
 CASES = {
+    "dpo": Case(
+        _dpo,
+        lambda params: init_dpo_state(params, adam(), jax.tree.map(jnp.copy, params)),
+        lambda: random_preferences(NUM_ROWS, copies=1),
+    ),
     "ilql": Case(
         _ilql,
         lambda params: init_ilql_state(params, adam()),
@@ -100,6 +138,12 @@ CASES = {
         _ppo,
         lambda params: init_ppo_state(params, adam(), PPOConfig()),
         lambda: stored_rollouts("llama", 1, num_rows=NUM_ROWS, drift=0.1),
+    ),
+    "reward_model": Case(
+        _reward_model,
+        lambda params: init_train_state(params, adam()),
+        lambda: random_comparisons(NUM_ROWS),
+        reads_logits=False,
     ),
     "sft": Case(_sft, lambda params: init_train_state(params, adam()), lambda: random_sequences(NUM_ROWS)),
 }
@@ -128,6 +172,7 @@ def run(name: str) -> dict[str, Any]:
     return dict(
         update=update,
         params=params,
+        reads_logits=case.reads_logits,
         start=shapes,
         state=state,
         metrics=metrics,
@@ -180,8 +225,9 @@ def test_lore_7_5_frozen_arrays_are_the_same_to_the_bit(result: dict[str, Any]) 
 def test_parameters_move(result: dict[str, Any]) -> None:
     state, params = result["state"], result["params"]
     train = getattr(state, "train", state)
-    # All but the value head, which supervised tuning leaves alone.
-    trained = {name: tree for name, tree in train.params.items() if name != "v_head"}
+    # All but the value head, which supervised tuning leaves alone, and a head that is not read.
+    unread = {"v_head"} if result["reads_logits"] else {"lm_head"}
+    trained = {name: tree for name, tree in train.params.items() if name not in unread}
     for (path, new), old in zip(
         jax.tree_util.tree_leaves_with_path(trained),
         jax.tree.leaves({name: params[name] for name in trained}),
@@ -192,7 +238,7 @@ def test_parameters_move(result: dict[str, Any]) -> None:
 
 def test_metrics_are_means_and_maxima_of_scalars(result: dict[str, Any]) -> None:
     for name, metric in result["metrics"].items():
-        assert isinstance(metric, Mean | Max), name
+        assert isinstance(metric, Mean | Max | Min), name
         assert all(jnp.ndim(part) == 0 for part in metric), name
         assert name.count("/") == 1, name
     numbers = finalize(result["metrics"])
@@ -244,7 +290,7 @@ def largest_array(jaxpr: Any) -> int:
     return max(sizes(jaxpr))
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", sorted(name for name, case in CASES.items() if case.reads_logits))
 def test_no_update_holds_the_logits_of_a_whole_minibatch(name: str) -> None:
     """At B·T = 4 chunks and V = 50,257; with room for all of it, the plain path does hold them."""
     case = CASES[name]

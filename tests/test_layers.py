@@ -39,6 +39,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"jrl.typing", "jrl.ops.alignment", "jrl.data"},
         {"numpy", "jaxtyping", "tokenizers", "transformers", "datasets"},
     ),
+    "jrl.data.mapping": (set(), {"numpy", "rich", "transformers"}),
+    "jrl.data.chat_rendering": (
+        {"jrl.typing", "jrl.data"},
+        {"transformers", "jinja2"},
+    ),
     "jrl.rollout": ({"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.rollout"}, JAX),
     "jrl.learners": (
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.learners"},

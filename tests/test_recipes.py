@@ -10,10 +10,13 @@ import pytest
 
 import jrl
 from jrl.sweep import read_plan
+from tests.flat_recipes import command_of, is_flat, parse, sections
 from tests.recipe_shapes import ARCHITECTURES, AbstractRun, abstract_run
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+ALL = sorted((ROOT / "configs").glob("*.yaml"))
+FLAT = [path for path in ALL if is_flat(path)]
+RECIPES = [path for path in ALL if path not in FLAT]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
 # Those that are run as they are, on the model that they name; of the others an example brings its own.
 REAL = [path for path in RECIPES if path.stem == "ppo_imdb" or "  jrl " in path.read_text(encoding="utf-8")]
@@ -59,13 +62,47 @@ def test_recipe_loads_and_survives_a_round_trip(path):
     assert isinstance(config.optimizer.kwargs["lr"], float)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_recipe_says_how_it_is_run(path):
     head = head_of(path)
     assert "command:" in head and "hardware:" in head
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FLAT, ids=lambda path: path.stem)
+def test_flat_recipe_is_of_its_commands_fields(path):
+    """The file is read as the command line reads it: unknown keys, doubled ones and wrong types are errors there."""
+    _, config, model, _ = parse(path)
+    assert type(config).__name__.lower() == f"{command_of(path)}config"
+    assert model.model_name_or_path in ARCHITECTURES
+    assert isinstance(config.learning_rate, float)
+    found = sections(path)
+    assert found.train.trainer.lower() == f"{command_of(path)}trainer"
+    assert found.optimizer.kwargs["lr"] == config.learning_rate
+    assert found.train.seq_length == config.max_length
+
+
+def test_flat_recipes_quote_their_sources():
+    """TRL's own figures: batches, ranks and rates of its scripts."""
+    found = {path.stem: sections(path) for path in FLAT}
+    dpo, sft = found["dpo_llama2_7b_lora"], found["sft_llama_7b_packed"]
+    assert (dpo.train.batch_size, dpo.train.minibatch_size, dpo.train.total_steps) == (16, 4, 1000)
+    assert dpo.model.frozen_dtype == "nf4" and dpo.model.peft_config["r"] == 8
+    assert sft.method.packing and sft.train.total_steps == 5000
+    reward = found["reward_opt_350m_lora"]
+    assert (reward.train.batch_size, reward.model.peft_config["modules_to_save"]) == (1024, ["score"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FLAT, ids=lambda path: path.stem)
+def test_a_flat_recipes_update_keeps_the_state_at_its_real_size(path):
+    config = sections(path)
+    run = abstract_run(config)
+    state, metrics = run.trace()
+    shapes, expected = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (state, run.state))
+    assert shapes == expected and metrics
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_the_command_names_the_recipe_and_files_that_exist(path):
     command = head_of(path).partition("command:")[2].partition("hardware:")[0]
     for name in re.findall(r"(?:examples|configs)/[\w/.]+\.(?:py|yaml)", command):
@@ -73,6 +110,7 @@ def test_the_command_names_the_recipe_and_files_that_exist(path):
     if "jrl " in command:
         assert f"configs/{path.name}" in command
         algorithm = re.search(r"jrl (\w+) ", command)[1]
+    if "jrl " in command and path in RECIPES:
         assert jrl.TRLConfig.load_yaml(path).train.trainer.lower() == f"{algorithm}trainer"
 
 

@@ -28,6 +28,11 @@ def vader(samples: Sequence[str]) -> list[float]:
     return [_analyzer().polarity_scores(sample)["compound"] for sample in samples]
 
 
+def valence(word: str) -> float:
+    """How positive the lexicon has one word, in lower case, from −4 to 4; 0 where it is not known."""
+    return float(_analyzer().lexicon.get(word, 0.0))
+
+
 def reward_named(
     name: str, *, label: str | None = None, output: Output | None = None, mesh: Mesh | None = None
 ) -> Callable[..., Any]:

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import jrl
 from tests.trainers.runs import (
+    COMPARISONS,
+    PREFERENCES,
     PROMPTS,
     REWARDED,
     count_vowels,
+    dpo_config,
     ilql_config,
     ppo_config,
+    reward_config,
     rft_config,
     sft_config,
 )
@@ -30,6 +34,12 @@ if algorithm in ("ppo", "rft"):
         eval_prompts=PROMPTS[:2],
         config=make_config(checkpoint, Path(folder), train=train),
     )
+elif algorithm == "dpo":
+    method = {"sync_ref_model": True, "ref_model_sync_steps": 3}
+    config = dpo_config(checkpoint, Path(folder), train=train, method=method)
+    jrl.train(samples=PREFERENCES, eval_prompts=["the"], config=config)
+elif algorithm == "reward":
+    jrl.train(samples=COMPARISONS, config=reward_config(checkpoint, Path(folder), train=train))
 elif algorithm == "ilql":
     jrl.train(
         samples=[sample for sample, _ in REWARDED],

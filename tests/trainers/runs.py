@@ -130,6 +130,44 @@ def ilql_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> j
     )
 
 
+# Completions of at most 8 tokens in rows of 9 to 16: every batch has the same shape.
+PREFERENCES = [
+    {"prompt": "the cat", "chosen": " sat up", "rejected": " flew"},
+    {"prompt": "a dog", "chosen": " ran on", "rejected": " sat"},
+    {"prompt": "who else", "chosen": " me", "rejected": " you"},
+    {"prompt": "so it", "chosen": " goes", "rejected": " stops"},
+    {"prompt": "rain", "chosen": " falls", "rejected": " rises"},
+    {"prompt": "one two", "chosen": " more", "rejected": " less"},
+]
+
+
+def dpo_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
+    """Batches of 4 pairs in microbatches of 2."""
+    return (
+        jrl.default_dpo_config()
+        .evolve(
+            model={"model_path": checkpoint},
+            tokenizer={"tokenizer_path": checkpoint},
+            optimizer={"kwargs": {"lr": 1e-3}},
+            scheduler={"name": "constant", "kwargs": {}},
+            train={
+                "seq_length": 32,
+                "total_steps": 12,
+                "epochs": 100,
+                "batch_size": 4,
+                "minibatch_size": 2,
+                "eval_interval": 100,
+                "checkpoint_interval": 100,
+                "checkpoint_dir": str(run_dir),
+                "tracker": None,
+                "seed": 3,
+            },
+            method={"beta": 0.5, "gen_kwargs": {"max_new_tokens": 8}},
+        )
+        .evolve(**sections)
+    )
+
+
 def rft_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
     """4 samples of each prompt a round in calls of 8 rows, two passes over what is kept, batches of 4."""
     return (
@@ -158,6 +196,43 @@ def rft_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jr
                 "end_percentile": 0.75,
                 "chunk_size": 8,
                 "gen_kwargs": {"max_new_tokens": 8},
+            },
+        )
+        .evolve(**sections)
+    )
+
+
+# Pairs with a text of 9 to 16 tokens each, so that every batch has the same shape; one has a margin.
+COMPARISONS = [
+    {"prompt": "the cat", "chosen": " sat", "rejected": " ran off", "margin": 0.0},
+    {"prompt": "a dog is", "chosen": " good", "rejected": " bad", "margin": 0.5},
+    {"prompt": "we", "chosen": " go on", "rejected": " stop here", "margin": 0.0},
+    {"prompt": "so it", "chosen": " goes", "rejected": " goes not", "margin": 0.0},
+    {"prompt": "rain", "chosen": " falls", "rejected": " rises", "margin": 0.0},
+    {"prompt": "one", "chosen": " more", "rejected": " less of it", "margin": 0.0},
+]
+
+
+def reward_config(checkpoint: Any, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
+    """A reward model from a language model: batches of 4 in microbatches of 2."""
+    return (
+        jrl.default_reward_config()
+        .evolve(
+            model={"model_path": checkpoint},
+            tokenizer={"tokenizer_path": checkpoint},
+            optimizer={"kwargs": {"lr": 1e-3}},
+            scheduler={"name": "constant", "kwargs": {}},
+            train={
+                "seq_length": 32,
+                "total_steps": 24,
+                "epochs": 100,
+                "batch_size": 4,
+                "minibatch_size": 2,
+                "eval_interval": 100,
+                "checkpoint_interval": 100,
+                "checkpoint_dir": str(run_dir),
+                "tracker": None,
+                "seed": 3,
             },
         )
         .evolve(**sections)

@@ -18,7 +18,7 @@ from tests.trainers.runs import repeatable
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("interrupted_run.py")
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = {"ppo": 40, "sft": 200, "rft": 60, "ilql": 120}
+STEPS = {"ppo": 40, "sft": 200, "rft": 60, "ilql": 120, "dpo": 120, "reward": 200}
 
 
 def start(algorithm, checkpoint, folder):
@@ -50,7 +50,7 @@ def read_arrays(path):
         return checkpointer.restore(path)
 
 
-@pytest.fixture(scope="module", params=["ppo", "sft", "rft", "ilql"])
+@pytest.fixture(scope="module", params=["ppo", "sft", "rft", "ilql", "dpo", "reward"])
 def whole(request, checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / request.param
     process = start(request.param, checkpoint, folder)
