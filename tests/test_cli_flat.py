@@ -160,6 +160,7 @@ class TestMistakes:
         path = tmp_path / "c.yaml"
         for text, message in (
             ("bta: 1\n", "c.yaml: there is no field `bta`. Did you mean `beta`?"),
+            ("- beta\n", "c.yaml must hold a mapping of fields, got list"),
             ("beta: 1\nseed: 2\nbeta: 3\n", "`beta` stands in line 1 and again in line 3"),
         ):
             path.write_text(text)

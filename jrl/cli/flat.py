@@ -127,7 +127,12 @@ def read_data(
         entry = DatasetConfig(str(script.dataset_name), name=script.dataset_config, split=split)
         return get_dataset(DatasetMixtureConfig([entry], streaming=script.dataset_streaming))["train"]
 
-    return read(script.dataset_train_split), read(script.dataset_test_split) if evaluates else None
+    train, evaluation = read(script.dataset_train_split), None
+    if evaluates:
+        evaluation = read(script.dataset_test_split)
+        if isinstance(evaluation, RecordStream):  # an evaluation goes over all of them
+            evaluation = list(evaluation)
+    return train, evaluation
 
 
 def data_names(script: ScriptArguments, mixture: DatasetMixtureConfig) -> tuple[str, ...]:

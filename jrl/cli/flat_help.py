@@ -17,7 +17,7 @@ from jrl.trl.scripts import DatasetMixtureConfig, ModelConfig, ScriptArguments
 
 # Of transformers' hundred fields, those that most runs set, and what they do here.
 _USUAL: Mapping[str, str] = {
-    "output_dir": "the run's folder: checkpoints, metrics.jsonl and the model",
+    "output_dir": "the run's folder: checkpoints, metrics.jsonl and the model; by default trainer_output",
     "num_train_epochs": "passes over the data",
     "max_steps": "optimizer steps; where positive, it decides instead of the passes",
     "per_device_train_batch_size": "rows of one forward and backward pass on each device",

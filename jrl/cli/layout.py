@@ -19,23 +19,24 @@ _NESTED_FLAGS = ("--samples",)
 def wants_flat(command: str, words: Sequence[str]) -> bool:
     """Whether a command is to be read with TRL's fields.
 
-    The file that `--config` names decides: one without any of the six sections is flat. Without a file the flags do,
+    The file that `--config` names decides: one without any of the six sections is flat. Without one the flags do,
     and where they do not either, `reward` and `dpo` are flat and the others nested.
 
     Args:
       command: Its name.
       words: What stands behind it.
     Raises:
-      FileNotFoundError: If the file that `--config` names does not exist; ValueError if it is no YAML.
+      FileNotFoundError: If the file that `--config` names does not exist; ValueError if it holds no mapping.
     """
     if command not in BOTH:
         return False
     flags = [word.partition("=")[0] for word in words]
     path = _config_path(words)
-    if path is not None:
-        content = read_yaml(path)
-        sections = {field.name for field in fields(TRLConfig)}
-        return isinstance(content, Mapping) and not sections & set(content)
+    content = None if path is None else read_yaml(path)
+    if content is not None:
+        if not isinstance(content, Mapping):
+            raise ValueError(f"{path} must hold a mapping of fields, got {type(content).__name__}.")
+        return not {field.name for field in fields(TRLConfig)} & set(content)
     if any(flag in _FLAT_FLAGS for flag in flags):
         return True
     return command in FLAT_BY_DEFAULT and not any(flag in _NESTED_FLAGS for flag in flags)

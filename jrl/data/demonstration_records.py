@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jrl.data.messages import check_messages, is_dialogue
+from jrl.data.messages import check_messages, is_dialogue, is_empty
 
 DIALOGUE_COLUMNS = ("messages", "conversations", "conversation")
 TOKEN_MASKS = ("completion_mask", "assistant_masks")
@@ -91,11 +91,13 @@ def check_demonstration(
 
 
 def _pair(prompt: Any, completion: Any, row: int, columns: list[str]) -> tuple[Text, Text]:
-    if isinstance(prompt, str) and isinstance(completion, str):
-        if not completion:
-            raise ValueError(f"`samples`: `completion` of row {row} is empty; columns: {columns}.")
+    both_texts = isinstance(prompt, str) and isinstance(completion, str)
+    both_dialogues = is_dialogue(prompt) and is_dialogue(completion)
+    if (both_texts or both_dialogues) and is_empty(completion):
+        raise ValueError(f"`samples`: `completion` of row {row} is empty; columns: {columns}.")
+    if both_texts:
         return prompt, completion
-    if is_dialogue(prompt) and is_dialogue(completion):
+    if both_dialogues:
         return check_messages(prompt, row=row), check_messages(completion, row=row)
     raise ValueError(
         f"`samples`: `prompt` and `completion` of row {row} must both be texts, or both messages with `role` and "

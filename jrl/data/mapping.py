@@ -88,6 +88,7 @@ def tokenizer_key(tokenizer: Any) -> str | None:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return None
     parts = [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template]
+    parts.append(tokenizer.split_special_tokens)
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -200,7 +201,8 @@ def _cache_path(function: Callable[[Any], Any], records: Sequence[Any], cache_ke
     inner = function.func if isinstance(function, functools.partial) else function
     digest = hashlib.sha256()
     name = f"{inner.__module__}.{inner.__qualname__}"
-    for part in (version("jrl"), name, cache_key, _source(inner)):
+    versions = " ".join(version(package) for package in ("jrl", "tokenizers", "transformers"))
+    for part in (versions, name, cache_key, _source(inner)):
         digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
     for record in records:
         # A line a record: no two lists of records have the same bytes.
@@ -209,10 +211,15 @@ def _cache_path(function: Callable[[Any], Any], records: Sequence[Any], cache_ke
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """The text of its module: a changed function is another one, even under the same name."""
+    """The text of its module, of jrl's own of all modules beside it, which it calls: a changed function is another
+    one, even under the same name."""
     try:
         path = inspect.getsourcefile(function)
-        return "" if path is None else Path(path).read_text(encoding="utf-8")
+        if path is None:
+            return ""
+        own = function.__module__.startswith("jrl.")
+        paths = sorted(Path(path).parent.glob("*.py")) if own else [Path(path)]
+        return "".join(found.read_text(encoding="utf-8") for found in paths)
     except (TypeError, OSError):
         # What is built in, or was typed in, has none.
         return ""

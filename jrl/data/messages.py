@@ -29,6 +29,14 @@ def is_dialogue(value: Any) -> bool:
     )
 
 
+def is_empty(value: Any) -> bool:
+    """Whether a completion, a text or messages, says nothing."""
+    if not value or isinstance(value, str):
+        return not value
+    last = value[-1]
+    return last.get("content", last.get("value", "")) == "" and not last.get("tool_calls")
+
+
 def check_messages(messages: Any, *, row: int | None = None) -> list[dict[str, Any]]:
     """Messages with `role` and `content`, converted from ShareGPT's `from` and `value` where they have those.
 

@@ -7,6 +7,7 @@ would have computed alone. The first token of a sample is nobody's target, as it
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -202,6 +203,15 @@ class PackedSet(RowSet):
     def efficiency(self) -> float:
         """Share of the columns that hold a token, in (0, 1]."""
         return sum(map(sum, self.lengths)) / (len(self.rows) * self.max_length)
+
+    def apart(self) -> list[DialogueRow]:
+        """Every piece as a row of its own, in the order of the rows."""
+        found = []
+        for row, lengths in zip(self.rows, self.lengths, strict=True):
+            stops = list(itertools.accumulate(lengths))
+            for start, stop in zip([0, *stops], stops, strict=False):
+                found.append(DialogueRow(row.tokens[start:stop], row.learned[start:stop]))
+        return found
 
     def sha256(self) -> str:
         """Fingerprint of the tokens, of which are learned, of where samples begin, and of the rows' order."""

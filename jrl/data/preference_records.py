@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jrl.data.messages import check_messages, is_dialogue
+from jrl.data.messages import check_messages, is_dialogue, is_empty
 
 Text = str | list[dict[str, Any]]
 """A text, or the messages of a dialogue."""
@@ -112,7 +112,7 @@ def check_preference(record: Any, *, row: int) -> Preference:
             "column `prompt` out."
         )
     for column in ("chosen", "rejected"):
-        if _is_empty(record[column]):
+        if is_empty(record[column]):
             raise ValueError(f"`samples`: `{column}` of row {row} is empty; columns: {columns}.")
     if kinds["chosen"] == "messages":
         prompt, chosen, rejected = _check_dialogues(prompt, chosen, rejected, row)
@@ -172,13 +172,6 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "text"
     return "messages" if is_dialogue(value) or (isinstance(value, list) and not value) else ""
-
-
-def _is_empty(value: Any) -> bool:
-    if not value or isinstance(value, str):
-        return not value
-    last = value[-1]
-    return last.get("content", last.get("value", "")) == "" and not last.get("tool_calls")
 
 
 def read_margin(record: Mapping[str, Any], row: int) -> float:

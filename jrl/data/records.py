@@ -77,7 +77,10 @@ def read_records(
         return source
     if isinstance(source, Mapping):
         if split not in source or isinstance(source[split], str):
-            raise ValueError(f"`split` must be one of {sorted(map(str, source))}, got {split!r}.")
+            raise ValueError(
+                f"`split` must be one of {sorted(map(str, source))}, got {split!r}: a mapping holds records by split, "
+                "not a list a column (`datasets.Dataset.from_dict` makes rows of those)."
+            )
         return read_records(source[split], split=split)
     if hasattr(source, "iterrows"):
         # A table of pandas, which gives its column names when it is iterated over.

@@ -7,8 +7,8 @@ Reference: Rafailov et al. 2023, arXiv:2305.18290; a reference that follows the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,16 @@ from jaxtyping import Array, Float
 
 from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
 from jrl.learners.dpo_config import DPOConfig
+from jrl.learners.forward import interleave, separate
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, dpo_loss
-from jrl.mesh import constrain
 from jrl.ops.alignment import window_targets
-from jrl.ops.checks import check_same_shape
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.masking import zero_masked
 from jrl.ops.reductions import LossOut
 from jrl.ops.token_reads import TokenReads, read_tokens
-from jrl.typing import Frozen, Mean, Metrics, Params, PolicyFns, PreferenceBatch, PRNGKey, Sequences, Update
+from jrl.typing import Frozen, Mean, Metrics, Params, PolicyFns, PreferenceBatch, PRNGKey, Update
 
 
 @struct.dataclass
@@ -55,33 +54,6 @@ def init_dpo_state(
       ref_params: Of a reference that is to follow the policy: part of the tree of `params`, in buffers of its own.
     """
     return DPOState(train=init_train_state(params, optimizer), ref_params=ref_params)
-
-
-def interleave(chosen: Sequences, rejected: Sequences) -> Sequences:
-    """Both completions of each pair as rows 2i and 2i + 1, so that one forward pass reads them.
-
-    A pair stays on the device that holds it: stacking all chosen rows on all rejected ones would move half of them.
-
-    Raises:
-      ValueError: If the two sides differ in shape.
-    """
-    check_same_shape(
-        "rejected.inputs.tokens", rejected.inputs.tokens, "chosen.inputs.tokens", chosen.inputs.tokens
-    )
-    check_same_shape("rejected.mask", rejected.mask, "chosen.mask", chosen.mask)
-
-    def both(x: Array, y: Array) -> Array:
-        rows = jnp.stack([x, y], axis=1).reshape(2 * x.shape[0], *x.shape[1:])
-        return constrain(rows, "batch", *(None,) * (x.ndim - 1))
-
-    joined: Sequences = jax.tree.map(both, chosen, rejected)
-    return joined
-
-
-def separate(tree: Any) -> tuple[Any, Any]:
-    """Inverse of `interleave` for every array of a tree: (chosen, rejected)."""
-    pairs = jax.tree.map(lambda x: x.reshape(-1, 2, *x.shape[1:]), tree)
-    return jax.tree.map(lambda x: x[:, 0], pairs), jax.tree.map(lambda x: x[:, 1], pairs)
 
 
 def reference_logprobs(
@@ -127,6 +99,22 @@ def reference_logprobs(
     return separate(scored.reshape(2 * count * rows, width)[: 2 * num_rows])
 
 
+def configured_loss(config: DPOConfig) -> Callable[..., LossOut]:
+    """`jrl.losses.dpo.dpo_loss` with all options that the configuration has."""
+    return partial(
+        dpo_loss,
+        terms=config.terms,
+        beta=config.beta,
+        label_smoothing=config.label_smoothing,
+        discopop_tau=config.discopop_tau,
+        divergence=DIVERGENCES[config.f_divergence_type],
+        alpha=config.f_alpha_divergence_coef,
+        reference_free=config.reference_free,
+        ld_alpha=config.ld_alpha,
+        use_weighting=config.use_weighting,
+    )
+
+
 def dpo_objective(
     policy: PolicyFns,
     params: Params,
@@ -164,19 +152,10 @@ def dpo_objective(
 
     positions = positions_of(logprob_chunk_bytes, vocab_size=vocab_size)
     chosen, rejected = separate(map_positions(read, (features.policy, targets), positions=positions))
-    return dpo_loss(
+    return configured_loss(config)(
         Completion(ref_logprobs=batch.ref_chosen_logps, mask=batch.chosen.mask, **chosen._asdict()),
         Completion(ref_logprobs=batch.ref_rejected_logps, mask=batch.rejected.mask, **rejected._asdict()),
         batch.valid,
-        terms=config.terms,
-        beta=config.beta,
-        label_smoothing=config.label_smoothing,
-        discopop_tau=config.discopop_tau,
-        divergence=DIVERGENCES[config.f_divergence_type],
-        alpha=config.f_alpha_divergence_coef,
-        reference_free=config.reference_free,
-        ld_alpha=config.ld_alpha,
-        use_weighting=config.use_weighting,
         pairs_per_token=pairs_per_token,
     )
 

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows before the forward pass: the trunk that all epochs share, and rows that are mere padding."""
+"""Rows before the forward pass: the trunk that all epochs share, rows that are mere padding, both halves of pairs."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jrl.learners.accumulate import take_rows
+from jrl.mesh import constrain
+from jrl.ops.checks import check_same_shape
 from jrl.typing import Frozen, ILQLBatch, ModelInputs, PolicyFns, Sequences, Trunk
 
+Tree = TypeVar("Tree")
 Masked = TypeVar("Masked", Sequences, ILQLBatch)
 
 
@@ -33,3 +36,27 @@ def trunk_of_rows(policy: PolicyFns, frozen: Frozen, inputs: ModelInputs, *, min
 def mask_rows(sequences: Masked, valid: jax.Array) -> Masked:
     """Rows that are mere padding lose their actions, and with them all weight."""
     return sequences._replace(mask=sequences.mask & valid[:, None])
+
+
+def interleave(chosen: Tree, rejected: Tree) -> Tree:
+    """Both halves of each pair as rows 2i and 2i + 1 of every array, so that one forward pass reads them.
+
+    A pair stays on the device that holds it: stacking all chosen rows on all rejected ones would move half of them.
+
+    Raises:
+      ValueError: If two arrays differ in shape.
+    """
+
+    def both(x: jax.Array, y: jax.Array) -> jax.Array:
+        check_same_shape("rejected", y, "chosen", x)
+        rows = jnp.stack([x, y], axis=1).reshape(2 * x.shape[0], *x.shape[1:])
+        return constrain(rows, "batch", *(None,) * (x.ndim - 1))
+
+    joined: Tree = jax.tree.map(both, chosen, rejected)
+    return joined
+
+
+def separate(tree: Any) -> tuple[Any, Any]:
+    """Inverse of `interleave`: (chosen, rejected)."""
+    pairs = jax.tree.map(lambda x: x.reshape(-1, 2, *x.shape[1:]), tree)
+    return jax.tree.map(lambda x: x[:, 0], pairs), jax.tree.map(lambda x: x[:, 1], pairs)

@@ -22,11 +22,11 @@ from jrl.learners.ppo_config import PPOConfig
 from jrl.learners.ppo_epochs import run_steps, shuffled_rows
 from jrl.learners.ppo_estimates import (
     ScoreMoments,
-    estimate_advantages,
     init_score_moments,
     kl_per_sequence,
+    learning_targets,
     rollout_metrics,
-    scale_scores,
+    scaled_scores,
 )
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ppo import PPOTargets, ppo_loss
@@ -142,7 +142,7 @@ def ppo_objective(
     if config.ratio_threshold is not None:
         ran_away = masked_mean(ratio, mask) > config.ratio_threshold
         # The losses alone leave it out; how far the policy moved is seen, above all by `max_policy_kl`.
-        watched = loss(*jax.lax.stop_gradient(found), targets._replace(mask=mask)).metrics
+        watched = loss(*jax.lax.stop_gradient(found), targets._replace(mask=sequences.mask)).metrics
         extra = {name: value for name, value in watched.items() if name not in _LOSSES}
         extra["ppo/minibatches_left_out"] = mean_metric(ran_away, jnp.any(mask))
         # Taken out by the mask, before any arithmetic: a loss that overflowed, times 0, would be NaN.
@@ -209,25 +209,8 @@ def make_ppo_update(
 
     def update(state: PPOState, frozen: Frozen, batch: PPOBatch, key: PRNGKey) -> tuple[PPOState, Metrics]:
         sequences, mask = batch.sequences, batch.sequences.mask
-        scores, moments = scale_scores(
-            batch.scores,
-            mask,
-            state.moments,
-            clip_range=config.cliprange_reward,
-            mode=config.scale_reward,
-            center=config.center_reward,
-            scaled_clip_range=config.cliprange_scaled_reward,
-        )
-        targets = estimate_advantages(
-            scores,
-            batch.scored,
-            mask,
-            kl_coef=state.kl_coef,
-            gamma=config.gamma,
-            gae_lambda=config.lam,
-            kl_penalty=config.kl_penalty,
-            whiten_rewards=config.whiten_rewards,
-        )
+        scores, moments = scaled_scores(batch, state.moments, config)
+        targets = learning_targets(scores, batch, state.kl_coef, config)
         trunk = trunk_of_rows(policy, frozen, sequences.inputs, minibatch_size=minibatch_size)
         rollouts = _Rollouts(sequences, trunk, targets)
 

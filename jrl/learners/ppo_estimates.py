@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jrl.learners.ppo_config import PPOConfig
 from jrl.losses.ppo import PPOTargets
 from jrl.ops.kl import kl_k1, kl_k2
 from jrl.ops.masking import masked_sum, masked_variance, whiten, zero_masked
@@ -157,6 +158,37 @@ def estimate_advantages(
         # From the raw advantages: whitened ones would train the critic on noise.
         returns=jnp.where(mask, advantages + scored.values, 0.0),
         mask=mask,
+    )
+
+
+def scaled_scores(
+    batch: PPOBatch, moments: ScoreMoments, config: PPOConfig
+) -> tuple[Float[Array, "N T"], ScoreMoments]:
+    """`scale_scores` with all options that the configuration has."""
+    return scale_scores(
+        batch.scores,
+        batch.sequences.mask,
+        moments,
+        clip_range=config.cliprange_reward,
+        mode=config.scale_reward,
+        center=config.center_reward,
+        scaled_clip_range=config.cliprange_scaled_reward,
+    )
+
+
+def learning_targets(
+    scores: Float[Array, "N T"], batch: PPOBatch, kl_coef: Float[Array, ""], config: PPOConfig
+) -> PPOTargets:
+    """`estimate_advantages` of scaled scores with all options that the configuration has."""
+    return estimate_advantages(
+        scores,
+        batch.scored,
+        batch.sequences.mask,
+        kl_coef=kl_coef,
+        gamma=config.gamma,
+        gae_lambda=config.lam,
+        kl_penalty=config.kl_penalty,
+        whiten_rewards=config.whiten_rewards,
     )
 
 

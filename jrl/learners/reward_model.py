@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.forward import interleave, separate
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.state import TrainState
 from jrl.losses.reward_model import reward_model_loss
@@ -37,14 +36,9 @@ def reward_model_objective(
       center_coef: Weight of the centring term.
       dropout_key: None: the pass is deterministic.
     """
-    # Row by row, c0 r0 c1 r1 ...: one half after the other would move half of the rows to other devices.
-    rows = jax.tree.map(_interleave, batch.chosen, batch.rejected)
-    scores = scorer(params, frozen, rows, dropout_key).reshape(-1, 2)
-    return reward_model_loss(scores[:, 0], scores[:, 1], batch.margins, batch.valid, center_coef=center_coef)
-
-
-def _interleave(chosen: Any, rejected: Any) -> Any:
-    return jnp.stack([chosen, rejected], axis=1).reshape(-1, *chosen.shape[1:])
+    rows = interleave(batch.chosen, batch.rejected)
+    chosen, rejected = separate(scorer(params, frozen, rows, dropout_key))
+    return reward_model_loss(chosen, rejected, batch.margins, batch.valid, center_coef=center_coef)
 
 
 def make_reward_model_update(

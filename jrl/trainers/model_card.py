@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 CARD, PLOT = "README.md", "training.png"
 _CLOCKS = ("time/", "perf/")
+_HELD_OUT = "eval/"
 _COUNTERS = ("step", "iteration", "evaluation")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _KINDS = ("samples", "eval_samples", "prompts", "eval_prompts", "rewards")
@@ -203,18 +204,23 @@ def _bullets(lines: Mapping[str, str]) -> str:
 
 
 def _metrics(history: Sequence[Record]) -> str:
-    """The last training record and the last evaluation, side by side."""
-    training: Record = next((record for record in reversed(history) if "iteration" in record), {})
-    evaluation: Record = next((record for record in reversed(history) if "evaluation" in record), {})
-    names = dict.fromkeys([*training, *evaluation])
-    shown = [name for name in names if name not in _COUNTERS and not name.startswith(_CLOCKS)]
-    if not shown:
+    """The last training record and the last evaluation, side by side; only one where the other is not there."""
+    columns = []
+    for kind, key in (("training", "iteration"), ("evaluation", "evaluation")):
+        record = next((record for record in reversed(history) if key in record), {})
+        figures = {
+            name.removeprefix(_HELD_OUT): value
+            for name, value in record.items()
+            if name not in _COUNTERS and not name.startswith(_CLOCKS)
+        }
+        if figures:
+            columns.append((f"{kind}, step {record.get('step', '–')}", figures))
+    if not columns:
         return "None yet."
-    head = f"| metric | training, step {training.get('step', '–')} | evaluation, step {evaluation.get('step', '–')} |"
-    rows = [
-        f"| `{name}` | {_number(training.get(name))} | {_number(evaluation.get(name))} |" for name in shown
-    ]
-    return "\n".join([head, "|---|---|---|", *rows])
+    names = dict.fromkeys(name for _, figures in columns for name in figures)
+    rows = [[f"`{name}`", *(_number(figures.get(name)) for _, figures in columns)] for name in names]
+    head = ["metric", *(title for title, _ in columns)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def _number(value: Any) -> str:

@@ -81,6 +81,8 @@ class FlatArguments(TrainingArguments):
             value = vars(self).get(name)  # not every configuration has every one of them
             if isinstance(value, str) and value.startswith("{"):
                 vars(self)[name] = _read_json(name, value)
+            elif isinstance(value, str) and name not in TrainingArguments._VALID_DICT_FIELDS:
+                raise ValueError(f"`{name}` must be a dict, or JSON that begins with a brace, got {value!r}.")
         if self.evaluation_strategy is not None:
             self.eval_strategy = self.evaluation_strategy
         if self.activation_checkpointing is None:
@@ -123,6 +125,10 @@ class FlatArguments(TrainingArguments):
         if self.load_best_model_at_end and self.eval_strategy == IntervalStrategy.NO:
             raise ValueError(
                 "`load_best_model_at_end` needs evaluations: `eval_strategy` must be steps or epoch, got no."
+            )
+        if self.save_strategy == SaveStrategy.BEST and self.eval_strategy == IntervalStrategy.NO:
+            raise ValueError(
+                "`save_strategy` best needs evaluations: `eval_strategy` must be steps or epoch, got no."
             )
         for name in (
             "per_device_train_batch_size",

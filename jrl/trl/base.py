@@ -34,7 +34,7 @@ from jrl.trl.arguments import FlatArguments, check_meanings, train_section, word
 from jrl.trl.given import Given, flat_copy, untrained, with_classic
 from jrl.trl.models import ModelHandle, resolve_model
 from jrl.trl.optimization import optimizer_section, scheduler_section
-from jrl.trl.watching import Names, Watcher, make_callback
+from jrl.trl.watching import Names, Watcher, best_name, make_callback
 from jrl.trlx.ignored import warn_ignored
 
 Records = Any
@@ -91,6 +91,7 @@ class FlatBase(abc.ABC):
             )
         self._samples = None if given.train_dataset is None else self._read(given.train_dataset, handle)
         self._eval_samples: _Evaluations = self._read_evaluations(given.eval_dataset, handle)
+        self._check_best()
         self._watcher = Watcher(args, given.callbacks or (), self.NAMES, self.native_class.tokens_metric)
         self.native = self._make_native(handle, self._given_optimizer(given))
         for one in (self._named, handle):  # the script's own handle saves what was trained, too
@@ -239,6 +240,16 @@ class FlatBase(abc.ABC):
             name: self._read(found, handle, name=f"eval_dataset[{name!r}]") for name, found in dataset.items()
         }
 
+    def _check_best(self) -> None:
+        """Refuses a metric that no evaluation has, as far as that is known before one: what a function of the script
+        will compute is not."""
+        best, sets = best_name(self.config), [name for name in self._eval_samples if name != MAIN]
+        names = {*self.NAMES.values(), *(f"{one}_{name}" for one in sets for name in self.NAMES.values())}
+        if best is not None and self.compute_metrics is None and best.removeprefix("eval_") not in names:
+            raise ValueError(
+                f"`metric_for_best_model` must be one of {sorted(names)}, got {self.config.metric_for_best_model!r}."
+            )
+
     def _given_optimizer(self, given: Given) -> optax.GradientTransformation | None:
         """What was given as `optimizers` or `optimizer_cls_and_kwargs`; None: the configuration names one."""
         transformation, schedule = given.optimizers or (None, None)
@@ -265,7 +276,12 @@ class FlatBase(abc.ABC):
     ) -> OfflineTrainer:
         """jrl's trainer, with model and data."""
         config = self._native_config(handle, given_optimizer=optimizer is not None)
-        Path(config.train.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(config.train.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"`output_dir` must be a folder to write to, got {config.train.checkpoint_dir}: {error.strerror}."
+            ) from error
         self.tokenizer.save_pretrained(config.tokenizer.tokenizer_path)
         made: Any = type(self.native_class.__name__, (Watched, self.native_class), {"owner": self})
         native: OfflineTrainer = made(config, optimizer=optimizer)

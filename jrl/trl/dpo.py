@@ -103,6 +103,7 @@ class DPOTrainer(PairTrainer):
             "rewards/rejected",
             "rewards/accuracies",
             "rewards/margins",
+            "rewards/displaced",
             "logps/chosen",
             "logps/rejected",
             "logits/chosen",

@@ -50,7 +50,7 @@ TRAINING_ARGUMENTS: Mapping[str, Meaning] = {
     "num_train_epochs": _mapped("passes over the data: `train.epochs` and `train.total_steps`"),
     "max_steps": _mapped("`train.total_steps` where positive"),
     "learning_rate": _mapped("`optimizer.kwargs.lr`"),
-    "lr_scheduler_type": _mapped("`scheduler.name`; `jrl.trl.schedules` lists the names"),
+    "lr_scheduler_type": _mapped("`scheduler.name`; `jrl.trl.optimization.SCHEDULES` lists the names"),
     "lr_scheduler_kwargs": _mapped("arguments of the schedule"),
     "warmup_steps": _mapped("steps of the schedule's warm-up; below 1 a share of all steps"),
     "optim": _mapped("`optimizer.name`; 8-bit and other optimizers of torch packages are refused by name"),

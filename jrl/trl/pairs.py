@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import jax
@@ -12,8 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.data.batching import pad_right
-from jrl.losses.dpo import DIVERGENCES, LOSSES, Pairs, completion_logprobs, implicit_rewards
+from jrl.learners.dpo import configured_loss
+from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, Pairs, completion_logprobs, implicit_rewards
 from jrl.ops.logprobs import logprobs_from_logits
+from jrl.ops.metrics import finalize
+from jrl.ops.token_reads import read_tokens
 from jrl.trainers.dpo import DPOTrainer as Native
 from jrl.trl.collators import Batch, DPODataCollatorWithPadding
 from jrl.trl.configs import DPOConfig
@@ -22,6 +26,8 @@ from jrl.trl.saving import FlatTrainer
 from jrl.trlx.model import ModelOutput, TrainedModel
 
 _SIDES = ("chosen", "rejected")
+_FIGURES = ("rewards/", "logps/", "logits/")
+"""How the metrics of a batch begin that TRL has, too."""
 
 
 class PairTrainer(FlatTrainer):
@@ -123,24 +129,33 @@ class PairTrainer(FlatTrainer):
         Returns:
           Sums over the completions' tokens (B), chosen and rejected; logits (B L V), likewise.
         """
-        rows = self.concatenated_inputs(batch)
-        labels = rows["concatenated_labels"][:, 1:]
-        mask = labels != self.label_pad_token_id
-        output = self._output(model, rows["concatenated_input_ids"], rows["concatenated_attention_mask"])
-        logprobs = logprobs_from_logits(output.logits[:, :-1], jnp.asarray(np.where(mask, labels, 0)))
-        totals = completion_logprobs(logprobs, jnp.asarray(mask))
+        rows, labels, mask = self._rows(batch)
+        output = self._output(model, *rows)
+        totals = completion_logprobs(logprobs_from_logits(output.logits[:, :-1], labels), mask)
         half = len(totals) // 2
         return totals[:half], totals[half:], output.logits[:half], output.logits[half:]
 
+    def _rows(self, batch: Batch) -> tuple[tuple[np.ndarray, np.ndarray], jax.Array, jax.Array]:
+        """(ids and mask of both sides, one over the other), the token after each column, and which are learned."""
+        rows = self.concatenated_inputs(batch)
+        labels = rows["concatenated_labels"][:, 1:]
+        mask = labels != self.label_pad_token_id
+        inputs = rows["concatenated_input_ids"], rows["concatenated_attention_mask"]
+        return inputs, jnp.asarray(np.where(mask, labels, 0)), jnp.asarray(mask)
+
+    @cached_property
+    def _answers(self) -> TrainedModel:
+        """One for all calls: it compiles once a shape."""
+        return TrainedModel(self.native_dpo)
+
     def _output(self, model: Any, ids: Any, mask: Any) -> ModelOutput:
         """A forward pass of the policy, or of the reference."""
-        native = self.native_dpo
+        answers = self._answers
         if model is self.model:
-            return TrainedModel(native)(ids, mask)
-        reference = native.reference
+            return answers(ids, mask)
+        reference = self.native_dpo.reference
         if reference is None:
             raise ValueError("The reference was let go of when it had scored the data: ask before `train`.")
-        answers = TrainedModel(native)
         with answers.bound(reference.params(), reference.frozen):
             return answers(ids, mask)
 
@@ -209,30 +224,30 @@ class PairTrainer(FlatTrainer):
     def get_batch_metrics(
         self, model: Any, batch: Batch, train_eval: Literal["train", "eval"] = "train"
     ) -> tuple[jax.Array, dict[str, float]]:
-        """Mean loss of a batch, and its metrics.
+        """Mean loss of a batch, by every option of the configuration, and its metrics.
 
         Args:
           model: As for `concatenated_forward`.
           batch: Of the collator.
           train_eval: "eval" puts `eval_` before the names.
         """
-        chosen, rejected, chosen_logits, rejected_logits = self.concatenated_forward(model, batch)
-        reference = self.compute_reference_log_probs(batch)
-        losses, *rewards = self.dpo_loss(chosen, rejected, *reference)
-        learned = self.concatenated_inputs(batch)["concatenated_labels"][:, 1:] != self.label_pad_token_id
-        half = len(learned) // 2
-        figures = {
-            "rewards/chosen": rewards[0].mean(),
-            "rewards/rejected": rewards[1].mean(),
-            "rewards/accuracies": (rewards[0] > rewards[1]).mean(),
-            "rewards/margins": (rewards[0] - rewards[1]).mean(),
-            "logps/chosen": chosen.mean(),
-            "logps/rejected": rejected.mean(),
-            "logits/chosen": _mean_logit(chosen_logits, learned[:half]),
-            "logits/rejected": _mean_logit(rejected_logits, learned[half:]),
-        }
+        rows, labels, mask = self._rows(batch)
+        logits, reference = (self._output(one, *rows).logits[:, :-1] for one in (model, self.ref_model))
+        whole = Completion(
+            ref_logprobs=logprobs_from_logits(reference, labels),
+            mask=mask,
+            **read_tokens(logits, labels)._asdict(),
+        )
+        half = len(labels) // 2
+        chosen, rejected = (
+            jax.tree.map(lambda x, p=part: x[p], whole) for part in (slice(half), slice(half, None))
+        )
+        out = configured_loss(self.native_dpo.method)(chosen, rejected, jnp.ones(half, bool))
         prefix = "eval_" if train_eval == "eval" else ""
-        return losses.mean(), {f"{prefix}{name}": float(value) for name, value in figures.items()}
+        figures = finalize(out.metrics)
+        return out.loss_sum / out.weight, {
+            f"{prefix}{name}": value for name, value in figures.items() if name.startswith(_FIGURES)
+        }
 
     get_batch_loss_metrics = get_batch_metrics
 
@@ -285,9 +300,3 @@ class PairTrainer(FlatTrainer):
         kind = "eval" if any(name.startswith("eval_") for name in logs) else "train"
         means = {name: float(np.mean(values)) for name, values in self._stored.pop(kind, {}).items()}
         super().log(logs | means, start_time)
-
-
-def _mean_logit(logits: jax.Array, learned: np.ndarray) -> jax.Array:
-    """Mean over the tokens that are learned, and over the vocabulary."""
-    per_token = logits[:, :-1].mean(axis=-1)
-    return jnp.sum(per_token * learned) / jnp.maximum(learned.sum(), 1)

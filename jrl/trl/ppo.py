@@ -22,7 +22,7 @@ from jrl.trl.ppo_config import PPOConfig, native_config
 from jrl.trl.ppo_data import Rollouts
 from jrl.trl.ppo_logging import StatsLog, reward_stats
 from jrl.trl.ppo_manual import ManualSteps
-from jrl.trl.ppo_native import StepwisePPO
+from jrl.trl.ppo_native import KLControl, StepwisePPO
 from jrl.trl.ppo_saving import SavesModel
 from jrl.trl.ppo_setup import (
     Clock,
@@ -39,24 +39,6 @@ from jrl.trlx.loader import DataLoader
 from jrl.typing import PPOBatch
 
 __all__ = ["PPOConfig", "PPOTrainer"]
-
-
-class _KLControl:
-    """The KL coefficient, which the state holds."""
-
-    def __init__(self, native: StepwisePPO) -> None:
-        self._native = native
-
-    @property
-    def value(self) -> float:
-        """The coefficient of the next step."""
-        return float(self._native.state.kl_coef)
-
-    @value.setter
-    def value(self, kl_coef: float) -> None:
-        state = self._native.state
-        placed = jax.device_put(np.float32(kl_coef), state.kl_coef.sharding)
-        self._native.state = PPOState(state.train, placed, state.moments)
 
 
 class PPOTrainer(Rollouts, ManualSteps, SavesModel):
@@ -125,7 +107,7 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
         self.model: ModelHandle = handle
         self.ref_model: ModelHandle = replace(reference or handle, trainer=None)
         self.optimizer = self.native.optimizer
-        self.kl_ctl = _KLControl(self.native)
+        self.kl_ctl = KLControl(self.native)
         self.accelerator = Accelerator()
         self.current_device = self.accelerator.device
         self.is_encoder_decoder = self.native.lm.decoder_start_token_id is not None

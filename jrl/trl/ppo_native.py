@@ -15,9 +15,8 @@ import optax
 
 from jrl.learners.optimizers import make_optimizer
 from jrl.learners.ppo import PPOState
-from jrl.learners.ppo_estimates import KL_PENALTIES, estimate_advantages, scale_scores, shape_rewards
+from jrl.learners.ppo_estimates import KL_PENALTIES, learning_targets, scaled_scores, shape_rewards
 from jrl.learners.state import TrainState
-from jrl.losses.ppo import PPOTargets
 from jrl.mesh import tree_shardings
 from jrl.rollout.score import make_score
 from jrl.trainers.base import GENERATION_STREAM
@@ -152,25 +151,8 @@ class StepwisePPO(PPOTrainer):
 
     def _estimates(self, kl_coef: jax.Array, moments: Any, batch: PPOBatch) -> dict[str, Any]:
         method, mask = self.method, batch.sequences.mask
-        scores, _ = scale_scores(
-            batch.scores,
-            mask,
-            moments,
-            clip_range=method.cliprange_reward,
-            mode=method.scale_reward,
-            center=method.center_reward,
-            scaled_clip_range=method.cliprange_scaled_reward,
-        )
-        targets: PPOTargets = estimate_advantages(
-            scores,
-            batch.scored,
-            mask,
-            gamma=method.gamma,
-            gae_lambda=method.lam,
-            whiten_rewards=method.whiten_rewards,
-            kl_coef=kl_coef,
-            kl_penalty=method.kl_penalty,
-        )
+        scores, _ = scaled_scores(batch, moments, method)
+        targets = learning_targets(scores, batch, kl_coef, method)
         rewards = shape_rewards(
             jnp.zeros_like(scores), batch.scored, mask, kl_coef=kl_coef, kl_penalty=method.kl_penalty
         )
@@ -218,6 +200,24 @@ class StepwisePPO(PPOTrainer):
         """Puts the counters back."""
         self.calls, self.generations = int(found["calls"]), int(found["generations"])
         self.best_score = found["best_score"]
+
+
+class KLControl:
+    """The KL coefficient, which the state holds."""
+
+    def __init__(self, native: StepwisePPO) -> None:
+        self._native = native
+
+    @property
+    def value(self) -> float:
+        """The coefficient of the next step."""
+        return float(self._native.state.kl_coef)
+
+    @value.setter
+    def value(self, kl_coef: float) -> None:
+        state = self._native.state
+        placed = jax.device_put(np.float32(kl_coef), state.kl_coef.sharding)
+        self._native.state = PPOState(state.train, placed, state.moments)
 
 
 def _by_rows(

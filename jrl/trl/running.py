@@ -26,6 +26,7 @@ _FLAT_NAMES = {
     "train.resume_from_checkpoint": "resume_from_checkpoint",
     "train.overwrite: true": "overwrite_output_dir=True",
     "train.checkpoint_dir": "output_dir",
+    "`train.save_optimizer` was false": "`save_only_model` was True",
 }
 
 

@@ -48,7 +48,11 @@ class FlatTrainer(RunningTrainer):
         records = read_records(dataset)
         if isinstance(records, RecordStream):
             raise ValueError("A stream has no loader: nobody knows its length.")
-        return DataLoader(records, batch_size, collate_fn=self.data_collator)
+        return DataLoader(records, batch_size, collate_fn=self._collate)
+
+    def _collate(self, records: list[Any]) -> Any:
+        """A batch of rows as the data set has them."""
+        return self.data_collator(records)
 
     # What it leaves behind.
 

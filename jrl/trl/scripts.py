@@ -128,7 +128,9 @@ class ModelConfig:
 
     model_name_or_path: str | None = described(None, "directory or hub id of the checkpoint")
     model_revision: str = described("main", "of the hub's repository; only main")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = described("float32", "to compute in")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = described(
+        "float32", "of the loaded weights; bfloat16 also computes in it"
+    )
     trust_remote_code: bool = described(False, "must be false: code of a checkpoint is never run")
     attn_implementation: str | None = described(None, "no effect: jrl chooses its own")
     use_peft: bool = described(False, "train LoRA beside the frozen model")

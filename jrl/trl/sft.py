@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import numpy as np
 from transformers import TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
-from jrl.data.batching import pad_right
 from jrl.data.demonstrations import DemonstrationFormat, DemonstrationSet
 from jrl.data.records import RecordStream
+from jrl.data.rows import DialogueRow
 from jrl.learners.sft import SFTConfig as Method
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.sft import SFTTrainer as Native
@@ -22,17 +23,17 @@ from jrl.trl.arguments import FlatArguments
 from jrl.trl.base import TRAINING
 from jrl.trl.configs import SFTConfig
 from jrl.trl.constant_length import ConstantLengthDataset
+from jrl.trl.formatting import Text, one_text
 from jrl.trl.given import Given
 from jrl.trl.models import AutoModelForCausalLM, ModelHandle
+from jrl.trl.predicting import labelled, predict_tokens
 from jrl.trl.saving import FlatTrainer
 from jrl.trl.watching import Names
 from jrl.trlx.ignored import warn_ignored
 from jrl.trlx.model import TrainedModel
-from jrl.trlx.stores import IGNORED_LABEL
 
 __all__ = ["SFTTrainer"]
 
-Text = Callable[[Mapping[str, Any]], str]
 # Arguments of the older constructor that pack by characters, and their defaults there.
 _BY_CHARACTERS = {
     "infinite": False,
@@ -223,8 +224,7 @@ class SFTTrainer(FlatTrainer):
         found = DemonstrationSet(list(records), rows, seed=seed, num_proc=self.flat.dataset_num_proc)
         labelled = []
         for row in found.rows:
-            feature = {"input_ids": row.tokens, "attention_mask": [1] * len(row.tokens)}
-            labels = np.asarray(self.data_collator([feature])["labels"])[0][: len(row.tokens)]
+            labels = np.asarray(self.data_collator([_feature(row)])["labels"])[0][: len(row.tokens)]
             labelled.append({"input_ids": row.tokens, "labels": labels.tolist()})
         return DemonstrationSet(labelled, replace(rows, formatting_fn=None), seed=seed)
 
@@ -243,54 +243,41 @@ class SFTTrainer(FlatTrainer):
     def _collator(self, given: Any) -> Callable[[list[Any]], Any]:
         return self._collate_text if given is None else cast(Callable[[list[Any]], Any], given)
 
+    def _collate(self, records: list[Any]) -> Any:
+        """A given collator sees ids, as it does when it decides what is learned."""
+        if not self._by_collator:
+            return super()._collate(records)
+        rows = self._format()
+        found = [rows.encode(record, number) for number, record in enumerate(records)]
+        return self.data_collator([_feature(row) for row in found if row is not None])
+
     def _collate_text(self, records: list[Any]) -> dict[str, np.ndarray]:
         """`input_ids`, `attention_mask` and `labels` (B L) of rows, as they are learned."""
         rows = self._format()
         found = [rows.encode(record, number) for number, record in enumerate(records)]
         kept = [row for row in found if row is not None]
-        tokens, mask = pad_right([row.tokens for row in kept], pad_token_id=self.tokenizer.pad_token_id)
-        learned, _ = pad_right([row.learned for row in kept], pad_token_id=0, width=tokens.shape[1])
-        labels = np.where(np.asarray(learned).astype(bool), tokens, IGNORED_LABEL)
-        return {"input_ids": tokens, "attention_mask": np.asarray(mask).astype(np.int32), "labels": labels}
+        tokens, mask, labels = labelled(kept, pad_token_id=self.tokenizer.pad_token_id)
+        return {"input_ids": tokens, "attention_mask": mask.astype(np.int32), "labels": labels}
 
     def _prediction(self, samples: Any) -> EvalPrediction:
         """Logits and labels, or what `preprocess_logits_for_metrics` takes of them."""
-        model, size = TrainedModel(cast(PolicyTrainer, self.native)), self.args.per_device_eval_batch_size
-        predictions, labels = [], []
-        for start in range(0, len(samples.rows), size):
-            rows = samples.rows[start : start + size]
-            tokens, mask = pad_right([row.tokens for row in rows], pad_token_id=self.tokenizer.pad_token_id)
-            learned, _ = pad_right([row.learned for row in rows], pad_token_id=0, width=tokens.shape[1])
-            label = np.where(np.asarray(learned).astype(bool), tokens, IGNORED_LABEL)
-            found = model(tokens, mask).logits
-            if self.preprocess_logits_for_metrics is not None:
-                found = self.preprocess_logits_for_metrics(found, label)
-            predictions.append(np.asarray(found))
-            labels.append(label)
-        return EvalPrediction(_joined(predictions), _joined(labels))
+        return predict_tokens(
+            self._answers,
+            samples,
+            batch_size=self.args.per_device_eval_batch_size,
+            pad_token_id=self.tokenizer.pad_token_id,
+            preprocess=self.preprocess_logits_for_metrics,
+        )
+
+    @cached_property
+    def _answers(self) -> TrainedModel:
+        """One for all evaluations: it compiles once a shape."""
+        return TrainedModel(cast(PolicyTrainer, self.native))
 
 
-def one_text(formatting_func: Callable[[Any], Any]) -> Text:
-    """A function that makes one text of one row, of either form of `formatting_func`.
-
-    The newer form makes a text of a row. The older one makes a list of texts of lists of columns, and is told by giving
-    back a list.
-    """
-
-    def text(record: Mapping[str, Any]) -> str:
-        found = formatting_func(record)
-        if isinstance(found, list):
-            found = formatting_func({name: [value] for name, value in record.items()})
-            if isinstance(found, list) and len(found) == 1:
-                found = found[0]
-        if not isinstance(found, str):
-            raise ValueError(
-                f"`formatting_func` must return a text for a row, or a list of texts for lists of columns, got "
-                f"{type(found).__name__}."
-            )
-        return found
-
-    return text
+def _feature(row: DialogueRow) -> dict[str, list[int]]:
+    """A row as collators take it."""
+    return {"input_ids": row.tokens, "attention_mask": [1] * len(row.tokens)}
 
 
 def _older_length(args: TrainingArguments | None) -> int | None:
@@ -301,16 +288,3 @@ def _nll(loss_type: str | None) -> str:
     if loss_type in (None, "nll", "chunked_nll"):
         return "nll"
     raise ValueError(f"`loss_type` must be one of nll, chunked_nll, dft or None, got {loss_type!r}.")
-
-
-def _joined(arrays: list[np.ndarray]) -> np.ndarray:
-    """Batches of different widths as one array, padded with −100 as transformers does."""
-    if arrays[0].ndim < 2:
-        return np.concatenate(arrays)
-    width = max(array.shape[1] for array in arrays)
-    padded = []
-    for array in arrays:
-        room = [(0, 0)] * array.ndim
-        room[1] = (0, width - array.shape[1])
-        padded.append(np.pad(array, room, constant_values=IGNORED_LABEL))
-    return np.concatenate(padded)

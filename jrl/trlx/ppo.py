@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 from jrl.learners.accumulate import Loss
 from jrl.learners.ppo import PPOState, ppo_objective
 from jrl.learners.ppo_config import PPOConfig
-from jrl.learners.ppo_estimates import ScoreMoments, estimate_advantages, scale_scores, shape_rewards
+from jrl.learners.ppo_estimates import ScoreMoments, estimate_advantages, scaled_scores, shape_rewards
 from jrl.ops.alignment import length_mask
 from jrl.trainers.ppo import PPOTrainer
 from jrl.trainers.ppo_experience import Experience
@@ -279,15 +279,7 @@ def rollout_elements(collected: _Collected, trainer: PPOTrainer) -> list[PPORLEl
 def _shaped_rewards(batch: PPOBatch, collected: _Collected, method: PPOConfig) -> jax.Array:
     """Per token: scores clipped and scaled as the update does it, minus the KL penalty."""
     mask, scored = batch.sequences.mask, batch.scored
-    scores, _ = scale_scores(
-        batch.scores,
-        mask,
-        collected.moments,
-        clip_range=method.cliprange_reward,
-        mode=method.scale_reward,
-        center=method.center_reward,
-        scaled_clip_range=method.cliprange_scaled_reward,
-    )
+    scores, _ = scaled_scores(batch, collected.moments, method)
     return shape_rewards(scores, scored, mask, kl_coef=collected.kl_coef, kl_penalty=method.kl_penalty)
 
 

@@ -167,6 +167,11 @@ class TestLimits:
         ([{"text": "a"}, {"text": ""}], {}, "'text' of row 1 must be a text, got an empty text"),
         ([{"prompt": "a", "completion": ""}], {}, "`completion` of row 0 is empty; columns:"),
         (
+            [{"prompt": [user("a")], "completion": [assistant("")]}],
+            {},
+            "`completion` of row 0 is empty; columns:",
+        ),
+        (
             [{"a": "b"}],
             {"formatting_fn": lambda row: row["c"]},
             r"failed on row 0 with KeyError: 'c'; columns: \['a'\]",

@@ -128,6 +128,15 @@ class TestCache:
         run(**(options | change))
         assert len(list(cache.iterdir())) == 2
 
+    def test_the_source_of_jrls_functions_is_that_of_all_that_they_call(self):
+        text = mapping._source(tokenize_pairs)
+        assert (
+            "def tokenize_pairs" in text
+            and "def tokenize_split" in text
+            and "def special_tokens_around" in text
+        )
+        assert "def tokenize_split" not in mapping._source(with_process)
+
     def test_a_changed_source_is_another_function(self, cache, monkeypatch):
         run(doubled, cache_key="a")
         monkeypatch.setattr(mapping, "_source", lambda function: "other text")
@@ -204,11 +213,12 @@ class TestCache:
 
 class TestTokenizerKey:
     def test_it_holds_what_ids_depend_on(self):
-        plain, chat, padded = (load_tokenizer(tiny_tokenizer()) for _ in range(3))
+        plain, chat, padded, split = (load_tokenizer(tiny_tokenizer()) for _ in range(4))
+        split.split_special_tokens = True
         chat.chat_template = "{{ messages }}"
         padded.bos_token = "^"
-        keys = [tokenizer_key(one) for one in (plain, chat, padded)]
-        assert len(set(keys)) == 3 and tokenizer_key(load_tokenizer(plain)) == keys[0]
+        keys = [tokenizer_key(one) for one in (plain, chat, padded, split)]
+        assert len(set(keys)) == 4 and tokenizer_key(load_tokenizer(plain)) == keys[0]
 
     def test_slow_tokenizers_have_none(self):
         assert tokenizer_key(object()) is None

@@ -14,8 +14,8 @@ The modern ones with TRL 1.16.0:
     trl-modern/bin/python tests/golden/make_trl_dpo.py tests/golden/trl_dpo_modern.npz
 
 Each case is one call of the trainer's own loss on a stand-in that holds its options; the model is a table of logits.
-`tests/losses/test_dpo_parity.py` reads the files, and runs the script anew with the interpreter that
-JRL_TRL_NEWEST_PYTHON names.
+`tests/losses/test_dpo_parity.py` reads the files, and runs the script anew with the interpreter of
+`newest_trl.py`.
 """
 
 from __future__ import annotations

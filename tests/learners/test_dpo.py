@@ -15,12 +15,11 @@ import pytest
 from jrl.learners.dpo import (
     dpo_objective,
     init_dpo_state,
-    interleave,
     make_dpo_update,
     reference_logprobs,
-    separate,
 )
 from jrl.learners.dpo_config import DPOConfig
+from jrl.learners.forward import interleave, separate
 from jrl.losses.dpo import LOSSES
 from jrl.ops.metrics import finalize
 from jrl.typing import PreferenceBatch

@@ -8,7 +8,6 @@ purpose, the case says how: modern TRL smooths no labels in `sigmoid`; classic T
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,12 @@ import pytest
 from jrl.losses.dpo import DIVERGENCES
 from jrl.ops import finalize
 from tests.golden.make_trl_dpo import BETA, CLASSIC, MODERN
+from tests.golden.newest_trl import PYTHON as NEWEST
+from tests.golden.newest_trl import WHY_NOT
 from tests.losses.dpo_cases import completions, loss_of
 
 FOLDER = Path(__file__).parents[1] / "golden"
 SCRIPT = FOLDER / "make_trl_dpo.py"
-NEWEST = os.environ.get("JRL_TRL_NEWEST_PYTHON")
 # TRL's metrics and ours.
 METRICS = {
     "logps/chosen": "logps/chosen",
@@ -115,7 +115,7 @@ def test_modern_losses_gradients_and_metrics(modern, name):
 
 @pytest.mark.parity
 @pytest.mark.slow
-@pytest.mark.skipif(NEWEST is None, reason="JRL_TRL_NEWEST_PYTHON names no interpreter with trl")
+@pytest.mark.skipif(NEWEST is None, reason=WHY_NOT)
 def test_the_newest_trl_says_the_same(tmp_path):
     assert NEWEST is not None
     subprocess.run([NEWEST, SCRIPT, tmp_path / "now.npz"], check=True)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import pytest
 
 from jrl.losses import centring_loss, pairwise_loss, reward_model_loss
 from jrl.ops import finalize
+from tests.golden.newest_trl import PYTHON as NEWEST
+from tests.golden.newest_trl import WHY_NOT
 
-NEWEST = os.environ.get("JRL_TRL_NEWEST_PYTHON")
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = {
     "plain": (False, 0.0),
@@ -171,7 +171,7 @@ class TestAgainstTRL:
         check_against(np.load(GOLDEN / "trl_reward_classic.npz"), ["plain"])
 
     @pytest.mark.parity
-    @pytest.mark.skipif(NEWEST is None, reason="JRL_TRL_NEWEST_PYTHON names no interpreter with trl")
+    @pytest.mark.skipif(NEWEST is None, reason=WHY_NOT)
     def test_the_newest_trl_still_says_so(self, tmp_path):
         script = GOLDEN / "make_trl_reward.py"
         subprocess.run([str(NEWEST), str(script), str(tmp_path / "now.npz")], check=True)

@@ -51,15 +51,15 @@ PATCHES = [
     Mutation(  # the two texts of a pair change places
         rule="8.4",
         file=LEARNER,
-        old="jax.tree.map(_interleave, batch.chosen, batch.rejected)",
-        new="jax.tree.map(_interleave, batch.rejected, batch.chosen)",
+        old="interleave(batch.chosen, batch.rejected)",
+        new="interleave(batch.rejected, batch.chosen)",
         test=f"{LEARNER_TESTS}::test_lore_8_4_one_step_by_hand",
     ),
     Mutation(  # one half after the other, read as if pairs stood side by side
         rule="8.4",
-        file=LEARNER,
-        old="jnp.stack([chosen, rejected], axis=1)",
-        new="jnp.stack([chosen, rejected], axis=0)",
+        file="jrl/learners/forward.py",
+        old="jnp.stack([x, y], axis=1)",
+        new="jnp.stack([x, y], axis=0)",
         test=f"{LEARNER_TESTS}::test_lore_8_4_one_step_by_hand",
     ),
     Mutation(  # pairs that only fill the batch up count

@@ -77,6 +77,17 @@ class TestText:
         assert "arXiv:1707.06347" in text and f"- jax: {model_card.version('jax')}" in text
         assert "](training.png)" not in card().text()
 
+    def test_metrics_stand_side_by_side(self):
+        history = [{"step": 3, "iteration": 3, "sft/loss": 2.0, "sft/tokens": 9.0}]
+        assert (
+            "| metric | training, step 3 |\n| --- | --- |\n| `sft/loss` | 2 |\n"
+            in card(history=history).text()
+        )
+        history.append({"step": 3, "evaluation": 0, "eval/sft/loss": 1.5})
+        text = card(history=history).text()
+        assert "| metric | training, step 3 | evaluation, step 3 |" in text
+        assert "| `sft/loss` | 2 | 1.5 |\n| `sft/tokens` | 9 |  |" in text
+
     def test_what_was_set_stands_before_what_was_not(self):
         text = card(method="ppo", train={"max_grad_norm": 0.5}).text()
         shown, folded = text.split("<details>")

@@ -15,9 +15,9 @@ from tests.tiny import tiny_hf_config, tiny_t5_tokenizer, tiny_tokenizer
 from tests.trainers.runs import PROMPTS, ppo_config
 
 CONFIGS = {config.model_type: config for config in reversed(CASES.values())} | {"t5": tiny_hf_config("t5")}
+pytestmark = pytest.mark.slow
 TRAINED = {"hydra": {"num_layers_unfrozen": 1}, "lora": {"peft_config": {"peft_type": "LORA", "r": 2}}}
 # gpt2 and t5 run with hydra, and gpt2 with LoRA, in test_train_{ppo,seq2seq,adapters}.py.
-QUICK = (("llama", "hydra"),)
 
 
 def score_ids(output_tokens, **others):
@@ -37,11 +37,7 @@ def checkpoint(folder, family):
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param((family, trained), marks=[] if (family, trained) in QUICK else [pytest.mark.slow])
-        for family in CONFIGS
-        for trained in TRAINED
-    ],
+    params=[(family, trained) for family in CONFIGS for trained in TRAINED],
     ids=lambda param: "-".join(param),
 )
 def run(request, tmp_path_factory):

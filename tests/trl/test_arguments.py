@@ -255,6 +255,8 @@ def test_the_warm_up():
     ({"logging_steps": 0}, "`logging_steps` must be"), ({"eval_strategy": "steps", "eval_steps": 1.5}, "`eval_steps`"),
     ({"warmup_steps": -1}, "`warmup_steps`"), ({"model_init_kwargs": "{not json"}, "`model_init_kwargs` must be JSON"),
     ({"eval_strategy": "sometimes"}, "sometimes"), ({"num_train_epochs": 0}, "`num_train_epochs` must be positive"),
+    ({"save_strategy": "best"}, "`save_strategy` best needs evaluations"),
+    ({"mesh": "fsdp=4"}, "`mesh` must be a dict, or JSON"),
     ({"gradient_accumulation_steps": 0}, "`gradient_accumulation_steps` must be at least 1"),
 ])  # fmt: skip
 def test_values_out_of_range(fields, message):

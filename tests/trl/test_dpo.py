@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from transformers import AutoTokenizer, TrainingArguments
@@ -80,6 +81,28 @@ def test_metrics_of_a_batch_are_those_of_a_run(trainer, batch):
     own = trainer.native.measure_samples(trainer._read(ROWS[:4], trainer.model))
     for name in ("logps/chosen", "logps/rejected", "logits/chosen", "logits/rejected"):
         assert metrics[name] == pytest.approx(own[name], rel=1e-4, abs=1e-6)
+
+
+def test_the_loss_of_a_batch_knows_its_lengths(trainer, batch, monkeypatch):
+    fields = {"loss_type": ["ipo", "sft"], "loss_weights": [1.0, 0.5], "reference_free": True}
+    for name, value in fields.items():
+        monkeypatch.setattr(trainer.config, name, value)
+        monkeypatch.setattr(trainer.native.config.method, name, value)
+    sums = [np.asarray(x) for x in trainer.concatenated_forward(trainer.model, batch)[:2]]
+    lengths = [
+        (batch[f"{side}_labels"] != trainer.label_pad_token_id).sum(axis=1) for side in ("chosen", "rejected")
+    ]
+    assert len(set(map(tuple, lengths))) == 2
+    means = [total / length for total, length in zip(sums, lengths, strict=True)]
+    ipo = np.square(means[0] - means[1] - 1 / (2 * trainer.beta)).mean()
+    loss, _ = trainer.get_batch_metrics(trainer.model, batch)
+    assert float(loss) == pytest.approx(ipo - 0.5 * sums[0].sum() / lengths[0].sum(), rel=1e-5)
+
+
+def test_forward_passes_of_one_shape_share_one_program(trainer, batch, monkeypatch):
+    trainer.get_batch_metrics(trainer.model, batch)
+    monkeypatch.setattr(jax, "jit", lambda *args, **kwargs: pytest.fail("compiled again"))
+    trainer.get_batch_metrics(trainer.model, batch)
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,8 @@ def test_bad_rows_are_said_in_one_line_before_a_model_is_loaded(
         ({"args": {"output_dir": "out"}}, "`args` must be"),
         ({"args": RewardConfig("out", neftune_noise_alpha=5)}, "`neftune_noise_alpha` must be left"),
         ({"args": RewardConfig("out", eval_strategy="epoch")}, "`eval_dataset` must be given"),
+        ({"args": RewardConfig(__file__)}, "`output_dir` must be a folder"),
+        ({"args": RewardConfig("out", metric_for_best_model="f1")}, "`metric_for_best_model` must be one of"),
         ({"eval_dataset": (row for row in ROWS)}, "`eval_dataset`: evaluations go over all rows"),
         ({"eval_dataset": {"some": ROWS, "none": []}}, r"`eval_dataset\['none'\]`: the list holds no"),
         ({"eval_dataset": [{"chosen": "a"}]}, "`eval_dataset`: row 0 needs the column 'rejected'"),

@@ -9,7 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from jrl.trl import ConstantLengthDataset, DataCollatorForCompletionOnlyLM, SFTConfig, SFTTrainer
-from jrl.trl.sft import one_text
+from jrl.trl.formatting import one_text
+from tests.tiny import tiny_hf_config
 
 ROWS = [{"text": f"hello {i}"} for i in range(10)]
 QUESTIONS = [{"q": f"{i}", "a": f"{i + 1}"} for i in range(6)]
@@ -75,10 +76,36 @@ def test_predictions_and_the_metric_that_is_computed_of_them(trained):
     assert found.metrics["test_right"] == pytest.approx(found.metrics["test_mean_token_accuracy"])
 
 
+def test_packed_rows_are_predicted_one_by_one(trained, monkeypatch):
+    """In one row they would read each other (lore 1.11)."""
+    trainer, _ = trained
+    rows = [{"text": "ab"}, {"text": "cdefgh"}, {"text": "ij"}]
+    alone = trainer.predict(rows)
+    monkeypatch.setattr(trainer.config, "packing", True)
+    packed = trainer.predict(rows)
+    assert packed.metrics["test_right"] == pytest.approx(alone.metrics["test_right"])
+    # The first token of a row is nobody's target; only packing says so.
+    ours, theirs = (
+        {tuple(x[1:]): y for x, y in zip(z.label_ids, z.predictions, strict=True)} for z in (packed, alone)
+    )
+    assert ours.keys() == theirs.keys() and len(ours) == 3
+    for labels, row in ours.items():
+        np.testing.assert_array_equal(row, theirs[labels])
+
+
 def test_loaders_show_what_is_learned(trained):
     trainer, _ = trained
     batch = next(iter(trainer.get_train_dataloader()))
     assert batch["labels"].shape == (4, 8) and batch["attention_mask"].all()
+
+
+def test_loaders_give_a_collator_the_ids_that_it_labels(trained, monkeypatch):
+    trainer, _ = trained
+    collator = DataCollatorForCompletionOnlyLM("lo", tokenizer=trainer.tokenizer)
+    monkeypatch.setattr(trainer, "data_collator", collator)
+    monkeypatch.setattr(trainer, "_by_collator", True)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert batch["input_ids"].shape == (4, 8) and ((batch["labels"] >= 0).sum(axis=1) == 3).all()
 
 
 def test_both_forms_of_a_formatting_function():
@@ -88,6 +115,11 @@ def test_both_forms_of_a_formatting_function():
     assert single(row) == batched(row) == "12-34"
     with pytest.raises(ValueError, match="`formatting_func` must return a text"):
         one_text(lambda row: 3)(row)
+    # By index, as the classic page has it: of a row's own texts that runs over the shorter one's end.
+    by_index = one_text(lambda rows: [f"{rows['q'][i]}-{rows['a'][i]}" for i in range(len(rows["q"]))])
+    assert by_index({"q": "longer", "a": "b"}) == "longer-b" and by_index({"q": 3, "a": 4}) == "3-4"
+    with pytest.raises(KeyError, match="nope"):
+        one_text(lambda row: row["nope"])(row)
 
 
 def test_the_field_wins_over_the_function(samples_of, checkpoint):
@@ -164,3 +196,19 @@ def test_a_run_of_everything_at_once(checkpoint, tmp_path):
     )
     assert np.isfinite(trainer.train().training_loss)
     assert trainer.model.generate(np.array([[5, 6]]), max_new_tokens=2).shape == (1, 4)
+
+
+@pytest.mark.slow
+def test_a_seq2seq_model_predicts_what_its_decoder_writes(checkpoint, tmp_path):
+    rows = [{"prompt": "ab" * i, "completion": "cd" + "e" * i} for i in range(1, 6)]
+    trainer = SFTTrainer(
+        tiny_hf_config("t5"),
+        config(tmp_path),
+        train_dataset=rows,
+        tokenizer=AutoTokenizer.from_pretrained(checkpoint),
+    )
+    found = trainer.predict(rows)
+    logits, labels = found.predictions[:, :-1].astype(np.float64), found.label_ids[:, 1:]
+    chosen = np.take_along_axis(logits, np.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+    losses = np.log(np.exp(logits).sum(axis=-1)) - chosen
+    assert found.metrics["test_loss"] == pytest.approx(losses[labels >= 0].mean(), rel=1e-5)
