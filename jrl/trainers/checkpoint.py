@@ -89,7 +89,7 @@ class Checkpointer:
         try:
             recover(self.run_dir, notify)
             self._source = None if target is None else find_checkpoint(target, notify)
-            self._make_room(overwrite)
+            self._refuse_others(overwrite)
         except BaseException:
             self._lock.close()
             raise
@@ -205,19 +205,30 @@ class Checkpointer:
         """Folder of the checkpoint of a step."""
         return self.run_dir / f"checkpoint_{step}"
 
-    def _make_room(self, overwrite: bool) -> None:
-        """Leaves in the folder only checkpoints that belong to the run that begins."""
+    def _is_at_home(self) -> bool:
+        """Whether the run that begins continues one of this folder."""
+        return self._source is not None and self._source.parent == self.run_dir
+
+    def _refuse_others(self, overwrite: bool) -> None:
         present = checkpoints_in(self.run_dir)
-        if self._source is None or self._source.parent != self.run_dir:
-            if present and not overwrite:
-                names = ", ".join(path.name for path in present.values())
-                raise CheckpointError(
-                    f"{self.run_dir} holds checkpoints of an earlier run ({names}). Set "
-                    "`train.resume_from_checkpoint` to continue it, `train.overwrite: true` to delete them, or "
-                    "`train.checkpoint_dir` to another folder."
-                )
+        if present and not overwrite and not self._is_at_home():
+            names = ", ".join(path.name for path in present.values())
+            raise CheckpointError(
+                f"{self.run_dir} holds checkpoints of an earlier run ({names}). Set "
+                "`train.resume_from_checkpoint` to continue it, `train.overwrite: true` to delete them, or "
+                "`train.checkpoint_dir` to another folder."
+            )
+
+    def take_over(self) -> None:
+        """Leaves in the folder only checkpoints that belong to the run that begins.
+
+        Called once all is checked: a run that is refused must not have touched those of another.
+        """
+        present = checkpoints_in(self.run_dir)
+        if self._source is None or not self._is_at_home():
             for path in present.values():
                 shutil.rmtree(path)
+            self._scores = {}
             return
         # Later ones belong to a future that will now be written anew, or are damaged: out of the way, but not
         # lost.
@@ -226,6 +237,7 @@ class Checkpointer:
                 aside = path.with_name(f"superseded_{step}")
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
+                self._scores.pop(step, None)
                 self._notify(f"{path.name} is newer than {self._source.name}; it is kept as {aside.name}.")
 
     def _write(

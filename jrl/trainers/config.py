@@ -24,7 +24,7 @@ from jrl.learners.sft import SFTConfig
 from jrl.trainers.coerce import coerce, field_types, hint, read_yaml
 from jrl.trainers.fields import build_section, hint_anywhere, merge, nest, warn_caller
 from jrl.trainers.legacy import modernise
-from jrl.trainers.registry import METHODS, get_method
+from jrl.trainers.registry import METHODS, get_method, method_of_trainer
 from jrl.trainers.sections import (
     ModelConfig,
     OptimizerConfig,
@@ -250,11 +250,6 @@ def default_reward_config() -> TRLConfig:
     """A reward model on GPT-2, all layers, at TRL's learning rate."""
     model = ModelConfig("gpt2")
     return _default("RewardTrainer", RewardConfig(), model, lr=1e-4, total_steps=1000, batch_size=8)
-
-
-def method_of_trainer(trainer: str) -> type[MethodConfig] | None:
-    """The config class that bears a trainer's name: `PPOConfig` of `PPOTrainer`; None where there is none."""
-    return METHODS.find(trainer.lower().removeprefix("accelerate").removesuffix("trainer"))
 
 
 def _default(

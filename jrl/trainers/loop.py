@@ -124,6 +124,7 @@ class Run:
             opened.callback(self.checkpoints.close)
             self._data_sha256 = self.trainer.data_sha256()  # once: every checkpoint writes it
             records = self._restore()
+            self.checkpoints.take_over()
             self.loggers = make_loggers(self.trainer.config, self.trainer.run_dir, keep_records=records)
             opened.callback(self.loggers.close)
             self.trainer.history = list(self.loggers.kept_records)

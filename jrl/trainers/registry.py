@@ -144,6 +144,12 @@ get_method = METHODS.get_known
 get_trainer = TRAINERS.get_known
 get_pipeline = PIPELINES.get_known
 
+
+def method_of_trainer(trainer: str) -> type[MethodConfig] | None:
+    """The config class that bears a trainer's name: `PPOConfig` of `PPOTrainer`; None where there is none."""
+    return METHODS.find(trainer.lower().removeprefix("accelerate").removesuffix("trainer"))
+
+
 for _method in (PPOConfig, ILQLConfig, SFTConfig, RFTConfig, DPOConfig, RewardConfig):
     register_method(_method)
 register_pipeline("PromptPipeline")(PromptSet)

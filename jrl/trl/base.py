@@ -18,13 +18,9 @@ import optax
 from transformers import TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
-from jrl.data.chat import with_chat_template
-from jrl.data.preference_format import TRUNCATION_MODES
 from jrl.data.records import RecordStream, read_records
 from jrl.data.streaming import StreamSet
-from jrl.data.tokenizer import load_tokenizer
 from jrl.learners.config import MethodConfig
-from jrl.learners.optimizers import make_optimizer
 from jrl.models.adapters.config import plain_peft_config
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.evaluation import Evaluation
@@ -34,6 +30,7 @@ from jrl.trl.arguments import FlatArguments, check_meanings, train_section, word
 from jrl.trl.given import Given, flat_copy, untrained, with_classic
 from jrl.trl.models import ModelHandle, resolve_model
 from jrl.trl.optimization import optimizer_section, scheduler_section
+from jrl.trl.parts import flat_max_length, flat_tokenizer, given_optimizer
 from jrl.trl.watching import Names, Watcher, best_name, make_callback
 from jrl.trlx.ignored import warn_ignored
 
@@ -78,8 +75,8 @@ class FlatBase(abc.ABC):
         self.preprocess_logits_for_metrics = given.preprocess_logits_for_metrics
         self.train_dataset, self.eval_dataset = given.train_dataset, given.eval_dataset
         handle = self._handle(given)
-        self.tokenizer = self._load_tokenizer(given.tokenizer, handle)
-        self.max_length = self._max_length(handle)
+        self.tokenizer = flat_tokenizer(self.config, given.tokenizer, handle)
+        self.max_length = flat_max_length(self.config, handle)
         self.data_collator = self._collator(given.data_collator)
         if given.train_dataset is None and given.eval_dataset is None:
             raise ValueError(
@@ -93,7 +90,7 @@ class FlatBase(abc.ABC):
         self._eval_samples: _Evaluations = self._read_evaluations(given.eval_dataset, handle)
         self._check_best()
         self._watcher = Watcher(args, given.callbacks or (), self.NAMES, self.native_class.tokens_metric)
-        self.native = self._make_native(handle, self._given_optimizer(given))
+        self.native = self._make_native(handle, given_optimizer(self.config, given))
         for one in (self._named, handle):  # the script's own handle saves what was trained, too
             one.attach(self.native)
         self.model = handle
@@ -179,43 +176,6 @@ class FlatBase(abc.ABC):
             )
         return dataclasses.replace(found, peft_config=plain_peft_config(given.peft_config))
 
-    def _load_tokenizer(self, given: Any, handle: ModelHandle) -> Any:
-        """The tokenizer with the template, EOS and padding that the configuration names."""
-        config, source = self.config, handle.source
-        if given is None and not isinstance(source, str | os.PathLike):
-            raise ValueError(
-                "`tokenizer` (or `processing_class`) must be given for a model that has no folder."
-            )
-        mode = vars(config).get("truncation_mode", "keep_start")  # reward models cut nothing
-        if mode not in TRUNCATION_MODES:
-            raise ValueError(f"`truncation_mode` must be one of {TRUNCATION_MODES}, got {mode!r}.")
-        side = "left" if mode == "keep_end" else "right"
-        tokenizer = load_tokenizer(
-            source if given is None else given, padding_side="right", truncation_side=side
-        )
-        if vars(config).get("chat_template_path") is not None:
-            tokenizer = with_chat_template(tokenizer, vars(config)["chat_template_path"])
-        for name in ("eos_token", "pad_token"):
-            token = vars(config)[name]
-            if token is None:
-                continue
-            if token not in tokenizer.get_vocab():
-                raise ValueError(f"`{name}` must be in the tokenizer's vocabulary, got {token!r}.")
-            setattr(tokenizer, name, token)
-        return tokenizer
-
-    def _max_length(self, handle: ModelHandle) -> int:
-        """Most tokens of a row; `max_length` None: the model's positions, where it has a table of them."""
-        given = vars(self.config)["max_length"]
-        limit = vars(handle.config).get("n_positions") or vars(handle.config).get("max_position_embeddings")
-        if given is not None:
-            return int(min(given, limit or given))
-        if limit is None:
-            raise ValueError(
-                "`max_length` must be a number for a model without a table of positions, got None."
-            )
-        return int(limit)
-
     def _read(self, dataset: Any, handle: ModelHandle, *, name: str = TRAINING) -> Any:
         """Samples of a data set; errors call it by the name of the argument."""
         evaluation = name != TRAINING
@@ -249,27 +209,6 @@ class FlatBase(abc.ABC):
             raise ValueError(
                 f"`metric_for_best_model` must be one of {sorted(names)}, got {self.config.metric_for_best_model!r}."
             )
-
-    def _given_optimizer(self, given: Given) -> optax.GradientTransformation | None:
-        """What was given as `optimizers` or `optimizer_cls_and_kwargs`; None: the configuration names one."""
-        transformation, schedule = given.optimizers or (None, None)
-        if given.optimizer_cls_and_kwargs is not None:
-            make, kwargs = given.optimizer_cls_and_kwargs
-            transformation = make(**kwargs)
-        if transformation is not None:
-            if not isinstance(transformation, optax.GradientTransformation) or schedule is not None:
-                raise ValueError(
-                    "`optimizers` must be (an optax transformation, None) or (None, a function from the step to the "
-                    f"learning rate), got ({type(transformation).__name__}, {type(schedule).__name__})."
-                )
-            return transformation
-        if schedule is None:
-            return None
-        if not callable(schedule):
-            raise ValueError(f"`optimizers`: the schedule must be a function, got {type(schedule).__name__}.")
-        section = optimizer_section(self.config)
-        clip = self.config.max_grad_norm or None
-        return make_optimizer(section.name, section.kwargs, lambda _: schedule, max_grad_norm=clip)
 
     def _make_native(
         self, handle: ModelHandle, optimizer: optax.GradientTransformation | None

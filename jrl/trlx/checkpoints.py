@@ -38,6 +38,7 @@ def write_checkpoint(
     others = folder if folder.is_dir() and checkpoints_in(folder) else None
     writer = Checkpointer(folder, keep=trainer.config.train.keep_checkpoints, resume_from=others)
     try:
+        writer.take_over()
         writer.save(
             step,
             trainer.state,

@@ -141,6 +141,7 @@ class TestWhole:
         ):
             checkpoints = Checkpointer(saved, keep=2, resume_from=saved)
             assert restore(checkpoints).step == 1
+            checkpoints.take_over()
             checkpoints.close()
         assert names(saved) == ["checkpoint_1", "superseded_2"]  # out of the way, but not deleted
 
@@ -207,18 +208,25 @@ class TestResume:
             Checkpointer(saved, keep=1)
         assert names(saved) == ["checkpoint_1", "checkpoint_2"]
 
-    def test_overwrite_deletes_the_earlier_run(self, saved):
-        Checkpointer(saved, keep=1, overwrite=True).close()
+    def test_overwrite_deletes_the_earlier_run_once_all_is_checked(self, saved):
+        checkpoints = Checkpointer(saved, keep=1, overwrite=True)
+        assert names(saved) == ["checkpoint_1", "checkpoint_2"]
+        checkpoints.take_over()
+        checkpoints.close()
         assert names(saved) == []
 
     def test_overwrite_deletes_nothing_when_resuming(self, saved):
-        Checkpointer(saved, keep=1, overwrite=True, resume_from=saved).close()
+        checkpoints = Checkpointer(saved, keep=1, overwrite=True, resume_from=saved)
+        checkpoints.take_over()
+        checkpoints.close()
         assert names(saved) == ["checkpoint_1", "checkpoint_2"]
 
-    def test_an_older_checkpoint_sets_newer_ones_aside(self, saved):
-        with pytest.warns(UserWarning, match="checkpoint_2 is newer than checkpoint_1"):
-            checkpoints = Checkpointer(saved, keep=2, resume_from=saved / "checkpoint_1")
+    def test_an_older_checkpoint_sets_newer_ones_aside_once_all_is_checked(self, saved):
+        checkpoints = Checkpointer(saved, keep=2, resume_from=saved / "checkpoint_1")
         assert restore(checkpoints).step == 1
+        assert names(saved) == ["checkpoint_1", "checkpoint_2"]
+        with pytest.warns(UserWarning, match="checkpoint_2 is newer than checkpoint_1"):
+            checkpoints.take_over()
         checkpoints.close()
         assert names(saved) == ["checkpoint_1", "superseded_2"]
 

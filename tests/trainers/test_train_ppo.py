@@ -92,9 +92,14 @@ class TestResume:
 
     def test_other_data_is_refused_by_name(self, whole, checkpoint, tmp_path):
         train(ppo_config(checkpoint, tmp_path, train={"total_steps": 4}))
-        again = ppo_config(checkpoint, tmp_path, train={"resume_from_checkpoint": str(tmp_path)})
+        later = tmp_path / "checkpoint_8"
+        shutil.copytree(tmp_path / "checkpoint_4", later)
+        again = ppo_config(
+            checkpoint, tmp_path, train={"resume_from_checkpoint": str(tmp_path / "checkpoint_4")}
+        )
         with pytest.raises(CheckpointError, match="with others: `prompts`, `stop_sequences` "):
             train(again, prompts=PROMPTS[::-1], stop_sequences=["."])
+        assert later.is_dir()  # a run that is refused touches nothing
 
     @pytest.mark.slow
     def test_another_architecture_with_the_same_tensors_is_refused(self, checkpoint, tmp_path):
