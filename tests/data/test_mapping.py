@@ -76,6 +76,7 @@ class TestOneProcess:
 class TestWorkers:
     """Each starts an interpreter, so there are few."""
 
+    @pytest.mark.slow
     def test_order_is_kept(self):
         found = run(with_process, num_proc=2)
         assert [record for record, _ in found] == MANY

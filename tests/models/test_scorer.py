@@ -18,7 +18,12 @@ from jrl.models.scorer import make_scorer, split_scorer
 from jrl.typing import ModelInputs
 from tests.models.classifier_cases import DECODERS, ENCODERS, labelled, random_classifier
 
-KINDS = ("gpt2", "llama", "distilbert", "bert")
+KINDS = (
+    "gpt2",
+    pytest.param("llama", marks=pytest.mark.slow),
+    pytest.param("distilbert", marks=pytest.mark.slow),
+    "bert",
+)
 LENGTHS = (7, 3, 1)
 
 
@@ -87,7 +92,7 @@ def test_lore_4_7_padding_on_either_side_changes_nothing(name: str) -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), other, gradient)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "distilbert"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("distilbert", marks=pytest.mark.slow)])
 def test_what_trains(name: str) -> None:
     model, params = classifier(name)
     heads = {"score"} if name == "gpt2" else {"pooler", "classifier"}
@@ -127,7 +132,7 @@ def test_scores_are_float32_under_bfloat16() -> None:
     assert np.abs(found - expected).max() > 1e-6
 
 
-@pytest.mark.parametrize("name", ["gpt2", "distilbert"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("distilbert", marks=pytest.mark.slow)])
 def test_dropout_acts_where_a_key_is_given(name: str) -> None:
     rates = ("resid_pdrop", "dropout")
     model, params = classifier(name, **{rates[name == "distilbert"]: 0.5})

@@ -21,7 +21,8 @@ from jrl.trl.ppo_stats import step_stats
 from jrl.typing import Scored
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-RELEASES, SIDES, KINDS = ("071", "0711"), ("right", "left"), ("kl", "abs", "mse", "full")
+SIDES, KINDS = ("right", "left"), ("kl", "abs", "mse", "full")
+RELEASES = (pytest.param("071", marks=pytest.mark.slow), "0711")
 PAD, KL_COEF, GAMMA, LAM = 12, 0.3, 0.9, 0.85
 CLOSE = dict(rtol=1e-5, atol=1e-5)
 

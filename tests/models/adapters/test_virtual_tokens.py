@@ -24,7 +24,7 @@ def tuned(family, config):
     return lm.policy(adapter=config), params, frozen
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_lore_2_7_decoding_equals_scoring_and_padding_changes_nothing(family, name):
     policy, params, frozen = tuned(family, CONFIGS[name])
