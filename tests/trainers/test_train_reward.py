@@ -162,6 +162,7 @@ def test_lore_7_5_the_layers_below_stay_as_they_are(unfrozen, checkpoint, tmp_pa
     assert np.abs(trainer.params["score"]["kernel"] - params["score"]["kernel"]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_lora_trains_saves_its_head_and_is_a_reward_function(checkpoint, tmp_path):
     config = reward_config(
         checkpoint,
