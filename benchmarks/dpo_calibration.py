@@ -21,8 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reward_calibration import LETTERS, draw_pairs, hidden_weights, make_tokenizer, measure
-from transformers import GPT2Config
+from reward_calibration import draw_pairs, hidden_weights, make_gpt2, make_tokenizer, measure, one_pass
 
 import jrl
 from jrl.data.batching import pad_right
@@ -67,36 +66,17 @@ def train_and_measure(
     pairs, _ = draw_pairs(seed + 1, num_pairs, weights)
     held, true_log_odds = draw_pairs(seed + 2, held_out, weights)
     tokenizer, start = make_tokenizer(), folder / "start"
-    model = make_model(
-        GPT2Config(
-            vocab_size=len(LETTERS) + 2,
-            n_embd=width,
-            n_layer=2,
-            n_head=4,
-            n_positions=16,
-            bos_token_id=1,
-            eos_token_id=1,
-        )
-    )
+    model = make_model(make_gpt2(width))
     save_checkpoint(start, model, model.init(jax.random.key(seed)), tokenizer=tokenizer)
-    steps = len(pairs) // batch_size
-    config = jrl.default_dpo_config().evolve(
-        model={"model_path": str(start)},
-        tokenizer={"tokenizer_path": str(start)},
-        optimizer={"kwargs": {"lr": lr, "weight_decay": 0.0}},
-        scheduler={"name": "cosine_annealing", "kwargs": {"T_max": steps, "eta_min": 0.0}},
-        train={
-            "seq_length": 16,
-            "epochs": 1,
-            "total_steps": steps,
-            "batch_size": batch_size,
-            "eval_interval": 0,
-            "checkpoint_interval": 0,
-            "checkpoint_dir": str(folder / "run"),
-            "save_optimizer": False,
-            "seed": seed,
-        },
-        method={"beta": BETA, "gen_kwargs": {"max_new_tokens": 12}},
+    config = one_pass(
+        jrl.default_dpo_config().evolve(method={"beta": BETA, "gen_kwargs": {"max_new_tokens": 12}}),
+        folder,
+        model=str(start),
+        tokenizer=start,
+        steps=len(pairs) // batch_size,
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
     )
     began = time.perf_counter()
     trainer = jrl.train(samples=[pair | {"prompt": PROMPT} for pair in pairs], config=config)

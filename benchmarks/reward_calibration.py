@@ -137,27 +137,11 @@ def make_tokenizer() -> Any:
     )
 
 
-def train_and_measure(
-    folder: Path,
-    *,
-    num_pairs: int,
-    held_out: int,
-    batch_size: int,
-    width: int = 64,
-    lr: float = 2e-3,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """One pass over fresh pairs, and what `measure` finds on others, scored by the folder that the run wrote."""
+def make_gpt2(width: int) -> Any:
+    """The config of a decoder of two layers."""
     from transformers import GPT2Config
 
-    import jrl
-
-    weights = hidden_weights()
-    pairs, _ = draw_pairs(seed + 1, num_pairs, weights)
-    held, true_log_odds = draw_pairs(seed + 2, held_out, weights)
-    tokenizer_folder = folder / "tokenizer"
-    make_tokenizer().save_pretrained(tokenizer_folder)
-    model = GPT2Config(
+    return GPT2Config(
         vocab_size=len(LETTERS) + 2,
         n_embd=width,
         n_layer=2,
@@ -166,10 +150,23 @@ def train_and_measure(
         bos_token_id=1,
         eos_token_id=1,
     )
-    steps = len(pairs) // batch_size
-    config = jrl.default_reward_config().evolve(
+
+
+def one_pass(
+    config: Any,
+    folder: Path,
+    *,
+    model: Any,
+    tokenizer: Path,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+) -> Any:
+    """A configuration that sees every pair once, at a rate that falls to 0, and keeps the last model alone."""
+    return config.evolve(
         model={"model_path": model},
-        tokenizer={"tokenizer_path": str(tokenizer_folder)},
+        tokenizer={"tokenizer_path": str(tokenizer)},
         optimizer={"kwargs": {"lr": lr, "weight_decay": 0.0}},
         scheduler={"name": "cosine_annealing", "kwargs": {"T_max": steps, "eta_min": 0.0}},
         train={
@@ -183,6 +180,36 @@ def train_and_measure(
             "save_optimizer": False,
             "seed": seed,
         },
+    )
+
+
+def train_and_measure(
+    folder: Path,
+    *,
+    num_pairs: int,
+    held_out: int,
+    batch_size: int,
+    width: int = 64,
+    lr: float = 2e-3,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """One pass over fresh pairs, and what `measure` finds on others, scored by the folder that the run wrote."""
+    import jrl
+
+    weights = hidden_weights()
+    pairs, _ = draw_pairs(seed + 1, num_pairs, weights)
+    held, true_log_odds = draw_pairs(seed + 2, held_out, weights)
+    tokenizer_folder = folder / "tokenizer"
+    make_tokenizer().save_pretrained(tokenizer_folder)
+    config = one_pass(
+        jrl.default_reward_config(),
+        folder,
+        model=make_gpt2(width),
+        tokenizer=tokenizer_folder,
+        steps=len(pairs) // batch_size,
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
     )
     began = time.perf_counter()
     trainer = jrl.train(samples=pairs, config=config)

@@ -28,27 +28,35 @@ def count_vowels(outputs: list[str], **others: Any) -> list[float]:
     return [sum(letter in "aeiou" for letter in text) / max(len(text), 1) for text in outputs]
 
 
+def tiny_run(config: jrl.TRLConfig, checkpoint: Any, run_dir: Path) -> jrl.TRLConfig:
+    """24 steps on batches of 4 in microbatches of 2, evaluated and saved at the end."""
+    return config.evolve(
+        model={"model_path": checkpoint},
+        tokenizer={"tokenizer_path": checkpoint},
+        optimizer={"kwargs": {"lr": 1e-3}},
+        scheduler={"name": "constant", "kwargs": {}},
+        train={
+            "seq_length": 32,
+            "total_steps": 24,
+            "epochs": 100,
+            "batch_size": 4,
+            "minibatch_size": 2,
+            "eval_interval": 100,
+            "checkpoint_interval": 100,
+            "checkpoint_dir": str(run_dir),
+            "tracker": None,
+            "seed": 3,
+        },
+    )
+
+
 def ppo_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
     """8 rollouts an iteration in chunks of 4, two epochs of two steps of two microbatches."""
     return (
-        jrl.default_ppo_config()
+        tiny_run(jrl.default_ppo_config(), checkpoint, run_dir)
         .evolve(
-            model={"model_path": checkpoint, "num_layers_unfrozen": 1},
-            tokenizer={"tokenizer_path": checkpoint},
-            optimizer={"kwargs": {"lr": 1e-3}},
-            scheduler={"name": "constant", "kwargs": {}},
-            train={
-                "seq_length": 32,
-                "total_steps": 12,
-                "epochs": 100,
-                "batch_size": 4,
-                "minibatch_size": 2,
-                "eval_interval": 8,
-                "checkpoint_interval": 100,
-                "checkpoint_dir": str(run_dir),
-                "tracker": None,
-                "seed": 3,
-            },
+            model={"num_layers_unfrozen": 1},
+            train={"total_steps": 12, "eval_interval": 8},
             method={
                 "num_rollouts": 8,
                 "chunk_size": 4,
@@ -65,24 +73,8 @@ def ppo_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jr
 def sft_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
     """Batches of 4 in microbatches of 2."""
     return (
-        jrl.default_sft_config()
+        tiny_run(jrl.default_sft_config(), checkpoint, run_dir)
         .evolve(
-            model={"model_path": checkpoint},
-            tokenizer={"tokenizer_path": checkpoint},
-            optimizer={"kwargs": {"lr": 1e-3}},
-            scheduler={"name": "constant", "kwargs": {}},
-            train={
-                "seq_length": 32,
-                "total_steps": 24,
-                "epochs": 100,
-                "batch_size": 4,
-                "minibatch_size": 2,
-                "eval_interval": 100,
-                "checkpoint_interval": 100,
-                "checkpoint_dir": str(run_dir),
-                "tracker": None,
-                "seed": 3,
-            },
             method={"gen_kwargs": {"max_new_tokens": 8}},
         )
         .evolve(**sections)
@@ -102,24 +94,8 @@ REWARDED = [
 def ilql_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
     """Batches of 4 in microbatches of 2; the target heads move every third step."""
     return (
-        jrl.default_ilql_config()
+        tiny_run(jrl.default_ilql_config(), checkpoint, run_dir)
         .evolve(
-            model={"model_path": checkpoint},
-            tokenizer={"tokenizer_path": checkpoint},
-            optimizer={"kwargs": {"lr": 1e-3}},
-            scheduler={"name": "constant", "kwargs": {}},
-            train={
-                "seq_length": 32,
-                "total_steps": 24,
-                "epochs": 100,
-                "batch_size": 4,
-                "minibatch_size": 2,
-                "eval_interval": 100,
-                "checkpoint_interval": 100,
-                "checkpoint_dir": str(run_dir),
-                "tracker": None,
-                "seed": 3,
-            },
             method={
                 "alpha": 0.5,
                 "steps_for_target_q_sync": 3,
@@ -144,24 +120,9 @@ PREFERENCES = [
 def dpo_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
     """Batches of 4 pairs in microbatches of 2."""
     return (
-        jrl.default_dpo_config()
+        tiny_run(jrl.default_dpo_config(), checkpoint, run_dir)
         .evolve(
-            model={"model_path": checkpoint},
-            tokenizer={"tokenizer_path": checkpoint},
-            optimizer={"kwargs": {"lr": 1e-3}},
-            scheduler={"name": "constant", "kwargs": {}},
-            train={
-                "seq_length": 32,
-                "total_steps": 12,
-                "epochs": 100,
-                "batch_size": 4,
-                "minibatch_size": 2,
-                "eval_interval": 100,
-                "checkpoint_interval": 100,
-                "checkpoint_dir": str(run_dir),
-                "tracker": None,
-                "seed": 3,
-            },
+            train={"total_steps": 12},
             method={"beta": 0.5, "gen_kwargs": {"max_new_tokens": 8}},
         )
         .evolve(**sections)
@@ -171,24 +132,9 @@ def dpo_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jr
 def rft_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
     """4 samples of each prompt a round in calls of 8 rows, two passes over what is kept, batches of 4."""
     return (
-        jrl.default_rft_config()
+        tiny_run(jrl.default_rft_config(), checkpoint, run_dir)
         .evolve(
-            model={"model_path": checkpoint},
-            tokenizer={"tokenizer_path": checkpoint},
-            optimizer={"kwargs": {"lr": 1e-3}},
-            scheduler={"name": "constant", "kwargs": {}},
-            train={
-                "seq_length": 32,
-                "total_steps": 12,
-                "epochs": 100,
-                "batch_size": 4,
-                "minibatch_size": 2,
-                "eval_interval": 100,
-                "checkpoint_interval": 100,
-                "checkpoint_dir": str(run_dir),
-                "tracker": None,
-                "seed": 3,
-            },
+            train={"total_steps": 12},
             method={
                 "n_generations_per_prompt": 4,
                 "n_improve_steps": 2,
@@ -215,28 +161,7 @@ COMPARISONS = [
 
 def reward_config(checkpoint: Any, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
     """A reward model from a language model: batches of 4 in microbatches of 2."""
-    return (
-        jrl.default_reward_config()
-        .evolve(
-            model={"model_path": checkpoint},
-            tokenizer={"tokenizer_path": checkpoint},
-            optimizer={"kwargs": {"lr": 1e-3}},
-            scheduler={"name": "constant", "kwargs": {}},
-            train={
-                "seq_length": 32,
-                "total_steps": 24,
-                "epochs": 100,
-                "batch_size": 4,
-                "minibatch_size": 2,
-                "eval_interval": 100,
-                "checkpoint_interval": 100,
-                "checkpoint_dir": str(run_dir),
-                "tracker": None,
-                "seed": 3,
-            },
-        )
-        .evolve(**sections)
-    )
+    return tiny_run(jrl.default_reward_config(), checkpoint, run_dir).evolve(**sections)
 
 
 def repeatable(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
