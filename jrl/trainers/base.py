@@ -9,12 +9,13 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import optax
 
 from jrl.data.fingerprint import fingerprint
+from jrl.learners.config import MethodConfig
 from jrl.learners.optimizers import make_optimizer, make_schedule, skip_nonfinite
 from jrl.mesh import replicated, tree_shardings
 from jrl.trainers.checkpoint import tree_sha256
@@ -25,6 +26,8 @@ from jrl.trainers.loggers_trackers import check_tracker
 from jrl.trainers.model_card import model_card
 from jrl.trainers.setup import ModelBundle, mesh_of
 from jrl.typing import Params, Update
+
+Method = TypeVar("Method", bound=MethodConfig)
 
 # Streams of the root key; the trainers fold their iteration numbers into them.
 EVALUATION_STREAM, GENERATION_STREAM, TRAINING_STREAM = 1, 2, 3
@@ -98,6 +101,19 @@ class Trainer(abc.ABC):
     @abc.abstractmethod
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""
+
+    def method_as(self, expected: type[Method]) -> Method:
+        """The algorithm's section of the configuration.
+
+        Raises:
+          ValueError: If it is another algorithm's.
+        """
+        if not isinstance(self.config.method, expected):
+            raise ValueError(
+                f"`train.trainer: {type(self).__name__}` needs `method.name: {expected.__name__}`, got "
+                f"{self.config.method.name!r}."
+            )
+        return self.config.method
 
     def make_optimizer(self) -> optax.GradientTransformation:
         """The optimizer and schedule that the configuration names, unless one was given."""

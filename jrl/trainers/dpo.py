@@ -53,11 +53,7 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
     @property
     def method(self) -> DPOConfig:
         """The algorithm's section of the configuration."""
-        if not isinstance(self.config.method, DPOConfig):
-            raise ValueError(
-                f"`train.trainer: DPOTrainer` needs `method.name: DPOConfig`, got {self.config.method.name!r}."
-            )
-        return self.config.method
+        return self.method_as(DPOConfig)
 
     @property
     def precomputes(self) -> bool:

@@ -33,11 +33,7 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
     @property
     def method(self) -> ILQLConfig:
         """The algorithm's section of the configuration."""
-        if not isinstance(self.config.method, ILQLConfig):
-            raise ValueError(
-                f"`train.trainer: ILQLTrainer` needs `method.name: ILQLConfig`, got {self.config.method.name!r}."
-            )
-        return self.config.method
+        return self.method_as(ILQLConfig)
 
     def load_model(self) -> PolicyBundle:
         """The model with a value head and one or two Q heads."""

@@ -34,11 +34,7 @@ class PPOTrainer(OnlineTrainer):
     @property
     def method(self) -> PPOConfig:
         """The algorithm's section of the configuration."""
-        if not isinstance(self.config.method, PPOConfig):
-            raise ValueError(
-                f"`train.trainer: PPOTrainer` needs `method.name: PPOConfig`, got {self.config.method.name!r}."
-            )
-        return self.config.method
+        return self.method_as(PPOConfig)
 
     def load_model(self) -> PolicyBundle:
         """The model with a value head."""

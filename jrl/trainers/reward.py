@@ -49,11 +49,7 @@ class RewardTrainer(OfflineTrainer):
     @property
     def method(self) -> RewardConfig:
         """The algorithm's section of the configuration."""
-        if not isinstance(self.config.method, RewardConfig):
-            raise ValueError(
-                f"`train.trainer: RewardTrainer` needs `method.name: RewardConfig`, got {self.config.method.name!r}."
-            )
-        return self.config.method
+        return self.method_as(RewardConfig)
 
     def load_model(self) -> ScorerBundle:
         """A classifier with one label, or a language model with a fresh head."""

@@ -55,11 +55,7 @@ class RFTTrainer(OnlineTrainer):
     @property
     def method(self) -> RFTConfig:
         """The algorithm's section of the configuration."""
-        if not isinstance(self.config.method, RFTConfig):
-            raise ValueError(
-                f"`train.trainer: RFTTrainer` needs `method.name: RFTConfig`, got {self.config.method.name!r}."
-            )
-        return self.config.method
+        return self.method_as(RFTConfig)
 
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """The update of supervised fine-tuning; no reference is made: nothing is compared."""
