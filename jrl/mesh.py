@@ -139,6 +139,11 @@ def _rounded_axes(
     return (*logical[:start], first, *logical[len(logical) - num_outputs :])
 
 
+def rows_parts(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are split."""
+    return math.prod(mesh.shape[axis] for axis in LOGICAL_TO_MESH["batch"])
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows split over the data and fsdp axes, everything else whole."""
     return NamedSharding(mesh, PartitionSpec(LOGICAL_TO_MESH["batch"]))

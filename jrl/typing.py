@@ -219,6 +219,9 @@ class ComparisonBatch(NamedTuple):
     margins: Float[Array, "B"]
 
 
+TRUNCATION_MODES = ("keep_start", "keep_end")
+"""Which end of a row that is too long is kept."""
+
 Scorer = Callable[[Params, Frozen, ModelInputs, PRNGKey | None], Float[Array, "B"]]
 """A reward model as algorithms know it: `(params, frozen, inputs, dropout_key) -> scores`, one float32 a row."""
 

@@ -15,9 +15,7 @@ from jrl.data.batching import bucket_length, pad_right
 from jrl.data.preference_records import check_preference
 from jrl.data.preference_tokens import TokenPair, tokenize_pairs
 from jrl.data.tokenizer import cut, special_tokens_around
-from jrl.typing import ModelInputs, PreferenceBatch, Sequences
-
-TRUNCATION_MODES = ("keep_start", "keep_end")
+from jrl.typing import TRUNCATION_MODES, ModelInputs, PreferenceBatch, Sequences
 
 
 class Answer(NamedTuple):

@@ -20,7 +20,7 @@ from jrl.learners.optimizers import learning_rate
 from jrl.learners.state import TrainState
 from jrl.mesh import constrain
 from jrl.ops.metrics import reduce_metrics
-from jrl.typing import Max, Mean, Metrics, Params
+from jrl.typing import Max, Mean, Metrics, Params, PRNGKey
 
 Tree = TypeVar("Tree")
 
@@ -100,6 +100,29 @@ def layout_rows(order: Int[Array, "R"], *, batch_size: int, minibatch_size: int)
     missing = ((0, 0), (0, microbatches * rows - width))
     shape = (batches, microbatches, rows)
     return Rows(jnp.pad(batched, missing).reshape(shape), jnp.pad(valid, missing).reshape(shape))
+
+
+def batch_in_order(num_rows: int, *, batch_size: int, minibatch_size: int, unit: str = "rows") -> Rows:
+    """A batch that is one optimizer step, in its own order: (microbatches, rows of one).
+
+    Args:
+      num_rows: Rows of the batch.
+      batch_size: Most rows that it may have.
+      minibatch_size: Rows of a microbatch; must divide `batch_size`.
+      unit: What a row is, for the error.
+    Raises:
+      ValueError: If the batch has more rows, or is not divided.
+    """
+    if num_rows > batch_size:
+        raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} {unit}, got {num_rows}.")
+    order = jnp.arange(num_rows, dtype=jnp.int32)
+    layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
+    return jax.tree.map(lambda x: x[0], layout)
+
+
+def microbatch_key(key: PRNGKey, rows: Rows) -> PRNGKey:
+    """What a microbatch draws with, such as its dropout: it is known by its first row."""
+    return jax.random.fold_in(key, rows.ids[0])
 
 
 def accumulate(objective: Objective, params: Params, microbatches: Rows) -> Accumulated:

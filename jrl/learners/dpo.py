@@ -16,17 +16,23 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float
 
-from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.accumulate import (
+    Loss,
+    Rows,
+    batch_in_order,
+    microbatch_key,
+    optimizer_step,
+    split_rows,
+    take_rows,
+)
 from jrl.learners.dpo_config import DPOConfig
-from jrl.learners.forward import interleave, separate
+from jrl.learners.forward import interleave, map_rows, separate
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, dpo_loss
-from jrl.ops.alignment import window_targets
-from jrl.ops.chunks import map_positions, positions_of
-from jrl.ops.forward import window_features, window_logprobs
+from jrl.ops.forward import read_window, window_features, window_logprobs
 from jrl.ops.masking import zero_masked
 from jrl.ops.reductions import LossOut
-from jrl.ops.token_reads import TokenReads, read_tokens
+from jrl.ops.token_reads import read_tokens
 from jrl.typing import Frozen, Mean, Metrics, Params, PolicyFns, PreferenceBatch, PRNGKey, Update
 
 
@@ -75,12 +81,8 @@ def reference_logprobs(
       minibatch_size: Pairs in one forward pass.
       logprob_chunk_bytes: Most bytes of logits held at a time.
     """
-    num_rows = batch.valid.shape[0]
-    rows = min(minibatch_size, num_rows)
-    count = -(-num_rows // rows)
-    index = jnp.minimum(jnp.arange(count * rows), num_rows - 1).reshape(count, rows)
 
-    def score(ids: Array) -> Array:
+    def score(ids: Array) -> tuple[Array, Array]:
         sequences = interleave(*take_rows((batch.chosen, batch.rejected), ids))
         features = window_features(policy, params, frozen, policy.trunk(frozen, sequences.inputs), sequences)
         found = window_logprobs(
@@ -92,11 +94,9 @@ def reference_logprobs(
             temperature=1.0,
             chunk_bytes=logprob_chunk_bytes,
         )
-        return zero_masked(found.logprobs, sequences.mask)
+        return separate(zero_masked(found.logprobs, sequences.mask))
 
-    scored = jax.lax.map(score, index)
-    width = scored.shape[-1]
-    return separate(scored.reshape(2 * count * rows, width)[: 2 * num_rows])
+    return map_rows(score, batch.valid.shape[0], minibatch_size=minibatch_size)
 
 
 def configured_loss(config: DPOConfig) -> Callable[..., LossOut]:
@@ -143,15 +143,10 @@ def dpo_objective(
     sequences = interleave(batch.chosen, batch.rejected)
     trunk = policy.trunk(frozen, sequences.inputs)
     features = window_features(policy, params, frozen, trunk, sequences, dropout_key=dropout_key)
-    logits_fn = partial(policy.logits, params, frozen)
-    vocab_size = jax.eval_shape(logits_fn, features.policy[:, 0]).shape[-1]
-    targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
-
-    def read(hidden: Float[Array, "b t D"], actions: Array) -> TokenReads:
-        return read_tokens(logits_fn(hidden), actions)
-
-    positions = positions_of(logprob_chunk_bytes, vocab_size=vocab_size)
-    chosen, rejected = separate(map_positions(read, (features.policy, targets), positions=positions))
+    found = read_window(
+        read_tokens, policy, params, frozen, features.policy, sequences, chunk_bytes=logprob_chunk_bytes
+    )
+    chosen, rejected = separate(found)
     return configured_loss(config)(
         Completion(ref_logprobs=batch.ref_chosen_logps, mask=batch.chosen.mask, **chosen._asdict()),
         Completion(ref_logprobs=batch.ref_rejected_logps, mask=batch.rejected.mask, **rejected._asdict()),
@@ -201,8 +196,7 @@ def make_dpo_update(
         state: DPOState, frozen: Frozen, batch: PreferenceBatch, key: PRNGKey
     ) -> tuple[DPOState, Metrics]:
         num_rows = batch.valid.shape[0]
-        if num_rows > batch_size:
-            raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} rows, got {num_rows}.")
+        microbatches = batch_in_order(num_rows, batch_size=batch_size, minibatch_size=minibatch_size)
         num_tokens = jnp.sum(batch.chosen.mask & batch.valid[:, None], dtype=jnp.float32)
         pairs_per_token = jnp.sum(batch.valid, dtype=jnp.float32) / jnp.maximum(num_tokens, 1.0)
 
@@ -216,15 +210,10 @@ def make_dpo_update(
                 config=config,
                 logprob_chunk_bytes=logprob_chunk_bytes,
                 pairs_per_token=pairs_per_token,
-                # A microbatch is known by its first row.
-                dropout_key=None if config.disable_dropout else jax.random.fold_in(key, rows.ids[0]),
+                dropout_key=None if config.disable_dropout else microbatch_key(key, rows),
             )
 
-        order = jnp.arange(num_rows, dtype=jnp.int32)
-        layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
-        train, metrics = optimizer_step(
-            state.train, optimizer, objective, jax.tree.map(lambda x: x[0], layout)
-        )
+        train, metrics = optimizer_step(state.train, optimizer, objective, microbatches)
         if state.ref_params is None:
             return DPOState(train=train, ref_params=None), metrics
         due = train.step % config.ref_model_sync_steps == 0

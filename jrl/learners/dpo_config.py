@@ -8,8 +8,7 @@ from typing import Any
 
 from jrl.learners.config import MethodConfig, check_fields
 from jrl.losses.dpo import DIVERGENCES, LOSSES
-
-TRUNCATION_MODES = ("keep_start", "keep_end")
+from jrl.typing import TRUNCATION_MODES
 
 
 @dataclass(kw_only=True)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from jrl.learners.accumulate import take_rows
 from jrl.mesh import constrain
@@ -25,12 +27,25 @@ def trunk_of_rows(policy: PolicyFns, frozen: Frozen, inputs: ModelInputs, *, min
     Returns:
       What `policy.trunk` returns, with the rows of `inputs`; None where nothing below is frozen.
     """
-    num_rows = inputs.tokens.shape[0]
+    return map_rows(
+        lambda ids: policy.trunk(frozen, take_rows(inputs, ids)),
+        inputs.tokens.shape[0],
+        minibatch_size=minibatch_size,
+    )
+
+
+def map_rows(compute: Callable[[Int[Array, "R"]], Tree], num_rows: int, *, minibatch_size: int) -> Tree:
+    """`compute` of all rows of a batch, given the numbers of at most `minibatch_size` of them at a time.
+
+    Returns:
+      What `compute` returns, a tree of arrays with a leading row axis, with `num_rows` rows.
+    """
     rows = min(minibatch_size, num_rows)
     count = -(-num_rows // rows)
     index = jnp.minimum(jnp.arange(count * rows), num_rows - 1).reshape(count, rows)
-    trunk = jax.lax.map(lambda taken: policy.trunk(frozen, take_rows(inputs, taken)), index)
-    return jax.tree.map(lambda x: x.reshape(count * rows, *x.shape[2:])[:num_rows], trunk)
+    found = jax.lax.map(compute, index)
+    whole: Tree = jax.tree.map(lambda x: x.reshape(count * rows, *x.shape[2:])[:num_rows], found)
+    return whole
 
 
 def mask_rows(sequences: Masked, valid: jax.Array) -> Masked:

@@ -16,7 +16,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.accumulate import Loss, Rows, batch_in_order, optimizer_step, split_rows, take_rows
 from jrl.learners.config import MethodConfig, check_fields
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState, init_train_state
@@ -206,8 +206,7 @@ def make_ilql_update(
     def update(state: ILQLState, frozen: Frozen, batch: ILQLBatch, key: PRNGKey) -> tuple[ILQLState, Metrics]:
         del key
         num_rows = batch.mask.shape[0]
-        if num_rows > batch_size:
-            raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} rows, got {num_rows}.")
+        microbatches = batch_in_order(num_rows, batch_size=batch_size, minibatch_size=minibatch_size)
 
         def objective(params: Params, rows: Rows) -> Loss:
             taken = mask_rows(take_rows(batch, rows.ids), rows.valid)
@@ -222,11 +221,7 @@ def make_ilql_update(
             )
             return out
 
-        order = jnp.arange(num_rows, dtype=jnp.int32)
-        layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
-        train, metrics = optimizer_step(
-            state.train, optimizer, objective, jax.tree.map(lambda x: x[0], layout)
-        )
+        train, metrics = optimizer_step(state.train, optimizer, objective, microbatches)
         due = train.step % config.steps_for_target_q_sync == 0
         targets = jax.lax.cond(
             due,

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.accumulate import (
+    Loss,
+    Rows,
+    batch_in_order,
+    microbatch_key,
+    optimizer_step,
+    split_rows,
+    take_rows,
+)
 from jrl.learners.forward import interleave, separate
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.state import TrainState
@@ -72,9 +78,9 @@ def make_reward_model_update(
     def update(
         state: TrainState, frozen: Frozen, batch: ComparisonBatch, key: PRNGKey
     ) -> tuple[TrainState, Metrics]:
-        num_pairs = batch.valid.shape[0]
-        if num_pairs > batch_size:
-            raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} pairs, got {num_pairs}.")
+        microbatches = batch_in_order(
+            batch.valid.shape[0], batch_size=batch_size, minibatch_size=minibatch_size, unit="pairs"
+        )
 
         def objective(params: Params, rows: Rows) -> Loss:
             taken = take_rows(batch, rows.ids)
@@ -84,11 +90,9 @@ def make_reward_model_update(
                 frozen,
                 taken._replace(valid=taken.valid & rows.valid),
                 center_coef=center_coef,
-                dropout_key=jax.random.fold_in(key, rows.ids[0]) if has_dropout else None,
+                dropout_key=microbatch_key(key, rows) if has_dropout else None,
             )
 
-        order = jnp.arange(num_pairs, dtype=jnp.int32)
-        layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
-        return optimizer_step(state, optimizer, objective, jax.tree.map(lambda x: x[0], layout))
+        return optimizer_step(state, optimizer, objective, microbatches)
 
     return update

@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
-import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.accumulate import (
+    Loss,
+    Rows,
+    batch_in_order,
+    microbatch_key,
+    optimizer_step,
+    split_rows,
+    take_rows,
+)
 from jrl.learners.config import MethodConfig, check_fields
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState
 from jrl.losses.sft import LOSSES, TokenLoss, nll, sft_loss
-from jrl.ops.alignment import window_targets
-from jrl.ops.chunks import map_positions, positions_of
-from jrl.ops.forward import window_features
+from jrl.ops.forward import read_window, window_features
 from jrl.ops.metrics import mean_metric
 from jrl.ops.token_reads import read_tokens
 from jrl.typing import Frozen, Metrics, Params, PolicyFns, PRNGKey, Sequences, Update
@@ -88,16 +91,14 @@ def sft_objective(
     """
     trunk = policy.trunk(frozen, sequences.inputs)
     features = window_features(policy, params, frozen, trunk, sequences, dropout_key=dropout_key)
-    logits_fn = partial(policy.logits, params, frozen)
-    targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
 
-    def read(hidden: Float[Array, "b t D"], actions: Int[Array, "b t"]) -> tuple[Array, Array, Array]:
-        found = read_tokens(logits_fn(hidden), actions)
+    def read(logits: Float[Array, "b t V"], actions: Int[Array, "b t"]) -> tuple[Array, Array, Array]:
+        found = read_tokens(logits, actions)
         return found.logprobs, found.entropy, found.is_top
 
-    vocab_size = jax.eval_shape(logits_fn, features.policy[:, 0]).shape[-1]
-    positions = positions_of(logprob_chunk_bytes, vocab_size=vocab_size)
-    logprobs, entropy, is_top = map_positions(read, (features.policy, targets), positions=positions)
+    logprobs, entropy, is_top = read_window(
+        read, policy, params, frozen, features.policy, sequences, chunk_bytes=logprob_chunk_bytes
+    )
     out = sft_loss(logprobs, sequences.mask, token_loss=token_loss)
     watched = {
         "sft/entropy": mean_metric(entropy, sequences.mask),
@@ -142,16 +143,14 @@ def make_sft_update(
 
     def key_of(key: PRNGKey, rows: Rows) -> PRNGKey | None:
         if dropout:
-            # A microbatch is known by its first row.
-            return jax.random.fold_in(key, rows.ids[0])
+            return microbatch_key(key, rows)
         return key if noise else None
 
     def update(
         state: TrainState, frozen: Frozen, batch: Sequences, key: PRNGKey
     ) -> tuple[TrainState, Metrics]:
         num_rows = batch.mask.shape[0]
-        if num_rows > batch_size:
-            raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} rows, got {num_rows}.")
+        microbatches = batch_in_order(num_rows, batch_size=batch_size, minibatch_size=minibatch_size)
 
         def objective(params: Params, rows: Rows) -> Loss:
             return sft_objective(
@@ -164,8 +163,6 @@ def make_sft_update(
                 dropout_key=key_of(key, rows),
             )
 
-        order = jnp.arange(num_rows, dtype=jnp.int32)
-        layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
-        return optimizer_step(state, optimizer, objective, jax.tree.map(lambda x: x[0], layout))
+        return optimizer_step(state, optimizer, objective, microbatches)
 
     return update

@@ -7,7 +7,9 @@ or reads logits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -18,6 +20,8 @@ from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.logprobs import TokenLogprobs, kl_from_logits, token_logprobs
 from jrl.ops.masking import at_least_float32
 from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, Sequences, Trunk
+
+Result = TypeVar("Result")
 
 
 def window_features(
@@ -91,6 +95,39 @@ def window_logprobs(
         chunk_bytes=chunk_bytes,
         vocab_size=jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1],
         with_entropy=with_entropy,
+    )
+
+
+def read_window(
+    read: Callable[[Float[Array, "b t V"], Int[Array, "b t"]], Result],
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    hidden: Float[Array, "B T D"],
+    sequences: Sequences,
+    *,
+    chunk_bytes: int,
+) -> Result:
+    """`read(logits, actions)` at every position of a window, for what a loss wants beside log-probabilities.
+
+    Args:
+      read: Treats every position alike: (b, t) of them to a tree of (b, t, ...); see `jrl.ops.token_reads`.
+      policy: The model.
+      params: Its trainable parameters.
+      frozen: The rest.
+      hidden: `window_features(...).policy`.
+      sequences: The rows.
+      chunk_bytes: Most bytes of float32 logits held at a time.
+    Returns:
+      A tree of (B, T, ...), unmasked: what stands at mask 0 means nothing.
+    """
+    logits_fn = partial(policy.logits, params, frozen)
+    targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
+    vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
+    return map_positions(
+        lambda states, actions: read(logits_fn(states), actions),
+        (hidden, targets),
+        positions=positions_of(chunk_bytes, vocab_size=vocab_size),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jrl.data.prompts import PromptBatch, PromptSet
 from jrl.rollout.text import Texts, decode_rows
 from jrl.trainers.generation import GenerationSettings, Sampler
-from jrl.trainers.setup import place_rows
+from jrl.trainers.placing import place_rows
 from jrl.typing import Completions, Frozen, Params, PRNGKey
 
 AHEAD = 3

@@ -43,13 +43,36 @@ def model_writer(
       ValueError: If an adapter is to be merged where there is none, or one that is no part of any weight, or one into
         int8 or nf4 weights. Frozen bfloat16 weights are written as they are.
     """
+    check_merge(adapter, merge_adapter=merge_adapter)
+    if adapter is not None and not merge_adapter:
+        return adapter_writer(lm, adapter, params, base_model=base_model, tokenizer=tokenizer)
+    host = whole_model(params, frozen, adapter)
+
+    def write(directory: Path) -> None:
+        save_checkpoint(directory, lm, host, tokenizer=tokenizer)
+
+    return write
+
+
+def check_merge(adapter: Adapter | None, *, merge_adapter: bool) -> None:
+    """Refuses to merge where there is nothing to merge.
+
+    Raises:
+      ValueError: If an adapter is to be merged and there is none.
+    """
     if adapter is None and merge_adapter:
         raise ValueError(
             "`merge_adapter` must be False where no adapter trains (`model.peft_config` is None): the whole model is "
             "what is written."
         )
-    if adapter is not None and not merge_adapter:
-        return adapter_writer(lm, adapter, params, base_model=base_model, tokenizer=tokenizer)
+
+
+def whole_model(params: Params, frozen: Frozen, adapter: Adapter | None) -> dict[str, Any]:
+    """All parameters on the host, an adapter merged into them.
+
+    Raises:
+      ValueError: If the weights are int8 or nf4, or the adapter is no part of any weight.
+    """
     leaves = jax.tree.leaves(frozen, is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel))
     if any(isinstance(leaf, QuantizedKernel) for leaf in leaves):
         raise ValueError(
@@ -61,9 +84,5 @@ def model_writer(
         whole = jax.jit(adapter.merge)(whole, params[adapter.name])
     elif adapter is not None:
         raise ValueError("`merge_adapter` must be False for virtual tokens: they are no part of any weight.")
-    host = jax.device_get(whole)
-
-    def write(directory: Path) -> None:
-        save_checkpoint(directory, lm, host, tokenizer=tokenizer)
-
-    return write
+    host: dict[str, Any] = jax.device_get(whole)
+    return host

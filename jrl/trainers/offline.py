@@ -17,7 +17,7 @@ from jrl.trainers.base import TRAINING_STREAM, Trainer
 from jrl.trainers.description import Sized, describe_size
 from jrl.trainers.evaluation import Evaluation
 from jrl.trainers.loop import Run
-from jrl.trainers.setup import place_rows
+from jrl.trainers.placing import place_rows
 from jrl.typing import Frozen, Metrics, Params
 
 HELD_OUT = "eval/"

@@ -24,8 +24,8 @@ from jrl.rollout.rewards import RewardError, to_score_matrix
 from jrl.rollout.score import make_score
 from jrl.rollout.text import Texts, decode_rows
 from jrl.trainers.generation import GenerationSettings, Sampler
+from jrl.trainers.placing import place_rows
 from jrl.trainers.reward_calls import RewardCall
-from jrl.trainers.setup import place_rows
 from jrl.trainers.timing import Stopwatch
 from jrl.typing import (
     Completions,

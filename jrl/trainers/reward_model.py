@@ -20,7 +20,7 @@ from jrl.mesh import make_mesh
 from jrl.models.adapters.peft_format import is_adapter_folder, read_adapter_folder
 from jrl.models.classifier import Classifier, load_classifier
 from jrl.models.classifier_adapter import load_adapted_classifier
-from jrl.trainers.setup import place_rows
+from jrl.trainers.placing import place_rows
 from jrl.typing import Params
 
 POSITIVE = ("positive", "pos")

@@ -21,9 +21,9 @@ from jrl.rollout.rewards import RewardError
 from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.loop import Run
 from jrl.trainers.online import OnlineTrainer
+from jrl.trainers.placing import place_rows
 from jrl.trainers.registry import register_trainer
 from jrl.trainers.rft_experience import RoundCollector
-from jrl.trainers.setup import place_rows
 from jrl.typing import Params, PRNGKey, Sequences
 
 MAX_EMPTY_ROUNDS = 3

@@ -25,11 +25,12 @@ from jrl.models.classifier_adapter import (
     save_classifier_adapter,
 )
 from jrl.models.classifier_start import Start, describe_start, load_start
-from jrl.models.policy import ADAPTERS, merge_params
-from jrl.models.quantize import QuantizedKernel, quantize_frozen
+from jrl.models.policy import ADAPTERS
+from jrl.models.quantize import quantize_frozen
 from jrl.models.scorer import make_scorer, split_scorer
 from jrl.trainers.adapters import AdapterPlan, plan_adapter
 from jrl.trainers.config import TRLConfig
+from jrl.trainers.export import check_merge, whole_model
 from jrl.trainers.setup import ADAPTER_STREAM, COMPUTE_DTYPES, INIT_STREAM, ModelBundle, check_what_trains
 from jrl.typing import Frozen, Params, Scorer
 
@@ -163,25 +164,12 @@ def scorer_writer(
     Raises:
       ValueError: If an adapter is to be merged where there is none, or into int8 or nf4 weights.
     """
-    if adapter is None and merge_adapter:
-        raise ValueError(
-            "`merge_adapter` must be False where no adapter trains (`model.peft_config` is None): the whole model is "
-            "what is written."
-        )
+    check_merge(adapter, merge_adapter=merge_adapter)
     if adapter is not None and not merge_adapter:
         own = jax.device_get(dict(params))
         name = None if hasattr(base_model, "to_dict") else str(base_model)
         return lambda directory: save_classifier_adapter(
             directory, model, adapter, own, base_model=name, tokenizer=tokenizer
         )
-    leaves = jax.tree.leaves(frozen, is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel))
-    if any(isinstance(leaf, QuantizedKernel) for leaf in leaves):
-        raise ValueError(
-            "`merge_adapter` must be False where `model.frozen_dtype` is int8 or nf4: a model is never written from "
-            "weights of so few bits. Load the adapter on the unrounded base and merge there."
-        )
-    whole = merge_params(params, frozen)
-    if adapter is not None:
-        whole = jax.jit(adapter.merge)(whole, params[adapter.name])
-    host = jax.device_get(whole)
+    host = whole_model(params, frozen, adapter)
     return lambda directory: save_classifier(directory, model, host, tokenizer=tokenizer)

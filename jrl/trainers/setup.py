@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from jrl.data.tokenizer import check_vocabulary, load_tokenizer
-from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
+from jrl.mesh import make_mesh, tree_shardings
 from jrl.models.adapters.bind import Adapter
 from jrl.models.checkpoint import load_checkpoint, read_model
 from jrl.models.heads import HEADS
@@ -223,14 +222,3 @@ def _load_model(
     replaced = HEADS if any(name in of_folder for name in HEADS) else ()
     kept = {name: value for name, value in loaded.params.items() if name not in replaced}
     return with_heads(loaded.model, kept | of_folder, wanted, mesh=mesh, key=key, path=path)
-
-
-def place_rows(mesh: Mesh, tree: Any) -> Any:
-    """Host arrays with leading rows onto the mesh: split where the rows divide, whole on every device where not."""
-    sharding = batch_sharding(mesh)
-    parts = int(np.prod([mesh.shape[axis] for axis in ("data", "fsdp")]))
-
-    def place(leaf: Any) -> jax.Array:
-        return jax.device_put(leaf, sharding if leaf.shape[0] % parts == 0 else replicated(mesh))
-
-    return jax.tree.map(place, tree)

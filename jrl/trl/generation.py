@@ -13,7 +13,7 @@ from jaxtyping import Int
 from jrl.data.batching import bucket_length, pad_left
 from jrl.models.model import LanguageModel
 from jrl.trainers.generation import GenerationSettings, Sampler, parse_gen_kwargs
-from jrl.trainers.setup import place_rows
+from jrl.trainers.placing import place_rows
 from jrl.trlx.ignored import warn_ignored
 from jrl.typing import Frozen, ModelInputs, Params, PRNGKey
 

@@ -10,12 +10,12 @@ import optax
 
 from jrl.data.chat import with_chat_template
 from jrl.data.tokenizer import load_tokenizer
-from jrl.learners.dpo_config import TRUNCATION_MODES
 from jrl.learners.optimizers import make_optimizer
 from jrl.trl.arguments import FlatArguments
 from jrl.trl.given import Given
 from jrl.trl.models import ModelHandle
 from jrl.trl.optimization import optimizer_section
+from jrl.typing import TRUNCATION_MODES
 
 
 def flat_tokenizer(config: FlatArguments, given: Any, handle: ModelHandle) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from jrl.data.tokenizer import load_tokenizer
 from jrl.learners.ppo import PPOState
 from jrl.ops.metrics import finalize
-from jrl.trainers.setup import place_rows
+from jrl.trainers.placing import place_rows
 from jrl.trl.core import RunningMoments, set_seed
 from jrl.trl.loading import TemporaryFolder
 from jrl.trl.models import ModelHandle

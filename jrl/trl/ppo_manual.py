@@ -18,7 +18,7 @@ from jrl.learners.ppo import PPOState, ppo_objective
 from jrl.learners.state import TrainState
 from jrl.losses.ppo import PPOTargets
 from jrl.ops.forward import window_features, window_logprobs
-from jrl.trainers.setup import place_rows
+from jrl.trainers.placing import place_rows
 from jrl.trl.ppo_batch import action_columns, model_inputs
 from jrl.trl.ppo_config import PPOConfig
 from jrl.trl.ppo_math import Ranges, advantages_and_returns, minibatch_loss, token_rewards

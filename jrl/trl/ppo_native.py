@@ -22,9 +22,10 @@ from jrl.rollout.score import make_score
 from jrl.trainers.base import GENERATION_STREAM
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.loop import TrainingDivergedError
+from jrl.trainers.placing import place_rows
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.ppo import PPOTrainer
-from jrl.trainers.setup import PolicyBundle, load_policy, place_rows
+from jrl.trainers.setup import PolicyBundle, load_policy
 from jrl.trl.loading import fresh_value_head
 from jrl.typing import Frozen, Metrics, Params, PPOBatch, PRNGKey, Scored, Sequences
 

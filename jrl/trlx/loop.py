@@ -14,8 +14,9 @@ import optax
 from jrl.learners.accumulate import Loss, Rows, optimizer_step, take_rows
 from jrl.learners.state import TrainState, init_train_state
 from jrl.trainers.loop import Run
+from jrl.trainers.placing import place_rows
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.trainers.setup import PolicyBundle, place_rows
+from jrl.trainers.setup import PolicyBundle
 from jrl.typing import Frozen, Mean, Metrics, Params, PRNGKey
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from jaxtyping import Int
 from jrl.data.batching import bucket_length, pad_left
 from jrl.data.prompts import SEPARATOR
 from jrl.rollout.text import decode_rows
+from jrl.trainers.placing import place_rows
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.trainers.setup import place_rows
 from jrl.trlx.ignored import warn_ignored
 from jrl.typing import ModelInputs, PRNGKey
 
