@@ -34,7 +34,7 @@ from stages import RECIPES, add_flags, split_overrides, stopped
 import jrl
 from jrl.cli import add_reward_flags
 from jrl.trainers.overrides import apply_overrides
-from jrl.trainers.setup import mesh_of
+from jrl.trainers.setup import reward_mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began, console, folder = time.perf_counter(), Console(), Path(flags.output_dir)
     config = apply_overrides(jrl.TRLConfig.load_yaml(flags.config), ppo_overrides)
     choice = dict(label=flags.reward_label, output=flags.reward_output)
-    reward_fn = reward_named(flags.reward, **choice, mesh=mesh_of(config))
+    reward_fn = reward_named(flags.reward, **choice, mesh=reward_mesh(config))
     corpus = read_corpus(flags)
 
     start = flags.model

@@ -11,7 +11,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 # A configuration knows these by name; `jrl.DPOTrainer` and `jrl.RewardTrainer` are the other face of them.
 import jrl.trainers.dpo
 import jrl.trainers.reward  # noqa: F401
-from jrl import losses, ops
+from jrl import distributed, losses, ops
 from jrl.api import train
 from jrl.data.tokenizer import load_tokenizer
 from jrl.learners.config import MethodConfig
@@ -49,6 +49,9 @@ _FLAT = {
     "RewardTrainer": "jrl.trl.reward",
 }
 
+# Modules that nothing else imports.
+_MODULES = ("rewards",)
+
 __all__ = [
     "DPOConfig",
     "DPOTrainer",
@@ -77,6 +80,7 @@ __all__ = [
     "default_reward_config",
     "default_rft_config",
     "default_sft_config",
+    "distributed",
     "estimate_cost",
     "load_model",
     "load_reward_model",
@@ -86,6 +90,7 @@ __all__ = [
     "register_method",
     "register_pipeline",
     "register_trainer",
+    "rewards",
     "save_model",
     "train",
 ]
@@ -93,6 +98,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A public name that was not imported with the others."""
+    if name in _MODULES:
+        return importlib.import_module(f"jrl.{name}")
     if name not in _FLAT:
         raise AttributeError(f"module 'jrl' has no attribute {name!r}")
     return getattr(importlib.import_module(_FLAT[name]), name)

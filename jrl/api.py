@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from jrl.data.records import RecordStream
+from jrl.distributed import join
 from jrl.trainers.base import Trainer
 from jrl.trainers.coerce import hint
 from jrl.trainers.config import TRLConfig, default_ilql_config, default_ppo_config, default_sft_config
@@ -99,6 +100,7 @@ def prepare(
     stop_sequences: Sequence[str] | None = None,
 ) -> Trainer:
     """The trainer that `train` would run, its model and data loaded; the arguments are those of `train`."""
+    join()  # before anything of JAX is computed
     if dataset is not None:
         samples, rewards = unpack_dataset(dataset, samples, rewards)
     check_data(reward_fn, samples, rewards)

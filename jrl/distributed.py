@@ -9,9 +9,14 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +24,17 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 HEARTBEAT_TIMEOUT_SECONDS = 60
+VARIABLE = "JRL_DISTRIBUTED"
+"""Environment variable: 1 makes a program that knows nothing of processes join its job."""
+PATIENCE_SECONDS = 3600
+"""How long a process waits for the slowest one's disk. One that is dead is noticed long before, by its heartbeat."""
 _TEXT = "text"
+_LAST_WORDS_SECONDS = 3
+_MEETINGS = itertools.count()
+
+
+class PeerError(RuntimeError):
+    """One process of the job failed, and so all do; the message says which, and why."""
 
 
 class Word(NamedTuple):
@@ -52,20 +67,110 @@ def initialize(
       num_processes: Processes of the job.
       process_id: Of this one, 0 to `num_processes` − 1.
       local_device_ids: Accelerators of this host that this process takes; None: all, or what the scheduler says.
-      heartbeat_timeout_seconds: When a process that no longer answers ends the job.
+      heartbeat_timeout_seconds: When a process that no longer answers ends the job; and how long one that ends waits
+        for the others to end, too.
     Raises:
       RuntimeError: If JAX has computed something already.
       ValueError: If the environment does not say what the arguments leave out.
     """
     if jax.distributed.is_initialized():
         return
+    # It would take SIGTERM for itself, and leave a process that does not train yet deaf to it.
+    jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address,
         num_processes,
         process_id,
         local_device_ids=local_device_ids,
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+        shutdown_timeout_seconds=heartbeat_timeout_seconds,
     )
+    end_on_error()
+
+
+def join() -> None:
+    """Joins the job that the environment tells of, if it tells of one: a program for one process runs on many hosts.
+
+    Read are `JRL_DISTRIBUTED` (1: join; 0 or absent: do not), and, where no scheduler says it, all three of
+    `JRL_COORDINATOR_ADDRESS`, `JRL_NUM_PROCESSES` and `JRL_PROCESS_ID`; `JRL_HEARTBEAT_TIMEOUT_SECONDS` as it likes.
+    Every trainer and the command line call this first.
+
+    Raises:
+      RuntimeError: If JAX has computed something already.
+      ValueError: If a variable is no number, or they say too little.
+    """
+    flag = os.environ.get(VARIABLE, "0")
+    if flag not in ("0", "1"):
+        raise ValueError(f"`{VARIABLE}` must be 1 (join the job) or 0, got {flag!r}.")
+    if flag == "0" or jax.distributed.is_initialized():
+        return
+    timeout = _number("JRL_HEARTBEAT_TIMEOUT_SECONDS")
+    initialize(
+        os.environ.get("JRL_COORDINATOR_ADDRESS"),
+        _number("JRL_NUM_PROCESSES"),
+        _number("JRL_PROCESS_ID"),
+        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS if timeout is None else timeout,
+    )
+
+
+def _number(name: str) -> int | None:
+    """A whole number of the environment, None where it is absent."""
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise ValueError(f"`{name}` must be a whole number, got {text!r}.")
+    return int(text)
+
+
+def end_on_error() -> None:
+    """From now on an exception that nobody catches ends this process at once, with its traceback; a second call does
+    nothing.
+
+    Else it would wait for the others at the end of the program, and they for it in the middle.
+    """
+    if not isinstance(sys.excepthook, _EndOnError):
+        sys.excepthook = _EndOnError(sys.excepthook)
+
+
+class _EndOnError:
+    """A hook for exceptions that nobody catches.
+
+    Args:
+      previous: The hook before it, which shows the traceback.
+    """
+
+    def __init__(self, previous: Callable[..., Any]) -> None:
+        self._previous = previous
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Shows the exception and ends the process."""
+        self._previous(kind, error, trace)
+        with contextlib.suppress(Exception):  # where all failed together, none cuts the others' words short
+            meet("jrl_failed", seconds=_LAST_WORDS_SECONDS)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def new_meeting() -> str:
+    """A name for a `meet` that no other has: the same on all processes, which ask for names in the same order."""
+    return f"jrl_{next(_MEETINGS)}"
+
+
+def meet(name: str, *, seconds: float = PATIENCE_SECONDS) -> None:
+    """Waits until every process is here. Any thread may: nothing runs on a device.
+
+    Args:
+      name: Of this meeting; a name serves once.
+      seconds: How long to wait.
+    Raises:
+      jax.errors.JaxRuntimeError: If not all came in time, or one of them is dead.
+    """
+    if jax.process_count() > 1:
+        from orbax.checkpoint import multihost  # takes a second, and one process does without
+
+        multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(seconds * 1000))
 
 
 def is_main() -> bool:
@@ -73,25 +178,66 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
-def gather(plain: Any = None, arrays: Mapping[str, np.ndarray] | None = None) -> list[Word]:
+def gather(
+    plain: Any = None, arrays: Mapping[str, np.ndarray] | None = None, *, failure: Exception | None = None
+) -> list[Word]:
     """What every process says, in the order of the processes. All must call it, and wait here for each other.
 
     Args:
       plain: Anything that JSON holds; NaN and infinities are kept.
       arrays: NumPy arrays of any shapes, which may differ between processes.
+      failure: What went wrong in this process, so that the others do not go on without it.
+    Raises:
+      Exception: The failure, where there is one process.
+      PeerError: In all of several processes, if one of them failed.
     """
     if jax.process_count() == 1:
+        if failure is not None:
+            raise failure
         return [Word(plain, dict(arrays or {}))]
-    own = _encode(plain, arrays or {})
-    sizes = multihost_utils.process_allgather(np.asarray([own.size], np.int32)).ravel()
-    padded = np.pad(own, (0, int(sizes.max()) - own.size))
-    rows = multihost_utils.process_allgather(padded)
-    return [_decode(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+    words = _exchange({"plain": plain, "failure": _told(failure)}, arrays or {})
+    told = [word.plain["failure"] for word in words]
+    failed = next((number for number, text in enumerate(told) if text is not None), None)
+    if failed is not None:
+        raise PeerError(f"Process {failed} of {len(words)} failed: {told[failed]}") from failure
+    return [Word(word.plain["plain"], word.arrays) for word in words]
 
 
 def from_main(plain: Any) -> Any:
     """What process 0 says; what the others pass is not read. All must call it."""
     return gather(plain if is_main() else None)[0].plain
+
+
+def on_main(work: Callable[[], Any]) -> Any:
+    """What `work` answers on process 0, which alone does it; anything that JSON holds. All must call it.
+
+    Raises:
+      Exception: What it raises, where there is one process.
+      PeerError: In all of several processes, if it raises.
+    """
+    answer, failure = None, None
+    if is_main():
+        try:
+            answer = work()
+        except Exception as error:  # the others wait for an answer, whatever happened
+            failure = error
+    return gather(answer, failure=failure)[0].plain
+
+
+def _told(failure: Exception | None) -> str | None:
+    """An error with its notes, as text."""
+    if failure is None:
+        return None
+    return " ".join([f"{type(failure).__name__}: {failure}", *getattr(failure, "__notes__", [])])
+
+
+def _exchange(plain: Any, arrays: Mapping[str, np.ndarray]) -> list[Word]:
+    """One word of each process; as arrays of bytes, because arrays are what devices pass on."""
+    own = _encode(plain, arrays)
+    sizes = multihost_utils.process_allgather(np.asarray([own.size], np.int32)).ravel()
+    padded = np.pad(own, (0, int(sizes.max()) - own.size))
+    rows = multihost_utils.process_allgather(padded)
+    return [_decode(row[:size]) for row, size in zip(rows, sizes, strict=True)]
 
 
 def _encode(plain: Any, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -139,9 +139,16 @@ def _rounded_axes(
     return (*logical[:start], first, *logical[len(logical) - num_outputs :])
 
 
-def rows_parts(mesh: Mesh) -> int:
+def rows_parts(mesh: Mesh | AbstractMesh) -> int:
     """Into how many parts the rows of a batch are split."""
     return math.prod(mesh.shape[axis] for axis in LOGICAL_TO_MESH["batch"])
+
+
+def split_evenly(num_rows: int) -> int:
+    """The least number of rows, not fewer than these, that the mesh in force divides."""
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = 1 if mesh.empty else rows_parts(mesh)
+    return -(-num_rows // parts) * parts
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -161,3 +168,63 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
         return x
     spec, _ = partition_spec(mesh, logical, x.shape)
     return jax.lax.with_sharding_constraint(x, spec)
+
+
+def constrain_rows(x: jax.Array) -> jax.Array:
+    """Pins the first axis, the rows of a batch, to the mesh in force, and keeps everything else whole."""
+    return constrain(x, "batch", *(None,) * (x.ndim - 1))
+
+
+def gather_fsdp(tree: Any) -> Any:
+    """A tree of parameters whole over the `fsdp` axis and split over `tensor` alone, for a loop that reads them often.
+
+    Inside a loop the compiler gathers a split parameter in every round: right where a round is a whole forward and
+    backward pass, and ruinous where it is one token. Without a mesh in force, returns the tree untouched.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["fsdp"] == 1:
+        return tree
+
+    def whole(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+        split = [(axes,) if isinstance(axes, str) else axes or () for axes in sharding.spec]
+        kept = [tuple(axis for axis in axes if axis != "fsdp") or None for axes in split]
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(*kept))
+
+    return jax.tree.map(whole, tree, tree_shardings(mesh, tree)[0])
+
+
+def place(tree: Any, shardings: Any) -> Any:
+    """Arrays onto the mesh, which may reach over processes: each copies only the part of its own devices.
+
+    Args:
+      tree: NumPy arrays, or arrays on this process's devices: whole, and with equal values in all processes. Arrays
+        that are on the mesh already move there.
+      shardings: One for all, or a tree of them.
+    """
+
+    def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+        spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        if spread or sharding.is_fully_addressable:
+            return jax.device_put(leaf, sharding)
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    if isinstance(shardings, NamedSharding):
+        return jax.tree.map(lambda leaf: put(leaf, shardings), tree)
+    return jax.tree.map(put, tree, shardings)
+
+
+def hold_split(tree: Any, round_value: Any) -> Any:
+    """The same tree, tied to a value of one round of a loop, so that nothing of it is gathered before that round.
+
+    The compiler moves out of a loop what does not change in it, and so would gather all parameters once, before a loop
+    over microbatches, and hold them whole until its end: just what the `fsdp` axis is there to avoid.
+
+    Args:
+      tree: Parameters.
+      round_value: Arrays that differ from round to round.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["fsdp"] == 1:
+        return tree
+    return jax.lax.optimization_barrier((tree, round_value))[0]

@@ -16,7 +16,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.mesh import tree_shardings
+from jrl.distributed import join
+from jrl.mesh import place, tree_shardings
 from jrl.models import cost
 from jrl.models.adapters.config import plain_peft_config, read_adapter_config
 from jrl.models.adapters.lora import Lora
@@ -32,6 +33,7 @@ from jrl.models.hub import CONFIG_FILES, find_folder
 from jrl.models.model import CausalLM, LanguageModel, make_model
 from jrl.models.seq2seq_model import Seq2SeqLM
 from jrl.rollout.generate import Generate, make_generate
+from jrl.trainers.compilation import use_compilation_cache
 from jrl.typing import Params, PRNGKey, SamplingKnobs
 
 
@@ -177,6 +179,8 @@ def load_model(
       key: Of the random parameters; required with a config object.
       quiet: Print nothing.
     """
+    join()  # before anything of JAX is computed
+    use_compilation_cache()
     lm = _describe(path_or_id_or_config)
     if not quiet:
         print(_cost(lm, dtype=dtype, mesh=mesh), file=sys.stderr)
@@ -188,7 +192,7 @@ def load_model(
     if key is None:
         raise ValueError("`key` is required to initialise a model from a config object, got None.")
     params = jax.tree.map(lambda leaf: leaf.astype(dtype or jnp.float32), lm.init(key))
-    return Model(lm), params if mesh is None else jax.device_put(params, tree_shardings(mesh, params)[0])
+    return Model(lm), params if mesh is None else place(params, tree_shardings(mesh, params)[0])
 
 
 def _load_adapted(found: AdapterFolder, dtype: Any, mesh: jax.sharding.Mesh | None) -> tuple[Model, Params]:

@@ -111,16 +111,14 @@ RULES = {
     "9.7": "the untrained model is scored first",
 }
 WAITS = {
-    "2.9": "a sampler with weights of its own (part 5)",
     "5.4": "a method with a dual clip",
     "5.7": "GSPO",
     "5.8": "CISPO",
     "8.8": "DDPO (part 6)",
-    "9.3": "a task with a verifier",
-    "9.4": "a task with a verifier",
     **{f"4.{number}": "a method with groups of samples" for number in (9, 10, 11, 12, 13, 14, 17)},
     "4.16": "a method with an over-long penalty",
-    **{f"6.{number}": "rollouts from older weights (part 5)" for number in range(1, 8)},
+    # jrl samples with the weights that it is about to update, and waits for the update before it samples again.
+    **{f"6.{number}": "rollouts from older weights" for number in range(1, 8)},
 }
 _TEST = re.compile(
     r"^(class (?P<class>\w+)|(?P<indent> *)def (?P<test>test_lore_\d+_\d+_\w+)\()", re.MULTILINE

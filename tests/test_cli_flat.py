@@ -195,7 +195,7 @@ def test_a_run_from_file_and_flags(files, tmp_path, capsys, command):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"datasets: [{{path: '{pairs}'}}]\ntest_split_size: 2\neval_strategy: steps\neval_steps: 1\n"
-        f"model_name_or_path: {model}\nuse_peft: true\nlora_r: 2\nseed: 3\n"
+        f"model_name_or_path: {model}\nuse_peft: true\nlora_r: 2\nlora_dropout: 0.0\nseed: 3\n"
     )
     folder = tmp_path / "run"
     assert main([command, "--config", str(recipe), *FEW, "--output_dir", str(folder), "--seed", "4"]) == 0

@@ -16,6 +16,7 @@ JAX = {"jax", "jaxtyping", "numpy"}
 TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.typing": (set(), JAX),
     "jrl.mesh": (set(), JAX),
+    "jrl.rewards": (set(), set()),
     "jrl.ops": ({"jrl.typing", "jrl.ops"}, JAX),
     "jrl.losses": ({"jrl.typing", "jrl.ops", "jrl.losses"}, JAX),
     "jrl.models": (
@@ -55,6 +56,7 @@ OPEN = (
     "jrl.trainers",
     "jrl.distributed",
     "jrl.api",
+    "jrl.bench",
     "jrl.cli",
     "jrl.notebook",
     "jrl.sweep",
@@ -63,10 +65,10 @@ OPEN = (
     "jrl.__main__",
     "jrl",
 )
-TOP = ("jrl.api", "jrl.cli", "jrl.notebook", "jrl.sweep", "jrl.trlx", "jrl.trl", "jrl.__main__")
+TOP = ("jrl.api", "jrl.bench", "jrl.cli", "jrl.notebook", "jrl.sweep", "jrl.trlx", "jrl.trl", "jrl.__main__")
 # Algorithms of one folder know nothing of each other; what they share is named here.
 SHARED = {
-    "jrl.learners": {"state", "config", "optimizers", "accumulate", "forward"},
+    "jrl.learners": {"state", "config", "guards", "optimizers", "accumulate", "forward"},
     "jrl.losses": set(),
 }
 

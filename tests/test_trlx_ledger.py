@@ -42,7 +42,8 @@ from jrl.rollout.text import Texts, decode_rows
 from jrl.trainers import completing, ppo_experience
 from jrl.trainers.evaluation import Evaluator
 from jrl.trainers.generation import parse_gen_kwargs
-from jrl.trainers.state_io import fetch_state, read_state, write_state
+from jrl.trainers.sharing import Part
+from jrl.trainers.state_io import fetch_state, finish_write, read_state, start_write
 from jrl.typing import Completions, Mean, ModelInputs, PPOBatch, Scored, Sequences
 from tests.learners.batches import adam, sgd
 from tests.learners.test_ilql import BATCH as ILQL_BATCH
@@ -270,7 +271,9 @@ def test_d19_a_checkpoint_holds_all_that_the_next_iteration_reads(tmp_path):
     """Step, parameters, optimizer, KL coefficient and moments; what is drawn follows from the step alone."""
     fresh = init_ppo_state({"kernel": jnp.ones(3)}, adam(), PPOConfig(init_kl_coef=0.1))
     moved = jax.tree.map(lambda leaf: leaf + 1 if leaf.dtype != bool else leaf, fresh)
-    write_state(tmp_path / "state", fetch_state(moved))
+    (tmp_path / "state").mkdir()
+    start_write(tmp_path / "state", fetch_state(moved))()
+    finish_write(tmp_path / "state")
     found = read_state(tmp_path / "state", fresh)
     jax.tree.map(np.testing.assert_array_equal, found, moved)
     assert float(found.kl_coef) == pytest.approx(1.1) and int(found.train.step) == 1
@@ -285,17 +288,20 @@ def test_d20_a_sweep_is_of_evaluations_and_counts_for_the_best():
     with pytest.raises(ValueError, match="one entry may be a list"):
         parse_gen_kwargs({"max_new_tokens": [4, 8], "temperature": [0.5, 1.0]}, **SPECIAL)
 
-    def complete(params, frozen, prompts, indices, settings, key):
-        return Texts(["ab"], ["a"], [f"{settings.temperature}"], [[5]], np.array([1]), np.array([False]))
+    class Complete:
+        def chunks(self, params, frozen, prompts, indices, settings, key):
+            output = f"{settings.temperature}"
+            yield Part(indices, Texts(["ab"], ["a"], [output], [[5]], np.array([1]), np.array([False])))
 
     class Rewards:
         skip_errors = False
 
         def __call__(self, texts, metadata, label):
-            return [[float(text)] for text in texts.outputs]
+            return [np.array([float(text)]) for text in texts.outputs]
 
     prompts = PromptSet(["a"], tiny_tokenizer(), max_length=4, seed=0, long_prompts="error")
-    evaluate = Evaluator(complete, prompts, None, settings, sweep, Rewards(), None, "evaluation")
+    tokenizer = tiny_tokenizer()
+    evaluate = Evaluator(Complete(), prompts, tokenizer, settings, sweep, Rewards(), None, "evaluation")
     found = evaluate({}, {}, jax.random.key(0))
     assert found.metrics["reward/mean@temperature=0.5"] == 0.5
     assert found.metrics["reward/mean@temperature=1.0"] == 1.0

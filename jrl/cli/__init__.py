@@ -9,10 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from jrl.cli.benching import bench
 from jrl.cli.environment import show_environment
 from jrl.cli.finding import load_function, load_reward
 from jrl.cli.flags import add_reward_flags, parser
+from jrl.cli.joining import TRAINING, join_job
 from jrl.cli.layout import wants_flat
+from jrl.cli.planning import plan
 from jrl.cli.sampling import generate
 from jrl.cli.sweeping import sweep
 from jrl.cli.training import dpo, ilql, ppo, reward, rft, sft
@@ -30,6 +33,8 @@ COMMANDS = {
     "dpo": dpo,
     "reward": reward,
     "generate": generate,
+    "plan": plan,
+    "bench": bench,
     "sweep": sweep,
     "env": show_environment,
 }
@@ -66,6 +71,8 @@ def _run(name: str, words: Sequence[str]) -> int:
 
 def _understand(name: str, words: Sequence[str]) -> Callable[[], int | None]:
     """Reads flags and files, and gives what is to be done."""
+    if name in TRAINING:
+        words = [name, *join_job(words[1:])]
     if wants_flat(name, words[1:]):
         # transformers' arguments take a second to import
         if name == "ppo":

@@ -41,6 +41,11 @@ def load_function(name: str) -> Callable[..., Any]:
     return function
 
 
+def names_function(name: str) -> bool:
+    """Whether a reward's name is that of a function, which is imported, and not that of a classifier."""
+    return not Path(name).is_dir() and (":" in name or "/" not in name)
+
+
 def load_reward(
     name: str, *, label: str | None = None, output: Output | None = None, mesh: Mesh | None = None
 ) -> Callable[..., Any]:
@@ -54,7 +59,7 @@ def load_reward(
     Raises:
       ValueError: If there is no such function or classifier, or a function is given a label or an output.
     """
-    if not Path(name).is_dir() and (":" in name or "/" not in name):
+    if names_function(name):
         if label is not None or output is not None:
             raise ValueError(
                 f"--reward-label and --reward-output choose a score of a classifier, but --reward is {name!r}."

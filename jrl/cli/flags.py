@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import argparse
 
+from jrl.cli.benching import WHAT, add_bench_flags
+from jrl.cli.joining import add_job_flags
+from jrl.cli.planning import add_plan_flags
 from jrl.trainers.reward_model import OUTPUTS
 
 
@@ -59,6 +62,8 @@ def parser() -> argparse.ArgumentParser:
         offline.add_argument("--samples", required=True, metavar="FILE_OR_DATASET", help=samples)
         _add_training_flags(offline)
     _add_generate(commands.add_parser("generate", help="complete prompts with a checkpoint"))
+    _add_bench(commands.add_parser("bench", help="how fast a model samples and learns on this machine"))
+    add_plan_flags(commands.add_parser("plan", help="memory and traffic of a recipe on devices not yet here"))
     commands.add_parser("env", help="versions and devices, for a bug report")
     _add_sweep(commands.add_parser("sweep", help="search hyperparameters of a script with Ray Tune"))
     return top
@@ -71,6 +76,7 @@ def _add_training_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop sequence; repeatable"
     )
+    add_job_flags(command)
 
 
 def _add_generate(command: argparse.ArgumentParser) -> None:
@@ -86,6 +92,19 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
         "--beta", type=float, help="weight of Q − V in the logits, of a checkpoint that `jrl ilql` wrote"
     )
     command.add_argument("--seed", type=int, default=0)
+
+
+def _add_bench(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--model", required=True, metavar="DIRECTORY_OR_PRESET", help="checkpoint, or a name of known shapes"
+    )
+    command.add_argument(
+        "--what",
+        default="decode,score,update",
+        metavar="NAMES",
+        help=f"of {','.join(WHAT)}; default: %(default)s",
+    )
+    add_bench_flags(command)
 
 
 def _add_sweep(command: argparse.ArgumentParser) -> None:

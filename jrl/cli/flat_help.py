@@ -88,7 +88,9 @@ class FlatParser(TrlParser):
             prog=f"jrl {command}",
             usage=f"jrl {command} [--config YAML] [--field value ...]",
             description=f"{what[0].upper()}{what[1:]}.",
-            epilog="A YAML file holds the same fields, one a line; flags win over it. `env:` in it sets variables.",
+            epilog="A YAML file holds the same fields, one a line; flags win over it. `env:` in it sets variables. "
+            "Several processes: --distributed, --coordinator_address, --num_processes, --process_id, "
+            "--heartbeat_timeout_seconds.",
             allow_abbrev=False,
         )
         self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS)

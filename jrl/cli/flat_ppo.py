@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jrl.api import prepare
-from jrl.cli.finding import load_function, load_reward
+from jrl.cli.finding import load_function, load_reward, names_function
 from jrl.cli.flat import init_kwargs, peft_config_of
 from jrl.cli.flat_help import FlatParser
 from jrl.data.sources import load_prompts
-from jrl.trainers.setup import mesh_of
+from jrl.trainers.setup import reward_mesh
 from jrl.trl.arguments import described
 from jrl.trl.models import (
     AutoModelForCausalLMWithValueHead,
@@ -53,6 +54,25 @@ class RolloutArguments:
     num_shared_layers: int | None = described(None, "layers from the bottom that do not train")
 
 
+class _Parser(FlatParser):
+    """One in which functions are named on the command line alone: a file that is handed around must not run code."""
+
+    def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
+        """As in `FlatParser`.
+
+        Raises:
+          ValueError: If the file names a function.
+        """
+        for name in ("reward", "metric"):
+            value = kwargs.get(name)
+            if value is not None and (name == "metric" or names_function(str(value))):
+                raise ValueError(
+                    f"`{name}` must not name a function in a file, got {value!r}: it would be imported and run. Give "
+                    f"it as a flag: --{name} {value}"
+                )
+        return super().set_defaults_with_config(**kwargs)
+
+
 def flat_ppo(words: Sequence[str]) -> Callable[[], None]:
     """Flags, file and data are read and the model is loaded at once; training starts when the result is called.
 
@@ -61,7 +81,7 @@ def flat_ppo(words: Sequence[str]) -> Callable[[], None]:
     Raises:
       ValueError: On a mistake in flags, file or data; as do TypeError and FileNotFoundError.
     """
-    parser = FlatParser("ppo", PPOConfig, "online PPO against a reward function", data_class=RolloutArguments)
+    parser = _Parser("ppo", PPOConfig, "online PPO against a reward function", data_class=RolloutArguments)
     script, config, model, rollouts = parser.parse_args_and_config(words)
     for name, value in (
         ("model_name_or_path", model.model_name_or_path),
@@ -94,7 +114,7 @@ def flat_ppo(words: Sequence[str]) -> Callable[[], None]:
         train={"seq_length": rollouts.max_length},
     )
     reward = load_reward(
-        rollouts.reward, label=rollouts.reward_label, output=rollouts.reward_output, mesh=mesh_of(native)
+        rollouts.reward, label=rollouts.reward_label, output=rollouts.reward_output, mesh=reward_mesh(native)
     )
     trainer = prepare(
         config=native,

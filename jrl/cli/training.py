@@ -21,7 +21,7 @@ from jrl.trainers.config import (
     default_sft_config,
 )
 from jrl.trainers.overrides import apply_overrides
-from jrl.trainers.setup import mesh_of
+from jrl.trainers.setup import reward_mesh
 
 Work = Callable[[], int | None]
 """What a command does once its flags are understood; a status other than 0 is returned."""
@@ -70,7 +70,7 @@ def _pairs(flags: argparse.Namespace) -> Sequence[Any]:
 def _online(flags: argparse.Namespace, config: TRLConfig) -> Work:
     config.validate()  # before its mesh is used
     reward = load_reward(
-        flags.reward, label=flags.reward_label, output=flags.reward_output, mesh=mesh_of(config)
+        flags.reward, label=flags.reward_label, output=flags.reward_output, mesh=reward_mesh(config)
     )
     prompts = load_prompts(flags.prompts)
     return prepare(config=config, reward_fn=reward, prompts=prompts, **_evaluation(flags)).learn

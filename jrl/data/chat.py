@@ -41,7 +41,7 @@ def with_chat_template(tokenizer: Any, path: str | os.PathLike[str]) -> Any:
         from transformers import AutoTokenizer  # here, because it takes seconds where torch is installed
 
         try:
-            template = AutoTokenizer.from_pretrained(os.fspath(path)).chat_template
+            template = AutoTokenizer.from_pretrained(os.fspath(path), trust_remote_code=False).chat_template
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -107,7 +108,7 @@ def _read_named(name: str | os.PathLike[str], split: str, streaming: bool) -> Se
             raise ValueError(f"{name}: jrl reads {sorted(READERS)} files, got {path.suffix!r}.")
         dataset, _, chosen = str(name).partition(":")
         options: dict[str, Any] = {"streaming": True} if streaming else {}
-        found = _load_dataset()(dataset, split=chosen or split, **options)
+        found = dataset_loader()(dataset, split=chosen or split, **options)
         return RecordStream(found) if streaming else list(found)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {name}.")
@@ -161,7 +162,7 @@ def _read_csv(path: Path) -> list[Any]:
 
 
 def _read_parquet(path: Path) -> list[Any]:
-    return list(_load_dataset()("parquet", data_files=str(path), split="train"))
+    return list(dataset_loader()("parquet", data_files=str(path), split="train"))
 
 
 READERS: dict[str, Callable[[Path], list[Any]]] = {
@@ -173,8 +174,12 @@ READERS: dict[str, Callable[[Path], list[Any]]] = {
 }
 
 
-def _load_dataset() -> Callable[..., Any]:
-    """`datasets.load_dataset`; the library is an extra."""
+def dataset_loader() -> Callable[..., Any]:
+    """`datasets.load_dataset`, which runs no code of a data set.
+
+    Raises:
+      ValueError: If the library is not installed: it is an extra.
+    """
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -182,5 +187,5 @@ def _load_dataset() -> Callable[..., Any]:
             "Data sets by name and parquet files need the `datasets` library: pip install 'jrl[datasets]'. "
             f"Other files must end in one of {sorted(READERS)}."
         ) from error
-    loader: Callable[..., Any] = load_dataset
-    return loader
+    # Versions that could run a script of the data set ask whether they may, where nothing is said.
+    return functools.partial(load_dataset, trust_remote_code=False)

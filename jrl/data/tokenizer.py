@@ -28,7 +28,8 @@ def load_tokenizer(
       truncation_side: "left" or "right": the end that over-long texts lose.
       extra: More arguments of `AutoTokenizer.from_pretrained`.
     Raises:
-      ValueError: If nothing can be loaded, a side is misspelt, or there is neither an EOS nor a pad token.
+      ValueError: If nothing can be loaded, a side is misspelt, there is neither an EOS nor a pad token, or `extra` asks
+        for code of the tokenizer's folder to be run.
     """
     for name, side in (("padding_side", padding_side), ("truncation_side", truncation_side)):
         if side not in ("left", "right"):
@@ -36,8 +37,14 @@ def load_tokenizer(
     if isinstance(path, str | os.PathLike):
         from transformers import AutoTokenizer  # here, because it takes seconds where torch is installed
 
+        options = dict(extra or {})
+        if options.pop("trust_remote_code", False):
+            raise ValueError(
+                f"`tokenizer_extra_configs`: `trust_remote_code` must be false: jrl runs no code of {path!s}. A "
+                "tokenizer with code of its own can be built by your own script and given as an object."
+            )
         try:
-            tokenizer = AutoTokenizer.from_pretrained(os.fspath(path), **(extra or {}))
+            tokenizer = AutoTokenizer.from_pretrained(os.fspath(path), trust_remote_code=False, **options)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(

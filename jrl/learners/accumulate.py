@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from jrl.learners.guards import select_tree
 from jrl.learners.optimizers import learning_rate
 from jrl.learners.state import TrainState
-from jrl.mesh import constrain
+from jrl.mesh import constrain_rows, hold_split, split_evenly
 from jrl.ops.metrics import reduce_metrics
 from jrl.typing import Max, Mean, Metrics, Params, PRNGKey
 
@@ -63,7 +64,7 @@ def take_rows(tree: Tree, ids: Int[Array, "R"]) -> Tree:
     """Rows of every array of a tree, kept spread over the mesh's batch axes."""
 
     def take(x: Array) -> Array:
-        return constrain(jnp.take(x, ids, axis=0), "batch", *(None,) * (x.ndim - 1))
+        return constrain_rows(jnp.take(x, ids, axis=0))
 
     taken: Tree = jax.tree.map(take, tree)
     return taken
@@ -86,7 +87,7 @@ def split_rows(num_rows: int, *, batch_size: int, minibatch_size: int) -> tuple[
             f"got {minibatch_size}."
         )
     batch_rows = min(batch_size, num_rows)
-    rows = min(minibatch_size, num_rows)
+    rows = min(minibatch_size, split_evenly(num_rows))
     return -(-num_rows // batch_size), -(-batch_rows // rows), rows
 
 
@@ -142,7 +143,8 @@ def accumulate(objective: Objective, params: Params, microbatches: Rows) -> Accu
 
     def add(carry: tuple[Any, Any, Any], rows: Rows) -> tuple[tuple[Any, Any, Any], Metrics]:
         grads, loss_sum, weight = carry
-        (more_loss, (more_weight, metrics)), more_grads = jax.value_and_grad(loss, has_aux=True)(params, rows)
+        held = hold_split(params, rows)
+        (more_loss, (more_weight, metrics)), more_grads = jax.value_and_grad(loss, has_aux=True)(held, rows)
         carry = (jax.tree.map(jnp.add, grads, more_grads), loss_sum + more_loss, weight + more_weight)
         return carry, metrics
 
@@ -167,7 +169,7 @@ def optimizer_step(
 
     Args:
       state: Before the step.
-      optimizer: Wrapped in `optax.apply_if_finite`, as `make_optimizer` returns it.
+      optimizer: Wrapped in `skip_nonfinite`, as `make_optimizer` returns it.
       objective: See `Objective`.
       microbatches: (microbatches, rows of one).
     Returns:
@@ -179,15 +181,17 @@ def optimizer_step(
     if not isinstance(state.opt_state, optax.ApplyIfFiniteState):
         raise TypeError(
             "`optimizer` must skip non-finite steps: make it with jrl.learners.optimizers.make_optimizer, or "
-            f"wrap it in optax.apply_if_finite; its state is {type(state.opt_state).__name__}."
+            f"wrap it in jrl.learners.guards.skip_nonfinite; its state is {type(state.opt_state).__name__}."
         )
     batch = accumulate(objective, state.params, microbatches)
 
-    def step(_: None) -> tuple[Params, optax.OptState]:
-        updates, opt_state = optimizer.update(batch.grads, state.opt_state, state.params)
-        return optax.apply_updates(state.params, updates), opt_state
-
-    params, opt_state = jax.lax.cond(batch.weight == 0, lambda _: (state.params, state.opt_state), step, None)
+    updates, opt_state = optimizer.update(batch.grads, state.opt_state, state.params)
+    # Selected, not branched: see `skip_nonfinite`.
+    params, opt_state = select_tree(
+        batch.weight > 0,
+        (optax.apply_updates(state.params, updates), opt_state),
+        (state.params, state.opt_state),
+    )
     grad_norm = optax.tree.norm(batch.grads)
     counted = jnp.isfinite(grad_norm) & (batch.weight > 0)
     metrics = batch.metrics | {

@@ -29,6 +29,7 @@ from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.forward import interleave, map_rows, separate
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, dpo_loss
+from jrl.mesh import hold_split
 from jrl.ops.forward import read_window, window_features, window_logprobs
 from jrl.ops.masking import zero_masked
 from jrl.ops.reductions import LossOut
@@ -205,7 +206,7 @@ def make_dpo_update(
             return dpo_objective(
                 policy,
                 params,
-                frozen,
+                hold_split(frozen, rows),
                 taken._replace(valid=taken.valid & rows.valid),
                 config=config,
                 logprob_chunk_bytes=logprob_chunk_bytes,

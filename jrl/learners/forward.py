@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jrl.learners.accumulate import take_rows
-from jrl.mesh import constrain
+from jrl.mesh import constrain_rows, hold_split
 from jrl.ops.checks import check_same_shape
 from jrl.typing import Frozen, ILQLBatch, ModelInputs, PolicyFns, Sequences, Trunk
 
@@ -28,7 +28,7 @@ def trunk_of_rows(policy: PolicyFns, frozen: Frozen, inputs: ModelInputs, *, min
       What `policy.trunk` returns, with the rows of `inputs`; None where nothing below is frozen.
     """
     return map_rows(
-        lambda ids: policy.trunk(frozen, take_rows(inputs, ids)),
+        lambda ids: policy.trunk(hold_split(frozen, ids), take_rows(inputs, ids)),
         inputs.tokens.shape[0],
         minibatch_size=minibatch_size,
     )
@@ -42,10 +42,16 @@ def map_rows(compute: Callable[[Int[Array, "R"]], Tree], num_rows: int, *, minib
     """
     rows = min(minibatch_size, num_rows)
     count = -(-num_rows // rows)
-    index = jnp.minimum(jnp.arange(count * rows), num_rows - 1).reshape(count, rows)
+    # Each microbatch takes every `count`-th row, so it has some of every device, and its results stay where its rows
+    # are. Rows in sequence would have to be gathered on every device before they could be split again.
+    index = jnp.minimum(jnp.arange(rows * count), num_rows - 1).reshape(rows, count).T
     found = jax.lax.map(compute, index)
-    whole: Tree = jax.tree.map(lambda x: x.reshape(count * rows, *x.shape[2:])[:num_rows], found)
-    return whole
+
+    def whole(x: Array) -> Array:
+        return constrain_rows(x.swapaxes(0, 1).reshape(rows * count, *x.shape[2:])[:num_rows])
+
+    flat: Tree = jax.tree.map(whole, found)
+    return flat
 
 
 def mask_rows(sequences: Masked, valid: jax.Array) -> Masked:
@@ -64,8 +70,7 @@ def interleave(chosen: Tree, rejected: Tree) -> Tree:
 
     def both(x: jax.Array, y: jax.Array) -> jax.Array:
         check_same_shape("rejected", y, "chosen", x)
-        rows = jnp.stack([x, y], axis=1).reshape(2 * x.shape[0], *x.shape[1:])
-        return constrain(rows, "batch", *(None,) * (x.ndim - 1))
+        return constrain_rows(jnp.stack([x, y], axis=1).reshape(2 * x.shape[0], *x.shape[1:]))
 
     joined: Tree = jax.tree.map(both, chosen, rejected)
     return joined

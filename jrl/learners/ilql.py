@@ -21,6 +21,7 @@ from jrl.learners.config import MethodConfig, check_fields
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ilql import ILQLPredictions, ilql_loss
+from jrl.mesh import hold_split
 from jrl.ops.alignment import targets_at
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.forward import column_features
@@ -213,8 +214,8 @@ def make_ilql_update(
             out: Loss = ilql_objective(
                 policy,
                 params,
-                frozen,
-                state.target_params,
+                hold_split(frozen, rows),
+                hold_split(state.target_params, rows),
                 taken,
                 config=config,
                 logprob_chunk_bytes=logprob_chunk_bytes,

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from jrl.learners.guards import clip_by_global_norm, skip_nonfinite
 from jrl.mesh import path_name
 
 UNDECAYED = ("bias", "scale", "magnitude")
-_NEVER = 2**31 - 1
 
 Rate = Callable[[float], optax.Schedule]
 """A schedule that waits for the base learning rate, which the optimizer's arguments hold."""
@@ -235,14 +235,9 @@ def make_optimizer(
     arguments = _checked(arguments, builder, section=f"optimizer {name!r}")
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise ValueError(f"`max_grad_norm` must be positive, or None for no clipping, got {max_grad_norm}.")
-    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
+    clip = optax.identity() if max_grad_norm is None else clip_by_global_norm(max_grad_norm)
     chain = optax.chain(clip, builder(**arguments), _scale_by_rate(schedule(learning_rate)))
     return skip_nonfinite(chain)
-
-
-def skip_nonfinite(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, with a step that would not be finite left out and counted, however many come in a row."""
-    return optax.apply_if_finite(optimizer, max_consecutive_errors=_NEVER)
 
 
 def learning_rate(opt_state: optax.OptState) -> Float[Array, ""] | None:

@@ -16,10 +16,10 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float
 
-from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.accumulate import Loss, Rows, optimizer_step, split_rows, take_rows
 from jrl.learners.forward import mask_rows, trunk_of_rows
 from jrl.learners.ppo_config import PPOConfig
-from jrl.learners.ppo_epochs import run_steps, shuffled_rows
+from jrl.learners.ppo_epochs import run_epochs, shuffled_rows
 from jrl.learners.ppo_estimates import (
     ScoreMoments,
     init_score_moments,
@@ -30,6 +30,7 @@ from jrl.learners.ppo_estimates import (
 )
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ppo import PPOTargets, ppo_loss
+from jrl.mesh import hold_split
 from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.kl import adaptive_kl_coef
 from jrl.ops.masking import masked_mean
@@ -189,7 +190,6 @@ def make_ppo_update(
     if not temperature > 0:
         raise ValueError(f"`temperature` must be that of the rollouts, positive, got {temperature}.")
     _warn_of_discount(config)
-    rows_of = partial(layout_rows, batch_size=batch_size, minibatch_size=minibatch_size)
 
     def objective(frozen: Frozen, rollouts: _Rollouts, params: Params, rows: Rows) -> Loss:
         taken = take_rows(rollouts, rows.ids)
@@ -197,7 +197,7 @@ def make_ppo_update(
         return ppo_objective(
             policy,
             params,
-            frozen,
+            hold_split(frozen, rows),
             taken.trunk,
             sequences,
             taken.targets,
@@ -217,12 +217,16 @@ def make_ppo_update(
         def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:
             return optimizer_step(train, optimizer, partial(objective, frozen, rollouts), rows)
 
-        epochs = [
-            rows_of(shuffled_rows(mask, epoch_key)) for epoch_key in jax.random.split(key, config.ppo_epochs)
-        ]
-        steps = jax.tree.map(lambda *epoch: jnp.concatenate(epoch), *epochs)
-        train, stacked = run_steps(
-            step, state.train, steps, num_epochs=config.ppo_epochs, max_kl=config.max_policy_kl
+        orders = jnp.stack(
+            [shuffled_rows(mask, epoch_key) for epoch_key in jax.random.split(key, config.ppo_epochs)]
+        )
+        train, stacked = run_epochs(
+            step,
+            state.train,
+            orders,
+            batch_size=batch_size,
+            minibatch_size=minibatch_size,
+            max_kl=config.max_policy_kl,
         )
         metrics = _metrics_of_steps(stacked) | rollout_metrics(batch, targets, config.kl_penalty)
         one = jnp.ones(())

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jrl.learners.accumulate import Rows
+from jrl.learners.accumulate import Rows, layout_rows
 from jrl.learners.optimizers import pass_over
 from jrl.learners.state import TrainState
 from jrl.typing import Kept, Max, Mean, Metrics, Min, PRNGKey
 
 _POLICY_KL = "ppo/policy_kl"
+
+
+Step = Callable[[TrainState, Rows], tuple[TrainState, Metrics]]
 
 
 def shuffled_rows(mask: Bool[Array, "N T"], key: PRNGKey) -> Int[Array, "N"]:
@@ -23,55 +27,102 @@ def shuffled_rows(mask: Bool[Array, "N T"], key: PRNGKey) -> Int[Array, "N"]:
     return jnp.argsort(jnp.where(jnp.any(mask, axis=1), draws, 2.0)).astype(jnp.int32)
 
 
-def run_steps(
-    step: Callable[[TrainState, Rows], tuple[TrainState, Metrics]],
+def run_epochs(
+    step: Step,
     train: TrainState,
-    steps: Rows,
+    orders: Int[Array, "E N"],
     *,
-    num_epochs: int,
+    batch_size: int,
+    minibatch_size: int,
     max_kl: float | None,
 ) -> tuple[TrainState, Metrics]:
     """All steps of all epochs, or those up to the end of the first epoch whose mean policy KL exceeds `max_kl`.
 
     The mean is over all actions of the epoch, each under the parameters that its own step started from. A step that is
     left out changes nothing but the counter and the schedule's, and adds nothing to any metric.
+
+    Args:
+      step: One optimizer step on (microbatches, rows of one).
+      train: Before the first.
+      orders: The rows of each epoch.
+      batch_size: Rows of a step. What an epoch has left over is a step of its own.
+      minibatch_size: Rows of a microbatch.
+      max_kl: Ends the passes; None: nothing does.
+    Returns:
+      The state after the last step, and the metrics of all steps with a leading axis; of those that keep rows, of all
+      epochs.
     """
+    num_rows = orders.shape[1]
+    full = num_rows // batch_size * batch_size
+
+    def layout(order: Int[Array, "R"]) -> Rows:
+        return layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
+
+    def epoch(train: TrainState, order: Int[Array, "N"]) -> tuple[TrainState, Metrics]:
+        found: list[Metrics] = []
+        if full:
+            train, stacked = jax.lax.scan(step, train, layout(order[:full]))
+            found.append(stacked)
+        if full < num_rows:
+            # A program of its own for fewer rows: padded to a whole batch they would cost as much as one.
+            train, last = step(train, jax.tree.map(lambda x: x[0], layout(order[full:])))
+            found.append(jax.tree.map(lambda x: x[None], last))
+        return train, {name: _in_sequence([metrics[name] for metrics in found]) for name in found[0]}
+
     if max_kl is None:
-        return jax.lax.scan(step, train, steps)
-    num_steps = steps.ids.shape[0]
-    ends_epoch = (jnp.arange(num_steps) + 1) % (num_steps // num_epochs) == 0
-    first = jax.tree.map(lambda x: x[0], steps)
-    no_metrics = jax.tree.map(
-        _nothing,
-        jax.eval_shape(step, train, first)[1],
-        is_leaf=lambda x: isinstance(x, Mean | Max | Min | Kept),
-    )
+        train, by_epoch = jax.lax.scan(epoch, train, orders)
+    else:
+        train, by_epoch = _until(epoch, train, orders, num_steps=-(-num_rows // batch_size), max_kl=max_kl)
+    return train, {name: _flat(metric) for name, metric in by_epoch.items()}
 
-    def step_or_idle(
-        carry: tuple[TrainState, Mean, Bool[Array, ""]], now: tuple[Rows, Bool[Array, ""]]
-    ) -> tuple[tuple[TrainState, Mean, Bool[Array, ""]], Metrics]:
-        (train, kl, stopped), (rows, ends) = carry, now
-        train, metrics = jax.lax.cond(
-            stopped,
-            lambda train, _: (
-                TrainState(train.step + 1, train.params, pass_over(train.opt_state)),
-                no_metrics,
-            ),
-            step,
-            train,
-            rows,
-        )
-        more = metrics[_POLICY_KL]
-        assert isinstance(more, Mean)
-        kl = Mean(kl.total + more.total, kl.weight + more.weight)
-        stopped = stopped | (ends & (kl.total > max_kl * kl.weight))
-        return (train, jax.tree.map(lambda x: jnp.where(ends, 0.0, x), kl), stopped), metrics
 
-    zero = jnp.zeros(())
-    (train, _, _), stacked = jax.lax.scan(
-        step_or_idle, (train, Mean(zero, zero), jnp.zeros((), bool)), (steps, ends_epoch)
-    )
-    return train, stacked
+def _until(
+    epoch: Callable[[TrainState, Int[Array, "N"]], tuple[TrainState, Metrics]],
+    train: TrainState,
+    orders: Int[Array, "E N"],
+    *,
+    num_steps: int,
+    max_kl: float,
+) -> tuple[TrainState, Metrics]:
+    """Epochs up to the first that moves the policy too far; those behind it idle."""
+    no_metrics = jax.tree.map(_nothing, jax.eval_shape(epoch, train, orders[0])[1], is_leaf=_is_metric)
+
+    def idle(train: TrainState, order: Int[Array, "N"]) -> tuple[TrainState, Metrics]:
+        del order
+        opt_state = train.opt_state
+        for _ in range(num_steps):
+            opt_state = pass_over(opt_state)
+        return TrainState(train.step + num_steps, train.params, opt_state), no_metrics
+
+    def epoch_or_idle(
+        carry: tuple[TrainState, Bool[Array, ""]], order: Int[Array, "N"]
+    ) -> tuple[tuple[TrainState, Bool[Array, ""]], Metrics]:
+        train, stopped = carry
+        train, metrics = jax.lax.cond(stopped, idle, epoch, train, order)
+        kl = metrics[_POLICY_KL]
+        assert isinstance(kl, Mean)
+        return (train, stopped | (jnp.sum(kl.total) > max_kl * jnp.sum(kl.weight))), metrics
+
+    (train, _), by_epoch = jax.lax.scan(epoch_or_idle, (train, jnp.zeros((), bool)), orders)
+    return train, by_epoch
+
+
+def _is_metric(x: object) -> bool:
+    return isinstance(x, Mean | Max | Min | Kept)
+
+
+def _in_sequence(parts: list[Any]) -> Any:
+    """A metric of steps after steps; the rows that one keeps, of all of them."""
+    if isinstance(parts[0], Kept):
+        return Kept(jnp.concatenate([part.rows.reshape(-1, part.rows.shape[-1]) for part in parts]))
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
+
+
+def _flat(metric: Any) -> Any:
+    """By epoch and step to by step."""
+    if isinstance(metric, Kept):
+        return metric
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), metric)
 
 
 def _nothing(metric: Mean | Max | Min | Kept) -> Mean | Max | Min | Kept:

@@ -18,6 +18,7 @@ from jrl.learners.forward import interleave, separate
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.state import TrainState
 from jrl.losses.reward_model import reward_model_loss
+from jrl.mesh import hold_split
 from jrl.typing import ComparisonBatch, Frozen, Metrics, Params, PRNGKey, Scorer, Update
 
 
@@ -87,7 +88,7 @@ def make_reward_model_update(
             return reward_model_objective(
                 scorer,
                 params,
-                frozen,
+                hold_split(frozen, rows),
                 taken._replace(valid=taken.valid & rows.valid),
                 center_coef=center_coef,
                 dropout_key=microbatch_key(key, rows) if has_dropout else None,

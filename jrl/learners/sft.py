@@ -21,6 +21,7 @@ from jrl.learners.config import MethodConfig, check_fields
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState
 from jrl.losses.sft import LOSSES, TokenLoss, nll, sft_loss
+from jrl.mesh import hold_split
 from jrl.ops.forward import read_window, window_features
 from jrl.ops.metrics import mean_metric
 from jrl.ops.token_reads import read_tokens
@@ -156,7 +157,7 @@ def make_sft_update(
             return sft_objective(
                 policy,
                 params,
-                frozen,
+                hold_split(frozen, rows),
                 mask_rows(take_rows(batch, rows.ids), rows.valid),
                 logprob_chunk_bytes=logprob_chunk_bytes,
                 token_loss=token_loss,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jrl.mesh import make_mesh, path_name, tree_shardings
+from jrl.mesh import make_mesh, path_name, place, tree_shardings
 from jrl.models.adapters.config import SEQ_CLS, AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.peft_format import (
@@ -127,7 +127,7 @@ def load_adapted_classifier(
             f"{found.folder} holds an adapter, but its adapter_config.json has no `base_model_name_or_path`: name the "
             "folder or hub id of the model it belongs to there."
         )
-    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1]) if mesh is None else mesh
+    mesh = make_mesh(1, 1, 1, devices=jax.local_devices()[:1]) if mesh is None else mesh
     num_labels = _num_labels(found.folder, describe_start(found.base_model))
     # float32, so that the sum of weight and update is rounded once.
     start = load_start(
@@ -143,7 +143,7 @@ def load_adapted_classifier(
     heads = {name: value for name, value in loaded.items() if name in HEADS}
     whole = jax.jit(adapter.merge)(start.params, loaded[adapter.name])
     params = {name: jax.tree.map(lambda x: x.astype(dtype), value) for name, value in whole.items()} | heads
-    return start.model, jax.device_put(params, tree_shardings(mesh, params)[0])
+    return start.model, place(params, tree_shardings(mesh, params)[0])
 
 
 def _num_labels(folder: Path, model: Classifier) -> int:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jrl.mesh import tree_shardings
+from jrl.mesh import place, tree_shardings
 from jrl.models.checkpoint import canonical_names
 from jrl.models.classifier import HEADS, Classifier, present_name
 from jrl.models.entries_io import check_entries, load_entries, parameter_targets
@@ -103,7 +103,7 @@ def load_start(
         params = model.init(key)
         places, replicated = tree_shardings(mesh, params)
         heads = tuple(name for name in params if name in HEADS)
-        return Start(model, jax.device_put(params, places), heads, tuple(replicated))
+        return Start(model, place(params, places), heads, tuple(replicated))
     files, prefix = TensorFiles(find_folder(path, argument=ARGUMENT)), model.family.base_prefix
     names = {
         present_name(name): file for name, file in canonical_names(files, model.entries(), prefix).items()
@@ -124,7 +124,7 @@ def load_start(
     if fresh:
         drawn = model.init_heads(key)
         made = {name: drawn[name] for name in fresh}
-        found |= jax.device_put(made, tree_shardings(mesh, made)[0])
+        found |= place(made, tree_shardings(mesh, made)[0])
     return Start(model, found, fresh, tuple(replicated))
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jrl.mesh import partition_spec, tree_shardings
+from jrl.mesh import partition_spec, rows_parts, tree_shardings
 from jrl.models.adapters.config import AdapterConfig
 from jrl.models.entries_io import flat_tree, parameter_targets
 from jrl.models.heads import HEADS
@@ -176,6 +176,52 @@ def cache_bytes(
         return _size(leaf, jax.sharding.NamedSharding(mesh, spec).shard_shape(leaf.shape))
 
     return sum(size(leaf) for leaf in jax.tree.leaves(cache))
+
+
+def activation_bytes(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    *,
+    mesh: Mesh | AbstractMesh,
+    rows: int,
+    length: int,
+    split_sizes: tuple[int, ...],
+    has_context: bool,
+) -> int:
+    """Bytes that the forward pass keeps for the backward pass, on one device, before any head.
+
+    They are the residuals of `jax.vjp` that grow with the rows. The compiler may keep fewer of them.
+
+    Args:
+      policy: The model.
+      params: What trains, arrays or shapes.
+      frozen: Likewise.
+      mesh: Where it will be.
+      rows: Of a microbatch, over all devices.
+      length: Tokens of a row.
+      split_sizes: An array with an axis of one of these sizes counts as split over `tensor`: heads, width of the MLP.
+      has_context: An encoder reads rows of the same length.
+    """
+
+    def residuals(count: int) -> list[Any]:
+        def row(dtype: Any) -> Any:
+            return jax.ShapeDtypeStruct((count, length), dtype)  # type: ignore[no-untyped-call]
+
+        context = (row(jnp.int32), row(jnp.bool_)) if has_context else (None, None)
+        inputs = ModelInputs(row(jnp.int32), row(jnp.bool_), None, *context)
+
+        def kept(params: Any, frozen: Any, inputs: ModelInputs) -> Any:
+            trunk = policy.trunk(frozen, inputs)
+            return jax.vjp(lambda p: policy.branch(p, frozen, trunk, inputs, None).policy, params)[1]
+
+        return jax.tree.leaves(jax.eval_shape(kept, params, frozen, inputs))
+
+    total = 0.0
+    for one, two in zip(residuals(1), residuals(2), strict=True):
+        grown = (math.prod(two.shape) - math.prod(one.shape)) * one.dtype.itemsize
+        total += grown / (mesh.shape["tensor"] if set(split_sizes) & set(one.shape) else 1)
+    return int(total * -(-rows // rows_parts(mesh)))
 
 
 def device_bytes(tree: Any) -> int:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from jrl.mesh import constrain_rows
 from jrl.models.families.base import Entry, linear, vector, vocabulary, vocabulary_vector
 
 VALUE_HEADS = ("mlp", "linear")
@@ -75,6 +76,8 @@ class QHead(nn.Module):
         """Values of all actions, float32; −inf in the columns that only pad the vocabulary, as in the logits."""
         x = hidden.astype(jnp.float32)
         x = jax.nn.relu(Dense(2 * x.shape[-1], nn.initializers.lecun_normal(), name="hidden")(x))
+        # Whole like its input, else the gradient of all Q values would be gathered on every device.
+        x = constrain_rows(x)
         values = Dense(self.padded_vocab_size, nn.initializers.zeros_init(), name="out")(x)
         real = jnp.arange(self.padded_vocab_size) < self.vocab_size
         return jnp.where(real.reshape((1,) * (values.ndim - 1) + (-1,)), values, -jnp.inf)
@@ -96,6 +99,7 @@ def read_heads(
       `"values"` (...,) of a value head, `"q_values"` (heads, ..., V) of Q heads.
     """
     kind, num_q_heads = heads_of(params)
+    hidden = constrain_rows(hidden)  # as before the language-model head
     found: dict[str, Any] = {}
     if kind is not None:
         found["values"] = ValueHead(kind).apply({"params": params["v_head"]}, hidden)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.mesh import constrain
+from jrl.mesh import constrain, constrain_rows
 from jrl.models.cache import LayerCache
 from jrl.models.layers import ACTIVATIONS, Norm, Projection, Table
 from jrl.models.seq2seq_attention import RelativeAttention, RelativeBias
@@ -232,6 +232,7 @@ class EncoderDecoder(nn.Module):
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Float32 logits; −inf in the columns that only pad the vocabulary."""
         config = self.config
+        hidden = constrain_rows(hidden)  # as in the decoder
         if config.logit_scale is not None:
             hidden = hidden * jnp.asarray(config.logit_scale, hidden.dtype)
         tied = config.tie_embeddings

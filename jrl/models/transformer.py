@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from jrl.mesh import constrain_rows
 from jrl.models.attention import AttentionContext, full_context
 from jrl.models.blocks import make_block
 from jrl.models.cache import LayerCache
@@ -172,6 +173,9 @@ class Decoder(nn.Module):
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Float32 logits; −inf in the columns that only pad the vocabulary."""
         config = self.config
+        # Whole states on whichever device has the row: the gradient's product with the head would otherwise be cut by
+        # the width, and for that every device would gather the logits' gradient of all rows.
+        hidden = constrain_rows(hidden)
         tied = config.tie_embeddings
         logits = self.embed.transposed(hidden, self.dtype) if tied else self.lm_head(hidden)
         if config.logit_softcap is not None:

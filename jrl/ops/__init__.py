@@ -23,6 +23,7 @@ from jrl.ops.logprobs import (
 from jrl.ops.masking import at_least_float32, masked_mean, masked_sum, masked_variance, whiten, zero_masked
 from jrl.ops.metrics import finalize, max_metric, mean_metric, merge_metrics, min_metric, reduce_metrics
 from jrl.ops.moments import RunningMoments, init_moments, moments_std, update_moments
+from jrl.ops.pass_rates import pass_at_k
 from jrl.ops.policy_gradient import (
     ClipEvents,
     clip_events,
@@ -80,6 +81,7 @@ __all__ = [
     "missing_eos_penalty",
     "moments_std",
     "off_policy_kl",
+    "pass_at_k",
     "penalize_kl",
     "place_scores",
     "positions_of",

@@ -22,6 +22,9 @@ Result = TypeVar("Result")
 def positions_of(chunk_bytes: int, *, vocab_size: int, num_reads: int = 1) -> int:
     """Positions of a chunk whose `num_reads` float32 arrays over the vocabulary fit into `chunk_bytes`; at least one.
 
+    The bytes are those of one device of the mesh in force, over which rows and vocabulary are split. Counted over the
+    whole mesh, chunks would become more with every device, and each gathers the head's kernel anew.
+
     Raises:
       ValueError: If an argument is not positive.
     Example:
@@ -31,7 +34,9 @@ def positions_of(chunk_bytes: int, *, vocab_size: int, num_reads: int = 1) -> in
     check_positive("chunk_bytes", chunk_bytes)
     check_positive("vocab_size", vocab_size)
     check_positive("num_reads", num_reads)
-    return max(chunk_bytes // (4 * vocab_size * num_reads), 1)
+    mesh = jax.sharding.get_abstract_mesh()
+    num_devices = 1 if mesh.empty else mesh.size
+    return max(chunk_bytes * num_devices // (4 * vocab_size * num_reads), 1)
 
 
 def map_positions(read: Callable[..., Result], arrays: tuple[Any, ...], *, positions: int) -> Result:

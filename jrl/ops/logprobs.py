@@ -43,6 +43,12 @@ def _log_normalized(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
     return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True))
 
 
+def _normalizer(logits: Float[Array, "*rows V"]) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+    """The largest logit m of a row and log Σ exp(logit − m): their sum is the row's log-sum-exp."""
+    largest = jnp.max(logits, axis=-1)
+    return largest, jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
+
+
 def take_targets(x: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
     """The entry of each target; 0 for an id outside [0, V).
 
@@ -68,7 +74,30 @@ def logprobs_from_logits(
       >>> round(float(logprobs_from_logits(jnp.array([1.0, 2.0, 3.0]), jnp.array(2))), 6)
       -0.407606
     """
-    return take_targets(_log_normalized(logits), targets)
+    return _target_logprobs(at_least_float32(logits), targets)
+
+
+# The derivatives of log-probability and entropy are written by hand: derived ones keep two or three arrays as wide as
+# the vocabulary, these keep the logits alone, and read them once more.
+@jax.custom_vjp
+def _target_logprobs(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
+    return _target_logprobs_forward(logits, targets)[0]
+
+
+def _target_logprobs_forward(logits: Array, targets: Array) -> tuple[Array, tuple[Array, ...]]:
+    largest, log_sum = _normalizer(logits)
+    # Subtracted one after the other: their sum would round away what tells two likely tokens apart.
+    return take_targets(logits, targets) - largest - log_sum, (logits, targets, largest, log_sum)
+
+
+def _target_logprobs_backward(kept: tuple[Array, ...], g: Array) -> tuple[Array, None]:
+    logits, targets, largest, log_sum = kept
+    ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    probs = jnp.exp(logits - largest[..., None] - log_sum[..., None])
+    return g[..., None] * (jnp.where(ids == targets[..., None], 1.0, 0.0) - probs), None
+
+
+_target_logprobs.defvjp(_target_logprobs_forward, _target_logprobs_backward)
 
 
 def entropy_from_logits(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
@@ -78,9 +107,36 @@ def entropy_from_logits(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"
       >>> round(float(entropy_from_logits(jnp.array([1.0, 2.0, 3.0]))), 6)
       0.832396
     """
-    logprobs = _log_normalized(logits)
-    # 0·log 0 = 0, but 0·(−inf) is NaN, in the gradient as well: an excluded token enters as 0·0.
-    return -jnp.sum(jnp.exp(logprobs) * jnp.where(logprobs > -jnp.inf, logprobs, 0.0), axis=-1)
+    return _entropy(at_least_float32(logits))
+
+
+@jax.custom_vjp
+def _entropy(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    return _entropy_forward(logits)[0]
+
+
+def _entropy_forward(logits: Array) -> tuple[Array, tuple[Array, ...]]:
+    largest, log_sum = _normalizer(logits)
+    # With s = logit − m and Z = Σ exp s: H = log Z − Σ s·exp(s) / Z, from the exponentials that Z is made of.
+    shifted = logits - largest[..., None]
+    mean = jnp.sum(jnp.exp(shifted) * _finite_or_zero(shifted), axis=-1) * jnp.exp(-log_sum)
+    entropy = log_sum - mean
+    return entropy, (logits, largest, log_sum, entropy)
+
+
+def _entropy_backward(kept: tuple[Array, ...], g: Array) -> tuple[Array]:
+    logits, largest, log_sum, entropy = kept
+    logprobs = logits - largest[..., None] - log_sum[..., None]
+    # ∂H/∂logit = −π·(log π + H)
+    return (-g[..., None] * jnp.exp(logprobs) * (_finite_or_zero(logprobs) + entropy[..., None]),)
+
+
+_entropy.defvjp(_entropy_forward, _entropy_backward)
+
+
+def _finite_or_zero(x: Array) -> Array:
+    """0·log 0 = 0, but 0·(−inf) is NaN: an excluded token enters as 0·0."""
+    return jnp.where(x > -jnp.inf, x, 0.0)
 
 
 def kl_from_logits(
@@ -121,7 +177,7 @@ def token_logprobs(
       hidden: States from which the targets are predicted.
       targets: The actions a_t.
       temperature: Divides the logits, as the sampler does; > 0.
-      chunk_bytes: Most bytes of float32 logits held at a time, summed over devices. At least one position is.
+      chunk_bytes: Most bytes of float32 logits held at a time on one device. At least one position is.
       vocab_size: V, columns of padding included.
       with_entropy: Whether to return the entropy as well.
     Returns:

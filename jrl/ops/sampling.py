@@ -227,22 +227,50 @@ def inverse_cdf(logits: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[
     Returns:
       Sampled ids, (B,) int32.
     """
+    return _invert(logits, uniform)[0]
+
+
+def _invert(
+    logits: Float[Array, "B V"], uniform: Float[Array, "B"]
+) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """What `inverse_cdf` returns, and the log-probability of each id: the sums hold its normaliser already."""
     rows, size = logits.shape
-    width = max(1, math.isqrt(size))
+    width = _block_width(size)
     blocks = -(-size // width)
     logits = at_least_float32(logits)
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     grid = jnp.pad(weights, ((0, 0), (0, blocks * width - size))).reshape(rows, blocks, width)
-    block, rest = _pass(jnp.sum(grid, axis=-1), uniform)
-    inside = jnp.take_along_axis(grid, block[:, None, None], axis=1)[:, 0]
-    column, _ = _pass(inside, rest)
-    return (block * width + column).astype(jnp.int32)
+    outer = _pass(jnp.sum(grid, axis=-1), uniform)
+    inside = jnp.take_along_axis(grid, outer.column[:, None, None], axis=1)[:, 0]
+    inner = _pass(inside, outer.rest)
+    tokens = (outer.column * width + inner.column).astype(jnp.int32)
+    return tokens, jnp.log(inner.weight) - jnp.log(outer.total)
 
 
-def _pass(
-    weights: Float[Array, "B C"], uniform: Float[Array, "B"]
-) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
-    """First column whose running sum passes `uniform` of the total, and how far into it, in [0, 1]."""
+def _block_width(size: int) -> int:
+    """About √size, and a divisor of it where there is one: then nothing is padded, which would copy all weights."""
+    root = max(1, math.isqrt(size))
+    return next((width for width in range(root, root // 2, -1) if size % width == 0), root)
+
+
+class _Passed(NamedTuple):
+    """Where a running sum of weights passes a share of their total.
+
+    Attributes:
+      column: The first that does.
+      rest: How far into it, in [0, 1].
+      weight: Its own.
+      total: Of all.
+    """
+
+    column: Int[Array, "B"]
+    rest: Float[Array, "B"]
+    weight: Float[Array, "B"]
+    total: Float[Array, "B"]
+
+
+def _pass(weights: Float[Array, "B C"], uniform: Float[Array, "B"]) -> _Passed:
+    """Where the running sum passes `uniform` of the total."""
     sums = jnp.cumsum(weights, axis=-1)
     target = uniform[:, None] * sums[:, -1:]
     # A column without weight is never taken, though the rounding of a parallel sum may let it pass first.
@@ -251,7 +279,7 @@ def _pass(
     column = jnp.where(jnp.any(passed, axis=-1), jnp.argmax(passed, axis=-1), last)
     here = jnp.take_along_axis(weights, column[:, None], axis=-1)[:, 0]
     before = jnp.take_along_axis(sums, column[:, None], axis=-1)[:, 0] - here
-    return column, jnp.clip((target[:, 0] - before) / here, 0.0, 1.0)
+    return _Passed(column, jnp.clip((target[:, 0] - before) / here, 0.0, 1.0), here, sums[:, -1])
 
 
 def draw(
@@ -265,7 +293,7 @@ def draw(
     Returns:
       Ids and their log-probabilities under the processed distribution.
     """
-    tokens = (
-        jnp.argmax(logits, axis=-1).astype(jnp.int32) if uniform is None else inverse_cdf(logits, uniform)
-    )
+    if uniform is not None:
+        return _invert(logits, uniform)
+    tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     return tokens, logprobs_from_logits(logits, tokens)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jrl.mesh import gather_fsdp
 from jrl.ops.checks import check_positive
 from jrl.ops.sampling import Processor, SamplingContext, best_advantages, draw, make_processors
 from jrl.typing import (
@@ -118,6 +119,7 @@ def make_generate(
         key: PRNGKey,
     ) -> Completions:
         rows, width = prompts.tokens.shape
+        params, frozen = gather_fsdp(params), gather_fsdp(frozen)
         row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
 
         def sample(loop: _Loop, features: Features) -> _Loop:

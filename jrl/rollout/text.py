@@ -33,6 +33,23 @@ class Texts:
     lengths: Int[np.ndarray, "B"]
     stopped: np.ndarray
 
+    def take(self, rows: Sequence[int] | Int[np.ndarray, "R"]) -> Texts:
+        """Some of the rows, in the order given."""
+        index = np.asarray(rows, np.int64)
+        return Texts(
+            samples=[self.samples[row] for row in index],
+            prompts=[self.prompts[row] for row in index],
+            outputs=[self.outputs[row] for row in index],
+            output_tokens=[self.output_tokens[row] for row in index],
+            lengths=self.lengths[index],
+            stopped=self.stopped[index],
+        )
+
+    def ended(self, eos_token_ids: Sequence[int]) -> np.ndarray:
+        """False where the length limit cut the row, and neither an EOS nor a stop string ended it, (B,)."""
+        last = [row[-1] for row in self.output_tokens]
+        return np.isin(last, list(eos_token_ids)) | self.stopped
+
     @staticmethod
     def concatenate(parts: Sequence[Texts]) -> Texts:
         """The rows of all parts, in order; at least one part."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jrl.models.adapters.bind import Adapter
 from jrl.models.adapters.config import (
     CAUSAL,
@@ -28,6 +26,7 @@ from jrl.models.adapters.peft_format import (
     save_adapter,
 )
 from jrl.models.model import LanguageModel
+from jrl.trainers.placing import fetch
 from jrl.trainers.sections import ModelConfig
 from jrl.typing import Params
 
@@ -132,11 +131,11 @@ def adapter_writer(
     Args:
       lm: The model.
       adapter: What trains.
-      params: The trainable parameters and target heads, copied to the host here.
+      params: The trainable parameters and target heads, copied to the host of process 0 here.
       base_model: As `model_path` names it; a config object is a model that no name leads to.
       tokenizer: The transformers tokenizer.
     """
-    host: Mapping[str, Any] = jax.device_get(dict(params))
+    host: Mapping[str, Any] = fetch(dict(params), everywhere=False)
     name = str(base_model) if not hasattr(base_model, "to_dict") else None
     task_type = SEQ2SEQ if lm.family.kind == "seq2seq" else CAUSAL
 

@@ -15,15 +15,19 @@ import jax
 import optax
 
 from jrl.data.fingerprint import fingerprint
+from jrl.distributed import join, on_main
 from jrl.learners.config import MethodConfig
-from jrl.learners.optimizers import make_optimizer, make_schedule, skip_nonfinite
+from jrl.learners.guards import skip_nonfinite
+from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.mesh import replicated, tree_shardings
 from jrl.trainers.checkpoint import tree_sha256
+from jrl.trainers.compilation import use_compilation_cache
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.evaluation import Evaluation
 from jrl.trainers.hooks import current_hooks
 from jrl.trainers.loggers_trackers import check_tracker
 from jrl.trainers.model_card import model_card
+from jrl.trainers.placing import introduce
 from jrl.trainers.setup import ModelBundle, mesh_of
 from jrl.typing import Params, Update
 
@@ -59,6 +63,8 @@ class Trainer(abc.ABC):
     dataset_names: tuple[str, ...] = ()
 
     def __init__(self, config: TRLConfig, *, optimizer: optax.GradientTransformation | None = None) -> None:
+        join()  # before anything of JAX is computed
+        use_compilation_cache()
         self.history: list[dict[str, Any]] = []
         self.interrupted = False
         self.hooks = current_hooks()
@@ -67,6 +73,7 @@ class Trainer(abc.ABC):
         check_tracker(self.config.train.tracker)
         self.run_dir = Path(self.config.train.checkpoint_dir)
         self.mesh = mesh_of(self.config)
+        introduce(self.mesh)
         self._given_optimizer = optimizer
         with jax.set_mesh(self.mesh):
             bundle = self.load_model()
@@ -164,6 +171,8 @@ class Trainer(abc.ABC):
     ) -> Path:
         """Writes a Hugging Face checkpoint: safetensors, config, tokenizer, the heads, and a model card.
 
+        Of several processes all call it, and process 0 writes.
+
         Where an adapter trains, that is PEFT's folder, which holds the adapter and names the base model.
 
         Args:
@@ -173,13 +182,16 @@ class Trainer(abc.ABC):
           ValueError: If there is no adapter that can be merged into these weights.
         """
         target = Path(directory) if directory is not None else self.run_dir / "hf_model"
-        self.export_writer(merge_adapter=merge_adapter)(target)
+        write = self.export_writer(merge_adapter=merge_adapter)
+        on_main(lambda: write(target))
         return target
 
     def export_writer(
         self, *, merge_adapter: bool = False, data_sha256: Mapping[str, str] | None = None
     ) -> Callable[[Path], None]:
         """What `model_writer` gives, and the model card beside it; all that either needs is copied here.
+
+        All processes call this one; what it returns only process 0.
 
         Args:
           merge_adapter: As for `save_pretrained`.

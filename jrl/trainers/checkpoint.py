@@ -8,6 +8,7 @@ newest one. `docs/checkpoints.md` has the layout and the rules.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,12 +16,17 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
-from jrl.trainers.manifest import CheckpointError, read_manifest, sync_directory, write_manifest
+from jrl.distributed import gather, is_main, on_main
+from jrl.trainers.draft import MODEL as MODEL
+from jrl.trainers.draft import STATE as STATE
+from jrl.trainers.draft import Draft, PartError
+from jrl.trainers.manifest import CheckpointError, read_manifest
 from jrl.trainers.manifest import tree_sha256 as tree_sha256
 from jrl.trainers.resume import (
     check_config,
@@ -31,10 +37,13 @@ from jrl.trainers.resume import (
     may_resume,
     plain,
 )
-from jrl.trainers.run_folder import lock, recover
-from jrl.trainers.state_io import disk_is_at_fault, fetch_state, read_state, write_state
+from jrl.trainers.retention import Retention
+from jrl.trainers.run_folder import leave_sign, lock, recover, refuse_others, see_sign
+from jrl.trainers.secrets import without_secrets
+from jrl.trainers.state_io import disk_is_at_fault, fetch_state, read_state
 
-STATE, MODEL, CONFIG, CURSOR = "state", "hf_model", "config.yaml", "cursor.json"
+CONFIG, CURSOR = "config.yaml", "cursor.json"
+DISK, PEER, OTHER = "disk", "peer", "other"
 
 
 @dataclass(frozen=True)
@@ -80,23 +89,35 @@ class Checkpointer:
     ) -> None:
         if keep < 1:
             raise ValueError(f"`train.keep_checkpoints` must be at least 1, got {keep}.")
-        self.run_dir, self._keep, self._notify = Path(run_dir).absolute(), keep, notify
+        self._keep, self._notify = keep, notify
+        self._lock: IO[str] | None = None
+        self._kept: Retention | None = None
+        found = on_main(lambda: self._open(Path(run_dir).absolute(), resume_from, overwrite))
+        self.run_dir = Path(found["run_dir"])
+        self._source = None if found["source"] is None else Path(found["source"])
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: tuple[int, Future[None]] | None = None
+        self._abandoned = False
+        self.failed_saves = 0
+
+    def _open(
+        self, run_dir: Path, resume_from: str | os.PathLike[str] | None, overwrite: bool
+    ) -> dict[str, str | None]:
+        """Takes the folder: what the other processes must know of it."""
         target = None if resume_from is None else Path(resume_from).absolute()
-        if target is not None and not may_resume(target, self.run_dir, notify):
+        if target is not None and not may_resume(target, run_dir, self._notify):
             target = None
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._lock = lock(self.run_dir)
+        self._lock = lock(run_dir)
         try:
-            recover(self.run_dir, notify)
-            self._source = None if target is None else find_checkpoint(target, notify)
-            self._refuse_others(overwrite)
+            recover(run_dir, self._notify)
+            source = None if target is None else find_checkpoint(target, self._notify)
+            if not overwrite and (source is None or source.parent != run_dir):
+                refuse_others(run_dir)
         except BaseException:
             self._lock.close()
             raise
-        self._scores = {step: _score(path) for step, path in checkpoints_in(self.run_dir).items()}
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: tuple[int, Future[None]] | None = None
-        self.failed_saves = 0
+        self._kept = Retention(run_dir, self._keep)
+        return {"run_dir": str(run_dir), "source": None if source is None else str(source)}
 
     def save(
         self,
@@ -127,15 +148,18 @@ class Checkpointer:
         """
         self.wait()
         content = {
-            CONFIG: yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True),
+            CONFIG: yaml.safe_dump(without_secrets(plain(config)), sort_keys=False, allow_unicode=True),
             CURSOR: json.dumps(plain(cursor), indent=1),
         }
         entries = {"step": step, "best_score": best_score, "environment": environment_record()}
+        draft = Draft(self.path(step))
         arrays = None if state is None else fetch_state(state)
-        self._pending = step, self._writer.submit(self._write, step, arrays, write_model, content, entries)
+        self._writer.submit(draft.start, arrays).result()
+        work = partial(draft.finish, write_model=write_model, content=content, entries=entries)
+        self._pending = step, self._writer.submit(self._write, step, best_score, work)
 
     def wait(self) -> None:
-        """Waits for the save in flight and tells where it failed.
+        """Waits for the save in flight and tells where it failed. All processes call it, and find the same.
 
         Raises:
           Exception: What `write_model` or Orbax raised, unless the disk was at fault.
@@ -144,16 +168,28 @@ class Checkpointer:
             return
         (step, future), self._pending = self._pending, None
         error = future.exception()
-        if error is None:
+        told = [word.plain for word in gather(None if error is None else [_kind(error), str(error)])]
+        failures = dict(entry for entry in reversed(told) if entry is not None)
+        if not failures:
             return
         self.failed_saves += 1
-        if not disk_is_at_fault(error):
-            raise error
-        kept = [path.name for path in checkpoints_in(self.run_dir).values()]
-        self._notify(
-            f"Checkpoint {step} could not be written to {self.run_dir}: {error}. The run goes on; kept: "
-            f"{', '.join(kept) or 'none'}. Is the disk full, or a quota reached?"
-        )
+        reasons = " ".join(dict.fromkeys(failures.values()))
+        if OTHER in failures or DISK not in failures:
+            raise error if error is not None and _kind(error) == OTHER else CheckpointError(reasons)
+        if is_main():
+            kept = [path.name for path in checkpoints_in(self.run_dir).values()]
+            self._notify(
+                f"Checkpoint {step} could not be written to {self.run_dir}: {reasons}. The run goes on; kept: "
+                f"{', '.join(kept) or 'none'}. Is the disk full, or a quota reached?"
+            )
+
+    def abandon(self, *, seconds: float) -> None:
+        """Gives the save in flight a little time, where the processes can no longer agree on how it ended."""
+        if self._pending is not None:
+            (_, future), self._pending = self._pending, None
+            self._abandoned = True
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=seconds)
 
     def restore(
         self, state: Any, *, config: Mapping[str, Any], frozen_sha256: Callable[[], str]
@@ -174,23 +210,34 @@ class Checkpointer:
         if self._source is None:
             return None
         path = self._source
-        manifest = read_manifest(path)
-        check_config(yaml.safe_load((path / CONFIG).read_text(encoding="utf-8")), config)
-        cursor = json.loads((path / CURSOR).read_text(encoding="utf-8"))
+        head = on_main(partial(self._read_head, path, config))
+        cursor = head["cursor"]
         if cursor["frozen_sha256"] != frozen_sha256():
             raise CheckpointError(
                 f"{path} was trained on other frozen parameters (their SHA-256 differs). Is "
                 "`model.model_path` still the model that the run started from?"
             )
-        if not (path / STATE).exists():
+        if not head["resumable"]:
             raise CheckpointError(f"{path} holds a model but no state: `train.save_optimizer` was false.")
-        check_environment(manifest["environment"], self._notify)
-        return Restored(read_state(path / STATE, state), cursor, path, manifest["step"])
+        if is_main():
+            check_environment(head["environment"], self._notify)
+        return Restored(read_state(path / STATE, state), cursor, path, head["step"])
+
+    def _read_head(self, path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds beside its arrays."""
+        manifest = read_manifest(path)
+        check_config(yaml.safe_load((path / CONFIG).read_text(encoding="utf-8")), config)
+        return {
+            "step": manifest["step"],
+            "environment": manifest["environment"],
+            "cursor": json.loads((path / CURSOR).read_text(encoding="utf-8")),
+            "resumable": (path / STATE).exists(),
+        }
 
     @property
     def best(self) -> Path | None:
-        """The best checkpoint, None while no evaluation has counted."""
-        step = self._best_step()
+        """The best checkpoint, None while no evaluation has counted. Process 0 knows."""
+        step = None if self._kept is None else self._kept.best_step()
         return None if step is None else self.path(step)
 
     def close(self) -> None:
@@ -198,103 +245,51 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._writer.shutdown()
-            self._lock.close()
+            self._writer.shutdown(wait=not self._abandoned)
+            if self._lock is not None:
+                self._lock.close()
 
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of a step."""
         return self.run_dir / f"checkpoint_{step}"
 
-    def _is_at_home(self) -> bool:
-        """Whether the run that begins continues one of this folder."""
-        return self._source is not None and self._source.parent == self.run_dir
-
-    def _refuse_others(self, overwrite: bool) -> None:
-        present = checkpoints_in(self.run_dir)
-        if present and not overwrite and not self._is_at_home():
-            names = ", ".join(path.name for path in present.values())
-            raise CheckpointError(
-                f"{self.run_dir} holds checkpoints of an earlier run ({names}). Set "
-                "`train.resume_from_checkpoint` to continue it, `train.overwrite: true` to delete them, or "
-                "`train.checkpoint_dir` to another folder."
-            )
-
     def take_over(self) -> None:
         """Leaves in the folder only checkpoints that belong to the run that begins.
 
         Called once all is checked: a run that is refused must not have touched those of another.
+
+        Raises:
+          PeerError: If a process does not see the folder of process 0.
         """
-        present = checkpoints_in(self.run_dir)
-        if self._source is None or not self._is_at_home():
-            for path in present.values():
+        sign = on_main(self._take_over)
+        gather(failure=see_sign(self.run_dir, sign))
+
+    def _take_over(self) -> str:
+        """What `take_over` does, on process 0; the sign by which others know the folder."""
+        assert self._lock is not None and self._kept is not None, "process 0 has taken the folder"
+        for step, path in checkpoints_in(self.run_dir).items():
+            if self._source is None or self._source.parent != self.run_dir:
                 shutil.rmtree(path)
-            self._scores = {}
-            return
-        # Later ones belong to a future that will now be written anew, or are damaged: out of the way, but not
-        # lost.
-        for step, path in present.items():
-            if step > int(self._source.name.removeprefix("checkpoint_")):
+                self._kept.forget(step)
+            elif step > int(self._source.name.removeprefix("checkpoint_")):
+                # Later ones belong to a future that will now be written anew, or are damaged: out of the way, but
+                # not lost.
                 aside = path.with_name(f"superseded_{step}")
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
-                self._scores.pop(step, None)
+                self._kept.forget(step)
                 self._notify(f"{path.name} is newer than {self._source.name}; it is kept as {aside.name}.")
+        return leave_sign(self._lock)
 
-    def _write(
-        self,
-        step: int,
-        arrays: Mapping[str, Any] | None,
-        write_model: Callable[[Path], None],
-        content: Mapping[str, str],
-        entries: Mapping[str, Any],
-    ) -> None:
-        """Writes one checkpoint aside, publishes it and drops what need not be kept. On the writer's thread."""
-        aside = self.path(step).with_suffix(".tmp")
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
-            aside.mkdir()
-            if arrays is not None:
-                write_state(aside / STATE, arrays)
-            write_model(aside / MODEL)
-            for name, text in content.items():
-                (aside / name).write_text(text, encoding="utf-8")
-            write_manifest(aside, entries)
-            self._publish(aside, self.path(step))
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        self._scores[step] = entries["best_score"]
-        for old in self._superfluous():
-            doomed = self.path(old).with_suffix(
-                ".tmp"
-            )  # half-deleted must not look like a damaged checkpoint
-            self.path(old).rename(doomed)
-            shutil.rmtree(doomed)
-            del self._scores[old]
-
-    def _publish(self, aside: Path, target: Path) -> None:
-        """The one rename that makes a checkpoint exist; saving a step again replaces it."""
-        replaced = target.with_suffix(".replaced")
-        if target.exists():
-            target.rename(replaced)
-        aside.rename(target)
-        sync_directory(target.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-    def _best_step(self) -> int | None:
-        """First step that carries the highest score."""
-        scored = [(score, -step) for step, score in self._scores.items() if score is not None]
-        return -max(scored)[1] if scored else None
-
-    def _superfluous(self) -> list[int]:
-        newest = sorted(self._scores)[-self._keep :]
-        return [step for step in self._scores if step not in newest and step != self._best_step()]
+    def _write(self, step: int, best_score: float | None, finish: Callable[[], None]) -> None:
+        """Writes one checkpoint and drops what need not be kept. On the writer's thread."""
+        finish()
+        if self._kept is not None:
+            self._kept.add(step, self.path(step), best_score)
 
 
-def _score(path: Path) -> float | None:
-    """The score a checkpoint carries; a damaged one carries none."""
-    try:
-        score: float | None = read_manifest(path)["best_score"]
-    except CheckpointError:
-        return None
-    return score
+def _kind(error: BaseException) -> str:
+    """Whose fault a failed write is: the disk's, another process's, or something else's."""
+    if isinstance(error, PartError):
+        return PEER
+    return DISK if disk_is_at_fault(error) else OTHER

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 from jrl.data.prompts import PromptBatch, PromptSet
 from jrl.rollout.text import Texts, decode_rows
 from jrl.trainers.generation import GenerationSettings, Sampler
-from jrl.trainers.placing import place_rows
+from jrl.trainers.placing import local_rows, own_rows, place_rows
+from jrl.trainers.sharing import Part, all_texts, to_main
 from jrl.typing import Completions, Frozen, Params, PRNGKey
 
 AHEAD = 3
@@ -31,6 +32,7 @@ class Completer:
       stop_sequences: Texts that end a completion.
       mesh: Where rows go.
       chunk_size: Most rows of a sampling call.
+      on_main: Whether all rows go to process 0; else each process keeps its own.
     """
 
     sampler: Sampler
@@ -38,6 +40,7 @@ class Completer:
     stop_sequences: Sequence[str]
     mesh: jax.sharding.Mesh
     chunk_size: int
+    on_main: bool = False
 
     def __call__(
         self,
@@ -48,7 +51,7 @@ class Completer:
         settings: GenerationSettings,
         key: PRNGKey,
     ) -> Texts:
-        """One completion for each index.
+        """One completion for each index, all of them in every process.
 
         Args:
           params: Trainable parameters.
@@ -58,7 +61,7 @@ class Completer:
           settings: How to sample.
           key: Of this call.
         """
-        return Texts.concatenate(list(self.chunks(params, frozen, prompts, indices, settings, key)))
+        return all_texts(list(self.chunks(params, frozen, prompts, indices, settings, key)))
 
     def chunks(
         self,
@@ -68,8 +71,8 @@ class Completer:
         indices: np.ndarray,
         settings: GenerationSettings,
         key: PRNGKey,
-    ) -> Iterator[Texts]:
-        """The same completions chunk by chunk, in order: what the caller does with one overlaps with sampling the next.
+    ) -> Iterator[Part]:
+        """This process's completions chunk by chunk: what the caller does with one overlaps with sampling the next.
 
         Row i samples with the key of number i, so the chunk size changes nothing. A last chunk that is short is filled
         up with rows from the front, which are dropped. The arguments are those of a call.
@@ -84,19 +87,36 @@ class Completer:
             inputs = place_rows(self.mesh, batch.inputs)
             return batch, self.sampler(params, frozen, inputs, numbers, settings, key)
 
-        starts = range(0, total, chunk_size)
-        ahead = deque(map(dispatch, starts[:AHEAD]))
-        for number, start in enumerate(starts):
-            batch, completions = ahead.popleft()
-            tokens, lengths = jax.device_get((completions.tokens, completions.lengths))
-            ahead.extend(map(dispatch, starts[number + AHEAD : number + AHEAD + 1]))
-            count = min(chunk_size, total - start)
-            yield decode_rows(
+        starts = deque(range(0, total, chunk_size))
+        own = own_rows(self.mesh, chunk_size)
+        # What goes to process 0 would queue behind the calls that are on their way.
+        ahead = deque(_dispatched(dispatch, starts, 1 if self.on_main else AHEAD))
+        while ahead:
+            start, batch, completions = ahead.popleft()
+            rows = own[own < total - start]
+            tokens, lengths = local_rows(completions.tokens, rows), local_rows(completions.lengths, rows)
+            if not self.on_main:
+                ahead.extend(_dispatched(dispatch, starts, 1))
+            texts = decode_rows(
                 self.tokenizer,
-                batch.token_lists[:count],
-                tokens[:count],
-                lengths[:count],
+                [batch.token_lists[row] for row in rows],
+                tokens,
+                lengths,
                 eos_token_ids=settings.eos_token_id,
                 stop_sequences=self.stop_sequences,
                 separator=prompts.separator,
             )
+            part = Part(start + rows, texts)
+            if self.on_main:
+                part = to_main(part)
+                ahead.extend(_dispatched(dispatch, starts, 1))
+            yield part
+
+
+def _dispatched(
+    dispatch: Callable[[int], tuple[PromptBatch, Completions]], starts: deque[int], most: int
+) -> Iterator[tuple[int, PromptBatch, Completions]]:
+    """Sends the next calls to the device, and takes them off the list of those to come."""
+    for _ in range(min(most, len(starts))):
+        start = starts.popleft()
+        yield start, *dispatch(start)

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 
 from jrl.data.fingerprint import fingerprint
 from jrl.data.preferences import PreferenceSet
+from jrl.distributed import gather, is_main
 from jrl.learners.dpo import DPOState, dpo_objective, init_dpo_state, make_dpo_update, reference_logprobs
 from jrl.learners.dpo_config import DPOConfig
+from jrl.mesh import replicated
 from jrl.trainers.dpo_reference import (
     CACHE,
     Reference,
@@ -102,7 +104,8 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
                 self.reference.policy,
                 minibatch_size=minibatch_size,
                 logprob_chunk_bytes=chunk_bytes,
-            )
+            ),
+            out_shardings=replicated(self.mesh),  # every process reads all of them
         )
         self.compile_evaluation(
             partial(dpo_objective, self.policy, config=method, logprob_chunk_bytes=chunk_bytes)
@@ -217,11 +220,13 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
         )
         path = self.run_dir / CACHE / f"{key[:32]}.npz"
         found = load_logprobs(path)
-        if found is None:
+        everywhere = all(word.plain for word in gather(found is not None))
+        if found is None or not everywhere:
             batch_size = self.method.precompute_ref_batch_size or self.config.train.batch_size
             with jax.set_mesh(self.mesh):
                 found = score_samples(samples, self._scores, batch_size=batch_size)
-            save_logprobs(path, *found)
+            if is_main():
+                save_logprobs(path, *found)
         samples.set_reference(*found)
         self._scored.append(samples)
 

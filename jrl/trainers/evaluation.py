@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from jrl.data.fingerprint import fingerprint
 from jrl.data.prompts import PromptSet
+from jrl.distributed import on_main
 from jrl.rollout.rewards import call_metric_fn
 from jrl.rollout.text import Texts
 from jrl.trainers.completing import Completer
 from jrl.trainers.generation import GenerationSettings, Sweep
 from jrl.trainers.reward_calls import RewardCall
+from jrl.trainers.sharing import Judging, Part, totals
 from jrl.typing import Frozen, Params, PRNGKey
 
 
@@ -31,12 +35,14 @@ class Evaluation:
         which is what rollouts use.
       columns: Of the table.
       rows: One a prompt (and sweep value): prompt, output, reward, per-sample metrics.
+      sampling: How the samples were made, without which no figure says anything; None where nothing was sampled.
     """
 
     metrics: dict[str, float]
     score: float | None
     columns: list[str]
     rows: list[list[Any]]
+    sampling: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,15 +72,14 @@ class Evaluator:
     def __call__(self, params: Params, frozen: Frozen, key: PRNGKey) -> Evaluation:
         """Runs every sweep value over every prompt; row i of the set always samples with key i."""
         name, values = self.sweep or (None, (None,))
-        everything = np.arange(len(self.prompts))
         metrics: dict[str, float] = {}
         columns: list[str] = []
         rows: list[list[Any]] = []
         scores_of_values: list[float | None] = []
         for value in values:
             settings = replace(self.settings, **{name: value}) if name else self.settings
-            texts = self.complete(params, frozen, self.prompts, everything, settings, key)
-            scores, columns_of_samples, found = self._judge(texts, self.prompts.metadata(everything))
+            texts, scores = self._sample(params, frozen, settings, key)
+            columns_of_samples, found = self._judge(texts, scores)
             scores_of_values.append(found.get("reward/mean", found.get("metrics/reward")))
             suffix = f"@{name}={value}" if name else ""
             found["completion/length_mean"] = float(np.mean(texts.lengths))
@@ -87,28 +92,56 @@ class Evaluator:
                 cells = ([value] if name else []) + [texts.prompts[row], texts.outputs[row]]
                 cells += [scores[row]] if scores is not None else []
                 rows.append(cells + [column[row] for column in columns_of_samples.values()])
-        return Evaluation(metrics, scores_of_values[0], columns, rows)
+        return Evaluation(metrics, scores_of_values[0], columns, rows, self._sampling())
+
+    def _sampling(self) -> dict[str, Any]:
+        """What belongs beside every score: how many samples, and from which distribution; a swept value as its list."""
+        settings = self.settings
+        template = self.tokenizer.chat_template
+        found = {
+            "num_prompts": len(self.prompts),
+            "samples_per_prompt": 1,
+            "do_sample": settings.do_sample,
+            "temperature": settings.temperature,
+            "top_k": settings.top_k,
+            "top_p": settings.top_p,
+            "max_new_tokens": settings.max_new_tokens,
+            # Of the tokenizer: a text prompt passes by it, and so would one that was rendered before.
+            "chat_template_sha256": None if template is None else fingerprint(str(template))[:16],
+        }
+        return found if self.sweep is None else found | {self.sweep[0]: list(self.sweep[1])}
+
+    def _sample(
+        self, params: Params, frozen: Frozen, settings: GenerationSettings, key: PRNGKey
+    ) -> tuple[Texts, list[float] | None]:
+        """One completion a prompt, and their rewards: the reward function sees all that this process has at once."""
+        everything = np.arange(len(self.prompts))
+        parts = list(self.complete.chunks(params, frozen, self.prompts, everything, settings, key))
+        own = Part.concatenate(parts)
+        judging = Judging(self.rewards, totals)
+        judging.add(own, self.prompts.metadata(own.numbers), label=self.label)
+        texts, scores = judging.together()
+        return texts, None if scores is None else scores.tolist()
 
     def _judge(
-        self, texts: Texts, metadata: Mapping[str, list[Any]]
-    ) -> tuple[list[float] | None, dict[str, list[float]], dict[str, float]]:
-        """Rewards and metrics of the samples: (rewards, per-sample columns, means)."""
+        self, texts: Texts, scores: list[float] | None
+    ) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """Metrics of the samples: (per-sample columns, means)."""
         means: dict[str, float] = {}
-        scores: list[float] | None = None
-        if self.rewards is not None:
-            rewards = self.rewards(texts, metadata, label=self.label)
-            scores = [float(np.sum(reward)) for reward in rewards]
+        if self.rewards is not None and scores is not None:
             means["reward/mean"] = _mean_of_known(scores)
             if self.rewards.skip_errors:
                 means["reward/failed"] = float(np.sum(np.isnan(scores)))
         columns: dict[str, list[float]] = {}
         if self.metric_fn is not None:
-            found = call_metric_fn(self.metric_fn, texts, tokenizer=self.tokenizer, metadata=metadata)
+            metadata = self.prompts.metadata(np.arange(len(self.prompts)))
+            measure = partial(call_metric_fn, self.metric_fn, texts, tokenizer=self.tokenizer)
+            found = on_main(partial(measure, metadata=metadata))
             for name, value in found.items():
                 means[f"metrics/{name}"] = _mean_of_known(value if isinstance(value, list) else [value])
                 if isinstance(value, list):
                     columns[name] = value
-        return scores, columns, means
+        return columns, means
 
 
 def _mean_of_known(values: Sequence[float]) -> float:

@@ -16,6 +16,7 @@ from jrl.models.model import LanguageModel
 from jrl.models.policy import merge_params
 from jrl.models.quantize import QuantizedKernel
 from jrl.trainers.adapters import adapter_writer
+from jrl.trainers.placing import fetch
 from jrl.typing import Frozen, Params
 
 
@@ -30,6 +31,8 @@ def model_writer(
     merge_adapter: bool,
 ) -> Callable[[Path], None]:
     """A function that writes the parameters as they are now: copied to the host here, written whenever called.
+
+    All processes call this one; what it returns only process 0, which holds the copy.
 
     Args:
       lm: The model.
@@ -68,7 +71,10 @@ def check_merge(adapter: Adapter | None, *, merge_adapter: bool) -> None:
 
 
 def whole_model(params: Params, frozen: Frozen, adapter: Adapter | None) -> dict[str, Any]:
-    """All parameters on the host, an adapter merged into them.
+    """All parameters on the host of process 0, an adapter merged into them; all processes call it.
+
+    Leaf by leaf: no device ever holds more than one whole array beyond its own. On the other processes None stands for
+    each.
 
     Raises:
       ValueError: If the weights are int8 or nf4, or the adapter is no part of any weight.
@@ -84,5 +90,5 @@ def whole_model(params: Params, frozen: Frozen, adapter: Adapter | None) -> dict
         whole = jax.jit(adapter.merge)(whole, params[adapter.name])
     elif adapter is not None:
         raise ValueError("`merge_adapter` must be False for virtual tokens: they are no part of any weight.")
-    host: dict[str, Any] = jax.device_get(whole)
+    host: dict[str, Any] = fetch(whole, everywhere=False)
     return host

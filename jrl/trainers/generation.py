@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from jrl.rollout.generate import make_generate
 from jrl.trainers.coerce import coerce, field_types
+from jrl.trainers.placing import rows_sharding
 from jrl.typing import Completions, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, SamplingKnobs
 
 Sweep = tuple[str, tuple[Any, ...]]
@@ -162,20 +164,30 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 class Sampler:
-    """Compiled samplers, one for each static setting; temperature, top-p and beta are traced and share one program."""
+    """Compiled samplers, one for each static setting; temperature, top-p and beta are traced and share one program.
 
-    def __init__(self, policy: PolicyFns, *, forbidden: jax.Array | None = None) -> None:
-        self._policy, self._forbidden = policy, forbidden
-        self._programs: dict[GenerationSettings, Program] = {}
+    Args:
+      policy: The model.
+      forbidden: A transition mask, as `check_logit_mask` gives it.
+      mesh: Of the model; completions lie on it as their prompts do, so that every process finds its rows. None: the
+        model is on one device.
+    """
 
-    def program(self, settings: GenerationSettings) -> Program:
-        """The jitted `generate` for these settings, made on first use."""
+    def __init__(
+        self, policy: PolicyFns, *, forbidden: jax.Array | None = None, mesh: Mesh | None = None
+    ) -> None:
+        self._policy, self._forbidden, self._mesh = policy, forbidden, mesh
+        self._programs: dict[tuple[GenerationSettings, NamedSharding | None], Program] = {}
+
+    def program(self, settings: GenerationSettings, num_rows: int) -> Program:
+        """The jitted `generate` for these settings and so many rows, made on first use."""
         steered = None if settings.beta is None else 0.0
         static = replace(settings, temperature=1.0, top_p=1.0, beta=steered)
-        if static not in self._programs:
+        place = None if self._mesh is None else rows_sharding(self._mesh, num_rows)
+        if (static, place) not in self._programs:
             if self._forbidden is not None:
                 _check_successors(np.asarray(self._forbidden), settings)
-            self._programs[static] = jax.jit(
+            self._programs[static, place] = jax.jit(
                 make_generate(
                     self._policy,
                     max_new_tokens=settings.max_new_tokens,
@@ -186,9 +198,10 @@ class Sampler:
                     do_sample=settings.do_sample,
                     repetition_penalty=settings.repetition_penalty,
                     suppress_token_ids=settings.suppress_tokens,
-                )
+                ),
+                out_shardings=place,
             )
-        return self._programs[static]
+        return self._programs[static, place]
 
     def __call__(
         self,
@@ -210,7 +223,8 @@ class Sampler:
           key: Of this iteration.
         """
         knobs = settings.knobs._replace(forbidden=self._forbidden)
-        return self.program(settings)(params, frozen, prompts, jnp.asarray(row_ids), knobs, key)
+        program = self.program(settings, len(row_ids))
+        return program(params, frozen, prompts, jnp.asarray(row_ids), knobs, key)
 
 
 def _check_successors(forbidden: np.ndarray, settings: GenerationSettings) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jrl.mesh import tree_shardings
+from jrl.mesh import place, tree_shardings
 from jrl.models.heads import HEADS, heads_of, init_q_heads, init_value_head
 from jrl.models.model import LanguageModel
 from jrl.typing import Params, PRNGKey
@@ -67,6 +67,6 @@ def with_heads(
     if wanted.num_q_heads and not num_q_heads:
         sizes = lm.feature_width, lm.vocab_size, lm.config.padded_vocab_size
         fresh |= init_q_heads(wanted.num_q_heads, *sizes, jax.random.fold_in(key, 1))
-    params |= jax.device_put(fresh, tree_shardings(mesh, fresh)[0])
+    params |= place(fresh, tree_shardings(mesh, fresh)[0])
     kind, num_q_heads = heads_of(params)
     return replace(lm, value_head=kind, num_q_heads=num_q_heads), params

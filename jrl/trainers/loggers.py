@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.loggers_console import RichConsole
+from jrl.trainers.loggers_guard import GuardedTracker
 from jrl.trainers.loggers_jsonl import ROLLOUTS, JSONLLogger
 from jrl.trainers.loggers_trackers import TensorBoardLogger, WandbLogger
 from jrl.trainers.resume import plain
+from jrl.trainers.secrets import without_secrets
 
 Record = Mapping[str, Any]
 
@@ -45,18 +47,21 @@ class Loggers:
     """All destinations of a run behind one face.
 
     Args:
-      samples: The JSON lines on the disk; told first.
+      samples: The JSON lines on the disk; told first. None: nobody is told, for another process writes.
       others: Console and trackers, told in this order.
 
     Attributes:
       kept_records: Records from before a resume, which `metrics.jsonl` still holds.
     """
 
-    def __init__(self, samples: JSONLLogger, others: Sequence[Logger]) -> None:
-        self._samples, self._loggers = samples, (samples, *others)
-        self.kept_records = tuple(samples.kept)
+    def __init__(self, samples: JSONLLogger | None, others: Sequence[Logger]) -> None:
+        self._samples, self._loggers = samples, tuple(others)
+        self.kept_records: tuple[Record, ...] = ()
         self._open = ExitStack()
-        self._open.callback(samples.close)
+        if samples is not None:
+            self._loggers = (samples, *others)
+            self.kept_records = tuple(samples.kept)
+            self._open.callback(samples.close)
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
         """Tells every destination what runs, to which step, and from which step on."""
@@ -83,7 +88,7 @@ class Loggers:
           step: Optimizer step.
           show: Whether people should see them now; every iteration would be too often.
         """
-        if not rows:
+        if not rows or self._samples is None:
             return
         columns = list(rows[0])
         self._samples.log_table(
@@ -124,8 +129,11 @@ def make_loggers(
     jsonl = JSONLLogger(run_dir / "metrics.jsonl", samples_dir, keep_records=keep_records)
     loggers: list[Logger] = [console or RichConsole()]
     tracker_dir = Path(config.train.logging_dir or run_dir)
+    shown = without_secrets(plain(config.to_dict()))
     if config.train.tracker == "tensorboard":
-        loggers.append(TensorBoardLogger(tracker_dir / "tensorboard", plain(config.to_dict())))
+        tensorboard = TensorBoardLogger(tracker_dir / "tensorboard", shown)
+        loggers.append(GuardedTracker(tensorboard, "tensorboard"))
     elif config.train.tracker == "wandb":
-        loggers.append(WandbLogger(tracker_dir, plain(config.to_dict()), run_id_file=run_dir / "wandb_id"))
+        wandb = WandbLogger(tracker_dir, shown, run_id_file=run_dir / "wandb_id")
+        loggers.append(GuardedTracker(wandb, "wandb"))
     return Loggers(jsonl, loggers)

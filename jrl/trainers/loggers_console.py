@@ -20,6 +20,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from jrl.trainers.loggers_jsonl import SAMPLING
+
 COUNTERS = ("step", "iteration", "evaluation")
 
 # What a glance needs, in this order and under a short name; metrics.jsonl has the rest.
@@ -76,7 +78,8 @@ class RichConsole:
         Without a terminal, training records are lines too, but not all of them: a log file is read by people.
         """
         if "evaluation" in record:
-            figures = "  ".join(f"{name} {_number(record[name])}" for name in record if name not in COUNTERS)
+            names = (name for name in record if name not in COUNTERS and not name.startswith(SAMPLING))
+            figures = "  ".join(f"{name} {_number(record[name])}" for name in names)
             self._line(f"evaluation at step {step}  {figures}")
             return
         figures = "  ".join(

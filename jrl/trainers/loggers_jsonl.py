@@ -7,7 +7,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import numpy as np
 
 ROLLOUTS, SAMPLES = "rollouts", "samples"
 """Tables: of training, and of evaluations."""
+SAMPLING = "sampling/"
+"""Begins the names in a record that say how an evaluation sampled: they are no figures, and are not drawn."""
 
 
 class JSONLLogger:
@@ -35,20 +37,31 @@ class JSONLLogger:
 
     def __init__(self, path: Path, samples_dir: Path, *, keep_records: int | None) -> None:
         self._path, self._samples_dir = path, samples_dir
-        for folder in (path.parent, samples_dir):
-            folder.mkdir(parents=True, exist_ok=True)
-        lines = _lines(path)[:keep_records] if keep_records is not None else []
-        if keep_records is not None and len(lines) < keep_records:
-            warnings.warn(
-                f"{path} has {len(lines)} records, the checkpoint counted {keep_records}: some were lost.",
-                stacklevel=3,
+        try:
+            self.kept = self._begin(keep_records)
+        except OSError as error:
+            error.add_note(
+                f"The run's records belong into {path}, its samples into {samples_dir}. Where these cannot be written, "
+                "nothing is trained: make room, or set `train.checkpoint_dir`, `train.rollout_logging_dir`."
             )
-        self.kept: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        _rewrite(path, lines)
+            raise
+
+    def _begin(self, keep_records: int | None) -> list[dict[str, Any]]:
+        """Opens the records, cut back to what a resume keeps, which it returns."""
+        for folder in (self._path.parent, self._samples_dir):
+            folder.mkdir(parents=True, exist_ok=True)
+        kept = [] if keep_records is None else _records(self._path, keep_records)
+        if keep_records is not None and len(kept) < keep_records:
+            warnings.warn(
+                f"{self._path} has {len(kept)} records, the checkpoint counted {keep_records}: some were lost.",
+                stacklevel=4,
+            )
+        _rewrite(self._path, [line for line, _ in kept])
         if keep_records is None:
             for table in self._tables():
                 table.unlink()
-        self._files: dict[Path, _LineFile] = {path: _LineFile(path)}
+        self._files: dict[Path, _LineFile] = {self._path: _LineFile(self._path)}
+        return [record for _, record in kept]
 
     def _tables(self) -> list[Path]:
         paths = [self._samples_dir / f"{name}.jsonl" for name in (ROLLOUTS, SAMPLES)]
@@ -58,7 +71,7 @@ class JSONLLogger:
         """Cuts the tables back to what was there at this step."""
         del description, total_steps
         for table in self._tables():
-            _rewrite(table, [line for line in _lines(table) if json.loads(line)["step"] <= step])
+            _rewrite(table, [line for line, row in _records(table) if row["step"] <= step])
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
         """Appends a record."""
@@ -91,34 +104,54 @@ class _LineFile:
         self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._descriptor).st_size
-        self._waiting = b""
+        self._waiting: list[bytes] = []
+        self._refused = False
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Writes a line, or keeps it until there is room."""
         line = json.dumps({key: jsonable(value) for key, value in entry.items()}, ensure_ascii=False)
-        told = bool(self._waiting)
-        self._waiting += line.encode() + b"\n"
-        try:
-            self._write()
-        except OSError as error:
-            os.ftruncate(self._descriptor, self._size)  # half a line would spoil the file for every reader
-            if not told:
-                warnings.warn(
-                    f"Cannot write to {self._path} ({error}); its lines wait in memory.", stacklevel=4
-                )
-
-    def _write(self) -> None:
-        done = 0
-        while done < len(self._waiting):
-            done += os.write(self._descriptor, self._waiting[done:])
-        self._size += done
-        self._waiting = b""
+        self._waiting.append(line.encode() + b"\n")
+        self._try(self._write)
 
     def sync(self) -> None:
-        os.fsync(self._descriptor)
+        """Writes what waits and forces everything to the disk, as far as the disk will."""
+        self._try(self._write)
+        if not self._waiting:
+            self._try(lambda: os.fsync(self._descriptor))
 
     def close(self) -> None:
+        """Ends it; says how many lines never found room."""
+        self.sync()
         os.close(self._descriptor)
+        if self._waiting:
+            warnings.warn(
+                f"{len(self._waiting)} lines of {self._path} were never written: the disk refused them to the end.",
+                stacklevel=4,
+            )
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """What the disk refuses is told when it begins to."""
+        try:
+            work()
+        except OSError as error:
+            if not self._refused:
+                warnings.warn(
+                    f"Cannot write to {self._path} ({error}); its lines wait in memory.", stacklevel=5
+                )
+            self._refused = True
+        else:
+            self._refused = False
+
+    def _write(self) -> None:
+        content, done = b"".join(self._waiting), 0
+        try:
+            while done < len(content):
+                done += os.write(self._descriptor, content[done:])
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)  # half a line would spoil the file for every reader
+            raise
+        self._size += done
+        self._waiting = []
 
 
 def jsonable(value: Any) -> Any:
@@ -137,13 +170,22 @@ def jsonable(value: Any) -> Any:
     return jsonable(array.tolist())
 
 
-def _lines(path: Path) -> list[str]:
-    """Whole lines of a file; one that a crash cut short is not counted."""
+def _records(path: Path, count: int | None = None) -> list[tuple[str, dict[str, Any]]]:
+    """The first lines of a file and what they say; what a crash cut short or a disk spoilt is left out."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
     # Only "\n" ends a line here: samples may hold every other character that `splitlines` would break at.
-    return text.split("\n")[:-1]
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1][:count]
+    read = [(line, _object(line)) for line in lines]
+    return [(line, record) for line, record in read if record is not None]
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "step" in found else None
 
 
 def _rewrite(path: Path, lines: Sequence[str]) -> None:

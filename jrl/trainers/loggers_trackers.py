@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import yaml
+
+from jrl.trainers.loggers_jsonl import SAMPLING
 
 COUNTERS = ("step", "iteration", "evaluation")
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
@@ -75,7 +78,7 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """A Weights & Biases run; `WANDB_MODE=offline` keeps it on the disk.
+    """A Weights & Biases run; `WANDB_MODE=offline` keeps it on the disk, and so does a server that does not answer.
 
     A resumed run continues the same curve. Steps that it repeats are not drawn twice: wandb keeps the first
     ones.
@@ -95,17 +98,26 @@ class WandbLogger:
         del total_steps
         train = self._config["train"]
         resumed = step > 0 and self._id_file.exists()
-        self._run = self._wandb.init(
-            project=train["project_name"],
-            name=train["run_name"],
-            entity=train["entity_name"],
-            group=train["group_name"],
-            tags=train["tags"],
-            dir=str(self._directory),
-            config={**self._config, "description": dict(description)},
-            id=self._id_file.read_text(encoding="utf-8").strip() if resumed else None,
-            resume="allow" if resumed else None,
-        )
+        arguments = {
+            "project": train["project_name"],
+            "name": train["run_name"],
+            "entity": train["entity_name"],
+            "group": train["group_name"],
+            "tags": train["tags"],
+            "dir": str(self._directory),
+            "config": {**self._config, "description": dict(description)},
+            "id": self._id_file.read_text(encoding="utf-8").strip() if resumed else None,
+            "resume": "allow" if resumed else None,
+        }
+        try:
+            self._run = self._wandb.init(**arguments)
+        except self._wandb.Error as error:
+            self._run = self._wandb.init(**arguments, mode="offline")
+            warnings.warn(
+                f"wandb cannot be reached ({str(error).splitlines()[0]}): this run is kept under "
+                f"{self._directory / 'wandb'}, and `wandb sync` sends it later.",
+                stacklevel=5,
+            )
         self._id_file.write_text(self._run.id, encoding="utf-8")
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
@@ -126,9 +138,10 @@ class WandbLogger:
 
 
 def _curves(record: Mapping[str, Any]) -> dict[str, float]:
-    """What is drawn of a record: everything but its counters."""
+    """What is drawn of a record: everything but its counters, and how it sampled."""
     prefix = "eval/" if "evaluation" in record else ""
-    return {f"{prefix}{name}": value for name, value in record.items() if name not in COUNTERS}
+    shown = (name for name in record if name not in COUNTERS and not name.startswith(SAMPLING))
+    return {f"{prefix}{name}": record[name] for name in shown}
 
 
 def check_tracker(tracker: str | None) -> None:

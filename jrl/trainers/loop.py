@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
-from jrl.ops.metrics import finalize
+from jrl.distributed import end_on_error, new_meeting, on_main
 from jrl.trainers.checkpoint import Checkpointer
-from jrl.trainers.loggers import make_loggers
-from jrl.trainers.loggers_jsonl import SAMPLES
-from jrl.trainers.manifest import CheckpointError
+from jrl.trainers.cursor import check_data, make_cursor
+from jrl.trainers.loggers import Loggers, make_loggers
+from jrl.trainers.loggers_jsonl import SAMPLES, SAMPLING
+from jrl.trainers.peers import fail_together, say_end, start_vote
+from jrl.trainers.pending import Pending, check_steps
 from jrl.trainers.signals import GracefulStop
 from jrl.trainers.timing import CompileCounter, Stopwatch
 from jrl.typing import Metrics
@@ -30,54 +32,8 @@ if TYPE_CHECKING:
     from jrl.trainers.base import Trainer
 
 
-TOKENS = ("completion/tokens", "sft/tokens", "ilql/tokens", "dpo/tokens", "reward_model/tokens")
-"""What `perf/tokens_per_second` counts: the first of these that an iteration reports."""
-
-
-class TrainingDivergedError(RuntimeError):
-    """Too many non-finite optimizer steps in a row."""
-
-
-def make_cursor(
-    trainer: Trainer,
-    *,
-    iteration: int,
-    steps_per_iteration: int,
-    evaluations: int,
-    best_score: float | None,
-    data_sha256: Mapping[str, str],
-) -> dict[str, Any]:
-    """What a checkpoint holds beside the state: where the run stands, plain JSON.
-
-    Args:
-      trainer: Whose run it is.
-      iteration: Iterations so far.
-      steps_per_iteration: Optimizer steps of one.
-      evaluations: Evaluations so far.
-      best_score: The best of them; None: none counted.
-      data_sha256: Fingerprints of the data, as `Trainer.data_sha256` gives them.
-    """
-    return {
-        "iteration": iteration,
-        "steps_per_iteration": steps_per_iteration,
-        "records": len(trainer.history),
-        "evaluations": evaluations,
-        "best_score": best_score,
-        "frozen_sha256": trainer.frozen_sha256(),
-        "data_sha256": dict(data_sha256),
-        "host_state": trainer.host_state(),
-    }
-
-
-@dataclass
-class Pending:
-    """Metrics of an update that is still on the device."""
-
-    step: int
-    iteration: int
-    host: dict[str, float]
-    device: Metrics
-    dispatched: float
+_LAST_SAVE_SECONDS = 10
+"""What a checkpoint in flight is given when a process ends without the others."""
 
 
 class Run:
@@ -97,6 +53,7 @@ class Run:
         self.best_score: float | None = None
         self.stopwatch = Stopwatch()
         self._saved_step = -1
+        self._agreed_to_stop = False
         self._pending: Pending | None = None
         self._iteration_began = time.perf_counter()
 
@@ -112,6 +69,8 @@ class Run:
 
     def __enter__(self) -> Self:
         """Locks the run's folder, restores a checkpoint where one is named, opens the trackers."""
+        if jax.process_count() > 1:
+            end_on_error()
         with ExitStack() as opened:  # what fails half-way leaves neither lock nor signal handler behind
             self.compilations = opened.enter_context(CompileCounter())
             self._stop = opened.enter_context(GracefulStop())
@@ -125,28 +84,58 @@ class Run:
             self._data_sha256 = self.trainer.data_sha256()  # once: every checkpoint writes it
             records = self._restore()
             self.checkpoints.take_over()
-            self.loggers = make_loggers(self.trainer.config, self.trainer.run_dir, keep_records=records)
-            opened.callback(self.loggers.close)
-            self.trainer.history = list(self.loggers.kept_records)
-            self.loggers.start(self.trainer.description(), total_steps=self.last_step, step=self.step)
+            self.loggers = Loggers(None, [])
+            self.trainer.history = on_main(partial(self._open_loggers, records, opened))
+            self._meeting = new_meeting()
             self._opened = opened.pop_all()
         return self
+
+    def _open_loggers(self, keep_records: int | None, opened: ExitStack) -> list[Any]:
+        """On process 0, which alone writes: opens what the run is told to; the records from before."""
+        self.loggers = make_loggers(self.trainer.config, self.trainer.run_dir, keep_records=keep_records)
+        opened.callback(self.loggers.close)
+        description = self.trainer.description()
+        if jax.process_count() > 1:
+            description["processes"] = f"{jax.process_count()}; if one is lost, all end"
+            description["afterwards"] = f"train.resume_from_checkpoint: {self.checkpoints.run_dir}"
+        self.loggers.start(description, total_steps=self.last_step, step=self.step)
+        return list(self.loggers.kept_records)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Saves what a failure left whole, waits for checkpoints in flight, closes everything.
 
-        Before the first step there is nothing to save, and a checkpoint would only stand in the next try's way.
+        Before the first step there is nothing to save, and a checkpoint would only stand in the next try's way. Of
+        several processes none can save alone: where they do not fail together, they end with the last checkpoint.
         """
         with self._opened:
-            if kind is None or issubclass(kind, Exception):
-                try:
-                    self.flush(check=kind is None)
-                finally:
-                    unsaved = self.step > 0 and self._saved_step != self.step
-                    if unsaved and not self.trainer.state_is_deleted():
-                        self.save()
+            try:
+                if error is None or self._can_save(error):
+                    self._end(check=error is None)
+                    return
+                failure = error
+            except BaseException as another:
+                failure = another
+            if jax.process_count() > 1:
+                self.checkpoints.abandon(seconds=_LAST_SAVE_SECONDS)
+                say_end(failure, self.checkpoints.run_dir)
+            if failure is not error:
+                raise failure
+
+    def _can_save(self, error: BaseException) -> bool:
+        """Whether a run that fails is to be saved, and can be."""
+        return isinstance(error, Exception) and fail_together(error, f"{self._meeting}_{self.step}")
+
+    def _end(self, *, check: bool) -> None:
+        """Logs and saves what is not yet, and waits for it."""
+        try:
+            self.flush(check=check)
+        finally:
+            unsaved = self.step > 0 and self._saved_step != self.step
+            if unsaved and not self.trainer.state_is_deleted():
+                self.save()
+            self.checkpoints.wait()
 
     def remaining(self) -> Iterator[int]:
         """Numbers of the iterations still to do; ends early when the process is asked to stop."""
@@ -160,7 +149,14 @@ class Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether SIGINT or SIGTERM asked for an orderly stop, or whoever watches did."""
+        """Whether SIGINT or SIGTERM asked for an orderly stop, or whoever watches did.
+
+        Several processes stop together, an iteration after the first of them was asked: then all know of it.
+        """
+        return self._asked() if jax.process_count() == 1 else self._agreed_to_stop
+
+    def _asked(self) -> bool:
+        """Whether this process was asked to stop."""
         return self._stop.requested or self.trainer.hooks.stop()
 
     def after(
@@ -176,10 +172,11 @@ class Run:
         before = self.step
         # First: the state has taken this step, and is saved with its number though logging the last one may fail.
         self.iteration += 1
+        vote = start_vote(self.trainer.mesh, self._asked()) if jax.process_count() > 1 else None
         try:
             self.flush()
         finally:
-            self._pending = Pending(self.step, self.iteration, host, device, time.perf_counter())
+            self._pending = Pending(self.step, self.iteration, host, device, vote)
         last = self.iteration == self.num_iterations
         evaluates = last or self._due(self.config.eval_interval, before)
         if rows is not None:
@@ -199,8 +196,9 @@ class Run:
             return False
         record = {"step": self.step, "evaluation": self.num_evaluations, **found.metrics}
         self.num_evaluations += 1
-        self.trainer.history.append(record)
-        self.loggers.log(record, self.step)
+        full = record | {f"{SAMPLING}{name}": value for name, value in (found.sampling or {}).items()}
+        self.trainer.history.append(full)
+        self.loggers.log(full, self.step)
         self.loggers.log_table(SAMPLES, found.columns, found.rows, self.step)
         self.trainer.hooks.evaluate(record)
         score = found.score
@@ -216,31 +214,17 @@ class Run:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        metrics = finalize(jax.device_get(pending.device))
-        now = time.perf_counter()
-        times = self.stopwatch.take() | {"time/update": now - pending.dispatched}
-        tokens = next((pending.host[name] for name in TOKENS if name in pending.host), 0.0)
-        elapsed, self._iteration_began = now - self._iteration_began, now
-        record = {
-            "step": pending.step,
-            "iteration": pending.iteration,
-            **pending.host,
-            **metrics,
-            **times,
-            "time/iteration": elapsed,
-            "perf/tokens_per_second": tokens / elapsed,
-            "perf/compilations": self.compilations.count,
-        }
+        jax.block_until_ready(pending.device)  # first: what the host did meanwhile is in the stopwatch
+        record = pending.record(
+            self.stopwatch.take(), began=self._iteration_began, compilations=self.compilations.count
+        )
+        self._iteration_began = time.perf_counter()
+        self._agreed_to_stop |= pending.is_stop()
         self.trainer.history.append(record)
         self.loggers.log(record, pending.step)
         self.trainer.hooks.log(record)
-        bad = metrics.get("optim/skipped_in_a_row", 0.0)
-        if check and bad >= self.config.max_bad_steps:
-            raise TrainingDivergedError(
-                f"{int(bad)} optimizer steps in a row had a non-finite loss or gradient (`train.max_bad_steps` is "
-                f"{self.config.max_bad_steps}); the parameters are those of the last finite step. Likely causes: a "
-                "learning rate too high, rewards of extreme size, or a compute dtype too narrow."
-            )
+        if check:
+            check_steps(record, self.config.max_bad_steps)
 
     def save(self) -> None:
         """Starts writing a checkpoint of the state as it is now; its callers have flushed the metrics."""
@@ -272,14 +256,8 @@ class Run:
         )
         if found is None:
             return None
-        cursor, data = found.cursor, self._data_sha256
-        changed = [name for name in data if cursor["data_sha256"].get(name) != data[name]]
-        if changed:
-            raise CheckpointError(
-                f"{found.path} was trained with others: {', '.join(f'`{name}`' for name in sorted(changed))} "
-                "(of data its content or order, of a model its architecture or adapter). Give the same, or start a new "
-                "run in another `train.checkpoint_dir`."
-            )
+        cursor = found.cursor
+        check_data(cursor["data_sha256"], self._data_sha256, found.path)
         self.trainer.state = found.state
         self.trainer.load_host_state(cursor["host_state"])
         self.iteration, self.num_evaluations = cursor["iteration"], cursor["evaluations"]

@@ -6,14 +6,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from jrl.distributed import from_main, is_main
 from jrl.mesh import path_name
+from jrl.trainers.placing import fetch
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -40,17 +42,30 @@ def file_sha256(path: Path, *, sync: bool = False) -> str:
     return digest.hexdigest()
 
 
-def write_manifest(directory: Path, entries: Mapping[str, Any]) -> None:
+def fingerprint_files(directory: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of files below a folder, by name in it; they are forced to the disk first."""
+    return {
+        path.relative_to(directory).as_posix(): {
+            "size": path.stat().st_size,
+            "sha256": file_sha256(path, sync=True),
+        }
+        for path in paths
+    }
+
+
+def write_manifest(
+    directory: Path, entries: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
     """Writes `manifest.json` over everything in a folder: the last file of a checkpoint.
 
     Args:
       directory: Folder whose files are all written.
       entries: Further facts to keep in it, plain JSON.
+      known: What `fingerprint_files` gave for some of them, in the process that wrote these.
     """
-    files = {
-        name: {"size": path.stat().st_size, "sha256": file_sha256(path, sync=True)}
-        for name, path in _files(directory).items()
-    }
+    present, known = _files(directory), known or {}
+    files = fingerprint_files(directory, (path for name, path in present.items() if name not in known))
+    files = dict(sorted({**files, **{name: dict(known[name]) for name in known if name in present}}.items()))
     content = {**entries, "format": _FORMAT, "files": files}
     # The manifest carries its own fingerprint: a flipped bit in it must be noticed as much as one elsewhere.
     content["sha256"] = _content_sha256(content)
@@ -90,9 +105,11 @@ def verify_manifest(directory: Path) -> dict[str, Any]:
     """Compares every file with the manifest and returns the manifest.
 
     Raises:
-      CheckpointError: Naming the first file that is missing, unknown, of another size, or altered.
+      CheckpointError: Naming the first file that is missing, unknown, of another size, altered, or a link to somewhere
+        else.
     """
     content = read_manifest(directory)
+    _check_links(directory)
     present = _files(directory)
     for name, expected in content["files"].items():
         if name not in present:
@@ -111,17 +128,19 @@ def verify_manifest(directory: Path) -> dict[str, Any]:
 
 
 def tree_sha256(tree: Any) -> str:
-    """SHA-256 over names, types, shapes and bytes of all arrays of a tree; {} has one too.
+    """SHA-256 over names, types, shapes and bytes of all arrays of a tree; {} has one too. All processes call it.
 
-    Arrays are fetched to the host one by one, so no second copy of the tree is ever held.
+    Arrays are fetched to the host of process 0 one by one, so no second copy of the tree is ever held.
     """
     digest = hashlib.sha256()
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    for name, leaf in sorted((path_name(path), leaf) for path, leaf in leaves):
-        array = np.asarray(leaf)
-        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    for name, leaf in sorted(((path_name(path), leaf) for path, leaf in leaves), key=lambda entry: entry[0]):
+        array = fetch(leaf, everywhere=False)
+        if is_main():
+            digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    found: str = from_main(digest.hexdigest())
+    return found
 
 
 def sync_directory(directory: Path) -> None:
@@ -138,6 +157,16 @@ def _files(directory: Path) -> dict[str, Path]:
     found = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
     found.pop(MANIFEST, None)
     return dict(sorted(found.items()))
+
+
+def _check_links(directory: Path) -> None:
+    """A checkpoint holds what it is made of: a link out of it would have other files read, or later deleted."""
+    home = directory.resolve()
+    for path in directory.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise CheckpointError(
+                f"{path} is a link that leads out of the checkpoint. Copy the files themselves (cp -L)."
+            )
 
 
 def _content_sha256(content: Mapping[str, Any]) -> str:

@@ -32,8 +32,10 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.quantize import num_weights
 from jrl.trainers.citations import LORA, Paper, citations
 from jrl.trainers.config import TRLConfig
+from jrl.trainers.loggers_jsonl import SAMPLING
 from jrl.trainers.resume import plain
 from jrl.trainers.run_plot import Record, plot_run
+from jrl.trainers.secrets import hide_secrets, without_secrets
 
 if TYPE_CHECKING:
     from jrl.trainers.base import Trainer
@@ -211,7 +213,7 @@ def _metrics(history: Sequence[Record]) -> str:
         figures = {
             name.removeprefix(_HELD_OUT): value
             for name, value in record.items()
-            if name not in _COUNTERS and not name.startswith(_CLOCKS)
+            if name not in _COUNTERS and not name.startswith((*_CLOCKS, SAMPLING))
         }
         if figures:
             columns.append((f"{kind}, step {record.get('step', '–')}", figures))
@@ -231,7 +233,8 @@ def _number(value: Any) -> str:
 
 def _hyperparameters(config: TRLConfig, base: str) -> str:
     """Fields that differ from their defaults as a table; all fields folded away."""
-    values = _cut(plain(config.to_dict() | {"model": vars(config.model) | {"model_path": base}}))
+    written = config.to_dict() | {"model": vars(config.model) | {"model_path": base}}
+    values = _cut(without_secrets(plain(written)))
     changed: dict[str, Any] = {}
     for section, of_section in vars(config).items():
         for field in fields(of_section):
@@ -256,11 +259,11 @@ def _short(value: Any) -> str:
 
 
 def _cut(value: Any) -> Any:
-    """A plain value with every absolute path in it cut to its last name."""
+    """A plain value with every absolute path in it cut to its last name, and without what looks like a secret."""
     if isinstance(value, dict):
         return {key: _cut(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_cut(entry) for entry in value]
-    if isinstance(value, str) and Path(value).is_absolute():
-        return f".../{Path(value).name}"
+    if isinstance(value, str):
+        return f".../{Path(value).name}" if Path(value).is_absolute() else hide_secrets(value)
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -110,7 +111,7 @@ class OfflineTrainer(Trainer):
         if found is None:
             return Evaluation(held_out, score, [], [])
         score = score if found.score is None else found.score
-        return Evaluation(found.metrics | held_out, score, found.columns, found.rows)
+        return replace(found, metrics=found.metrics | held_out, score=score)
 
     def measure_samples(self, samples: SampleSet) -> dict[str, float]:
         """The objective's metrics over all samples of a set, each counted once."""

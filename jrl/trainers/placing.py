@@ -3,37 +3,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl.mesh import batch_sharding, replicated, rows_parts
+from jrl.distributed import gather, meet, new_meeting
+from jrl.mesh import batch_sharding, place, replicated, rows_parts
 
 
 def rows_sharding(mesh: Mesh, num_rows: int) -> NamedSharding:
     """Rows split over the data and fsdp axes where they divide, else whole on every device."""
     return batch_sharding(mesh) if num_rows % rows_parts(mesh) == 0 else replicated(mesh)
-
-
-def place(tree: Any, shardings: Any) -> Any:
-    """Host arrays as global arrays. Every process passes the same values and copies only its own devices' part.
-
-    Args:
-      tree: NumPy arrays, whole.
-      shardings: One for all, or a tree of them.
-    """
-
-    def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-        leaf = np.asarray(leaf)
-        if sharding.is_fully_addressable:
-            return jax.device_put(leaf, sharding)
-        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
-
-    if isinstance(shardings, NamedSharding):
-        return jax.tree.map(lambda leaf: put(leaf, shardings), tree)
-    return jax.tree.map(put, tree, shardings)
 
 
 def place_rows(mesh: Mesh, tree: Any) -> Any:
@@ -44,20 +28,20 @@ def place_rows(mesh: Mesh, tree: Any) -> Any:
 def own_rows(mesh: Mesh, num_rows: int) -> np.ndarray:
     """Rows of a batch that this process answers for on the host, ascending: each row is one process's.
 
-    They lie on this process's devices where `rows_sharding` put them. A row that lies on devices of several processes
-    (its model is split over them, or the rows do not divide) belongs to one of these, in turn.
+    They lie on this process's devices where `rows_sharding` put them. Rows that lie on devices of several processes
+    (the model is split over these, or the rows do not divide) are shared out among them.
     """
     holders: dict[tuple[int, int], set[int]] = {}
+    here = jax.process_index()
     spans: Any = rows_sharding(mesh, num_rows).devices_indices_map((num_rows,))
     for device, index in spans.items():
         start, stop, _ = index[0].indices(num_rows)
         holders.setdefault((start, stop), set()).add(device.process_index)
-    own = [
-        np.arange(*span)
-        for number, (span, processes) in enumerate(sorted(holders.items()))
-        if sorted(processes)[number % len(processes)] == jax.process_index()
-    ]
-    return np.concatenate([np.zeros(0, np.int64), *own])
+    own = [np.zeros(0, np.int64)]
+    for span, processes in sorted(holders.items()):
+        shares = np.array_split(np.arange(*span), len(processes))
+        own += [rows for rows, process in zip(shares, sorted(processes), strict=True) if process == here]
+    return np.concatenate(own)
 
 
 def local_rows(x: jax.Array, rows: np.ndarray) -> np.ndarray:
@@ -83,7 +67,37 @@ def fetch(tree: Any, *, everywhere: bool = True) -> Any:
     def get(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
             sharding: Any = leaf.sharding
-            leaf = jax.jit(lambda x: x, out_shardings=replicated(sharding.mesh))(leaf)
+            leaf = _gathering(sharding.mesh)(leaf)
         return np.asarray(leaf) if everywhere or jax.process_index() == 0 else None
 
     return jax.tree.map(get, tree)
+
+
+def introduce(mesh: Mesh) -> None:
+    """Lets all devices talk that will have to, along every axis and all of them together: right after the start.
+
+    A network that does not work shows here, before a model is loaded. And who talks for the first time waits only so
+    long for the others (gloo: 30 s), which are together now and may not be later, when each compiles for itself.
+    """
+    if jax.process_count() == 1:
+        return
+    meet(new_meeting())
+    gather()
+    axes = [axis for axis, size in enumerate(mesh.devices.shape) if size > 1]
+    groups = [group for count in range(1, len(axes) + 1) for group in itertools.combinations(axes, count)]
+    names = mesh.axis_names
+    left = [
+        PartitionSpec(*(name for axis, name in enumerate(names) if axis not in group)) for group in groups
+    ]
+    sums = jax.jit(
+        lambda x: [x.sum(axis=group) for group in groups],
+        out_shardings=[NamedSharding(mesh, spec) for spec in left],
+    )
+    ones: Any = np.ones(mesh.devices.shape, np.float32)
+    jax.block_until_ready(sums(place(ones, NamedSharding(mesh, PartitionSpec(*names)))))
+
+
+@functools.cache
+def _gathering(mesh: Mesh) -> Any:
+    """A program that puts an array whole on every device; one a mesh, so that it is compiled once for each shape."""
+    return jax.jit(lambda x: x, out_shardings=replicated(mesh))

@@ -70,7 +70,8 @@ class PolicyTrainer(Trainer):
     def use_model(self, bundle: PolicyBundle) -> None:
         """Makes the sampler."""
         self.lm, self.policy = bundle.lm, bundle.policy
-        self.sampler = Sampler(self.policy, forbidden=check_logit_mask(self.logit_mask, self.lm.vocab_size))
+        forbidden = check_logit_mask(self.logit_mask, self.lm.vocab_size)
+        self.sampler = Sampler(self.policy, forbidden=forbidden, mesh=self.mesh)
         self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
 
     @property
@@ -112,6 +113,7 @@ class PolicyTrainer(Trainer):
             skip_errors=train.reward_errors == "skip",
             timeout=train.reward_timeout,
             failures=self.run_dir / "failed_rollouts",
+            on_main=train.rewards_on == "main",
         )
 
     def default_prompts(self) -> list[str]:
@@ -154,7 +156,10 @@ class PolicyTrainer(Trainer):
 
     def completer(self, chunk_size: int) -> Completer:
         """Samples and decodes, so many rows a call."""
-        return Completer(self.sampler, self.tokenizer, self.stop_sequences, self.mesh, chunk_size)
+        on_main = self.config.train.rewards_on == "main"
+        return Completer(
+            self.sampler, self.tokenizer, self.stop_sequences, self.mesh, chunk_size, on_main=on_main
+        )
 
     @property
     def eval_chunk_size(self) -> int:

@@ -3,6 +3,8 @@
 
 Chunks overlap: while the user's reward function works on chunk i, the device scores chunk i and samples chunk i + 1.
 The host waits only for sampled ids. What is random depends on `(key, row)` alone, never on the order of arrival.
+
+Of several processes each decodes and rewards the rows that lie on its devices; `sharing` brings them together.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.data.prompts import PromptBatch, PromptSet
-from jrl.ops.alignment import join, length_mask
-from jrl.ops.rewards import missing_eos_penalty, place_scores
-from jrl.rollout.health import sampler_agreement
+from jrl.mesh import replicated
+from jrl.ops.alignment import join
 from jrl.rollout.rewards import RewardError, to_score_matrix
 from jrl.rollout.score import make_score
 from jrl.rollout.text import Texts, decode_rows
 from jrl.trainers.generation import GenerationSettings, Sampler
-from jrl.trainers.placing import place_rows
+from jrl.trainers.placing import local_rows, own_rows, place_rows, rows_sharding
+from jrl.trainers.ppo_assembly import assemble
 from jrl.trainers.reward_calls import RewardCall
+from jrl.trainers.sharing import Judging, Part, to_main
 from jrl.trainers.timing import Stopwatch
 from jrl.typing import (
     Completions,
@@ -68,7 +71,7 @@ class Experience:
       batch: For the learner.
       metrics: Host-side figures of the rollouts.
       agreement: How well sampler and learner agree; still on the device.
-      rows: One dict a rollout, for the samples' log: prompt, output, reward, tokens.
+      rows: One dict a rollout, for the samples' log: prompt, output, reward, tokens; all of them in every process.
     """
 
     batch: PPOBatch
@@ -130,8 +133,13 @@ class Collector:
             sequences = join(inputs, completions, pad_token_id=settings.pad_token_id)
             return sequences, score(params, frozen, ref_params, sequences, temperature)
 
-        self._join_and_score = jax.jit(join_and_score)
-        self._assemble = jax.jit(assemble, static_argnames=("counts", "pad_token_id", "eos_penalty"))
+        self._own_rows = own_rows(mesh, self._chunk_size)
+        self._join_and_score = jax.jit(join_and_score, out_shardings=rows_sharding(mesh, self._chunk_size))
+        self._assemble = jax.jit(
+            assemble,
+            static_argnames=("counts", "pad_token_id", "eos_penalty"),
+            out_shardings=(rows_sharding(mesh, num_rollouts), replicated(mesh)),
+        )
 
     def __call__(
         self,
@@ -161,30 +169,37 @@ class Collector:
         indices = numbers + iteration * self._num_rollouts
         width = self._prompts.width(self._prompts.order(indices))
         starts = range(0, self._num_rollouts, self._chunk_size)
-        ahead = self._dispatch(params, frozen, ref_params, indices, starts[0], width, key)
+        chunks: list[Chunk] = []
+
+        def dispatch_next() -> None:
+            if len(chunks) < len(starts):
+                start = starts[len(chunks)]
+                chunks.append(self._dispatch(params, frozen, ref_params, indices, start, width, key))
+
+        dispatch_next()
         while_sampling()
-        chunks, texts, scores = [], [], []
+        judging = Judging(self._rewards, self._as_matrix)
         for number, start in enumerate(starts):
-            chunk = ahead
+            chunk = chunks[number]
+            rows = self._own_rows[self._own_rows < chunk.count]
             with stopwatch("rollout"):
-                tokens, lengths = jax.device_get((chunk.completions.tokens, chunk.completions.lengths))
-            if number + 1 < len(starts):
-                ahead = self._dispatch(params, frozen, ref_params, indices, starts[number + 1], width, key)
+                tokens = local_rows(chunk.completions.tokens, rows)
+                lengths = local_rows(chunk.completions.lengths, rows)
+            if not self._rewards.on_main:
+                dispatch_next()
             with stopwatch("decode"):
-                text = decode_rows(
-                    self._tokenizer,
-                    chunk.batch.token_lists[: chunk.count],
-                    tokens[: chunk.count],
-                    lengths[: chunk.count],
-                    eos_token_ids=self._settings.eos_token_id,
-                    stop_sequences=self._stop_sequences,
-                    separator=self._prompts.separator,
-                )
+                part = Part(start + rows, self._decode(chunk, rows, tokens, lengths))
+                if self._rewards.on_main:
+                    # Before the next chunk: what goes from host to host queues behind what was sent.
+                    part = to_main(part)
+                    dispatch_next()
             with stopwatch("reward"):
-                scores.append(self._reward(text, chunk, iteration, start))
-            chunks.append(chunk)
-            texts.append(text)
-        return self._experience(chunks, Texts.concatenate(texts), np.concatenate(scores))
+                metadata = self._metadata(chunk, part.numbers - start)
+                judging.add(part, metadata, label=f"iteration_{iteration:06d}_row_{start:06d}")
+        with stopwatch("reward"):
+            texts, scores = judging.together()
+        assert scores is not None, "there is a reward function"
+        return self._experience(chunks, texts, scores)
 
     def _dispatch(
         self,
@@ -210,10 +225,24 @@ class Collector:
         )
         return Chunk(batch, count, completions, sequences, scored)
 
-    def _reward(self, texts: Texts, chunk: Chunk, iteration: int, start: int) -> np.ndarray:
-        """Scores of a chunk, (count, T); rows that failed under "skip" are NaN."""
-        metadata = {name: column[: chunk.count] for name, column in chunk.batch.metadata.items()}
-        rewards = self._rewards(texts, metadata, label=f"iteration_{iteration:06d}_row_{start:06d}")
+    def _decode(self, chunk: Chunk, rows: np.ndarray, tokens: np.ndarray, lengths: np.ndarray) -> Texts:
+        """Some rows of a chunk, whose sampled ids these are."""
+        return decode_rows(
+            self._tokenizer,
+            [chunk.batch.token_lists[row] for row in rows],
+            tokens,
+            lengths,
+            eos_token_ids=self._settings.eos_token_id,
+            stop_sequences=self._stop_sequences,
+            separator=self._prompts.separator,
+        )
+
+    def _metadata(self, chunk: Chunk, rows: np.ndarray) -> dict[str, list[Any]]:
+        """One list a key, aligned with some rows of a chunk."""
+        return {name: [column[row] for row in rows] for name, column in chunk.batch.metadata.items()}
+
+    def _as_matrix(self, rewards: Sequence[float | np.ndarray], texts: Texts) -> np.ndarray:
+        """Rewards placed on the actions that earned them, (rows, T); rows that failed under "skip" are NaN."""
         return to_score_matrix(rewards, texts.lengths, width=self._settings.max_new_tokens)
 
     def _experience(self, chunks: list[Chunk], texts: Texts, scores: np.ndarray) -> Experience:
@@ -223,13 +252,12 @@ class Collector:
                 "`reward_fn` failed on every rollout of the iteration, so `reward_errors: skip` leaves nothing "
                 "to learn from. Is the service it calls down?"
             )
-        terminated = np.concatenate([np.asarray(c.completions.terminated)[: c.count] for c in chunks])
-        ended = terminated | texts.stopped
+        ended = texts.ended(self._settings.eos_token_id)
         batch, agreement = self._assemble(
             [(chunk.sequences, chunk.scored, chunk.completions.logprobs) for chunk in chunks],
-            jnp.asarray(np.where(failed[:, None], 0.0, scores), jnp.float32),
-            jnp.asarray(np.where(failed, 0, texts.lengths), jnp.int32),
-            jnp.asarray(ended),
+            np.where(failed[:, None], 0.0, scores).astype(np.float32),
+            np.where(failed, 0, texts.lengths).astype(np.int32),
+            ended,
             counts=tuple(chunk.count for chunk in chunks),
             pad_token_id=self._settings.pad_token_id,
             eos_penalty=self._missing_eos_penalty,
@@ -249,47 +277,3 @@ class Collector:
             for row in range(len(texts.outputs))
         ]
         return Experience(batch, metrics, agreement, rows)
-
-
-def assemble(
-    chunks: list[tuple[Sequences, Scored, jax.Array]],
-    scores: jax.Array,
-    lengths: jax.Array,
-    ended: jax.Array,
-    *,
-    counts: tuple[int, ...],
-    pad_token_id: int,
-    eos_penalty: float | None,
-) -> tuple[PPOBatch, Metrics]:
-    """Chunks as one batch of exactly the real rollouts, cut to what the reward function saw.
-
-    Reward, mask and stored ids all use the same end: a stop string found on the host shortens the row here.
-
-    Args:
-      chunks: Rows, their scores under policy and reference, and the sampler's own log-probabilities.
-      scores: Rewards per token (N T).
-      lengths: Completion lengths after stop strings, (N,); 0 leaves a row out of everything.
-      ended: False where the length limit cut the row, (N,).
-      counts: Real rows of each chunk.
-      pad_token_id: Replaces what is cut off.
-      eos_penalty: Subtracted from the last action's score where the row did not end; None: nothing.
-    Returns:
-      The batch, and how well sampler and learner agree.
-    """
-
-    def stack(*parts: jax.Array) -> jax.Array:
-        return jnp.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-    rows, scored, sampler_logprobs = jax.tree.map(stack, *chunks)
-    mask = rows.mask & length_mask(lengths, width=rows.mask.shape[1])
-    real = rows.inputs.attention_mask & length_mask(
-        rows.starts + 1 + lengths, width=rows.inputs.tokens.shape[1]
-    )
-    inputs = rows.inputs._replace(
-        tokens=jnp.where(real, rows.inputs.tokens, pad_token_id), attention_mask=real
-    )
-    if eos_penalty:
-        penalties = missing_eos_penalty(jnp.zeros_like(scores[:, 0]), ended, penalty=eos_penalty)
-        scores = scores + place_scores(penalties, mask)
-    batch = PPOBatch(Sequences(inputs, rows.starts, mask), scored, scores)
-    return batch, sampler_agreement(scored.logprobs, sampler_logprobs, mask)

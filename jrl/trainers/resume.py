@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jrl.trainers.manifest import CheckpointError, verify_manifest
+from jrl.trainers.secrets import without_secrets
 
 LOCK = "run.lock"
 _NAME = re.compile(r"checkpoint_(\d+)")
@@ -55,6 +56,7 @@ def environment_record() -> dict[str, Any]:
         "jaxlib": version("jaxlib"),
         "backend": jax.default_backend(),
         "device_count": jax.device_count(),
+        "process_count": jax.process_count(),
         "device_kind": jax.devices()[0].device_kind,
         "xla_flags": " ".join(sorted(os.environ.get("XLA_FLAGS", "").split())),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -84,7 +86,8 @@ def check_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     Raises:
       CheckpointError: Naming every other field that differs, with both values.
     """
-    old, new = _flatten(saved), _flatten(current)
+    # What is stored has no secrets, and the errors below must not tell any.
+    old, new = (_flatten(without_secrets(plain(config))) for config in (saved, current))
     changed = [
         f"`{name}` was {_shown(old.get(name))}, is {_shown(new.get(name))}"
         for name in sorted(old.keys() | new.keys())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jrl.rollout.rewards import RewardError, call_reward_fn
@@ -25,6 +26,7 @@ class RewardCall:
       skip_errors: Whether rows that fail become NaN; otherwise the first stops the run.
       timeout: Seconds that one call may take; None waits for ever.
       failures: Folder of the completions that it failed on.
+      on_main: Whether process 0 calls it on all rows; else each process does on its own.
     """
 
     reward_fn: Callable[..., Any]
@@ -32,6 +34,7 @@ class RewardCall:
     skip_errors: bool
     timeout: float | None
     failures: Path
+    on_main: bool = False
 
     def __call__(
         self, texts: Texts, metadata: Mapping[str, Sequence[Any]], *, label: str
@@ -60,7 +63,8 @@ class RewardCall:
 
     def _keep(self, texts: Texts, metadata: Mapping[str, Sequence[Any]], label: str) -> Path:
         self.failures.mkdir(parents=True, exist_ok=True)
-        path = self.failures / f"failed_rollouts_{label}.jsonl"
+        suffix = f"_process_{jax.process_index()}" if jax.process_count() > 1 else ""
+        path = self.failures / f"failed_rollouts_{label}{suffix}.jsonl"
         with path.open("w", encoding="utf-8") as file:
             for row in range(len(texts.outputs)):
                 record = {

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jrl.data.batching import bucket_length, pad_right
 from jrl.data.tokenizer import check_vocabulary, load_tokenizer
+from jrl.distributed import join
 from jrl.mesh import make_mesh
 from jrl.models.adapters.peft_format import is_adapter_folder, read_adapter_folder
 from jrl.models.classifier import Classifier, load_classifier
@@ -158,7 +159,13 @@ def load_reward_model(
         raise ValueError(f"`output` must be one of {', '.join(OUTPUTS)}, got {output!r}.")
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
-    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1]) if mesh is None else mesh
+    join()  # before anything of JAX is computed
+    mesh = make_mesh(1, 1, 1, devices=jax.local_devices()[:1]) if mesh is None else mesh
+    if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
+        raise ValueError(
+            "`mesh` must lie on this process's own devices, got one over several processes: each scores rows of its "
+            "own. `jrl.trainers.setup.reward_mesh(config)` gives one, and None the first device."
+        )
     dtype = jnp.float32 if dtype is None else dtype
     load = load_adapted_classifier if is_adapter_folder(path_or_id) else load_classifier
     classifier, params = load(path_or_id, dtype=dtype, mesh=mesh)

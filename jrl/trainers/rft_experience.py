@@ -20,6 +20,7 @@ from jrl.rollout.text import Texts
 from jrl.trainers.completing import Completer
 from jrl.trainers.generation import GenerationSettings
 from jrl.trainers.reward_calls import RewardCall
+from jrl.trainers.sharing import Judging, Part, totals
 from jrl.trainers.timing import Stopwatch
 from jrl.typing import Frozen, Params, PRNGKey
 
@@ -80,16 +81,15 @@ class RoundCollector:
         """
         indices = np.repeat(np.arange(len(self.prompts)), self.num_samples_per_prompt)
         chunks = self.complete.chunks(params, frozen, self.prompts, indices, self.settings, key)
-        parts: list[Texts] = []
-        scores: list[float] = []
-        while (texts := _next(chunks, stopwatch)) is not None:
-            start, count = len(scores), len(texts.outputs)
-            metadata = self.prompts.metadata(indices[start : start + count])
+        judging, start = Judging(self.rewards, totals), 0
+        while (part := _next(chunks, stopwatch)) is not None:
+            metadata = self.prompts.metadata(indices[part.numbers])
             with stopwatch("reward"):
-                rewards = self.rewards(texts, metadata, label=f"round_{number:06d}_row_{start:06d}")
-            scores += [float(math.fsum(np.atleast_1d(reward))) for reward in rewards]
-            parts.append(texts)
-        return self._select(Texts.concatenate(parts), self.groups[indices], np.asarray(scores, np.float64))
+                judging.add(part, metadata, label=f"round_{number:06d}_row_{start:06d}")
+            start += self.complete.chunk_size
+        texts, scores = judging.together()
+        assert scores is not None, "there is a reward function"
+        return self._select(texts, self.groups[indices], scores)
 
     def _select(self, texts: Texts, groups: np.ndarray, scores: np.ndarray) -> Round:
         kept = select(
@@ -116,7 +116,6 @@ class RoundCollector:
         return Round(kept, self._metrics(texts, scores), rows)
 
     def _metrics(self, texts: Texts, scores: np.ndarray) -> dict[str, float]:
-        ended = np.array([row[-1] in self.settings.eos_token_id for row in texts.output_tokens])
         known = scores[~np.isnan(scores)]
         means = {}
         if len(known):
@@ -125,12 +124,12 @@ class RoundCollector:
         return means | {
             "reward/failed": float(len(scores) - len(known)),
             "completion/length_mean": float(np.mean(texts.lengths)),
-            "completion/truncated_fraction": float(np.mean(~(ended | texts.stopped))),
+            "completion/truncated_fraction": float(np.mean(~texts.ended(self.settings.eos_token_id))),
             "completion/tokens": float(np.sum(texts.lengths)),
         }
 
 
-def _next(chunks: Iterator[Texts], stopwatch: Stopwatch) -> Texts | None:
+def _next(chunks: Iterator[Part], stopwatch: Stopwatch) -> Part | None:
     """The next chunk, or None after the last."""
     with stopwatch("rollout"):
         return next(chunks, None)

@@ -5,21 +5,30 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from jrl.trainers.draft import appears
 from jrl.trainers.manifest import CheckpointError
 from jrl.trainers.resume import LOCK, checkpoints_in
 
 
 def lock(run_dir: Path) -> IO[str]:
-    """Takes the folder's lock; the kernel gives it back when the process ends, however it ends.
+    """Makes the folder and takes its lock; the kernel gives it back when the process ends, however it ends.
 
     Raises:
-      CheckpointError: If another process holds it.
+      CheckpointError: If another process holds it, or nothing can be written there.
     """
-    file = (run_dir / LOCK).open("a", encoding="utf-8")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = (run_dir / LOCK).open("a", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(
+            f"Nothing can be written to the run's folder {run_dir} ({error}). Set `train.checkpoint_dir` to one of "
+            "your own."
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -28,6 +37,42 @@ def lock(run_dir: Path) -> IO[str]:
             f"Another run is working in {run_dir} (it holds {LOCK}). Wait for it, or set `train.checkpoint_dir`."
         ) from error
     return file
+
+
+def refuse_others(run_dir: Path) -> None:
+    """Keeps a fresh run out of a folder that holds checkpoints.
+
+    Raises:
+      CheckpointError: Naming them, and the ways out.
+    """
+    present = checkpoints_in(run_dir)
+    if present:
+        names = ", ".join(path.name for path in present.values())
+        raise CheckpointError(
+            f"{run_dir} holds checkpoints of an earlier run ({names}). Set "
+            "`train.resume_from_checkpoint` to continue it, `train.overwrite: true` to delete them, or "
+            "`train.checkpoint_dir` to another folder."
+        )
+
+
+def leave_sign(held: IO[str]) -> str:
+    """Writes into the lock file that process 0 holds a word by which the others know the folder."""
+    sign = uuid.uuid4().hex
+    held.truncate(0)
+    held.write(sign)
+    held.flush()
+    return sign
+
+
+def see_sign(run_dir: Path, sign: str) -> CheckpointError | None:
+    """None if this process sees the folder in which process 0 left this sign; else the error to tell the others."""
+    path = run_dir / LOCK
+    if appears(path) and path.read_text(encoding="utf-8") == sign:
+        return None
+    return CheckpointError(
+        f"it does not see the {run_dir} that process 0 works in. All hosts must share `train.checkpoint_dir`: "
+        "checkpoints are written there by all of them."
+    )
 
 
 def recover(run_dir: Path, notify: Callable[[str], None]) -> None:

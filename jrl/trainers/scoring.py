@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jrl.data.tokenizer import check_vocabulary, load_tokenizer
-from jrl.mesh import tree_shardings
+from jrl.mesh import place, tree_shardings
 from jrl.models.adapters.lora import Lora
 from jrl.models.classifier import HEADS, Classifier, save_classifier
 from jrl.models.classifier_adapter import (
@@ -31,6 +31,7 @@ from jrl.models.scorer import make_scorer, split_scorer
 from jrl.trainers.adapters import AdapterPlan, plan_adapter
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.export import check_merge, whole_model
+from jrl.trainers.placing import fetch
 from jrl.trainers.setup import ADAPTER_STREAM, COMPUTE_DTYPES, INIT_STREAM, ModelBundle, check_what_trains
 from jrl.typing import Frozen, Params, Scorer
 
@@ -96,7 +97,7 @@ def load_scorer(config: TRLConfig, mesh: Mesh, *, dropout: bool) -> ScorerBundle
     trainable, frozen = split_scorer(params, start.model, **options, key=key)
     frozen = frozen if adapter is not None else quantize(frozen)
     # A fresh adapter, or one of a folder of its own, is not on the mesh yet.
-    trainable = jax.device_put(trainable, tree_shardings(mesh, trainable)[0])
+    trainable = place(trainable, tree_shardings(mesh, trainable)[0])
     return ScorerBundle(
         trainable,
         frozen,
@@ -166,7 +167,7 @@ def scorer_writer(
     """
     check_merge(adapter, merge_adapter=merge_adapter)
     if adapter is not None and not merge_adapter:
-        own = jax.device_get(dict(params))
+        own = fetch(dict(params), everywhere=False)
         name = None if hasattr(base_model, "to_dict") else str(base_model)
         return lambda directory: save_classifier_adapter(
             directory, model, adapter, own, base_model=name, tokenizer=tokenizer

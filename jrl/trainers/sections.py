@@ -161,9 +161,11 @@ class TrainConfig(Section):
       overwrite: Whether a fresh run may delete the checkpoints in its folder.
       reward_errors: What a reward function that raises does: "stop" the run, or "skip" that rollout.
       reward_timeout: Seconds one call of the reward function may take; None waits for ever.
+      rewards_on: Of several processes, "samples": each calls the reward function on the rows that it sampled; "main":
+        process 0 does, on all rows.
       max_bad_steps: Steps in a row with a non-finite loss or gradient before the run stops; each is skipped.
       long_prompts: Prompts over their budget: "truncate" (on `truncation_side`), "drop" or "error".
-      logprob_chunk_bytes: Logits of more bytes are computed in pieces.
+      logprob_chunk_bytes: Logits of more bytes, on one device, are computed in pieces.
     """
 
     total_steps: int
@@ -197,6 +199,7 @@ class TrainConfig(Section):
     overwrite: bool = False
     reward_errors: Literal["stop", "skip"] = "stop"
     reward_timeout: float | None = None
+    rewards_on: Literal["samples", "main"] = "samples"
     max_bad_steps: int = 3
     long_prompts: Literal["truncate", "drop", "error"] = "truncate"
     logprob_chunk_bytes: int = 256_000_000

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jrl.data.tokenizer import check_vocabulary, load_tokenizer
-from jrl.mesh import make_mesh, tree_shardings
+from jrl.distributed import join
+from jrl.mesh import make_mesh, place, tree_shardings
 from jrl.models.adapters.bind import Adapter
 from jrl.models.checkpoint import load_checkpoint, read_model
 from jrl.models.heads import HEADS
@@ -72,8 +73,18 @@ class PolicyBundle(ModelBundle):
 
 def mesh_of(config: TRLConfig) -> Mesh:
     """The mesh of `train.mesh`, or all devices on the data axis."""
+    join()  # before anything of JAX is computed
     sizes = {"data": -1, "fsdp": 1, "tensor": 1} | (config.train.mesh or {})
     return make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
+
+
+def reward_mesh(config: TRLConfig) -> Mesh:
+    """Where a reward model runs beside the policy: on the run's mesh; of several processes, on this one's devices.
+
+    Each process scores rows of its own, so that no program of a reward model may reach over processes.
+    """
+    mesh = mesh_of(config)
+    return mesh if jax.process_count() == 1 else make_mesh(devices=jax.local_devices())
 
 
 def load_policy(
@@ -128,7 +139,7 @@ def load_policy(
     if plan.config is None:
         frozen = quantize(frozen)
     # What was not read with the model, a fresh adapter or one of a folder of its own, is not on the mesh yet.
-    trainable = jax.device_put(trainable, tree_shardings(mesh, trainable)[0])
+    trainable = place(trainable, tree_shardings(mesh, trainable)[0])
     policy = lm.policy(
         compute_dtype=COMPUTE_DTYPES[config.train.compute_dtype],
         remat=config.train.remat,
@@ -210,7 +221,7 @@ def _load_model(
         lm = replace(described, value_head=wanted.value_head, num_q_heads=wanted.num_q_heads)
         params = lm.init(key)
         shardings, _ = tree_shardings(mesh, params)
-        return lm, jax.device_put(params, shardings)
+        return lm, place(params, shardings)
     of_folder = plan.load(described)
     rounded = plan.config is not None and config.model.frozen_dtype != "float32"
     loaded = load_checkpoint(

@@ -45,7 +45,8 @@ class GracefulStop:
     ) -> None:
         """Puts the previous handlers back."""
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            # None: something that was not installed from Python, which only it can put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -17,6 +17,7 @@ from transformers import IntervalStrategy, TrainingArguments
 from transformers.trainer_utils import HubStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
+from jrl.distributed import join
 from jrl.trainers.sections import TrainConfig
 from jrl.trl.meanings import OLD_ARGUMENTS, SHARED, TRAINING_ARGUMENTS, Meaning
 from jrl.trlx.ignored import warn_ignored
@@ -226,6 +227,7 @@ def train_section(
 
 def data_devices(mesh: Mapping[str, int] | None) -> int:
     """Devices that rows are divided over; those of the tensor axis share theirs."""
+    join()  # before anything of JAX is asked
     tensor = (mesh or {}).get("tensor", 1)
     return max(jax.device_count() // max(tensor, 1), 1)
 

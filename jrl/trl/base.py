@@ -20,6 +20,7 @@ from transformers.trainer_utils import EvalPrediction
 
 from jrl.data.records import RecordStream, read_records
 from jrl.data.streaming import StreamSet
+from jrl.distributed import on_main
 from jrl.learners.config import MethodConfig
 from jrl.models.adapters.config import plain_peft_config
 from jrl.trainers.config import TRLConfig
@@ -221,7 +222,9 @@ class FlatBase(abc.ABC):
             raise ValueError(
                 f"`output_dir` must be a folder to write to, got {config.train.checkpoint_dir}: {error.strerror}."
             ) from error
-        self.tokenizer.save_pretrained(config.tokenizer.tokenizer_path)
+        on_main(
+            lambda: [str(file) for file in self.tokenizer.save_pretrained(config.tokenizer.tokenizer_path)]
+        )
         made: Any = type(self.native_class.__name__, (Watched, self.native_class), {"owner": self})
         native: OfflineTrainer = made(config, optimizer=optimizer)
         if self._samples is not None:

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from jrl.data.batching import bucket_length, pad_left
 from jrl.models.model import LanguageModel
 from jrl.trainers.generation import GenerationSettings, Sampler, parse_gen_kwargs
-from jrl.trainers.placing import place_rows
+from jrl.trainers.placing import fetch, place_rows
 from jrl.trlx.ignored import warn_ignored
 from jrl.typing import Frozen, ModelInputs, Params, PRNGKey
 
@@ -119,7 +119,7 @@ def sample_rows(
         inputs = ModelInputs(begun, real, None, *padded)
     with jax.set_mesh(mesh):
         done = sampler(params, frozen, place_rows(mesh, inputs), np.arange(len(rows)), settings, key)
-        tokens, lengths = jax.device_get((done.tokens, done.lengths))
+        tokens, lengths = fetch((done.tokens, done.lengths))
     return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
 

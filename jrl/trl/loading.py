@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrl.distributed import join
 from jrl.mesh import make_mesh
 from jrl.models.adapters.peft_format import is_adapter_folder
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
@@ -111,7 +112,8 @@ def load_unbound(
       value_head: Kind of value head where the checkpoint brings none; None: a language model alone.
       init_std: Standard deviation of a fresh value head's weights.
     """
-    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    join()  # before anything of JAX is computed
+    mesh = make_mesh(1, 1, 1, devices=jax.local_devices()[:1])
     key = jax.random.key(0)
     if not isinstance(source, str | os.PathLike):
         lm = make_model(source)

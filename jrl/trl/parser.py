@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -17,6 +18,12 @@ from jrl.trainers.coerce import coerce, hint, read_yaml
 __all__ = ["TrlParser"]
 
 CONFIG_FLAG = "--config"
+# What the loader, Python, shells and the libraries of a run execute, and where their keys are sent.
+_NOT_IN_FILES = re.compile(
+    r"(LD|DYLD|PYTHON|GCONV|BASH|RAY|CUDA_INJECTION|SSL)\w*|PATH|ENV|IFS|HOME|XLA_FLAGS|MPL\w*|HF_MODULES_CACHE"
+    r"|\w*(PLUGIN|LIBRARY|LIBRARIES|PRELOAD|COMPILATION_CACHE|ENDPOINT|BASE_URL|PROXY|CA_BUNDLE)\w*",
+    re.IGNORECASE,
+)
 
 
 class TrlParser(HfArgumentParser):
@@ -59,7 +66,8 @@ class TrlParser(HfArgumentParser):
     ) -> tuple[Any, ...]:
         """One instance of each dataclass, from the file that `--config` names and the command line.
 
-        The file's mapping `env` is written to the process's environment first, over what is there.
+        The file's mapping `env` is written to the process's environment first, over what is there; variables that say
+        what programs execute, or where they send their keys, are refused.
 
         Args:
           args: The command line; None: the process's own.
@@ -156,6 +164,12 @@ class TrlParser(HfArgumentParser):
             raise ValueError(
                 f"{path}: `env` must be a mapping of variables, got {type(environment).__name__}."
             )
+        for name in environment:
+            if _NOT_IN_FILES.fullmatch(str(name)):
+                raise ValueError(
+                    f"{path}: `env` must not set {name}: a file of settings says neither what is executed nor where "
+                    "keys are sent. Set it where the command is called."
+                )
         os.environ |= {str(name): str(value) for name, value in environment.items()}
         return {str(name): value for name, value in content.items()}
 

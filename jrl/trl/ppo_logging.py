@@ -14,6 +14,7 @@ import numpy as np
 from jrl.trainers.loggers import Logger
 from jrl.trainers.loggers_trackers import TensorBoardLogger, WandbLogger
 from jrl.trainers.resume import plain
+from jrl.trainers.secrets import without_secrets
 from jrl.trl.ppo_config import PPOConfig
 from jrl.trl.ppo_native import StepwisePPO
 
@@ -72,7 +73,7 @@ class StatsLog:
     def _open(self) -> Logger:
         train = self._native.config.train
         folder = Path(train.logging_dir or self._config.output_dir or ".")
-        settings = plain(self._native.config.to_dict())
+        settings = without_secrets(plain(self._native.config.to_dict()))
         tracker: Logger
         if self._config.log_with == "tensorboard":
             tracker = TensorBoardLogger(folder / "tensorboard", settings)

@@ -17,11 +17,11 @@ from jrl.learners.optimizers import make_optimizer
 from jrl.learners.ppo import PPOState
 from jrl.learners.ppo_estimates import KL_PENALTIES, learning_targets, scaled_scores, shape_rewards
 from jrl.learners.state import TrainState
-from jrl.mesh import tree_shardings
+from jrl.mesh import place, tree_shardings
 from jrl.rollout.score import make_score
 from jrl.trainers.base import GENERATION_STREAM
 from jrl.trainers.config import TRLConfig
-from jrl.trainers.loop import TrainingDivergedError
+from jrl.trainers.pending import TrainingDivergedError
 from jrl.trainers.placing import place_rows
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.ppo import PPOTrainer
@@ -87,7 +87,7 @@ class StepwisePPO(PPOTrainer):
             return bundle
         key = jax.random.fold_in(jax.random.key(self.config.train.seed), 5)
         drawn = fresh_value_head("linear", bundle.lm.feature_width, key, self._v_head_std)
-        placed = jax.device_put(drawn, tree_shardings(self.mesh, {"v_head": drawn})[0]["v_head"])
+        placed = place(drawn, tree_shardings(self.mesh, {"v_head": drawn})[0]["v_head"])
         return replace(bundle, params={**bundle.params, "v_head": placed})
 
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
@@ -217,7 +217,7 @@ class KLControl:
     @value.setter
     def value(self, kl_coef: float) -> None:
         state = self._native.state
-        placed = jax.device_put(np.float32(kl_coef), state.kl_coef.sharding)
+        placed = place(np.float32(kl_coef), state.kl_coef.sharding)
         self._native.state = PPOState(state.train, placed, state.moments)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ class RunningTrainer(FlatBase):
                     f"{self.config.metric_for_best_model!r}."
                 )
             score = shown[best] if self.args.greater_is_better else -shown[best]
-        return Evaluation(metrics, score, found.columns, found.rows)
+        return replace(found, metrics=metrics, score=score)
 
     def _evaluates_at(self, step: int) -> bool:
         """Whether a run evaluates here: not unless asked to, nor before its first step or `eval_delay`."""

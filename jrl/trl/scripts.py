@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from jrl.data.records import RecordStream, read_records
+from jrl.data.records import RecordStream, dataset_loader, read_records
 from jrl.trainers.coerce import hint
 from jrl.trl.arguments import described
 
@@ -259,13 +259,12 @@ def _read(entry: DatasetConfig, *, streaming: bool) -> Records:
     """The rows of one data set."""
     if entry.name is None and entry.data_dir is None and entry.data_files is None:
         return read_records(entry.path, split=entry.split, streaming=streaming)
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
+    if entry.path == "pandas":
         raise ValueError(
-            f"the data set {entry.path!r} needs the `datasets` library: pip install 'jrl[datasets]'."
-        ) from error
-    found = load_dataset(
+            "`datasets`: the builder 'pandas' reads pickles, which can run code when they are read: write the table to "
+            "a .parquet file and give that as `path`."
+        )
+    found = dataset_loader()(
         entry.path,
         entry.name,
         data_dir=entry.data_dir,

@@ -22,6 +22,7 @@ from jrl.learners.accumulate import Loss
 from jrl.learners.optimizers import make_schedule
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.hooks import Hooks
+from jrl.trainers.loggers_jsonl import SAMPLING
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.prompting import prompt_budget
 from jrl.trainers.setup import PolicyBundle, load_policy, mesh_of
@@ -233,7 +234,11 @@ class AccelerateRLTrainer(SavingTrainer):
         found = [record for record in self.native.history if "evaluation" in record]
         if self.native.interrupted or not found:
             return None
-        return {name: value for name, value in found[-1].items() if name not in _COUNTERS}
+        return {
+            name: value
+            for name, value in found[-1].items()
+            if name not in _COUNTERS and not name.startswith(SAMPLING)
+        }
 
     def _learn(self) -> None:
         replaced = self._replaced_hooks()

@@ -11,7 +11,7 @@ import jax
 
 from jrl.trainers.base import Trainer
 from jrl.trainers.checkpoint import Checkpointer
-from jrl.trainers.loop import make_cursor
+from jrl.trainers.cursor import make_cursor
 from jrl.trainers.resume import checkpoints_in
 
 IGNORED_ON_CHECKPOINT = {

@@ -119,4 +119,4 @@ class TestDatasets:
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
         assert list(read_records("some/pairs:test", streaming=True)) == ROWS
-        assert calls == [("some/pairs", {"split": "test", "streaming": True})]
+        assert calls == [("some/pairs", {"split": "test", "streaming": True, "trust_remote_code": False})]

@@ -132,12 +132,14 @@ class TestDatasets:
         assert load_prompts("stanfordnlp/imdb:test") == [{"prompt": "one", "label": 1}]
         assert load_samples("stanfordnlp/imdb") == ["one"]
         name = ("stanfordnlp/imdb",)
-        assert calls == [(name, {"split": "test"}), (name, {"split": "train"})]
+        safe = {"trust_remote_code": False}
+        assert calls == [(name, {"split": "test"} | safe), (name, {"split": "train"} | safe)]
 
     def test_parquet(self, calls, write):
         path = write("a.parquet", "")
         assert load_samples(path) == ["one"]
-        assert calls == [(("parquet",), {"data_files": str(path), "split": "train"})]
+        options = {"data_files": str(path), "split": "train", "trust_remote_code": False}
+        assert calls == [(("parquet",), options)]
 
     def test_missing_library_names_the_extra(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "datasets", None)

@@ -112,9 +112,9 @@ PATCHES = [
     Mutation(  # master weights of 16 bits
         rule="7.2",
         file=ACCUMULATE,
-        old="        return optax.apply_updates(state.params, updates), opt_state",
-        new="        params = optax.apply_updates(state.params, updates)\n"
-        "        return jax.tree.map(lambda p: p.astype(jnp.bfloat16).astype(p.dtype), params), opt_state",
+        old="        (optax.apply_updates(state.params, updates), opt_state),",
+        new="        (jax.tree.map(lambda p, u: (p + u).astype(jnp.bfloat16).astype(p.dtype), state.params, updates),"
+        " opt_state),",
         test="tests/learners/test_accumulate.py::test_lore_7_2_small_updates_move_the_master_weights",
     ),
     Mutation(  # each microbatch is clipped by itself

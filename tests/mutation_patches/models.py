@@ -21,8 +21,8 @@ PATCHES = [
     Mutation(
         rule="2.5",
         file="jrl/models/layers.py",
-        old="self.embedding.astype(dtype),\n            preferred_element_type=jnp.float32,\n        )",
-        new="self.embedding.astype(dtype),\n        ).astype(jnp.float32)",
+        old='"...d,vd->...v", rows, table, preferred_element_type=jnp.float32)',
+        new='"...d,vd->...v", rows, table).astype(jnp.float32)',
         test="tests/models/test_transformer.py::test_lore_2_5_head_accumulates_and_answers_in_float32",
     ),
     Mutation(

@@ -230,8 +230,8 @@ PATCHES = [
     Mutation(
         rule="7.7",
         file=LOGPROBS,
-        old="jnp.exp(logprobs) * jnp.where(logprobs > -jnp.inf, logprobs, 0.0)",
-        new="jnp.where(logprobs > -jnp.inf, jnp.exp(logprobs) * logprobs, 0.0)",
+        old="jnp.exp(logprobs) * (_finite_or_zero(logprobs) + entropy[..., None])",
+        new="jnp.exp(logprobs) * (logprobs + entropy[..., None])",
         test="tests/ops/test_logprobs.py::TestLogprobsFromLogits::"
         "test_lore_7_7_gradient_is_finite_beside_minus_infinity",
     ),
@@ -249,5 +249,12 @@ PATCHES = [
         new="centred = scores",
         test="tests/ops/test_rewards.py::TestRewardModelScores::"
         "test_lore_4_7_reference_completions_score_zero_on_average",
+    ),
+    Mutation(  # with replacement: the plug-in estimate
+        rule="9.3",
+        file="jrl/ops/pass_rates.py",
+        old="jnp.maximum(num_samples - num_correct[:, None] - drawn, 0)",
+        new="(num_samples - num_correct[:, None]) * (1 - drawn / num_samples)",
+        test="tests/ops/test_pass_rates.py::TestPassAtK::test_lore_9_3_is_unbiased",
     ),
 ]

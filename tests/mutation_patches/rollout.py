@@ -130,12 +130,13 @@ PATCHES = [
     Mutation(
         rule="3.7",
         file=FORWARD,
-        old="    logits_fn = partial(policy.logits, params, frozen)\n",
+        old="    logits_fn = partial(policy.logits, params, frozen)\n    return token_logprobs(",
         new="    plain = partial(policy.logits, params, frozen)\n\n"
         "    def logits_fn(states):\n"
         "        logits = plain(states)\n"
         "        best = logits.max(-1, keepdims=True)\n"
-        "        return jax.numpy.where(logits < best - 2.0, -jax.numpy.inf, logits)\n\n",
+        "        return jax.numpy.where(logits < best - 2.0, -jax.numpy.inf, logits)\n\n"
+        "    return token_logprobs(",
         test=f"{TEST_SCORE}::test_lore_3_7_filtered_sampling_is_scored_unfiltered",
     ),
     Mutation(

@@ -20,4 +20,12 @@ PATCHES = [
         new="            if run.iteration < 0:\n                run.evaluate()",
         test=f"{_RUN}::test_lore_9_7_the_untrained_model_is_evaluated_first",
     ),
+    Mutation(  # the weights of the first call for ever
+        rule="2.9",
+        file="jrl/trainers/generation.py",
+        old="return program(params, frozen, prompts, jnp.asarray(row_ids), knobs, key)",
+        new='return program(*vars(self).setdefault("_w", (params, frozen)), prompts, jnp.asarray(row_ids), knobs, key)',
+        test="tests/rollout/test_sampler_weights.py::"
+        "test_lore_2_9_after_any_leaf_changes_the_record_is_that_of_the_new_weights",
+    ),
 ]

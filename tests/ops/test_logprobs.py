@@ -86,6 +86,17 @@ class TestLogprobsFromLogits:
         assert float(value) == 0.0
         assert jnp.isfinite(gradient).all()
 
+    def test_gradient_is_that_of_the_log_softmax(self):
+        kernel, hidden, targets = problem(3, 4)
+        logits, weights = 5 * head(kernel, hidden), jnp.arange(12.0).reshape(3, 4) - 6
+
+        def derived(logits):
+            chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
+            return jnp.sum(weights * chosen[..., 0])
+
+        gradient = jax.grad(lambda x: jnp.sum(weights * logprobs_from_logits(x, targets)))(logits)
+        np.testing.assert_allclose(gradient, jax.grad(derived)(logits), atol=1e-5)
+
     def test_vmap_equals_loop(self):
         kernel, hidden, targets = problem(3, 4)
         logits = head(kernel, hidden)

@@ -155,6 +155,14 @@ class TestDraw:
         assert tokens.tolist() == [2]
         np.testing.assert_allclose(logprobs, [np.log(0.3 / 0.7)], rtol=1e-6)
 
+    @pytest.mark.parametrize("size", [96, 97])
+    def test_log_probability_is_normalised_over_all_blocks(self, size):
+        """96 columns are blocks of 8; 97 have no divisor near their root and are padded."""
+        logits = random_logits(64, size)
+        tokens, logprobs = draw_row(logits, random_uniform(64))
+        wanted = np.log(softmax(logits))[np.arange(64), tokens]
+        np.testing.assert_allclose(logprobs, wanted, atol=1e-6)
+
     def test_without_random_numbers_it_is_greedy(self):
         logits = random_logits(64, 97)
         tokens, _ = draw_row(logits, None)

@@ -103,5 +103,5 @@ class TestLogitMask:
         settings, _ = parse_gen_kwargs({"max_new_tokens": 4, **filters}, **SPECIAL)
         sampler = Sampler(tiny_policy()[0], forbidden=check_logit_mask(mask, 4))
         with pytest.raises(ValueError, match="all that `logit_mask` lets follow token 2"):
-            sampler.program(settings)
-        assert sampler.program(replace(settings, suppress_tokens=(), min_new_tokens=0))
+            sampler.program(settings, 1)
+        assert sampler.program(replace(settings, suppress_tokens=(), min_new_tokens=0), 1)

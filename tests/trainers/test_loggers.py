@@ -121,6 +121,48 @@ class TestJSONL:
         logger.close()
         assert [record["step"] for record in read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
+    def test_what_a_disk_spoilt_is_left_out(self, tmp_path):
+        loggers = begin(tmp_path)
+        for step in range(1, 4):
+            loggers.log({"step": step}, step)
+            loggers.log_samples(ROWS[:1], step, show=True)
+        loggers.close()
+        records, samples = tmp_path / "metrics.jsonl", tmp_path / "rollouts" / "rollouts.jsonl"
+        records.write_bytes(
+            records.read_bytes().replace(b'{"step": 1}', b'{"st\xffp": 1') + bytes(64) + b"\n"
+        )
+        samples.write_bytes(samples.read_bytes() + bytes(64) + b"\n[1]\n{}\n")
+        with pytest.warns(UserWarning, match="has 1 records, the checkpoint counted 2"):
+            resumed = begin(tmp_path, keep_records=2, step=2)
+        resumed.close()
+        assert read(records) == [{"step": 2}]
+        assert [row["step"] for row in read(samples)] == [1, 2]
+
+    def test_what_never_found_room_is_counted(self, tmp_path, monkeypatch):
+        logger = JSONLLogger(tmp_path / "metrics.jsonl", tmp_path / "rollouts", keep_records=None)
+
+        def full(descriptor, content):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "write", full)
+        with pytest.warns(UserWarning, match="lines wait in memory"):
+            logger.log({"step": 1}, 1)
+        logger.log({"step": 2}, 2)
+        logger.flush()
+        with pytest.warns(UserWarning, match="2 lines of .* were never written"):
+            logger.close()
+        assert read(tmp_path / "metrics.jsonl") == []
+
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts"])
+    def test_where_nothing_can_be_kept_nothing_begins(self, tmp_path, name):
+        if name == "rollouts":
+            (tmp_path / name).write_text("")
+        else:
+            (tmp_path / name).mkdir()
+        with pytest.raises(OSError, match=name) as caught:
+            begin(tmp_path)
+        assert "train.checkpoint_dir" in caught.value.__notes__[0]
+
 
 class TestConsole:
     def run(self, *, terminal):

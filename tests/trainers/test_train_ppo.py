@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jrl
+from jrl.data.fingerprint import fingerprint
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.checkpoint import CheckpointError
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, repeatable
@@ -52,6 +53,23 @@ class TestRun:
     def test_lore_9_7_the_untrained_model_is_evaluated_first(self, whole):
         assert whole.history[0]["step"] == 0 and whole.history[0]["evaluation"] == 0
         assert "reward/mean" in whole.history[0]
+
+    def test_lore_9_3_an_evaluation_says_how_it_sampled(self, whole):
+        template = whole.tokenizer.chat_template
+        assert {
+            name.removeprefix("sampling/"): value
+            for name, value in whole.history[0].items()
+            if "sampling/" in name
+        } == {
+            "num_prompts": len(whole.eval_prompts),
+            "samples_per_prompt": 1,
+            "do_sample": True,
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "max_new_tokens": 8,
+            "chat_template_sha256": None if template is None else fingerprint(template)[:16],
+        }
 
     def test_ratio_is_one_before_the_first_step(self, whole):
         records = [record for record in whole.history if "iteration" in record]

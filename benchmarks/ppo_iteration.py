@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole PPO iteration: sampling, scoring, text, rewards, update.
+
+    python benchmarks/ppo_iteration.py [--model gpt2-124m] [--rows 32] [--rounds 5]
+
+Prints one JSON line; benchmarks/README.md describes its fields and lists the presets. `--help` lists all flags.
+"""
+
+from jrl.cli.benching import run_script
+
+if __name__ == "__main__":
+    run_script("ppo_iteration", __doc__)

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One optimizer step of supervised fine-tuning, beside the least time that it takes on this machine.
+
+    python benchmarks/sft_step.py [--model gpt2-124m] [--rows 32] [--rounds 5]
+
+Prints one JSON line; benchmarks/README.md describes its fields and lists the presets. `--help` lists all flags.
+"""
+
+from jrl.cli.benching import run_script
+
+if __name__ == "__main__":
+    run_script("sft_step", __doc__)

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PPO's update, all epochs and minibatches, beside the least time that it takes on this machine.
+
+    python benchmarks/update.py [--model gpt2-124m] [--rows 32] [--rounds 5]
+
+Prints one JSON line; benchmarks/README.md describes its fields and lists the presets. `--help` lists all flags.
+"""
+
+from jrl.cli.benching import run_script
+
+if __name__ == "__main__":
+    run_script("update", __doc__)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PPO's update: all epochs and minibatches of one iteration in one compiled call."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from jrl.bench.counts import Counts
+from jrl.bench.models import Shapes, Subject
+from jrl.bench.work import Stepper, Work, full_rows
+from jrl.learners.optimizers import make_optimizer, make_schedule
+from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.typing import PPOBatch, Scored
+
+
+def update(subject: Subject, shapes: Shapes) -> Work:
+    """One update on random rollouts, with Adam and clipped gradients."""
+    params, frozen = subject.load()
+    config = PPOConfig(
+        num_rollouts=shapes.rows,
+        chunk_size=shapes.rows,
+        ppo_epochs=shapes.epochs,
+        gen_kwargs={"max_new_tokens": shapes.response},
+    )
+    optimizer = make_optimizer("adamw", {"lr": 1e-6}, make_schedule("constant", {}), max_grad_norm=1.0)
+    program = make_ppo_update(
+        subject.policy,
+        optimizer,
+        config,
+        batch_size=shapes.batch_size,
+        minibatch_size=shapes.minibatch_size,
+        logprob_chunk_bytes=shapes.logprob_chunk_bytes,
+        temperature=1.0,
+    )
+    rows = full_rows(subject, shapes, seed=1)
+    # About what a fresh model gives to every token, so that ratios are near 1 as in training.
+    logprobs = jnp.full(rows.mask.shape, -math.log(subject.lm.vocab_size), jnp.float32)
+    scored = Scored(logprobs, logprobs, jnp.zeros_like(logprobs))
+    scores = jnp.zeros_like(logprobs).at[:, -1].set(jnp.arange(shapes.rows) / shapes.rows)
+    batch = PPOBatch(rows, scored, scores)
+    return Work(
+        call=Stepper(program, init_ppo_state(params, optimizer, config), frozen, batch),
+        tokens=shapes.epochs * shapes.rows * shapes.length,
+        samples=shapes.rows,
+        phases=Counts(subject).update(shapes),
+    )

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGKILL at random moments: what was lost comes again, and the run is the one that was never killed."""
+
+import random
+import time
+
+import pytest
+
+from tests.faults.jobs import assert_same_run, last_step, records, start
+
+pytestmark = pytest.mark.slow
+KILLS = {"ppo": 14, "sft": 12, "ilql": 12, "dpo": 12}
+ONLINE = ("ppo", "rft")
+
+
+def moments(algorithm, count):
+    """(phase, how many times it has begun by then, seconds after that) of each kill; the same ones every time."""
+    rng = random.Random(f"{algorithm} {count}")
+    phases = ["update", "checkpoint", "run"] + ["rollout"] * (algorithm in ONLINE)
+    for number in range(count):
+        phase = phases[number % len(phases)]
+        times = 1 if phase in ("run", "checkpoint") else rng.randint(1, 4)
+        yield phase, times, rng.uniform(0, 3.0 if phase == "run" else 0.1)
+
+
+def kill_again_and_again(algorithm, checkpoint, folder, whole_folder, steps, count):
+    """The phases that were hit, and the most steps that one kill cost."""
+    hit, lost = [], 0
+    for phase, times, seconds in moments(algorithm, count):
+        expected = last_step(folder)
+        job = start(algorithm, checkpoint, folder, steps=steps, branch=True)
+        job.wait_until_it(phase, times=times)
+        time.sleep(seconds)
+        assert job.process.poll() is None, f"it had ended before kill {len(hit) + 1}:\n{job.text}"
+        said = job.kill()
+        assert not expected or phase == "run" or f"resumed at {expected}" in said, said
+        half_written = list(folder.glob("checkpoint_*.tmp"))
+        hit.append("checkpoint write" if half_written else phase)
+        logged = [record["step"] for record in records(folder)]
+        lost = max(lost, max(logged, default=0) - last_step(folder))
+    start(algorithm, checkpoint, folder, steps=steps, branch=True).finish()
+    assert_same_run(folder, whole_folder)
+    return hit, lost
+
+
+def report(algorithm, hit, lost):
+    counts = {phase: hit.count(phase) for phase in sorted(set(hit))}
+    print(f"{algorithm}: killed {len(hit)} times {counts}; at most {lost} logged steps were done again")
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "rft", "sft", "ilql", "dpo", "reward"])
+def test_killed_three_times_it_is_the_run_that_never_was(algorithm, checkpoint, whole, tmp_path):
+    whole_folder, steps = whole(algorithm)
+    report(
+        algorithm,
+        *kill_again_and_again(algorithm, checkpoint, tmp_path / "run", whole_folder, steps, count=3),
+    )
+
+
+@pytest.mark.parametrize(("algorithm", "count"), KILLS.items())
+def test_fifty_kills_over_the_algorithms(algorithm, count, checkpoint, whole, tmp_path):
+    assert sum(KILLS.values()) >= 50
+    whole_folder, steps = whole(algorithm)
+    hit, lost = kill_again_and_again(algorithm, checkpoint, tmp_path / "run", whole_folder, steps, count)
+    report(algorithm, hit, lost)
+    assert "checkpoint write" in hit

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny run as one process of a job: `worker.py SPECIFICATION`, a JSON file.
+
+It holds `algorithm`, `checkpoint`, `folder` (of the run and of what this writes), `sections` that replace fields of
+the configuration, and `reward`, the name of a function below. Each process writes what it has in the end:
+`result_<process>.json` with the history and some text, and `params_<process>.npz` with all that trained.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import jrl
+from jrl.api import prepare
+from jrl.trainers.placing import fetch
+from tests.trainers import runs
+
+ROWS_SEEN: list[list[str]] = []
+"""Prompts of every call of the reward function in this process."""
+
+
+def vowels(outputs: list[str], prompts: list[str], **others: Any) -> list[float]:
+    """Share of vowels."""
+    ROWS_SEEN.append(list(prompts))
+    return runs.count_vowels(outputs, **others)
+
+
+def fails_in_process_1(outputs: list[str], prompts: list[str], **others: Any) -> list[float]:
+    """The same, and an error in the second process once there were two good calls."""
+    if jax.process_index() == 1 and len(ROWS_SEEN) >= 2:
+        raise OSError("the judge is down")
+    return vowels(outputs, prompts, **others)
+
+
+def fails_on_dogs(outputs: list[str], prompts: list[str], **others: Any) -> list[float]:
+    """The same, and an error on one prompt."""
+    if any("dog" in prompt for prompt in prompts):
+        raise OSError("no dogs")
+    return vowels(outputs, prompts, **others)
+
+
+def letters(outputs: list[str]) -> dict[str, Any]:
+    """A metric that says in which process it ran, and on how many rows."""
+    return {"letters": [float(len(text)) for text in outputs], "process": float(jax.process_index())}
+
+
+REWARDS = {function.__name__: function for function in (vowels, fails_in_process_1, fails_on_dogs)}
+TEXTS = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we go on"]
+
+
+def make_trainer(algorithm: str, config: jrl.TRLConfig, reward: str) -> Any:
+    """The trainer with its data."""
+    if algorithm in ("ppo", "rft"):
+        return prepare(
+            config=config,
+            reward_fn=REWARDS[reward],
+            metric_fn=letters,
+            prompts=runs.PROMPTS,
+            eval_prompts=runs.PROMPTS[:3],
+        )
+    if algorithm == "ilql":
+        samples, rewards = zip(*runs.REWARDED, strict=True)
+        return prepare(config=config, samples=list(samples), rewards=list(rewards), eval_prompts=["the"])
+    if algorithm == "dpo":
+        trainer = prepare(config=config, samples=runs.PREFERENCES, eval_prompts=["the"])
+        trainer.add_eval_samples(runs.PREFERENCES[:3])
+        return trainer
+    if algorithm == "reward":
+        return prepare(config=config, samples=runs.COMPARISONS)
+    return prepare(config=config, samples=TEXTS, eval_prompts=["the", "rain"])
+
+
+def main(specification: dict[str, Any]) -> None:
+    """Trains, and writes what came of it."""
+    algorithm, folder = specification["algorithm"], Path(specification["folder"])
+    make_config = {
+        "ppo": runs.ppo_config,
+        "rft": runs.rft_config,
+        "ilql": runs.ilql_config,
+        "dpo": runs.dpo_config,
+        "reward": runs.reward_config,
+        "sft": runs.sft_config,
+    }[algorithm]
+    config = make_config(specification["checkpoint"], folder / "run", **specification["sections"])
+    trainer = make_trainer(algorithm, config, specification.get("reward", "vowels"))
+    trainer.learn()
+    process = jax.process_index()
+    result = {
+        "history": runs.repeatable(trainer.history),
+        "rows_seen": ROWS_SEEN,
+        "generated": [] if algorithm == "reward" else trainer.generate(["the", "a dog", "we"]),
+    }
+    (folder / f"result_{process}.json").write_text(json.dumps(result), encoding="utf-8")
+    leaves = jax.tree_util.tree_flatten_with_path(fetch(trainer.params))[0]
+    np.savez(folder / f"params_{process}.npz", **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
