@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,7 +35,8 @@ class Case:
     Attributes:
       ours: Worker of jrl and its flags.
       peer: The other worker and its flags.
-      environment: Where the peer is installed; None: in the environment that runs this script.
+      environment: Of install.py, where the peer is installed; None: in the environment that runs this script.
+      here_too: Whether the environment that runs this script will do as well, if it has the packages.
       packages: Of the peer, whose versions are printed.
       shapes: What both work on.
       rounds: Measurements of each.
@@ -45,6 +47,7 @@ class Case:
     environment: str | None
     packages: tuple[str, ...]
     shapes: str
+    here_too: bool = False
     rounds: int = 5
 
 
@@ -68,6 +71,7 @@ def step(what: str, rows: str) -> Case:
         environment="trlnew",
         packages=("trl", "transformers", "torch"),
         shapes=f"{GPT2}; a step of 32 {rows} of 16 + 48 tokens, 8 a microbatch",
+        here_too=True,
     )
 
 
@@ -78,6 +82,7 @@ CASES = {
         environment=None,
         packages=("transformers", "torch"),
         shapes=f"{GPT2}; 32 rows, 16 + 48 tokens",
+        here_too=True,
     ),
     "ppo_iteration": ppo("every layer trained, full reference"),
     "ppo_iteration_last_2": ppo(
@@ -141,11 +146,33 @@ def versions(python: str, packages: tuple[str, ...]) -> dict[str, str]:
     return dict(zip(packages, out.split(), strict=True))
 
 
-def compare(name: str, case: Case, peers: Path, rounds: int) -> dict[str, object]:
-    """Runs both in turn; the record that is printed."""
-    python = sys.executable
+def can_import(python: str, names: tuple[str, ...]) -> bool:
+    """Whether an interpreter has these modules, and they load."""
+    done = subprocess.run([python, "-c", f"import {', '.join(names)}"], capture_output=True)
+    return done.returncode == 0
+
+
+def find_python(case: Case, peers: Path) -> str | None:
+    """The interpreter that runs the peer's worker; None where nothing has its packages."""
     if case.environment is not None:
-        python = str(peers / case.environment / "bin" / "python")
+        installed = peers / case.environment / "bin" / "python"
+        if installed.exists():
+            return str(installed)
+    return sys.executable if case.here_too and can_import(sys.executable, case.packages) else None
+
+
+def missing(case: Case, peers: Path) -> str:
+    """What a case that cannot run needs."""
+    needs = []
+    if case.environment is not None:
+        needs.append(f"`python benchmarks/peers/install.py {case.environment} --folder {peers}`")
+    if case.here_too:
+        needs.append(f"{', '.join(case.packages)} in the environment that runs this script")
+    return "needs " + ", or ".join(needs)
+
+
+def compare(name: str, case: Case, python: str, rounds: int) -> dict[str, object]:
+    """Runs both in turn, the peer with this interpreter; the record that is printed."""
     workers: list[Worker] = []
     try:
         # One after the other: a library that compiles must not slow the other's warm-up.
@@ -172,6 +199,7 @@ def compare(name: str, case: Case, peers: Path, rounds: int) -> dict[str, object
         "hardware": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
         "versions": {"jrl": version("jrl"), "jax": version("jax")},
         "versions_peer": versions(python, case.packages),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
 
@@ -187,15 +215,13 @@ def main() -> None:
             parser.error(f"unknown case {name!r}; known are {', '.join(CASES)}.")
     for name in flags.cases or CASES:
         case = CASES[name]
-        if case.environment is not None and not (flags.peers / case.environment).exists():
+        python = find_python(case, flags.peers)
+        if python is None:
             if flags.cases:
-                parser.error(
-                    f"case {name!r} needs the environment {case.environment!r} in {flags.peers}: run "
-                    f"`python benchmarks/peers/install.py {case.environment} --folder {flags.peers}` first."
-                )
-            print(f"{name}: left out, {case.environment} is not installed", file=sys.stderr)
+                parser.error(f"case {name!r} {missing(case, flags.peers)}.")
+            print(f"{name}: left out, it {missing(case, flags.peers)}", file=sys.stderr)
             continue
-        print(json.dumps(compare(name, case, flags.peers, flags.rounds or case.rounds)), flush=True)
+        print(json.dumps(compare(name, case, python, flags.rounds or case.rounds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ import itertools
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -30,7 +31,10 @@ PATIENCE_SECONDS = 3600
 """How long a process waits for the slowest one's disk. One that is dead is noticed long before, by its heartbeat."""
 _TEXT = "text"
 _LAST_WORDS_SECONDS = 3
+_LEAST_BYTES, _MOST_BYTES = 2**12, 2**31
 _MEETINGS = itertools.count()
+_MET = threading.Event()
+"""Set once this process talked with others: before, its devices may not be known, and to ask would wait for all."""
 
 
 class PeerError(RuntimeError):
@@ -66,15 +70,21 @@ def initialize(
       coordinator_address: "host:port" of process 0.
       num_processes: Processes of the job.
       process_id: Of this one, 0 to `num_processes` − 1.
-      local_device_ids: Accelerators of this host that this process takes; None: all, or what the scheduler says.
+      local_device_ids: Accelerators of this host that this process takes; None: those of `JAX_LOCAL_DEVICE_IDS`, else
+        under SLURM and Open MPI the one GPU numbered as the process is on its node, else all.
       heartbeat_timeout_seconds: When a process that no longer answers ends the job; and how long one that ends waits
         for the others to end, too.
     Raises:
       RuntimeError: If JAX has computed something already.
-      ValueError: If the environment does not say what the arguments leave out.
+      ValueError: If the environment does not say what the arguments leave out, or a number is below 1.
     """
     if jax.distributed.is_initialized():
+        end_on_error()
         return
+    counts = {"num_processes": num_processes, "heartbeat_timeout_seconds": heartbeat_timeout_seconds}
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value}.")
     # It would take SIGTERM for itself, and leave a process that does not train yet deaf to it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
@@ -88,33 +98,48 @@ def initialize(
     end_on_error()
 
 
-def join() -> None:
+def join(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    heartbeat_timeout_seconds: int | None = None,
+    asked: bool = False,
+) -> None:
     """Joins the job that the environment tells of, if it tells of one: a program for one process runs on many hosts.
 
     Read are `JRL_DISTRIBUTED` (1: join; 0 or absent: do not), and, where no scheduler says it, all three of
     `JRL_COORDINATOR_ADDRESS`, `JRL_NUM_PROCESSES` and `JRL_PROCESS_ID`; `JRL_HEARTBEAT_TIMEOUT_SECONDS` as it likes.
-    Every trainer and the command line call this first.
+    Every trainer and the command line call this first. What an argument says goes before what a variable says.
 
+    Args:
+      coordinator_address: As `initialize` has it.
+      num_processes: The same.
+      process_id: The same.
+      heartbeat_timeout_seconds: The same; 60 where neither argument nor variable says it.
+      asked: Whether to join whatever `JRL_DISTRIBUTED` says.
     Raises:
       RuntimeError: If JAX has computed something already.
-      ValueError: If a variable is no number, or they say too little.
+      ValueError: If a variable is no number, a number is below 1, or they say too little.
     """
     flag = os.environ.get(VARIABLE, "0")
     if flag not in ("0", "1"):
         raise ValueError(f"`{VARIABLE}` must be 1 (join the job) or 0, got {flag!r}.")
-    if flag == "0" or jax.distributed.is_initialized():
+    if flag == "0" and not asked and not jax.distributed.is_initialized():
         return
-    timeout = _number("JRL_HEARTBEAT_TIMEOUT_SECONDS")
+    timeout = _number(heartbeat_timeout_seconds, "JRL_HEARTBEAT_TIMEOUT_SECONDS")
     initialize(
-        os.environ.get("JRL_COORDINATOR_ADDRESS"),
-        _number("JRL_NUM_PROCESSES"),
-        _number("JRL_PROCESS_ID"),
+        os.environ.get("JRL_COORDINATOR_ADDRESS") if coordinator_address is None else coordinator_address,
+        _number(num_processes, "JRL_NUM_PROCESSES"),
+        _number(process_id, "JRL_PROCESS_ID"),
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS if timeout is None else timeout,
     )
 
 
-def _number(name: str) -> int | None:
-    """A whole number of the environment, None where it is absent."""
+def _number(given: int | None, name: str) -> int | None:
+    """What is given, else a whole number of the environment, None where it is absent."""
+    if given is not None:
+        return given
     text = os.environ.get(name)
     if text is None:
         return None
@@ -146,11 +171,17 @@ class _EndOnError:
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Shows the exception and ends the process."""
         self._previous(kind, error, trace)
+        end_now(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def end_now(status: int) -> NoReturn:
+    """Ends this process of a job, which has said why, without waiting for the others' end of the program."""
+    if _MET.is_set():
         with contextlib.suppress(Exception):  # where all failed together, none cuts the others' words short
             meet("jrl_failed", seconds=_LAST_WORDS_SECONDS)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def new_meeting() -> str:
@@ -170,6 +201,7 @@ def meet(name: str, *, seconds: float = PATIENCE_SECONDS) -> None:
     if jax.process_count() > 1:
         from orbax.checkpoint import multihost  # takes a second, and one process does without
 
+        _MET.set()
         multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(seconds * 1000))
 
 
@@ -190,11 +222,13 @@ def gather(
     Raises:
       Exception: The failure, where there is one process.
       PeerError: In all of several processes, if one of them failed.
+      ValueError: In all of several processes, if one of them says more than 2 GiB.
     """
     if jax.process_count() == 1:
         if failure is not None:
             raise failure
         return [Word(plain, dict(arrays or {}))]
+    _MET.set()
     words = _exchange({"plain": plain, "failure": _told(failure)}, arrays or {})
     told = [word.plain["failure"] for word in words]
     failed = next((number for number, text in enumerate(told) if text is not None), None)
@@ -234,10 +268,22 @@ def _told(failure: Exception | None) -> str | None:
 def _exchange(plain: Any, arrays: Mapping[str, np.ndarray]) -> list[Word]:
     """One word of each process; as arrays of bytes, because arrays are what devices pass on."""
     own = _encode(plain, arrays)
-    sizes = multihost_utils.process_allgather(np.asarray([own.size], np.int32)).ravel()
-    padded = np.pad(own, (0, int(sizes.max()) - own.size))
-    rows = multihost_utils.process_allgather(padded)
+    # As two numbers: one of 64 bits would lose its upper half on the way.
+    told = multihost_utils.process_allgather(np.asarray(divmod(own.size, _MOST_BYTES), np.int32))
+    sizes = [int(high) * _MOST_BYTES + int(low) for high, low in told]
+    rows = multihost_utils.process_allgather(np.pad(own, (0, _padded_size(sizes) - own.size)))
     return [_decode(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _padded_size(sizes: list[int]) -> int:
+    """A length that holds each word; a power of two, because every length is compiled anew."""
+    largest = max(sizes)
+    if largest > _MOST_BYTES:
+        raise ValueError(
+            f"Process {sizes.index(largest)} of {len(sizes)} has {largest} bytes to tell the others; at most "
+            f"{_MOST_BYTES} can be told at once. Take fewer or shorter rows for an iteration."
+        )
+    return max(1 << (largest - 1).bit_length(), _LEAST_BYTES)
 
 
 def _encode(plain: Any, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -6,7 +6,7 @@ by a grammar of digits, sign, point, exponent and fraction, never computed from 
 last `MAX_TEXT` characters of a completion are looked at, and an answer of more than `MAX_ANSWER` characters is none.
 Only what is marked as the answer counts, and only the last such mark: naming several candidates gains nothing. What
 the grammar does not know is compared as text, so the error made is to miss a right answer (`1024` for `2^{10}`), not to
-reward a wrong one. `docs/metrics.md` lists what is taken for equal.
+reward a wrong one. `docs/verifiers.md` lists what is taken for equal.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from numbers import Integral, Real
 from typing import NamedTuple
 
 __all__ = ["Number", "accuracy_reward", "final_answer", "number_reward", "read_number", "think_format_reward"]
@@ -38,9 +39,10 @@ _NUMBER = re.compile(
     r"| ?\\(?:times|cdot) ?10\^\{?(?P<power>[-+]?[0-9]{1,2})\}?(?![0-9]))?)"
 )
 _UNIT = re.compile(r"(?:[^\W\d_]|[°%\\]).*")
-_SILENT = ("\\left", "\\right", "\\,", "\\;", "\\ ", "\\$", "$", "\\(", "\\)", "~")
+# `\leftarrow` is another command than `\left`. `~` is a space before a unit; elsewhere it negates or relates.
+_SILENT = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[,; $()]|\$|(?<=[0-9])~(?= ?(?:[^\W\d_]|[°%\\]))")
 _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox) ?\{([^{}]*)\}")
-_LISTED = re.compile(r",\s")
+_LISTED = re.compile(r",\s|\s,")
 _SPACES = re.compile(r"\s+")
 _LOOSE = re.compile(r"(?<![\w.]) | (?![\w.\\])")
 
@@ -70,7 +72,8 @@ def accuracy_reward(
       solution: Column of the prompts' metadata: the answer, or a worked solution that marks it in the same way.
       prompts: What was asked: a completion that repeats it is read from behind it, since prompts hold examples.
     Raises:
-      ValueError: If a solution is empty, or no finite number.
+      TypeError: If a solution is neither text nor number; None and booleans are none.
+      ValueError: If a solution is empty, no finite number, or longer than an answer may be (`MAX_ANSWER`).
     Example:
       >>> accuracy_reward([r"Half: \boxed{\frac{1}{2}}", "It is 0.5"], ["0.5", "0.5"])
       [1.0, 0.0]
@@ -84,12 +87,13 @@ def accuracy_reward(
 
 
 def number_reward(outputs: Sequence[str], solution: Sequence[str | int | float]) -> list[float]:
-    """1 where the whole completion is nothing but the solution's number, 0 elsewhere: for tasks of bare numbers.
+    r"""1 where the whole completion is nothing but the solution's number, 0 elsewhere: for tasks of bare numbers.
 
     Args:
-      outputs: Completions; only spaces around the number are forgiven.
+      outputs: Completions; only spaces around the number are forgiven, no `$`, `\text{}` or full stop.
       solution: Column of the prompts' metadata: a number, or a text that is one.
     Raises:
+      TypeError: If a solution is neither text nor number; None and booleans are none.
       ValueError: If a solution is no finite number.
     Example:
       >>> number_reward(["42", " 42.0 ", "42 or 43", "the answer is 42"], [42, 42, 42, 42])
@@ -99,7 +103,7 @@ def number_reward(outputs: Sequence[str], solution: Sequence[str | int | float])
     for row, (value, number) in enumerate(known):
         if number is None:
             raise ValueError(f"`solution` must be numbers, got {value!r:.80} in row {row}.")
-    return [float(read_number(text) == number) for text, (_, number) in zip(outputs, known, strict=True)]
+    return [float(_parse(text.strip()) == number) for text, (_, number) in zip(outputs, known, strict=True)]
 
 
 def think_format_reward(outputs: Sequence[str]) -> list[float]:
@@ -144,10 +148,17 @@ def read_number(text: str) -> Number | None:
       >>> read_number("1,250 km"), read_number(r"-\frac{1}{4}"), read_number("2^{10}"), read_number("4 2")
       (Number(value=Fraction(1250, 1), unit='km'), Number(value=Fraction(-1, 4), unit=''), None, None)
     """
-    # "4, 200" is a list of two; a comma that groups digits has none but digits behind it.
-    if len(text) > MAX_ANSWER or _LISTED.search(text):
+    if len(text) > MAX_ANSWER:
         return None
-    plain = _normalise(text)
+    spaced = _spaced(text)
+    # "4, 200" and "$4$,$200$" are lists of two; beside a comma that groups digits is no space.
+    return None if _LISTED.search(spaced) else _parse(_joined(spaced))
+
+
+def _parse(plain: str) -> Number | None:
+    """The number that a text is to the letter, with its unit."""
+    if len(plain) > MAX_ANSWER:
+        return None
     found = _NUMBER.match(plain)
     if found is None:
         return None
@@ -192,10 +203,20 @@ def _behind(text: str, prompt: str) -> str:
 
 def _solution(value: str | int | float, row: int) -> str:
     """A solution as text; of a worked one, what it marks as its answer."""
-    if isinstance(value, float) and not math.isfinite(value):
+    # NumPy's numbers are numbers too.
+    if isinstance(value, bool) or not isinstance(value, str | Real):
+        raise TypeError(
+            f"`solution` must be texts or numbers, got {value!r:.80} in row {row}: is the column what was meant?"
+        )
+    if not isinstance(value, str | Integral) and not math.isfinite(value):
         raise ValueError(f"`solution` must be texts or finite numbers, got {value!r} in row {row}.")
     text = str(value)
-    found = final_answer(text) or text
+    found = (final_answer(text) or text).strip()
+    if len(found) > MAX_ANSWER:
+        raise ValueError(
+            f"`solution` must have at most {MAX_ANSWER} characters, got {len(found)} in row {row}: no answer would be "
+            "right. A worked solution must mark its answer (`\\boxed{...}` or `####`)."
+        )
     if not _normalise(found):
         raise ValueError(
             f"`solution` must not be empty, got {value!r} in row {row}: an empty answer would be right."
@@ -215,8 +236,15 @@ def _agree(answer: str | None, solution: str) -> bool:
 
 def _normalise(text: str) -> str:
     """A text without what says nothing: math delimiters, spacing commands, a full stop at the end, spare spaces."""
+    return _joined(_spaced(text))
+
+
+def _spaced(text: str) -> str:
+    """A text with spaces where there was what says nothing."""
     plain = _WORDS.sub(r" \1", text).replace("\\!", "").replace("{,}", ",").replace("\\%", "%")
-    for name in _SILENT:
-        plain = plain.replace(name, " ")
-    # Between two words or numbers a space tells: "4 2" is not 42.
-    return _LOOSE.sub("", _SPACES.sub(" ", plain).strip()).removesuffix(".")
+    return _SPACES.sub(" ", _SILENT.sub(" ", plain)).strip()
+
+
+def _joined(spaced: str) -> str:
+    """That without the spaces that say nothing: between two words or numbers one tells ("4 2" is not 42)."""
+    return _LOOSE.sub("", spaced).removesuffix(".")

@@ -18,6 +18,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.mesh": (set(), JAX),
     "jrl.rewards": (set(), set()),
     "jrl.ops": ({"jrl.typing", "jrl.ops"}, JAX),
+    "jrl.ops.chunks": ({"jrl.mesh", "jrl.ops"}, JAX),
     "jrl.losses": ({"jrl.typing", "jrl.ops", "jrl.losses"}, JAX),
     "jrl.models": (
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.models"},

@@ -48,6 +48,7 @@ RIGHT = [
     (r"\boxed{50\%}", "50 %"),
     (r"\boxed{\left( 1, 2 \right)}", "(1,2)"),
     (r"\boxed{\text{Paris}}", "Paris"),
+    (r"\boxed{5~\text{km}}", "5 km"),
     (r"\boxed{x^2 + 1}", "x^2+1"),
     ("<think>41? \\boxed{41}</think>\\boxed{42}", "42"),
 ]
@@ -119,6 +120,38 @@ def test_lore_9_4_an_attack_gains_nothing_whatever_the_solution(solution):
     assert [output for output in WRONG if accuracy_reward([output], [solution]) != [0.0]] == []
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["4, 200", "$4$,$200$", r"4,\,200", "4 ,200", "4,~200", r"4,\text{200}", r"4\text{,}200", "4,\n200"],
+)
+def test_lore_9_4_a_list_is_no_number(answer):
+    assert accuracy_reward([f"\\boxed{{{answer}}}", f"#### {answer}"], [4200] * 2) == [0.0, 0.0]
+    assert number_reward([answer], [4200]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "solution"),
+    [
+        (r"A \leftarrow B", r"A \rightarrow B"),
+        (r"\leftarrow", r"arrow"),
+        ("~p", "p"),
+        (r"p \land ~q", r"p \land q"),
+        ("X~Y", "X Y"),
+    ],
+)
+def test_lore_9_4_what_says_something_is_not_left_out(answer, solution):
+    """`\\leftarrow` begins like `\\left`, and `~` negates where it does not stand before a unit."""
+    assert accuracy_reward([f"\\boxed{{{answer}}}"], [solution]) == [0.0]
+    assert accuracy_reward([f"\\boxed{{{solution}}}"], [answer]) == [0.0]
+    assert accuracy_reward([f"\\boxed{{{answer}}}"], [answer]) == [1.0]
+
+
+def test_lore_9_4_a_bare_number_is_nothing_else():
+    outputs = ["42", " 42.0\n", "84/2", "42.", "$42$", "$42$.", "~42", r"\text{42}", r"\boxed{42}", r"42\,"]
+    assert number_reward(outputs, [42] * 10) == [1.0] * 3 + [0.0] * 7
+    assert number_reward(["5 km", "$5$ km", "5"], ["$5$ km"] * 3) == [1.0, 0.0, 0.0]
+
+
 def test_lore_9_4_units_must_agree():
     outputs = [r"\boxed{5 km}", r"\boxed{5 m}", r"\boxed{5}", r"\boxed{5 Km}"]
     assert accuracy_reward(outputs, ["5 km"] * 4) == [1.0, 0.0, 0.0, 0.0]
@@ -172,38 +205,8 @@ def test_lore_9_4_ten_megabytes_take_no_time(text):
 
 
 def test_lore_9_4_random_scraps_of_answers_give_a_number_in_time():
-    scraps = [
-        "\\boxed{",
-        "}",
-        "42",
-        "4",
-        "2",
-        "\\frac{",
-        "}{",
-        "^",
-        "{",
-        "#### ",
-        "\n",
-        " ",
-        ",",
-        ".",
-        "-",
-        "/",
-    ]
-    scraps += [
-        "<think>",
-        "</think>",
-        "e9",
-        "\\text{",
-        "$",
-        "%",
-        "km",
-        "\\",
-        "²",
-        "٢",
-        "\u202e",
-        "\\times 10^{",
-    ]
+    marks = [r"\boxed{", r"####", r"<think>", r"</think>", r"\text{", r"\frac{", r"\times10^{"]
+    scraps = [*marks, *"42{}^,.-/$%\\²٢\u202e \n", "42", "}{", "e9", "km"]
     draw = random.Random(0)
     outputs = ["".join(draw.choices(scraps, k=draw.randint(0, 60))) for _ in range(5000)]
     start = time.process_time()
@@ -245,6 +248,27 @@ def test_the_format_of_thoughts():
 def test_a_solution_that_says_nothing_is_refused(solution):
     with pytest.raises(ValueError, match=r"`solution` must .*in row 1"):
         accuracy_reward(["a", "b"], ["1", solution])
+
+
+def test_numbers_of_any_size_and_of_numpy_are_solutions():
+    assert accuracy_reward(["#### 42", "#### 0.5"], [np.int64(42), np.float32(0.5)]) == [1.0, 1.0]
+    with pytest.raises(ValueError, match="at most 200 characters, got 401"):
+        accuracy_reward(["x"], [10**400])
+
+
+@pytest.mark.parametrize("reward", [accuracy_reward, number_reward])
+@pytest.mark.parametrize("solution", [None, True, ["42"], {"value": 42}])
+def test_a_solution_is_a_text_or_a_number(reward, solution):
+    with pytest.raises(TypeError, match=r"`solution` must be texts or numbers, got .* in row 1"):
+        reward([r"\boxed{None}", "1"], ["1", solution])
+
+
+def test_a_solution_that_no_answer_could_match_is_refused():
+    assert accuracy_reward([r"\boxed{" + "x" * 200 + "}"], ["x" * 200]) == [1.0]
+    for solution in ("x" * 201, "9" * 201, 10**200, "Add them up. " * 20 + "#### " + "x" * 201):
+        with pytest.raises(ValueError, match="`solution` must have at most 200 characters, got 201 in row 0"):
+            accuracy_reward(["x"], [solution])
+    assert accuracy_reward(["#### 42"], ["Add them up. " * 20 + "#### 42"]) == [1.0]
 
 
 def test_a_bare_number_needs_a_number():

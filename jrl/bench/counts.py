@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations and bytes that a benchmark's work needs, by formula, and the least time they can take.
 
-Counted are matrix products (two operations for each multiplication with its addition) and attention over all keys that
-the dense path reads, masked ones included. Norms, activations, softmax and draws are left out, and so is what is
-computed twice to save memory: a floor says what the work needs, not what a program does. Bytes are those of weights,
-gradients, optimizer moments and the key/value cache, each as often as it must pass through the processor; activations
-are left out. So both are lower bounds, and `floor_seconds` is one on the machine's own rates.
+Counted are matrix products (two operations for each multiplication with its addition) and attention over all keys of a
+row, masked ones included; a sampled token has only those up to its own. Norms, activations, softmax and draws are left
+out, and so is what is computed twice to save memory: a floor says what the work needs, not what a program does. Bytes
+are those of weights, gradients, optimizer moments and the filled part of the key/value cache, each as often as it must
+pass through the processor; activations are left out. So both are lower bounds, and `floor_seconds` is one on the
+machine's own rates.
 """
 
 from __future__ import annotations
@@ -122,23 +123,27 @@ class Counts:
                 total += math.prod(leaf.shape)
         return _Matrices(own=total) if trains else _Matrices(fixed=total)
 
-    def attention(self, queries: int, keys: int) -> float:
+    def attention(self, queries: int, keys: float) -> float:
         """Operations of one layer's scores and weighted sums."""
         return 4.0 * queries * keys * self.config.num_heads * self.config.head_dim
 
     def decode(self, shapes: Shapes) -> tuple[Phase, ...]:
         """Prompt and completion of `shapes.rows` rows: (prefill, all further tokens)."""
-        rows, cached = shapes.rows, shapes.length - 1
+        rows = shapes.rows
         weights = sum(layer.size for layer in self.layers) + self.head.size
-        cache = 2 * rows * cached * self.config.num_kv_heads * self.config.head_dim * len(self.layers)
+        column = 2 * rows * self.config.num_kv_heads * self.config.head_dim * len(self.layers)
 
-        def step(tokens: int) -> Phase:
+        def step(tokens: int, columns: float) -> Phase:
             flops = sum(
-                rows * tokens * layer.forward + self.attention(rows * tokens, cached) for layer in self.layers
+                rows * tokens * layer.forward + self.attention(rows * tokens, columns)
+                for layer in self.layers
             )
-            return Phase(flops + rows * self.head.forward, self.itemsize * (weights + cache))
+            return Phase(flops + rows * self.head.forward, self.itemsize * (weights + column * columns))
 
-        return step(shapes.prompt), step(1).times(shapes.response - 1)
+        # The cache is as long as a row from the start, but the work needs what is filled: P + 1 columns after the
+        # first of the further tokens, P + R - 1 after the last.
+        filled = shapes.prompt + shapes.response / 2
+        return step(shapes.prompt, shapes.prompt), step(1, filled).times(shapes.response - 1)
 
     def score(self, shapes: Shapes) -> tuple[Phase, ...]:
         """Log-probabilities under policy and reference, and values, of `shapes.rows` rows."""

@@ -29,13 +29,16 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax")
 # (rows, inner, columns). Of a CPU the shapes of a small transformer, where its libraries do best.
 _CPU_PRODUCTS = ((512, 768, 3072), (2048, 2048, 2048))
 _ACCELERATOR_PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 16384))
-# FLOP/s of dense bfloat16 products by the makers' data sheets; a part of the device's name.
+# FLOP/s of dense bfloat16 products by the makers' data sheets, by the device's whole name: the PCIe and NVL cards of a
+# kind have other rates than these.
 _PEAKS = {
-    "H200": 989.4e12,
-    "H100": 989.4e12,
-    "A100": 312e12,
+    "NVIDIA H200": 989.4e12,
+    "NVIDIA H100 80GB HBM3": 989.4e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
     "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
 }
@@ -175,8 +178,7 @@ def _seconds(program: Callable[..., Any], *arrays: Any) -> float:
 def _peak_rate(dtype: np.dtype[Any]) -> float | None:
     if dtype != jnp.bfloat16:
         return None
-    kind = jax.devices()[0].device_kind
-    return next((rate for name, rate in _PEAKS.items() if name in kind), None)
+    return _PEAKS.get(jax.devices()[0].device_kind)
 
 
 def _processor() -> str:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from jrl.bench.counts import floor_seconds, total
 from jrl.bench.decode import decode
@@ -51,18 +53,17 @@ def run_benchmark(name: str, subject: Subject, shapes: Shapes, *, rounds: int = 
             f"`shapes` asks for rows of {shapes.length} tokens, but {subject.name} has {subject.lm.max_positions} "
             "positions: shorten prompt or response."
         )
+    with _no_compilation_cache(), jax.default_device(jax.devices()[0]):
+        work = BENCHMARKS[name](subject, shapes)
+        timing = time_calls(work.call, rounds=rounds)
+    peak = peak_bytes()
+    # The probes come last, so that their arrays are no part of the peak, and have the memory to themselves.
+    work = replace(work, call=lambda: None)
+    gc.collect()
     machine = measure_machine(subject.options.compute_dtype)
-    cached = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
-    jax.config.update("jax_enable_compilation_cache", False)  # compile_seconds is to be that of compiling
-    try:
-        with jax.default_device(jax.devices()[0]):
-            work = BENCHMARKS[name](subject, shapes)
-            timing = time_calls(work.call, rounds=rounds)
-    finally:
-        jax.config.update("jax_enable_compilation_cache", cached)
     needed, seconds = total(work.phases), timing.median
     floor = floor_seconds(work.phases, machine)
-    record = {
+    return {
         "benchmark": name,
         "model": subject.name,
         "shapes": asdict(shapes),
@@ -83,12 +84,26 @@ def run_benchmark(name: str, subject: Subject, shapes: Shapes, *, rounds: int = 
         "mfu_of": "data sheet" if machine.peak_rate else "measured rate",
         "bandwidth_share": round(needed.num_bytes / seconds / machine.bandwidth, 4),
         "compile_seconds": round(timing.compile_seconds, 2),
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": peak,
         "attention": "einsum",
         "hardware": hardware(),
         "versions": versions(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
-    del work
-    gc.collect()  # the next benchmark needs the memory
-    return record
+
+
+@contextlib.contextmanager
+def _no_compilation_cache() -> Iterator[None]:
+    """Has JAX compile anew what is run inside, so that `compile_seconds` is that of compiling."""
+    cached = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+
+    def switch(enabled: bool) -> None:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        # JAX asks once whether it has a cache, and remembers the answer.
+        compilation_cache.reset_cache()
+
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(cached)

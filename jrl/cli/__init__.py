@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+import jax
+
 from jrl.cli.benching import bench
 from jrl.cli.environment import show_environment
 from jrl.cli.finding import load_function, load_reward
@@ -19,6 +21,7 @@ from jrl.cli.planning import plan
 from jrl.cli.sampling import generate
 from jrl.cli.sweeping import sweep
 from jrl.cli.training import dpo, ilql, ppo, reward, rft, sft
+from jrl.distributed import PeerError, end_now
 from jrl.sweep import SweepError
 from jrl.trainers.checkpoint import CheckpointError
 from jrl.trainers.loggers_trackers import MissingTrackerError
@@ -52,21 +55,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(name, words)
     except KeyboardInterrupt:
-        print(f"jrl {name}: interrupted.", file=sys.stderr)
-        return 130
+        return _fail(name, "interrupted.", 130)
 
 
 def _run(name: str, words: Sequence[str]) -> int:
     try:
         work = _understand(name, words)
     except (ValueError, TypeError, FileNotFoundError, MissingTrackerError) as error:
-        print(f"jrl {name}: {error}", file=sys.stderr)
-        return 2
+        return _fail(name, str(error), 2)
     try:
         return work() or 0
-    except (CheckpointError, SweepError) as error:
-        print(f"jrl {name}: {error}", file=sys.stderr)
-        return 2
+    except (CheckpointError, PeerError, SweepError) as error:
+        return _fail(name, str(error), 2)
+
+
+def _fail(name: str, reason: str, status: int) -> int:
+    """Says why a command ends, and gives its status; a process of a job ends here, or it would wait for the others."""
+    print(f"jrl {name}: {reason}", file=sys.stderr)
+    if jax.distributed.is_initialized():
+        end_now(status)
+    return status
 
 
 def _understand(name: str, words: Sequence[str]) -> Callable[[], int | None]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from jrl.distributed import HEARTBEAT_TIMEOUT_SECONDS, initialize, join
+from jrl.distributed import HEARTBEAT_TIMEOUT_SECONDS, join
 
 TRAINING = ("ppo", "rft", "ilql", "sft", "dpo", "reward")
 """Commands that run on many processes."""
@@ -42,17 +42,19 @@ def add_job_flags(command: argparse.ArgumentParser) -> None:
 def join_job(words: Sequence[str]) -> list[str]:
     """Joins the job that flags or the environment tell of, if they tell of one; the words without those flags.
 
+    Each value is a flag's, else a variable's, else what the scheduler says or the default; see `jrl.distributed.join`.
+
     Raises:
-      ValueError: If they say too little.
+      ValueError: If they say too little, or a number that cannot be.
       RuntimeError: If the job cannot be joined.
     """
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_job_flags(reader)
     flags, others = reader.parse_known_args(list(words))
     given = flags.coordinator_address, flags.num_processes, flags.process_id
-    if flags.distributed or any(value is not None for value in given):
-        timeout = flags.heartbeat_timeout_seconds
-        initialize(*given, heartbeat_timeout_seconds=timeout or HEARTBEAT_TIMEOUT_SECONDS)
-    else:
-        join()
+    join(
+        *given,
+        heartbeat_timeout_seconds=flags.heartbeat_timeout_seconds,
+        asked=flags.distributed or any(value is not None for value in given),
+    )
     return others

@@ -158,7 +158,9 @@ def ilql_objective(
     # Logits, and for every head its online and its target values, stand in memory together.
     num_reads = 1 + 2 * len(params["q_heads"])
     vocab_size = jax.eval_shape(partial(policy.logits, params, frozen), features.policy[:, 0]).shape[-1]
-    positions = positions_of(logprob_chunk_bytes, vocab_size=vocab_size, num_reads=num_reads)
+    positions = positions_of(
+        logprob_chunk_bytes, num_rows=actions.shape[0], vocab_size=vocab_size, num_reads=num_reads
+    )
     wide = map_positions(read, (features, actions), positions=positions)
     values = policy.heads({"v_head": params["v_head"]}, features.value)["values"]
     return ilql_loss(

@@ -221,7 +221,13 @@ def activation_bytes(
     for one, two in zip(residuals(1), residuals(2), strict=True):
         grown = (math.prod(two.shape) - math.prod(one.shape)) * one.dtype.itemsize
         total += grown / (mesh.shape["tensor"] if set(split_sizes) & set(one.shape) else 1)
-    return int(total * -(-rows // rows_parts(mesh)))
+    return int(total * rows_of_device(mesh, rows))
+
+
+def rows_of_device(mesh: Mesh | AbstractMesh, rows: int) -> int:
+    """Rows of a batch that one device computes: its part, or all where they do not divide."""
+    parts = rows_parts(mesh)
+    return rows if rows % parts else rows // parts
 
 
 def device_bytes(tree: Any) -> int:

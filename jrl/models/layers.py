@@ -69,7 +69,8 @@ class Projection(nn.Module):
     """A linear map that contracts the last axes of its input: `kernel` is (*inputs, *outputs).
 
     Where the variables hold an adapter for it (collection "lora"), that is added; see `add_adapter`. A frozen kernel
-    may be rounded; see `jrl.models.quantize`.
+    may be rounded; see `jrl.models.quantize`. The gradient is written by hand (`contract`), so there is no forward mode
+    (`jax.jvp`, `jax.jacfwd`).
 
     Attributes:
       inputs: Sizes of the axes contracted.

@@ -127,7 +127,7 @@ def read_window(
     return map_positions(
         lambda states, actions: read(logits_fn(states), actions),
         (hidden, targets),
-        positions=positions_of(chunk_bytes, vocab_size=vocab_size),
+        positions=positions_of(chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size),
     )
 
 
@@ -167,5 +167,5 @@ def window_kl(
         )
 
     vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
-    positions = positions_of(chunk_bytes, vocab_size=vocab_size, num_reads=2)
+    positions = positions_of(chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size, num_reads=2)
     return map_positions(read, (hidden, ref_hidden), positions=positions)

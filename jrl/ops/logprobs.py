@@ -4,7 +4,7 @@
 Everything is float32. The target is selected by comparing with an iota, not by a gather: under a vocabulary
 sharded over devices a gather would fetch whole rows, and its transpose is a scatter, which is slow on
 accelerators and not deterministic on GPUs. Columns of −inf (padded vocabulary, filtered tokens) carry neither
-probability nor gradient.
+probability nor gradient. The gradients are written by hand, so there is no forward mode (`jax.jvp`, `jax.jacfwd`).
 """
 
 from __future__ import annotations
@@ -87,14 +87,21 @@ def _target_logprobs(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows
 def _target_logprobs_forward(logits: Array, targets: Array) -> tuple[Array, tuple[Array, ...]]:
     largest, log_sum = _normalizer(logits)
     # Subtracted one after the other: their sum would round away what tells two likely tokens apart.
-    return take_targets(logits, targets) - largest - log_sum, (logits, targets, largest, log_sum)
+    logprobs = take_targets(logits, targets) - largest - log_sum
+    return jnp.where(_is_inside(targets, logits), logprobs, 0.0), (logits, targets, largest, log_sum)
 
 
 def _target_logprobs_backward(kept: tuple[Array, ...], g: Array) -> tuple[Array, None]:
     logits, targets, largest, log_sum = kept
     ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
     probs = jnp.exp(logits - largest[..., None] - log_sum[..., None])
+    g = jnp.where(_is_inside(targets, logits), g, 0.0)
     return g[..., None] * (jnp.where(ids == targets[..., None], 1.0, 0.0) - probs), None
+
+
+def _is_inside(targets: Array, logits: Array) -> Array:
+    """Whether a target is a column of the logits: one that is not, as the −100 of ignored labels, selects nothing."""
+    return (targets >= 0) & (targets < logits.shape[-1])
 
 
 _target_logprobs.defvjp(_target_logprobs_forward, _target_logprobs_backward)
@@ -192,4 +199,5 @@ def token_logprobs(
         entropy = entropy_from_logits(logits) if with_entropy else None
         return TokenLogprobs(logprobs_from_logits(logits, targets), entropy)
 
-    return map_positions(read, (hidden, targets), positions=positions_of(chunk_bytes, vocab_size=vocab_size))
+    positions = positions_of(chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size)
+    return map_positions(read, (hidden, targets), positions=positions)

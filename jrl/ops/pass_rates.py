@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 
@@ -22,7 +24,8 @@ def pass_at_k(num_correct: Int[Array, "B"], *, num_samples: int, k: int) -> Floa
     Returns:
       float32 in [0, 1]: c/n at k = 1, and whether c > 0 at k = n.
     Raises:
-      ValueError: If k is not in [1, n].
+      ValueError: If k is not in [1, n], or a count not in [0, n]. Compiled code cannot look at counts: inside `jax.jit`
+        a wrong one goes unnoticed. Outside, looking waits for what the device still computes.
     Example:
       >>> [round(float(x), 4) for x in pass_at_k(jnp.array([0, 1, 2, 5]), num_samples=5, k=2)]
       [0.0, 0.4, 0.7, 1.0]
@@ -34,8 +37,20 @@ def pass_at_k(num_correct: Int[Array, "B"], *, num_samples: int, k: int) -> Floa
             f"`k` must be in [1, num_samples] = [1, {num_samples}], got {k}. Fewer samples than k say nothing of "
             "pass@k: draw more of each prompt."
         )
+    if not isinstance(num_correct, jax.core.Tracer):
+        _check_counts(np.asarray(num_correct), num_samples)
     # The quotient of binomials as a product of k factors below 1: the binomials themselves overflow at n = 200.
     drawn = jnp.arange(k)[None, :]
     wrong_left = jnp.maximum(num_samples - num_correct[:, None] - drawn, 0)
     all_wrong = jnp.prod(wrong_left.astype(jnp.float32) / (num_samples - drawn).astype(jnp.float32), axis=1)
     return 1.0 - all_wrong
+
+
+def _check_counts(num_correct: Int[np.ndarray, "B"], num_samples: int) -> None:
+    """Raises ValueError unless every count is in [0, num_samples]."""
+    outside = num_correct[(num_correct < 0) | (num_correct > num_samples)]
+    if outside.size:
+        raise ValueError(
+            f"`num_correct` must be in [0, num_samples] = [0, {num_samples}], got {outside[0]}. Are these the counts "
+            "of groups of `num_samples` samples each?"
+        )

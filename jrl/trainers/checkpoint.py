@@ -25,7 +25,7 @@ import yaml
 from jrl.distributed import gather, is_main, on_main
 from jrl.trainers.draft import MODEL as MODEL
 from jrl.trainers.draft import STATE as STATE
-from jrl.trainers.draft import Draft, PartError
+from jrl.trainers.draft import Draft, LateError, PartError
 from jrl.trainers.manifest import CheckpointError, read_manifest
 from jrl.trainers.manifest import tree_sha256 as tree_sha256
 from jrl.trainers.resume import (
@@ -74,6 +74,7 @@ class Checkpointer:
         afresh.
       notify: Told in one sentence what the user should know and no exception says.
     Raises:
+      PeerError: Where there are several processes, for any of the following, and if one does not see the folder.
       CheckpointError: If another process runs in the folder, if it holds checkpoints that nobody asked to
         resume or to overwrite, or if `resume_from` exists but holds no whole checkpoint.
     """
@@ -95,6 +96,11 @@ class Checkpointer:
         found = on_main(lambda: self._open(Path(run_dir).absolute(), resume_from, overwrite))
         self.run_dir = Path(found["run_dir"])
         self._source = None if found["source"] is None else Path(found["source"])
+        try:  # before the others read or write anything here: is it one folder for all?
+            gather(failure=see_sign(self.run_dir, found["sign"]))
+        except BaseException:
+            self._unlock()
+            raise
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[None]] | None = None
         self._abandoned = False
@@ -113,11 +119,12 @@ class Checkpointer:
             source = None if target is None else find_checkpoint(target, self._notify)
             if not overwrite and (source is None or source.parent != run_dir):
                 refuse_others(run_dir)
+            self._kept = Retention(run_dir, self._keep)
+            sign = leave_sign(self._lock)
         except BaseException:
-            self._lock.close()
+            self._unlock()
             raise
-        self._kept = Retention(run_dir, self._keep)
-        return {"run_dir": str(run_dir), "source": None if source is None else str(source)}
+        return {"run_dir": str(run_dir), "source": None if source is None else str(source), "sign": sign}
 
     def save(
         self,
@@ -246,27 +253,19 @@ class Checkpointer:
             self.wait()
         finally:
             self._writer.shutdown(wait=not self._abandoned)
-            if self._lock is not None:
-                self._lock.close()
+            self._unlock()
 
     def path(self, step: int) -> Path:
         """Folder of the checkpoint of a step."""
         return self.run_dir / f"checkpoint_{step}"
 
     def take_over(self) -> None:
-        """Leaves in the folder only checkpoints that belong to the run that begins.
+        """Leaves in the folder only checkpoints that belong to the run that begins; called once all is checked."""
+        on_main(self._take_over)
 
-        Called once all is checked: a run that is refused must not have touched those of another.
-
-        Raises:
-          PeerError: If a process does not see the folder of process 0.
-        """
-        sign = on_main(self._take_over)
-        gather(failure=see_sign(self.run_dir, sign))
-
-    def _take_over(self) -> str:
-        """What `take_over` does, on process 0; the sign by which others know the folder."""
-        assert self._lock is not None and self._kept is not None, "process 0 has taken the folder"
+    def _take_over(self) -> None:
+        """What `take_over` does, on process 0."""
+        assert self._kept is not None, "process 0 has taken the folder"
         for step, path in checkpoints_in(self.run_dir).items():
             if self._source is None or self._source.parent != self.run_dir:
                 shutil.rmtree(path)
@@ -279,7 +278,11 @@ class Checkpointer:
                 path.rename(aside)
                 self._kept.forget(step)
                 self._notify(f"{path.name} is newer than {self._source.name}; it is kept as {aside.name}.")
-        return leave_sign(self._lock)
+
+    def _unlock(self) -> None:
+        """Lets another run have the folder."""
+        if self._lock is not None:
+            self._lock.close()
 
     def _write(self, step: int, best_score: float | None, finish: Callable[[], None]) -> None:
         """Writes one checkpoint and drops what need not be kept. On the writer's thread."""
@@ -291,5 +294,5 @@ class Checkpointer:
 def _kind(error: BaseException) -> str:
     """Whose fault a failed write is: the disk's, another process's, or something else's."""
     if isinstance(error, PartError):
-        return PEER
+        return DISK if isinstance(error, LateError) else PEER
     return DISK if disk_is_at_fault(error) else OTHER

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import stat
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,8 @@ MIN_COMPILE_SECONDS = 0.1
 """What takes less is compiled anew: a file costs about as much. JAX's own limit, a second, would leave out nearly every
 program of a small model."""
 _JAX_MIN_COMPILE_SECONDS = 1.0
+_LOCK = ".lockfile"
+"""JAX's own, in a folder whose size is limited: always empty, and held by whoever writes."""
 
 
 def use_compilation_cache() -> Path | None:
@@ -73,13 +76,21 @@ def _make_private(folder: Path) -> str | None:
         return f"cannot be made ({error.strerror})"
     if hasattr(os, "getuid") and found.st_uid != os.getuid():
         return "belongs to another user"
+    if found.st_mode & 0o022:
+        return "may be written by others (its mode is to be 700)"
     if not os.access(folder, os.W_OK):
         return "cannot be written"
-    for entry in folder.iterdir():  # what a process left that died between making a file and filling it
-        with contextlib.suppress(FileNotFoundError):
-            if entry.stat().st_size == 0:
-                entry.unlink()
+    for entry in list(folder.iterdir()):
+        with contextlib.suppress(OSError):
+            _remove_if_empty(entry)
     return None
+
+
+def _remove_if_empty(entry: Path) -> None:
+    """Removes what a process left that died between making a file and filling it."""
+    found = entry.lstat()
+    if stat.S_ISREG(found.st_mode) and found.st_size == 0 and entry.name != _LOCK:
+        entry.unlink()
 
 
 def machine_name() -> str:

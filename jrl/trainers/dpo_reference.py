@@ -55,7 +55,7 @@ def load_reference(config: TRLConfig, path: Any, mesh: Mesh) -> PolicyBundle:
       path: Directory, hub id, or transformers config.
       mesh: Where the arrays go.
     """
-    return load_policy(_of_reference(config, path), mesh, with_value_head=False)
+    return load_policy(reference_config(config, path), mesh, with_value_head=False)
 
 
 def check_reference(config: TRLConfig, path: Any) -> None:
@@ -72,7 +72,7 @@ def check_reference(config: TRLConfig, path: Any) -> None:
     )
     sizes = [
         described_model(each, plan_adapter(each.model, tokenizer)).vocab_size
-        for each in (config, _of_reference(config, path))
+        for each in (config, reference_config(config, path))
     ]
     if sizes[0] != sizes[1]:
         raise ValueError(
@@ -96,7 +96,8 @@ def starting_from(given: Params, params: Params) -> Params:
     return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), given, params)
 
 
-def _of_reference(config: TRLConfig, path: Any) -> TRLConfig:
+def reference_config(config: TRLConfig, path: Any) -> TRLConfig:
+    """The run's configuration with a reference of its own as the model."""
     changes = {
         "model_path": path,
         "peft_config": None,

@@ -18,16 +18,27 @@ from typing import Any
 import jax
 
 from jrl.distributed import is_main, meet, new_meeting
-from jrl.trainers.manifest import CheckpointError, fingerprint_files, sync_directory, write_manifest
+from jrl.trainers.manifest import (
+    CheckpointError,
+    fingerprint_files,
+    missing_files,
+    sync_directory,
+    write_manifest,
+)
 from jrl.trainers.state_io import finish_write, own_files, start_write
 
 STATE, MODEL = "state", "hf_model"
-_LATE_SECONDS = 10
-"""How late a network file system may show what another host has written."""
+LATE_SECONDS = 70
+"""How late a network file system may show what another host has written: NFS, unless told otherwise, lets a client
+believe for 60 s what it knows of a folder."""
 
 
 class PartError(CheckpointError):
     """A process could not go on because of another; that one's error says why."""
+
+
+class LateError(PartError):
+    """What another process should have written does not show here in time: the file system's fault."""
 
 
 class Draft:
@@ -61,7 +72,7 @@ class Draft:
         try:
             if self._failure is None and arrays is not None:
                 if not appears(self._aside / STATE):
-                    raise PartError(
+                    raise LateError(
                         f"Process {jax.process_index()} does not see {self._aside}, which process 0 made. Do the hosts "
                         "share `train.checkpoint_dir`?"
                     )
@@ -125,7 +136,7 @@ class Draft:
 
         Raises:
           Exception: This process's failure.
-          PartError: Because of another's.
+          PartError: Because of another's, or where what that one wrote does not show here.
         """
         if self._failure is not None:
             raise self._failure
@@ -133,15 +144,25 @@ class Draft:
         for number in range(1, jax.process_count()):
             path = self._note(number)
             if not appears(path):
-                raise PartError(f"Process {number} could not write its part, nor say why.")
+                raise LateError(f"Process {number} could not write its part, nor say why.")
             note = json.loads(path.read_text(encoding="utf-8"))
             if note["failure"] is not None:
                 raise PartError(f"Process {number} could not write its part: {note['failure']}")
+            self._await(number, note["files"])
             known |= note["files"]
             path.unlink()
         if (self._aside / STATE).exists():
             finish_write(self._aside / STATE)
         return known
+
+    def _await(self, number: int, files: Mapping[str, Any]) -> None:
+        """Waits until the folder shows what a process has written: Orbax joins what it finds, and misses nothing."""
+        if not comes_true(lambda: not missing_files(self._aside, files)):
+            names = ", ".join(missing_files(self._aside, files)[:3])
+            raise LateError(
+                f"Process {number} wrote {names} in {self._aside}, but process 0 does not see it whole "
+                f"{LATE_SECONDS} s later"
+            )
 
     def _note(self, number: int) -> Path:
         return self._aside / f"process_{number}.json"
@@ -156,10 +177,15 @@ class Draft:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def appears(path: Path, *, seconds: float = _LATE_SECONDS) -> bool:
-    """Whether a path that another process made is there, or comes within some seconds."""
-    end = time.monotonic() + seconds
-    while not path.exists():
+def appears(path: Path) -> bool:
+    """Whether a path that another process made is there, or comes in time."""
+    return comes_true(path.exists)
+
+
+def comes_true(is_so: Callable[[], bool]) -> bool:
+    """Whether what another process did is to be seen here, within `LATE_SECONDS`."""
+    end = time.monotonic() + LATE_SECONDS
+    while not is_so():
         if time.monotonic() > end:
             return False
         time.sleep(0.1)

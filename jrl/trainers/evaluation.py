@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -92,15 +93,13 @@ class Evaluator:
                 cells = ([value] if name else []) + [texts.prompts[row], texts.outputs[row]]
                 cells += [scores[row]] if scores is not None else []
                 rows.append(cells + [column[row] for column in columns_of_samples.values()])
-        return Evaluation(metrics, scores_of_values[0], columns, rows, self._sampling())
+        return Evaluation(metrics, scores_of_values[0], columns, rows, self._sampling(texts))
 
-    def _sampling(self) -> dict[str, Any]:
+    def _sampling(self, texts: Texts) -> dict[str, Any]:
         """What belongs beside every score: how many samples, and from which distribution; a swept value as its list."""
         settings = self.settings
         template = self.tokenizer.chat_template
-        found = {
-            "num_prompts": len(self.prompts),
-            "samples_per_prompt": 1,
+        found = count_samples(texts.prompts) | {
             "do_sample": settings.do_sample,
             "temperature": settings.temperature,
             "top_k": settings.top_k,
@@ -142,6 +141,17 @@ class Evaluator:
                 if isinstance(value, list):
                     columns[name] = value
         return columns, means
+
+
+def count_samples(prompts: Sequence[str]) -> dict[str, int | None]:
+    """`num_prompts`, the different ones, and `samples_per_prompt`: how often each is there, None where that differs.
+
+    Args:
+      prompts: One a sample.
+    """
+    counts = Counter(prompts)
+    alike = len(set(counts.values())) == 1
+    return {"num_prompts": len(counts), "samples_per_prompt": len(prompts) // len(counts) if alike else None}
 
 
 def _mean_of_known(values: Sequence[float]) -> float:

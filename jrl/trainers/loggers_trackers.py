@@ -53,7 +53,12 @@ class TensorBoardLogger:
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
         """Opens the event file; after a resume, points from later steps are hidden."""
         del total_steps
-        self._writer = self._module.SummaryWriter(str(self._directory), purge_step=step + 1 if step else None)
+        # Its own thread ends where the disk is full, and then nobody empties its queue: whoever fills that one must not
+        # wait for room in it, nor the end of the process for what is left in it.
+        self._writer = self._module.SummaryWriter(
+            str(self._directory), purge_step=step + 1 if step else None, max_queue=0
+        )
+        self._writer.file_writer.event_writer._event_queue.cancel_join_thread()
         text = yaml.safe_dump(dict(description)) + yaml.safe_dump(dict(self._config), sort_keys=False)
         self._writer.add_text("config", f"```\n{text}\n```", step)
 

@@ -22,7 +22,7 @@ from jrl.trainers.checkpoint import Checkpointer
 from jrl.trainers.cursor import check_data, make_cursor
 from jrl.trainers.loggers import Loggers, make_loggers
 from jrl.trainers.loggers_jsonl import SAMPLES, SAMPLING
-from jrl.trainers.peers import fail_together, say_end, start_vote
+from jrl.trainers.peers import check_same, fail_together, say_end, start_vote
 from jrl.trainers.pending import Pending, check_steps
 from jrl.trainers.signals import GracefulStop
 from jrl.trainers.timing import CompileCounter, Stopwatch
@@ -82,6 +82,7 @@ class Run:
             )
             opened.callback(self.checkpoints.close)
             self._data_sha256 = self.trainer.data_sha256()  # once: every checkpoint writes it
+            check_same(self.trainer.config.to_dict(), self._data_sha256, self.num_iterations)
             records = self._restore()
             self.checkpoints.take_over()
             self.loggers = Loggers(None, [])

@@ -53,6 +53,23 @@ def fingerprint_files(directory: Path, paths: Iterable[Path]) -> dict[str, dict[
     }
 
 
+def missing_files(directory: Path, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which files a folder does not show, or not at their full size.
+
+    Args:
+      directory: The folder.
+      known: What `fingerprint_files` gave, perhaps in another process: a network file system may show its files late.
+    Returns:
+      Their names, sorted.
+    """
+    present = _files(directory)
+    return sorted(
+        name
+        for name, noted in known.items()
+        if name not in present or present[name].stat().st_size != noted["size"]
+    )
+
+
 def write_manifest(
     directory: Path, entries: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
@@ -62,10 +79,16 @@ def write_manifest(
       directory: Folder whose files are all written.
       entries: Further facts to keep in it, plain JSON.
       known: What `fingerprint_files` gave for some of them, in the process that wrote these.
+    Raises:
+      CheckpointError: If one of these is not there: a manifest of the rest would declare it whole.
     """
     present, known = _files(directory), known or {}
+    if missing := missing_files(directory, known):
+        raise CheckpointError(
+            f"{directory} lacks {missing[0]}, or a part of it, which a process has written."
+        )
     files = fingerprint_files(directory, (path for name, path in present.items() if name not in known))
-    files = dict(sorted({**files, **{name: dict(known[name]) for name in known if name in present}}.items()))
+    files = dict(sorted({**files, **{name: dict(known[name]) for name in known}}.items()))
     content = {**entries, "format": _FORMAT, "files": files}
     # The manifest carries its own fingerprint: a flipped bit in it must be noticed as much as one elsewhere.
     content["sha256"] = _content_sha256(content)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl.distributed import meet
+from jrl.distributed import PeerError, gather, meet
 from jrl.mesh import replicated
 from jrl.trainers.resume import checkpoints_in
 
@@ -33,6 +35,40 @@ _LOST = (
     "another task died",
     "barrier",
 )
+
+
+def check_same(
+    config: Mapping[str, Mapping[str, Any]], data_sha256: Mapping[str, str], num_iterations: int
+) -> None:
+    """Refuses processes that would not do the same; all call it, and one alone is not asked.
+
+    Args:
+      config: Section → field → value.
+      data_sha256: Fingerprints of the data, as `Trainer.data_sha256` gives them.
+      num_iterations: How long the run is to be.
+    Raises:
+      PeerError: In all processes, naming what differs.
+    """
+    if jax.process_count() == 1:
+        return
+    own = {"number of iterations": str(num_iterations)}
+    own |= {f"data of `{name}`": digest for name, digest in data_sha256.items()}
+    for section, fields in config.items():
+        # Of what is not plain the kind must do: its `repr` may hold an address.
+        own |= {
+            f"`{section}.{name}`": json.dumps(value, sort_keys=True, default=lambda x: type(x).__qualname__)
+            for name, value in fields.items()
+        }
+    first, *others = (word.plain for word in gather(own))
+    names = sorted(first.keys() | {name for other in others for name in other})
+    differing = [name for name in names if any(other.get(name) != first.get(name) for other in others)]
+    if differing:
+        raise PeerError(
+            f"The {1 + len(others)} processes of the job must hold the same data, in the same order, and the same "
+            f"configuration; these differ: {', '.join(differing)}. Data taken from a set or from a folder's listing "
+            "has another order in each process, and no process may read a part of the data alone: jrl shares out rows "
+            "itself."
+        )
 
 
 def start_vote(mesh: Mesh, asked: bool) -> jax.Array:

@@ -68,7 +68,10 @@ def fetch(tree: Any, *, everywhere: bool = True) -> Any:
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
             sharding: Any = leaf.sharding
             leaf = _gathering(sharding.mesh)(leaf)
-        return np.asarray(leaf) if everywhere or jax.process_index() == 0 else None
+        if everywhere or jax.process_index() == 0:
+            return np.asarray(leaf)
+        jax.block_until_ready(leaf)  # else the next would be made whole beside this one
+        return None
 
     return jax.tree.map(get, tree)
 

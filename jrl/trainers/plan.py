@@ -8,8 +8,7 @@ What the collectives send is arithmetic: docs/scaling.md derives it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,21 +17,14 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jrl.learners.dpo_config import DPOConfig
-from jrl.learners.ilql import ILQLConfig
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.learners.ppo_config import PPOConfig
-from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.rft import RFTConfig
-from jrl.mesh import AXES, rows_parts, tree_shardings
-from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
-from jrl.models.heads import HEADS
-from jrl.models.model import LanguageModel
-from jrl.models.policy import ADAPTERS, init_reference
-from jrl.models.quantize import quantize_frozen
-from jrl.trainers.adapters import plan_adapter
+from jrl.mesh import AXES, tree_shardings
+from jrl.models.config import TransformerConfig
+from jrl.models.cost import activation_bytes, cache_bytes, format_bytes, rows_of_device
 from jrl.trainers.config import TRLConfig
-from jrl.trainers.setup import COMPUTE_DTYPES, check_what_trains, described_model
-from jrl.typing import PolicyFns
+from jrl.trainers.plan_part import Part, asks_reference, kept_reference, model_part
 
 Bytes = dict[str, int]
 
@@ -50,6 +42,8 @@ class RunPlan:
       sampling: Bytes that a sampling call takes beside them; empty where the method does not sample.
       step_traffic: Bytes that an optimizer step sends, by axis and kind.
       token_traffic: Bytes that sampling sends: once a call, and for each token.
+      score_traffic: Bytes that scoring sends: in PPO a call, which scores a chunk; in DPO an optimizer step, where the
+        reference is asked in each.
     """
 
     model: str
@@ -60,6 +54,7 @@ class RunPlan:
     sampling: Bytes
     step_traffic: Bytes
     token_traffic: Bytes
+    score_traffic: Bytes
 
     @property
     def total(self) -> int:
@@ -76,6 +71,7 @@ class RunPlan:
             ("or in a sampling call", self.sampling),
             ("sent by each device in an optimizer step", self.step_traffic),
             ("sent by each device in sampling", self.token_traffic),
+            ("sent by each device in scoring", self.score_traffic),
         ):
             if found:
                 lines.append(title)
@@ -105,27 +101,6 @@ def abstract_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, num_devices
     return AbstractMesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-@dataclass(frozen=True)
-class Part:
-    """A model as shapes, and where it is.
-
-    Attributes:
-      lm: The model.
-      policy: As algorithms see it.
-      params: What trains.
-      frozen: The rest.
-      mesh: Where it would be.
-      dtype: Of the computation.
-    """
-
-    lm: LanguageModel
-    policy: PolicyFns
-    params: Any
-    frozen: Any
-    mesh: AbstractMesh
-    dtype: Any
-
-
 def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
     """The plan of a recipe; of its model only the config files are read.
 
@@ -137,15 +112,16 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
     """
     config.validate()
     train, method = config.train, config.method
-    part = _part(config, mesh)
+    part = model_part(config, mesh)
     stepped = {name: tree for name, tree in part.params.items() if name != "target_q_heads"}
     everything = {**part.params, **part.frozen}
-    reference = jax.eval_shape(init_reference, part.params) if isinstance(method, PPOConfig) else {}
+    reference = kept_reference(config, part)
     rows = min(train.minibatch_size or train.batch_size, train.batch_size)
     microbatches = -(-train.batch_size // rows)
     rows *= 2 if isinstance(method, DPOConfig) else 1
     vocabulary = part.lm.config.padded_vocab_size
-    logits = min(train.logprob_chunk_bytes, 4 * rows * train.seq_length * vocabulary // mesh.size)
+    whole_logits = 4 * rows_of_device(mesh, rows) * train.seq_length * vocabulary // mesh.shape["tensor"]
+    logits = min(train.logprob_chunk_bytes, whole_logits)
     chunk = (method.chunk_size or train.batch_size) if isinstance(method, PPOConfig | RFTConfig) else 0
     whole = _bytes(everything, mesh, whole=True)
     gathered = whole - _bytes(everything, mesh)
@@ -164,6 +140,18 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
     step_traffic, token_traffic = _traffic(
         part, stepped, gathered, rows=rows, length=train.seq_length, chunk=chunk, remat=train.remat
     )
+    kept, recomputed = _activations(part, rows=rows, length=train.seq_length)
+    score_traffic: Bytes = {}
+    if isinstance(method, PPOConfig):
+        # Policy and reference share one pass of the frozen trunk.
+        layers = part.lm.config.num_layers + part.depth
+        score_traffic = _score_traffic(
+            part, [everything, reference], layers, rows=chunk, length=train.seq_length
+        )
+    elif isinstance(method, DPOConfig) and asks_reference(method):
+        read, layers = {**part.frozen, **reference}, part.lm.config.num_layers
+        found = _score_traffic(part, [read], layers, rows=rows, length=train.seq_length)
+        score_traffic = {name: microbatches * size for name, size in found.items()}
     return RunPlan(
         model=f"{part.lm.family.model_type}, {_count(everything):,} parameters",
         mesh=dict(mesh.shape),
@@ -177,46 +165,39 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
         learning={
             "gradients, a microbatch's and their sum": 2 * _bytes(stepped, mesh),
             "parameters of two layers, whole over fsdp": _two_layers(part),
-            "activations of a microbatch": activation_bytes(
-                part.policy,
-                part.params,
-                part.frozen,
-                mesh=mesh,
-                rows=rows,
-                length=train.seq_length,
-                split_sizes=(part.lm.config.num_heads, part.lm.config.mlp_width),
-                has_context=has_context,
-            ),
+            "activations of a microbatch": kept,
+            "activations of the layer computed again": recomputed,
             "logits, their softmax and gradient": 3 * logits,
         },
         sampling=sampling,
         step_traffic={name: microbatches * size for name, size in step_traffic.items()},
         token_traffic=token_traffic if chunk else {},
+        score_traffic=score_traffic,
     )
-
-
-def _part(config: TRLConfig, mesh: AbstractMesh) -> Part:
-    """The model of a configuration."""
-    if isinstance(config.method, RewardConfig):
-        raise ValueError("`method` must be one that trains a language model; a reward model is not planned.")
-    has_value = isinstance(config.method, PPOConfig | ILQLConfig)
-    adapter = plan_adapter(config.model, None)
-    check_what_trains(config, adapter, with_value_head=has_value)
-    lm = described_model(config, adapter)
-    num_q_heads = (2 if config.method.two_qs else 1) if isinstance(config.method, ILQLConfig) else 0
-    lm = replace(lm, value_head=config.model.value_head if has_value else None, num_q_heads=num_q_heads)
-    split: dict[str, Any] = {"num_layers_unfrozen": config.model.num_layers_unfrozen}
-    if adapter.config is not None:
-        split["adapter"] = adapter.config
-    dtype = COMPUTE_DTYPES[config.train.compute_dtype]
-    policy = lm.policy(compute_dtype=dtype, remat=config.train.remat, **split)
-    return Part(lm, policy, *_shapes(lm, split, config.model.frozen_dtype), mesh, dtype)
 
 
 def _optimizer(config: TRLConfig) -> optax.GradientTransformation:
     schedule = make_schedule(config.scheduler.name, config.scheduler.kwargs)
     kwargs = config.optimizer.kwargs
     return make_optimizer(config.optimizer.name, kwargs, schedule, max_grad_norm=config.train.max_grad_norm)
+
+
+def _activations(part: Part, *, rows: int, length: int) -> tuple[int, int]:
+    """(what is kept for the backward pass, what one layer adds while it is computed again)."""
+    kept, everything = (
+        activation_bytes(
+            policy,
+            part.params,
+            part.frozen,
+            mesh=part.mesh,
+            rows=rows,
+            length=length,
+            split_sizes=_split_sizes(part),
+            has_context=part.lm.family.kind == "seq2seq",
+        )
+        for policy in (part.policy, part.keeping)
+    )
+    return kept, (everything - kept) // part.depth
 
 
 def _traffic(
@@ -240,18 +221,26 @@ def _traffic(
     }
 
 
-def _shapes(lm: LanguageModel, split: dict[str, Any], kind: str) -> tuple[Any, Any]:
-    """(params, frozen) of a model as shapes, rounded as the run would round them."""
+def _split_sizes(part: Part) -> tuple[int, ...]:
+    """Sizes of the axes that `tensor` splits: query heads, MLP width, and the heads that queries share, where whole
+    ones fall to a device.
+    """
+    config, tensor = part.lm.config, part.mesh.shape["tensor"]
+    sizes = (config.num_heads, config.mlp_width)
+    if not isinstance(config, TransformerConfig) or tensor == 1 or config.num_kv_heads % tensor:
+        return sizes
+    return (*sizes, config.num_kv_heads)
 
-    def init(key: Any) -> Any:
-        params = lm.init(key)
-        if "adapter" in split:
-            params = quantize_frozen(params, kind=kind, keep=(*HEADS, *ADAPTERS))
-        params, frozen = lm.split_params(params, key=key, **split)
-        return params, frozen if "adapter" in split else quantize_frozen(frozen, kind=kind)
 
-    shapes: tuple[Any, Any] = jax.eval_shape(init, jax.eval_shape(partial(jax.random.key, 0)))
-    return shapes
+def _score_traffic(part: Part, read: list[Any], layers: int, *, rows: int, length: int) -> Bytes:
+    """Of forward passes through `layers` layers that read these trees."""
+    stream = _ring(_stream_bytes(part, rows=rows, length=length), part.mesh.shape["tensor"])
+    return {
+        "fsdp: parameters gathered": sum(
+            _bytes(tree, part.mesh, whole=True) - _bytes(tree, part.mesh) for tree in read
+        ),
+        "tensor: activations summed": 2 * layers * stream,
+    }
 
 
 def _bytes(tree: Any, mesh: AbstractMesh, *, whole: bool = False) -> int:
@@ -280,7 +269,7 @@ def _ring(size: int, devices: int) -> int:
 
 def _stream_bytes(part: Part, *, rows: int, length: int) -> int:
     """Of the residual stream of a device's own rows."""
-    own = -(-rows // rows_parts(part.mesh))
+    own = rows_of_device(part.mesh, rows)
     return own * length * part.lm.feature_width * jnp.dtype(part.dtype).itemsize
 
 

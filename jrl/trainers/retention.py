@@ -24,15 +24,24 @@ class Retention:
         self._scores = {step: _score(path) for step, path in self._paths.items()}
 
     def add(self, step: int, path: Path, score: float | None) -> None:
-        """Counts a checkpoint that is there now, and deletes what need not be kept any more."""
+        """Counts a checkpoint that is there now, and deletes what need not be kept any more.
+
+        A deletion that fails costs room, not the run: what cannot be renamed is tried again the next time, and what
+        is left of a deleted one is removed by `recover` when the next run starts.
+        """
         self._paths[step], self._scores[step] = path, score
         newest = sorted(self._scores)[-self._keep :]
         for old in [step for step in self._scores if step not in newest and step != self.best_step()]:
             # Half-deleted must not look like a damaged checkpoint.
             doomed = self._paths[old].with_suffix(".tmp")
-            self._paths[old].rename(doomed)
-            shutil.rmtree(doomed)
+            try:
+                self._paths[old].rename(doomed)
+            except FileNotFoundError:
+                pass  # somebody else has deleted it
+            except OSError:
+                continue
             self.forget(old)
+            shutil.rmtree(doomed, ignore_errors=True)
 
     def forget(self, step: int) -> None:
         """Counts a checkpoint no longer."""

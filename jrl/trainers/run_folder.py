@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from jrl.trainers.draft import appears
+from jrl.trainers.draft import comes_true
 from jrl.trainers.manifest import CheckpointError
 from jrl.trainers.resume import LOCK, checkpoints_in
 
@@ -61,13 +62,16 @@ def leave_sign(held: IO[str]) -> str:
     held.truncate(0)
     held.write(sign)
     held.flush()
+    os.fsync(held.fileno())  # a network file system may keep what is only flushed on this host
     return sign
 
 
 def see_sign(run_dir: Path, sign: str) -> CheckpointError | None:
-    """None if this process sees the folder in which process 0 left this sign; else the error to tell the others."""
-    path = run_dir / LOCK
-    if appears(path) and path.read_text(encoding="utf-8") == sign:
+    """None if this process sees the folder in which process 0 left this sign; else the error to tell the others.
+
+    An earlier run's sign is no answer yet: this host may still show what the file held before.
+    """
+    if comes_true(lambda: _content(run_dir / LOCK) == sign):
         return None
     return CheckpointError(
         f"it does not see the {run_dir} that process 0 works in. All hosts must share `train.checkpoint_dir`: "
@@ -76,17 +80,26 @@ def see_sign(run_dir: Path, sign: str) -> CheckpointError | None:
 
 
 def recover(run_dir: Path, notify: Callable[[str], None]) -> None:
-    """Undoes what a killed run left half-done, and says so where that cost a checkpoint."""
+    """Undoes what an earlier run left half-done, written or deleted, and says which checkpoints are whole."""
     for path in run_dir.glob("checkpoint_*.replaced"):  # killed between the two renames of a step saved again
         original = path.with_suffix("")
         if original.exists():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
         else:
             path.rename(original)
     for path in run_dir.glob("checkpoint_*.tmp"):
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)
+        outcome = "cannot be removed: delete it by hand" if path.exists() else "is removed"
         whole = ", ".join(found.name for found in checkpoints_in(run_dir).values())
         notify(
-            f"{path.name} was left half-written by a run that was killed; it is removed. Complete checkpoints: "
-            f"{whole or 'none'}."
+            f"{path.name} was left half-written or half-deleted by an earlier run; it {outcome}. Complete "
+            f"checkpoints: {whole or 'none'}."
         )
+
+
+def _content(path: Path) -> str | None:
+    """A text file's content, None where there is none to read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Secrets in a configuration: what a run writes of it (checkpoints, trackers, model cards) has them left out.
 
-A value is a secret by the name that it stands under (`hub_token`, `api_key`, `password`, ...), or by how it looks: the
-tokens of well-known services, and the user and password in an address. Tokens of texts (`eos_token`,
-`max_new_tokens`) are none.
+A value is a secret by a name that it stands under, however deep (`hub_token`, `apiKeys`, `password`, ...), or by how it
+looks: the tokens of well-known services, and the user and password in an address. Tokens of texts (`eos_token`,
+`max_new_tokens`) are none; nor is what only switches something on (`use_auth_token: true`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ HIDDEN = "<hidden>"
 """Stands for a secret."""
 
 _NAME = re.compile(
-    r"(^|_)(password|passwd|passphrase|secret|credentials?|bearer|authorization"
-    r"|(api|access|private|secret|auth|account|encryption)_?key)(_|$)"
+    r"passwords?(_|\d*$)|(^|_)(passwd|pwd|passphrase|secret|credential|cred|bearer|authorization"
+    r"|(api|access|private|secret|auth|account|encryption|ssh|signing)_?key)s?(_|\d*$)"
+)
+_TOKEN = re.compile(
+    r"(^|_)(token|(hf|hub|auth|access|refresh|bearer|api|session|service|private|personal|secret)_?tokens)_?\d*$"
+    r"|(^|_)(hf|hub|auth|access|refresh|bearer|api|session)token_?\d*$"
 )
 _TEXT_TOKEN = re.compile(
     r"(^|_)(bos|eos|unk|sep|pad|cls|mask|image|audio|video|special|begin|start|end|stop|turn|response|instruction|prefix"
-    r"|suffix|middle|space|newline|first|last|next|per)_token$"
+    r"|suffix|middle|space|newline|first|last|next|per|split)_token_?\d*$"
 )
 _LOOKS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}"  # Hugging Face
@@ -28,7 +32,8 @@ _LOOKS = re.compile(
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"  # GitHub, GitLab
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|AIza[\w-]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16})"  # Slack, Google, AWS
 )
-_ADDRESS = re.compile(r"\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@]{1,200}@", re.IGNORECASE)
+# To the last `@` before the host's end: passwords hold some.
+_ADDRESS = re.compile(r"\b([a-z][a-z0-9+.-]{1,20}://)[^\s/]+@", re.IGNORECASE)
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
@@ -38,13 +43,22 @@ def without_secrets(value: Any, name: str = "") -> Any:
       value: Dictionaries, lists, texts, numbers.
       name: Of the field that it stands under.
     """
+    if _is_secret(name):
+        return _hidden(value)
     if isinstance(value, dict):
         return {key: without_secrets(entry, str(key)) for key, entry in value.items()}
     if isinstance(value, list):
-        return [without_secrets(entry, name) for entry in value]
-    if not isinstance(value, str) or not value:
-        return value
-    return HIDDEN if _is_secret(name) else hide_secrets(value)
+        return [without_secrets(entry) for entry in value]
+    return hide_secrets(value) if isinstance(value, str) else value
+
+
+def _hidden(value: Any) -> Any:
+    """A value below a secret name: its shape, and every text and number in it hidden."""
+    if isinstance(value, dict):
+        return {key: _hidden(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_hidden(entry) for entry in value]
+    return value if value is None or isinstance(value, bool) or value == "" else HIDDEN
 
 
 def hide_secrets(text: str) -> str:
@@ -54,8 +68,8 @@ def hide_secrets(text: str) -> str:
 
 def _is_secret(name: str) -> bool:
     """Whether a field of this name holds a secret."""
-    # `hubToken` and `hub-token` are `hub_token`.
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower()
-    if words.endswith("token") and (words == "token" or words.endswith("_token")):
+    # `hubToken`, `HUBToken` and `hub-token` are `hub_token`.
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).lower()
+    if _TOKEN.search(words):
         return _TEXT_TOKEN.search(words) is None
     return _NAME.search(words) is not None

@@ -129,12 +129,19 @@ def test_golden_decode_of_one_layer() -> None:
         n_embd=4, n_layer=1, n_head=1, vocab_size=64, n_positions=8, bos_token_id=0, eos_token_id=0
     )
     counts = Counts(Subject("tiny", config, make_model(config), Options()))
-    prefill, steps = counts.decode(Shapes(rows=2, prompt=3, response=2))
-    # 2 rows of 3 tokens: 2·192·6 in matrices, 4·(6·4)·4 in attention over 4 columns, 2·256·2 in the head.
-    assert prefill.flops == 2304 + 384 + 1024
-    assert steps.flops == 768 + 128 + 1024
-    # 448 weights and 2·2·4·4 numbers of the cache, 4 bytes each.
-    assert steps.num_bytes == 4 * (448 + 64)
+    prefill, steps = counts.decode(Shapes(rows=2, prompt=3, response=4))
+    # 2 rows of 3 tokens: 2·192·6 in matrices, 4·(6·3)·4 in attention over 3 columns, 2·256·2 in the head.
+    assert prefill.flops == 2304 + 288 + 1024
+    # 448 weights and 2·2·3·4 numbers of the cache, 4 bytes each.
+    assert prefill.num_bytes == 4 * (448 + 48)
+    # 3 further tokens, which see 4, 5 and 6 columns of 2·2·4 numbers: not 6 every time.
+    assert steps.flops == 3 * (768 + 1024) + 4 * 2 * (4 + 5 + 6) * 4
+    assert steps.num_bytes == 4 * (3 * 448 + 16 * (4 + 5 + 6))
+
+
+def test_a_sample_of_one_token_needs_no_further_step() -> None:
+    _, steps = Counts(subject()).decode(Shapes(rows=2, prompt=3, response=1))
+    assert steps == Phase(0.0, 0.0)
 
 
 def test_the_floor_is_the_longer_of_computing_and_moving_in_every_phase() -> None:

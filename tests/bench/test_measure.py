@@ -5,15 +5,20 @@ import json
 import math
 import re
 import time
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax._src import compilation_cache
 from transformers import T5Config
 
 from jrl.bench import measure, models, suite
+from jrl.bench.counts import Phase
 from jrl.bench.measure import Machine, Timing, measure_machine, peak_bytes, time_calls
 from jrl.bench.models import PRESETS, Options, Shapes, find_subject
 from jrl.bench.suite import BENCHMARKS, run_benchmark
+from jrl.bench.work import Work
 from jrl.cli import main
 from jrl.cli.benching import WHAT
 from tests.trainers.runs import save_tiny_checkpoint
@@ -181,13 +186,72 @@ def test_a_step_takes_all_rows_where_minibatches_do_not_divide_them():
     assert Shapes(rows=32, minibatch_size=8).step_minibatch_size == 8
 
 
-def test_the_data_sheet_is_read_by_the_name_of_the_device(monkeypatch):
-    class Device:
-        device_kind = "NVIDIA H200"
-
-    monkeypatch.setattr(measure.jax, "devices", lambda: [Device()])
-    assert measure._peak_rate(jnp.dtype("bfloat16")) == 989.4e12
+@pytest.mark.parametrize(
+    ("kind", "rate"),
+    [
+        ("NVIDIA H200", 989.4e12),
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5", 459e12),
+    ],
+)
+def test_the_data_sheet_is_read_by_the_whole_name_of_the_device(monkeypatch, kind, rate):
+    monkeypatch.setattr(measure.jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+    assert measure._peak_rate(jnp.dtype("bfloat16")) == rate
     assert measure._peak_rate(jnp.dtype("float32")) is None
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """What `run_benchmark` does, in its order; the work itself is one small program."""
+    done = []
+
+    def probe(dtype):
+        done.append("probe")
+        return MACHINE
+
+    def peak():
+        done.append("peak")
+        return 7
+
+    def make(subject, shapes):
+        def call():
+            done.append(("call", jax.config.jax_enable_compilation_cache, is_cache_used()))
+
+        return Work(call, tokens=1, samples=1, phases=(Phase(1e9, 1e9),))
+
+    monkeypatch.setattr(suite, "measure_machine", probe)
+    monkeypatch.setattr(suite, "peak_bytes", peak)
+    monkeypatch.setitem(suite.BENCHMARKS, "decode", make)
+    return done
+
+
+def is_cache_used():
+    return compilation_cache.is_cache_used(jax.devices()[0].client)
+
+
+def test_the_probes_of_the_machine_are_no_part_of_the_peak(tiny, order):
+    record = run_benchmark("decode", find_subject(tiny), Shapes(rows=1, prompt=1, response=2), rounds=1)
+    assert [word if isinstance(word, str) else word[0] for word in order] == ["call", "call", "peak", "probe"]
+    assert record["peak_bytes"] == 7
+
+
+def test_no_program_comes_from_the_compilation_cache(tiny, order, tmp_path):
+    """JAX remembers whether it has a cache: a run before the benchmark must not leave it on."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()
+    try:
+        assert is_cache_used()
+        run_benchmark("decode", find_subject(tiny), Shapes(rows=1, prompt=1, response=2), rounds=1)
+        assert [word[1:] for word in order if word[0] == "call"] == [(False, False)] * 2
+        assert is_cache_used()
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
 
 
 def test_presets_shapes_fit_their_models():

@@ -22,7 +22,7 @@ from tests.faults import job
 from tests.trainers.runs import repeatable
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 300.0
+SECONDS = 900.0
 LOOKS_EVERY = 0.002
 
 

@@ -19,13 +19,14 @@ def moments(algorithm, count):
     phases = ["update", "checkpoint", "run"] + ["rollout"] * (algorithm in ONLINE)
     for number in range(count):
         phase = phases[number % len(phases)]
-        times = 1 if phase in ("run", "checkpoint") else rng.randint(1, 4)
+        # The second checkpoint: by then the first one is whole, and the run gets on.
+        times = {"run": 1, "checkpoint": 2}.get(phase) or rng.randint(1, 4)
         yield phase, times, rng.uniform(0, 3.0 if phase == "run" else 0.1)
 
 
 def kill_again_and_again(algorithm, checkpoint, folder, whole_folder, steps, count):
-    """The phases that were hit, and the most steps that one kill cost."""
-    hit, lost = [], 0
+    """The phases that were hit, the most steps that one kill cost, and how often the run resumed from a checkpoint."""
+    hit, lost, resumed = [], 0, 0
     for phase, times, seconds in moments(algorithm, count):
         expected = last_step(folder)
         job = start(algorithm, checkpoint, folder, steps=steps, branch=True)
@@ -33,34 +34,43 @@ def kill_again_and_again(algorithm, checkpoint, folder, whole_folder, steps, cou
         time.sleep(seconds)
         assert job.process.poll() is None, f"it had ended before kill {len(hit) + 1}:\n{job.text}"
         said = job.kill()
+        resumed += f"resumed at {expected}" in said
         assert not expected or phase == "run" or f"resumed at {expected}" in said, said
         half_written = list(folder.glob("checkpoint_*.tmp"))
         hit.append("checkpoint write" if half_written else phase)
         logged = [record["step"] for record in records(folder)]
         lost = max(lost, max(logged, default=0) - last_step(folder))
-    start(algorithm, checkpoint, folder, steps=steps, branch=True).finish()
+    assert (
+        f"resumed at {last_step(folder)}"
+        in start(algorithm, checkpoint, folder, steps=steps, branch=True).finish()
+    )
     assert_same_run(folder, whole_folder)
-    return hit, lost
+    return hit, lost, resumed + 1
 
 
-def report(algorithm, hit, lost):
+def report(algorithm, hit, lost, resumed):
     counts = {phase: hit.count(phase) for phase in sorted(set(hit))}
-    print(f"{algorithm}: killed {len(hit)} times {counts}; at most {lost} logged steps were done again")
+    print(
+        f"{algorithm}: killed {len(hit)} times {counts}, resumed {resumed} times from a checkpoint; "
+        f"at most {lost} logged steps were done again"
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "rft", "sft", "ilql", "dpo", "reward"])
 def test_killed_three_times_it_is_the_run_that_never_was(algorithm, checkpoint, whole, tmp_path):
     whole_folder, steps = whole(algorithm)
-    report(
-        algorithm,
-        *kill_again_and_again(algorithm, checkpoint, tmp_path / "run", whole_folder, steps, count=3),
-    )
+    report(algorithm, *kill_again_and_again(algorithm, checkpoint, tmp_path / "run", whole_folder, steps, 3))
 
 
 @pytest.mark.parametrize(("algorithm", "count"), KILLS.items())
 def test_fifty_kills_over_the_algorithms(algorithm, count, checkpoint, whole, tmp_path):
     assert sum(KILLS.values()) >= 50
     whole_folder, steps = whole(algorithm)
-    hit, lost = kill_again_and_again(algorithm, checkpoint, tmp_path / "run", whole_folder, steps, count)
-    report(algorithm, hit, lost)
+    hit, lost, resumed = kill_again_and_again(
+        algorithm, checkpoint, tmp_path / "run", whole_folder, steps, count
+    )
+    report(algorithm, hit, lost, resumed)
     assert "checkpoint write" in hit
+    assert (
+        resumed > count // 2
+    )  # the others were killed before their first checkpoint, or before they said so

@@ -14,7 +14,7 @@ from transformers import T5Config
 import jrl
 from jrl.mesh import AXES, make_mesh
 from jrl.models.adapters.config import read_adapter_config
-from jrl.models.cost import device_bytes, estimate_cost, format_bytes
+from jrl.models.cost import device_bytes, estimate_cost, format_bytes, rows_of_device
 from jrl.models.model import make_model
 from jrl.typing import ModelInputs
 from tests.tiny import tiny_hf_config, tiny_lm
@@ -89,6 +89,11 @@ def test_several_devices_share_it():
     assert alone.cache_bytes / 4 <= shared.cache_bytes < alone.cache_bytes / 3.8
     real = estimate_cost(lm, OPTIMIZER.init, rows=4, mesh=make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     assert real == alone
+
+
+@pytest.mark.parametrize(("rows", "own"), [(8, 2), (4, 1), (3, 3), (6, 6)])
+def test_rows_of_a_device(rows, own):
+    assert rows_of_device(AbstractMesh((2, 2, 2), AXES, (AxisType.Auto,) * 3), rows) == own
 
 
 def test_real_sizes_cost_nothing_to_ask():

@@ -74,6 +74,16 @@ class TestLogprobsFromLogits:
         # onehot − softmax: (−σ(−½), 0, 1 − σ(½), 0)
         np.testing.assert_allclose(gradient, [[-0.377541, 0.0, 0.377541, 0.0]], atol=1e-6)
 
+    @pytest.mark.parametrize("outside", [-100, -1, 4])
+    def test_an_id_outside_the_vocabulary_gives_0_and_no_gradient(self, outside):
+        logits = jnp.array([[0.5, 3.0, 1.0, 2.0]] * 2)
+        targets = jnp.array([outside, 1])
+        value, gradient = jax.value_and_grad(lambda x: logprobs_from_logits(x, targets).sum())(logits)
+        exact = reference(np.asarray(logits[1]))
+        assert float(value) == pytest.approx(float(exact[1]), abs=1e-6)
+        np.testing.assert_array_equal(gradient[0], np.zeros(4))
+        np.testing.assert_allclose(gradient[1], np.eye(4)[1] - np.exp(exact), atol=1e-6)
+
     def test_lore_7_7_gradient_is_finite_beside_minus_infinity(self):
         logits = jnp.array([[0.5, -jnp.inf, 1.0], [-jnp.inf, -jnp.inf, 2.0]])
         targets, mask = jnp.array([1, 2]), jnp.array([False, True])

@@ -54,6 +54,13 @@ class TestPassAtK:
             pass_at_k(correct, num_samples=5, k=3),
         )
 
+    @pytest.mark.parametrize("wrong", [-1, 6])
+    def test_more_correct_than_samples_is_refused(self, wrong):
+        with pytest.raises(
+            ValueError, match=rf"`num_correct` must be in \[0, num_samples\] = \[0, 5\], got {wrong}"
+        ):
+            pass_at_k(jnp.array([0, 5, wrong]), num_samples=5, k=2)
+
     @pytest.mark.parametrize("k", [0, 6])
     def test_k_beyond_the_samples_is_refused(self, k):
         with pytest.raises(ValueError, match=rf"`k` must be in \[1, num_samples\] = \[1, 5\], got {k}"):

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.distributed import join
 from jrl.mesh import make_mesh
+from jrl.trainers import checkpoint, draft, run_folder
 from jrl.trainers.checkpoint import Checkpointer, CheckpointError
 from jrl.trainers.manifest import tree_sha256
 from jrl.trainers.placing import fetch
@@ -90,16 +91,16 @@ def refused(folder: Path) -> None:
 
 def elsewhere(folder: Path) -> None:
     """Process 1 sees another folder of that name, as on hosts that do not share it."""
-    checkpoints = Checkpointer(folder, keep=2)
+    draft.LATE_SECONDS = 5
     if jax.process_index() == 1:
-        checkpoints.run_dir = folder.with_name("another")
-        checkpoints.run_dir.mkdir()
-        (checkpoints.run_dir / "run.lock").write_text("of another job")
+        another, see_sign = folder.with_name("another"), run_folder.see_sign
+        another.mkdir()
+        (another / "run.lock").write_text("of another job")
+        checkpoint.see_sign = lambda run_dir, sign: see_sign(another, sign)
     try:
-        checkpoints.take_over()
+        Checkpointer(folder, keep=2)
     except RuntimeError as error:
         print(f"refused: {error}", flush=True)
-    checkpoints.close()
 
 
 def alone(folder: Path) -> None:

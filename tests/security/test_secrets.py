@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 import jrl
 from jrl.cli import main
@@ -40,11 +42,37 @@ SECRETS = (HUB, PASSWORD)
             "secret",
         ),
         *("password", "db_password", "passwd", "client_secret", "credentials", "Authorization"),
+        *("api_keys", "passwords", "secrets", "passphrases", "pwd", "dbPassword", "dbpassword", "password2"),
+        *(
+            "HFToken",
+            "authtoken",
+            "accessToken",
+            "access_tokens",
+            "hf_tokens",
+            "HF_TOKEN_2",
+            "APIKey",
+            "sshKey",
+        ),
     ],
 )
 def test_a_secret_by_its_name(name):
     found = without_secrets({"train": {name: PASSWORD, "others": [{name: [PASSWORD]}]}})
     assert found == {"train": {name: HIDDEN, "others": [{name: [HIDDEN]}]}}
+
+
+@pytest.mark.parametrize("name", ["password", "secrets", "credentials", "api_keys", "HFToken"])
+def test_nothing_below_a_secret_name_is_shown(name):
+    """Numbers too, and whatever the fields below are called; that something is switched on or missing is no secret."""
+    assert without_secrets({name: 12345678, "seed": 1}) == {name: HIDDEN, "seed": 1}
+    assert without_secrets({name: [1.5, ["a"]]}) == {name: [HIDDEN, [HIDDEN]]}
+    values = {"value": "a", "eos_token": "b", "deep": [{"c": 1, "on": True, "off": None, "empty": ""}]}
+    assert without_secrets({name: values}) == {
+        name: {
+            "value": HIDDEN,
+            "eos_token": HIDDEN,
+            "deep": [{"c": HIDDEN, "on": True, "off": None, "empty": ""}],
+        }
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,17 +97,24 @@ def test_user_and_password_in_an_address():
         f"see https://{HIDDEN}@host.org/a@b and s3://{HIDDEN}@bucket"
     )
     assert hide_secrets("https://host.org/a@b") == "https://host.org/a@b"
+    assert hide_secrets("postgres://u:p@ss@h/db") == f"postgres://{HIDDEN}@h/db"
+    assert hide_secrets("postgres://u:p?a#b@h:1/db") == f"postgres://{HIDDEN}@h:1/db"
+    assert hide_secrets(f"https://me:{'a.b' * 200}@host/x") == f"https://{HIDDEN}@host/x"
+    assert hide_secrets("ab://u:p@h,cd://u:p@h") == f"ab://{HIDDEN}@h,cd://{HIDDEN}@h"
 
 
 def test_tokens_of_texts_are_none():
     """The whole of what the default configurations and special tokens are called stays as it is."""
-    for default in (
-        jrl.default_ppo_config,
-        jrl.default_ilql_config,
-        jrl.default_sft_config,
-        jrl.default_dpo_config,
-    ):
+    defaults = [getattr(jrl, name) for name in dir(jrl) if re.fullmatch(r"default_\w+_config", name)]
+    assert len(defaults) >= 6
+    for default in defaults:
         values = plain(default().to_dict())
+        assert without_secrets(values) == values
+    # What transformers calls the tokens of a generation and of a tokenizer.
+    for values in (
+        GenerationConfig().to_dict(),
+        dict.fromkeys(PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES, 7),
+    ):
         assert without_secrets(values) == values
     texts = {
         f"{name}_token": "</s>"
@@ -90,6 +125,14 @@ def test_tokens_of_texts_are_none():
         "token_id": 3,
         "tokens": ["a"],
         "tokenizer_path": "gpt2",
+        "num_virtual_tokens": 8,
+        "suppress_tokens": [1, 2],
+        "label_pad_token_id": -100,
+        "chars_per_token": 4.0,
+        "decoder_start_token_id": 0,
+        "split_token": 5,
+        "keywords": ["a"],
+        "num_passes": 2,
         "key": "a",
         "monkey": "b",
     }

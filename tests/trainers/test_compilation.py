@@ -82,13 +82,40 @@ def test_a_folder_of_another_user_is_not_used(fresh, monkeypatch):
         assert use_compilation_cache() is None
 
 
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_a_folder_that_others_may_write_is_not_used(fresh, mode):
+    folder = fresh / "cache" / "compiled" / machine_name()
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    with pytest.warns(UserWarning, match="may be written by others"):
+        assert use_compilation_cache() is None
+    assert jax.config.jax_compilation_cache_dir is None
+
+
 def test_what_a_dying_process_left_empty_is_removed(fresh):
+    """But nothing else: JAX's lock is empty, and so may be what a link points at."""
     folder = use_compilation_cache()
     (folder / "jit_f-cache").write_bytes(b"")
     (folder / "jit_g-cache").write_bytes(b"program")
+    (folder / ".lockfile").write_bytes(b"")
+    (fresh / "empty").write_bytes(b"")
+    (folder / "link").symlink_to(fresh / "empty")
+    (folder / "folder").mkdir()
     jax.config.update("jax_compilation_cache_dir", None)
     use_compilation_cache()
-    assert [entry.name for entry in folder.iterdir()] == ["jit_g-cache"]
+    assert {entry.name for entry in folder.iterdir()} == {"jit_g-cache", ".lockfile", "link", "folder"}
+
+
+def test_an_empty_file_that_cannot_be_removed_does_not_stop_a_run(fresh, monkeypatch):
+    folder = use_compilation_cache()
+    (folder / "jit_f-cache").write_bytes(b"")
+    jax.config.update("jax_compilation_cache_dir", None)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(compilation.Path, "unlink", refuse)
+    assert use_compilation_cache() == folder
 
 
 def test_machines_that_differ_share_no_folder(monkeypatch):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jrl
+from jrl.distributed import PeerError
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.checkpoint import Checkpointer, CheckpointError
 from jrl.trainers.loggers import Loggers
@@ -61,6 +62,22 @@ class TestFailures:
         with pytest.raises(CheckpointError, match="holds checkpoints of an earlier run"):
             ready(ppo_config(checkpoint, tmp_path)).learn()
         assert signal.getsignal(signal.SIGINT) is before
+
+    def test_processes_that_differ_do_not_begin(self, checkpoint, tmp_path, monkeypatch):
+        told = []
+
+        def refuse(*facts):
+            told.append(facts)
+            raise PeerError("these differ")
+
+        monkeypatch.setattr("jrl.trainers.loop.check_same", refuse)
+        trainer = ready(ppo_config(checkpoint, tmp_path))
+        with pytest.raises(PeerError, match="these differ"):
+            trainer.learn()
+        ((config, data_sha256, num_iterations),) = told
+        assert config == trainer.config.to_dict() and data_sha256 == trainer.data_sha256()
+        assert num_iterations > 0
+        Checkpointer(tmp_path, keep=1).close()
 
     def test_a_tracker_that_fails_to_start_leaves_no_lock(self, checkpoint, tmp_path, monkeypatch):
         def start(self, description, *, total_steps, step):

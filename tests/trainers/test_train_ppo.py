@@ -10,6 +10,7 @@ import jrl
 from jrl.data.fingerprint import fingerprint
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.checkpoint import CheckpointError
+from jrl.trainers.evaluation import count_samples
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, repeatable
 
 
@@ -70,6 +71,12 @@ class TestRun:
             "max_new_tokens": 8,
             "chat_template_sha256": None if template is None else fingerprint(template)[:16],
         }
+
+    @pytest.mark.parametrize(
+        ("prompts", "distinct", "samples"), [("aabb", 2, 2), ("abab", 2, 2), ("aab", 2, None), ("ab", 2, 1)]
+    )
+    def test_lore_9_3_repeated_prompts_are_samples_of_one(self, prompts, distinct, samples):
+        assert count_samples(list(prompts)) == {"num_prompts": distinct, "samples_per_prompt": samples}
 
     def test_ratio_is_one_before_the_first_step(self, whole):
         records = [record for record in whole.history if "iteration" in record]

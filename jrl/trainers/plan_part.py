@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of a planned run as shapes: the one that learns, and the reference that it is held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from jrl.learners.dpo_config import DPOConfig
+from jrl.learners.ilql import ILQLConfig
+from jrl.learners.ppo_config import PPOConfig
+from jrl.learners.reward_model_config import RewardConfig
+from jrl.models.heads import HEADS
+from jrl.models.model import LanguageModel
+from jrl.models.policy import ADAPTERS, init_reference
+from jrl.models.quantize import quantize_frozen
+from jrl.models.seq2seq_config import Seq2SeqConfig
+from jrl.trainers.adapters import plan_adapter
+from jrl.trainers.config import TRLConfig
+from jrl.trainers.dpo_reference import reference_config
+from jrl.trainers.setup import COMPUTE_DTYPES, check_what_trains, described_model
+from jrl.typing import PolicyFns
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model as shapes, and where it is.
+
+    Attributes:
+      lm: The model.
+      policy: As algorithms see it.
+      keeping: The same, which keeps every activation; `policy` itself without remat.
+      depth: Layers that a gradient passes.
+      params: What trains.
+      frozen: The rest.
+      mesh: Where it would be.
+      dtype: Of the computation.
+    """
+
+    lm: LanguageModel
+    policy: PolicyFns
+    keeping: PolicyFns
+    depth: int
+    params: Any
+    frozen: Any
+    mesh: AbstractMesh
+    dtype: Any
+
+
+def model_part(config: TRLConfig, mesh: AbstractMesh) -> Part:
+    """The model that a configuration trains.
+
+    Raises:
+      ValueError: If the model cannot be what the configuration asks for, or is a reward model.
+    """
+    if isinstance(config.method, RewardConfig):
+        raise ValueError("`method` must be one that trains a language model; a reward model is not planned.")
+    has_value = isinstance(config.method, PPOConfig | ILQLConfig)
+    adapter = plan_adapter(config.model, None)
+    check_what_trains(config, adapter, with_value_head=has_value)
+    lm = described_model(config, adapter)
+    num_q_heads = (2 if config.method.two_qs else 1) if isinstance(config.method, ILQLConfig) else 0
+    lm = replace(lm, value_head=config.model.value_head if has_value else None, num_q_heads=num_q_heads)
+    split: dict[str, Any] = {"num_layers_unfrozen": config.model.num_layers_unfrozen}
+    if adapter.config is not None:
+        split["adapter"] = adapter.config
+    dtype = COMPUTE_DTYPES[config.train.compute_dtype]
+    keeping = lm.policy(compute_dtype=dtype, **split)
+    policy = lm.policy(compute_dtype=dtype, remat=True, **split) if config.train.remat else keeping
+    shapes = _shapes(lm, split, config.model.frozen_dtype)
+    return Part(lm, policy, keeping, _depth(lm, split), *shapes, mesh, dtype)
+
+
+def asks_reference(method: DPOConfig) -> bool:
+    """Whether DPO asks its reference in every step; else it asks once, before training, and lets go of it."""
+    asked = method.precompute_ref_log_probs
+    return method.sync_ref_model if asked is None else not asked
+
+
+def kept_reference(config: TRLConfig, part: Part) -> Any:
+    """Parameters that the reference has for itself during training, as shapes; {} where it has none."""
+    method = config.method
+    if isinstance(method, DPOConfig) and asks_reference(method):
+        if method.sync_ref_model:
+            return part.params
+        if method.ref_model_path is not None:
+            own = model_part(reference_config(config, method.ref_model_path), part.mesh)
+            return {**own.params, **own.frozen}
+    elif not isinstance(method, PPOConfig):
+        return {}
+    return jax.eval_shape(init_reference, part.params)
+
+
+def _depth(lm: LanguageModel, split: dict[str, Any]) -> int:
+    """Layers that a gradient passes: those that train, all under an adapter."""
+    unfrozen: int = split["num_layers_unfrozen"]
+    if "adapter" not in split and unfrozen != -1:
+        return max(unfrozen, 1)
+    return lm.config.num_layers + (
+        lm.config.num_encoder_layers if isinstance(lm.config, Seq2SeqConfig) else 0
+    )
+
+
+def _shapes(lm: LanguageModel, split: dict[str, Any], kind: str) -> tuple[Any, Any]:
+    """(params, frozen) of a model as shapes, rounded as the run would round them."""
+
+    def init(key: Any) -> Any:
+        params = lm.init(key)
+        if "adapter" in split:
+            params = quantize_frozen(params, kind=kind, keep=(*HEADS, *ADAPTERS))
+        params, frozen = lm.split_params(params, key=key, **split)
+        return params, frozen if "adapter" in split else quantize_frozen(frozen, kind=kind)
+
+    shapes: tuple[Any, Any] = jax.eval_shape(init, jax.eval_shape(partial(jax.random.key, 0)))
+    return shapes
