@@ -19,11 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from peers.sizes import GPT2
+
 ROOT = Path(__file__).resolve().parents[1]
-SHAPES = {
-    "gpt2-mini": dict(n_embd=256, n_layer=6, n_head=8, vocab_size=8192, n_positions=256),
-    "gpt2-124m": dict(n_embd=768, n_layer=12, n_head=12, vocab_size=50257, n_positions=256),
-}
 # Runs inside either tree: only what both have may be used here.
 WORKER = """
 import json, os, sys, time
@@ -109,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--baseline", required=True, help="commit to compare with")
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each tree, at least 5")
-    parser.add_argument("--model", choices=SHAPES, default="gpt2-mini")
+    parser.add_argument("--model", choices=GPT2, default="gpt2-mini")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         old = Path(folder) / "baseline"
@@ -117,7 +115,7 @@ def main() -> None:
             ["git", "worktree", "add", "--detach", "--quiet", old, flags.baseline], cwd=ROOT, check=True
         )
         try:
-            workers = {tree: start(tree, SHAPES[flags.model]) for tree in (old, ROOT)}
+            workers = {tree: start(tree, GPT2[flags.model]) for tree in (old, ROOT)}
             for name in ("generate", "score", "update"):
                 times: dict[Path, list[float]] = {old: [], ROOT: []}
                 for _ in range(flags.rounds):

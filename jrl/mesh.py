@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
+_AXIS_TYPES = (AxisType.Auto,) * len(AXES)
 
 LOGICAL_TO_MESH: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
@@ -52,6 +53,24 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 )
 
 
+def mesh_sizes(data: int, fsdp: int, tensor: int, *, num_devices: int) -> tuple[int, int, int]:
+    """Sizes of the axes, with −1 replaced by what the others leave.
+
+    Raises:
+      ValueError: If the product of the sizes is not the number of devices.
+    """
+    sizes = [data, fsdp, tensor]
+    known = math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and num_devices % known == 0:
+        sizes[sizes.index(-1)] = num_devices // known
+    if -1 in sizes or math.prod(sizes) != num_devices:
+        raise ValueError(
+            f"`mesh` must multiply to the number of devices, {num_devices}; got data={data}, fsdp={fsdp}, "
+            f"tensor={tensor}. At most one size may be -1 (the rest)."
+        )
+    return sizes[0], sizes[1], sizes[2]
+
+
 def make_mesh(
     data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
@@ -66,16 +85,17 @@ def make_mesh(
       ValueError: If the product of the sizes is not the number of devices.
     """
     devices = list(devices) if devices is not None else jax.devices()
-    sizes = [data, fsdp, tensor]
-    known = math.prod(size for size in sizes if size != -1)
-    if sizes.count(-1) == 1 and len(devices) % known == 0:
-        sizes[sizes.index(-1)] = len(devices) // known
-    if -1 in sizes or math.prod(sizes) != len(devices):
-        raise ValueError(
-            f"`mesh` must multiply to the number of devices, {len(devices)}; got data={data}, fsdp={fsdp}, "
-            f"tensor={tensor}. At most one size may be -1 (the rest)."
-        )
-    return jax.make_mesh(tuple(sizes), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
+    sizes = mesh_sizes(data, fsdp, tensor, num_devices=len(devices))
+    return jax.make_mesh(sizes, AXES, devices=devices, axis_types=_AXIS_TYPES)
+
+
+def abstract_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, num_devices: int) -> AbstractMesh:
+    """A mesh of devices that are only imagined; the sizes are those of `make_mesh`.
+
+    Raises:
+      ValueError: If the product of the sizes is not the number of devices.
+    """
+    return AbstractMesh(mesh_sizes(data, fsdp, tensor, num_devices=num_devices), AXES, axis_types=_AXIS_TYPES)
 
 
 def partition_spec(

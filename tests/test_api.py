@@ -240,6 +240,7 @@ def test_importing_jrl_imports_neither_torch_nor_transformers():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_an_adapter_folder_is_its_base_with_the_adapter_merged(tmp_path):
     base = save_tiny_checkpoint(tmp_path / "base")
     # B is random too, or the adapter would change nothing.

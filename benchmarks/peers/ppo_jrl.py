@@ -3,17 +3,15 @@
 
     python benchmarks/peers/ppo_jrl.py [--num-layers-unfrozen -1]
 
-Prints "ready" after two iterations, which compile everything; then, for every line on stdin, runs one and prints its
-seconds.
+Answers by `line_protocol.py`, after two iterations, which compile everything.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 
 import jax
+from line_protocol import answer
 
 from jrl.bench.models import PRESETS, Options, find_subject
 from jrl.bench.ppo_iteration import ppo_iteration
@@ -29,16 +27,12 @@ def main() -> None:
     subject = find_subject(MODEL, Options(num_layers_unfrozen=flags.num_layers_unfrozen))
     work = ppo_iteration(subject, PRESETS[MODEL].shapes)
 
-    def iterate() -> float:
-        begin = time.perf_counter()
+    def iterate() -> None:
         jax.block_until_ready(work.call())
-        return time.perf_counter() - begin
 
     iterate()
     iterate()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(iterate(), flush=True)
+    answer(iterate)
 
 
 if __name__ == "__main__":

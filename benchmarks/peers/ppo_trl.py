@@ -3,8 +3,8 @@
 
     .peers/trl074/bin/python benchmarks/peers/ppo_trl.py
 
-Prints "ready" after a first iteration; then, for every line on stdin, runs one and prints its seconds. Every layer is
-trained, in float32, without dropout, against a full reference on as many threads as there are cores.
+Answers by `line_protocol.py`, after a first iteration. Every layer is trained, in float32, without dropout, against a
+full reference on as many threads as there are cores.
 
 How its sizes map: `batch_size` = 32 are the rollouts of an iteration, `mini_batch_size` = 8 with
 `gradient_accumulation_steps` = 1 the rows of an optimizer step, so 4 epochs are 16 steps; in jrl `num_rollouts` = 32
@@ -14,16 +14,14 @@ and `batch_size` = `minibatch_size` = 8.
 from __future__ import annotations
 
 import os
-import sys
-import time
 
 import torch
+from line_protocol import answer
+from sizes import EPOCHS, MINIBATCH, PROMPT, RESPONSE, ROWS, VOCABULARY
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model
-
-ROWS, PROMPT, RESPONSE, MINIBATCH, EPOCHS, VOCABULARY = 32, 16, 48, 8, 4, 50257
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -53,9 +51,8 @@ def main() -> None:
         make_tokenizer(),
     )
 
-    def iterate() -> float:
+    def iterate() -> None:
         queries = list(torch.randint(2, VOCABULARY, (ROWS, PROMPT)))
-        begin = time.perf_counter()
         responses = trainer.generate(
             queries,
             batch_size=ROWS,
@@ -70,14 +67,10 @@ def main() -> None:
         )
         scores = [torch.tensor(float(response.float().mean() / VOCABULARY)) for response in responses]
         trainer.step(queries, responses, scores)
-        seconds = time.perf_counter() - begin
         assert {len(response) for response in responses} == {RESPONSE}
-        return seconds
 
     iterate()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(iterate(), flush=True)
+    answer(iterate)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,20 @@
 
     python benchmarks/peers/steps_jrl.py sft|dpo|reward
 
-Prints "ready" once the program is compiled and has run; then, for every line on stdin, takes a step of 32 rows (or
-pairs) in microbatches of 8 and prints its seconds. Weights are random, in float32; every layer is trained.
+Answers by `line_protocol.py`, once the program is compiled and has run, with steps of 32 rows (or pairs) in
+microbatches of 8. Weights are random, in float32; every layer is trained.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from line_protocol import answer
+from sizes import MINIBATCH, PROMPT, RESPONSE, ROWS
 
 from jrl.bench.dpo_step import dpo_step
 from jrl.bench.models import Shapes, find_subject
@@ -30,7 +30,7 @@ from jrl.models.classifier import Classifier
 from jrl.models.scorer import make_scorer
 from jrl.typing import ComparisonBatch, ModelInputs
 
-SHAPES = Shapes(rows=32, prompt=16, response=48, minibatch_size=8)
+SHAPES = Shapes(rows=ROWS, prompt=PROMPT, response=RESPONSE, minibatch_size=MINIBATCH)
 
 
 def reward_step() -> Callable[[], Any]:
@@ -40,7 +40,7 @@ def reward_step() -> Callable[[], Any]:
     model = Classifier.from_config(source)
     optimizer = make_optimizer("adamw", {"lr": 1e-6}, make_schedule("constant", {}), max_grad_norm=1.0)
     update = make_reward_model_update(
-        make_scorer(model), optimizer, RewardConfig(), batch_size=SHAPES.rows, minibatch_size=8
+        make_scorer(model), optimizer, RewardConfig(), batch_size=ROWS, minibatch_size=MINIBATCH
     )
 
     def rows(seed: int) -> ModelInputs:
@@ -61,15 +61,11 @@ def main() -> None:
     else:
         step = {"sft": sft_step, "dpo": dpo_step}[what](find_subject("gpt2-124m"), SHAPES).call
 
-    def seconds() -> float:
-        begin = time.perf_counter()
+    def run() -> None:
         jax.block_until_ready(step())
-        return time.perf_counter() - begin
 
-    seconds()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(seconds(), flush=True)
+    run()
+    answer(run)
 
 
 if __name__ == "__main__":

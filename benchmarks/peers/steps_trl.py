@@ -3,10 +3,10 @@
 
     .peers/trlnew/bin/python benchmarks/peers/steps_trl.py sft|dpo|reward
 
-Prints "ready" after a first step; then, for every line on stdin, takes one and prints its seconds: forward and backward
-of 4 microbatches of 8 rows (pairs of DPO and of the reward model), clipping, AdamW. Every layer is trained, in float32,
-without dropout, on as many threads as there are cores; rows have 16 + 48 tokens and no padding. DPO's reference has
-been computed before. Checkpoints, logs and evaluations are off.
+Speaks as `line_protocol.py` does, after a first step. A step is forward and backward of 4 microbatches of 8
+rows (pairs of DPO and of the reward model), clipping, AdamW. Every layer is trained, in float32, without dropout, on as
+many threads as there are cores; rows have 16 + 48 tokens and no padding. DPO's reference has been computed before.
+Checkpoints, logs and evaluations are off.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sys
 import tempfile
 import time
 from typing import Any
 
 import torch
 from datasets import Dataset
+from line_protocol import is_asked, say_ready, say_seconds
+from sizes import MINIBATCH, PROMPT, RESPONSE, ROWS, VOCABULARY
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     GPT2Config,
@@ -31,8 +32,6 @@ from transformers import (
 )
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-ROWS, MINIBATCH, PROMPT, RESPONSE, VOCABULARY = 32, 8, 16, 48, 50257
-
 
 class Stopwatch(TrainerCallback):
     """Takes a step when it is told to, and says how long it took."""
@@ -42,14 +41,17 @@ class Stopwatch(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Waits for a line, but before the first step."""
-        if self._is_warm and not sys.stdin.readline():
+        if self._is_warm and not is_asked():
             os._exit(0)
         self._begin = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Prints the seconds, or that the first step is done."""
-        print(time.perf_counter() - self._begin if self._is_warm else "ready", flush=True)
-        self._is_warm = True
+        if self._is_warm:
+            say_seconds(time.perf_counter() - self._begin)
+        else:
+            say_ready()
+            self._is_warm = True
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
+from jrl.mesh import abstract_mesh
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.overrides import apply_overrides
-from jrl.trainers.plan import abstract_mesh, plan_run
+from jrl.trainers.plan import plan_run
 
 GIB = 1 << 30
 

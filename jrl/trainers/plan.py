@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.learners.ppo_config import PPOConfig
 from jrl.learners.rft import RFTConfig
-from jrl.mesh import AXES, tree_shardings
+from jrl.mesh import tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes, rows_of_device
 from jrl.trainers.config import TRLConfig
@@ -81,24 +81,6 @@ class RunPlan:
             verdict = "fits" if self.total <= hbm_bytes else "does not fit"
             lines.append(f"{verdict} into {format_bytes(hbm_bytes)} ({self.total / hbm_bytes:.0%})")
         return "\n".join(lines)
-
-
-def abstract_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, num_devices: int) -> AbstractMesh:
-    """A mesh of devices that are only imagined; −1 for one axis is what the others leave.
-
-    Raises:
-      ValueError: If the sizes do not multiply to the number of devices.
-    """
-    sizes = [data, fsdp, tensor]
-    known = math.prod(size for size in sizes if size != -1)
-    if sizes.count(-1) == 1 and num_devices % known == 0:
-        sizes[sizes.index(-1)] = num_devices // known
-    if -1 in sizes or math.prod(sizes) != num_devices:
-        raise ValueError(
-            f"`mesh` must multiply to the number of devices, {num_devices}; got data={data}, fsdp={fsdp}, "
-            f"tensor={tensor}. At most one size may be -1 (the rest)."
-        )
-    return AbstractMesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:

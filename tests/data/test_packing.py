@@ -154,7 +154,15 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("learned positions", marks=pytest.mark.slow),
+        "rotary",
+        pytest.param("ALiBi", marks=pytest.mark.slow),
+        "sliding window",
+    ],
+)
 def test_lore_1_11_packed_rows_compute_what_their_samples_would(kind):
     config = CONFIGS[kind]
     config.initializer_range = 0.2

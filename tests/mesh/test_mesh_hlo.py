@@ -22,7 +22,7 @@ from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
 from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
-from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
+from jrl.mesh import batch_sharding, make_mesh, replicated
 from jrl.models.heads import init_q_heads, init_value_head
 from jrl.models.model import make_model
 from jrl.rollout.generate import make_generate
@@ -37,6 +37,7 @@ from jrl.typing import (
 )
 from tests.learners.batches import adam
 from tests.mesh.hlo import Collective, Shape, collectives, entry_arguments, loop_carries
+from tests.mesh.shapes import key_shape, on, shape
 
 pytestmark = pytest.mark.mesh
 
@@ -90,16 +91,6 @@ class Program(NamedTuple):
 _programs: dict[str, Program] = {}
 
 
-def shape(*sizes: int, dtype: Any = jnp.float32) -> Any:
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
-
-def on(mesh: Mesh, tree: Any, rows: NamedSharding | None = None) -> Any:
-    """Shapes placed by the table of `jrl.mesh`, or all as `rows` says."""
-    places = tree_shardings(mesh, tree)[0] if rows is None else jax.tree.map(lambda _: rows, tree)
-    return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), tree, places)
-
-
 def model(name: str, unfrozen: int) -> tuple[Any, Any, Any]:
     """(policy, params, frozen), the last two as shapes, with the heads that an algorithm needs."""
     lm = make_model(CONFIG)
@@ -115,10 +106,6 @@ def model(name: str, unfrozen: int) -> tuple[Any, Any, Any]:
 
     params, frozen = jax.eval_shape(init, key_shape())
     return lm.policy(num_layers_unfrozen=unfrozen), params, frozen
-
-
-def key_shape() -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0))
 
 
 def update(name: str) -> tuple[Any, Any, Any, Any]:

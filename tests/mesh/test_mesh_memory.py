@@ -18,10 +18,11 @@ import jrl
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
-from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
+from jrl.mesh import abstract_mesh, batch_sharding, make_mesh, replicated
 from jrl.models.model import make_model
-from jrl.trainers.plan import abstract_mesh, plan_run
+from jrl.trainers.plan import plan_run
 from jrl.typing import ModelInputs, Sequences
+from tests.mesh.shapes import key_shape, on, shape
 
 pytestmark = pytest.mark.mesh
 ROWS, LENGTH = 16, 128
@@ -42,7 +43,7 @@ def test_the_plan_is_what_the_compiler_reserves(sizes):
     config = jrl.default_sft_config().evolve(model={"model_path": MODEL}, train=train)
     plan = plan_run(config, abstract_mesh(*sizes, num_devices=math.prod(sizes)))
     mesh = make_mesh(*sizes)
-    batch = on(batch_sharding(mesh), batch_shapes())
+    batch = on(mesh, batch_shapes(), batch_sharding(mesh))
     found = compiled_update(config, mesh, batch).memory_analysis()
     step_bytes = 4  # the key is not an argument: without dropout nothing reads it
     rows = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(batch))
@@ -51,24 +52,14 @@ def test_the_plan_is_what_the_compiler_reserves(sizes):
 
 
 def batch_shapes() -> Sequences:
-    def shape(*size: int, dtype: Any) -> Any:
-        return jax.ShapeDtypeStruct(size, dtype)
-
     inputs = ModelInputs(shape(ROWS, LENGTH, dtype=jnp.int32), shape(ROWS, LENGTH, dtype=bool))
     return Sequences(inputs, shape(ROWS, dtype=jnp.int32), shape(ROWS, LENGTH - 1, dtype=bool))
-
-
-def on(places: Any, tree: Any) -> Any:
-    """Shapes with these shardings, or with one for all."""
-    if isinstance(places, jax.sharding.Sharding):
-        places = jax.tree.map(lambda _: places, tree)
-    return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), tree, places)
 
 
 def compiled_update(config: Any, mesh: Any, batch: Sequences) -> Any:
     """The update of SFT as a trainer compiles it, from shapes alone."""
     lm = make_model(MODEL)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = key_shape()
     params = jax.eval_shape(lambda key: lm.split_params(lm.init(key), num_layers_unfrozen=-1)[0], key)
     optimizer = make_optimizer(
         config.optimizer.name,
@@ -80,7 +71,8 @@ def compiled_update(config: Any, mesh: Any, batch: Sequences) -> Any:
     cut = {"batch_size": ROWS, "minibatch_size": ROWS}
     update = make_sft_update(policy, optimizer, logprob_chunk_bytes=config.train.logprob_chunk_bytes, **cut)
     state = jax.eval_shape(lambda params: init_train_state(params, optimizer), params)
-    places = tree_shardings(mesh, state)[0]
+    state = on(mesh, state)
+    places = jax.tree.map(lambda x: x.sharding, state)
     with jax.set_mesh(mesh):
         jitted = jax.jit(update, donate_argnums=0, out_shardings=(places, replicated(mesh)))
-        return jitted.lower(on(places, state), {}, batch, on(replicated(mesh), key)).compile()
+        return jitted.lower(state, {}, batch, on(mesh, key, replicated(mesh))).compile()

@@ -99,7 +99,7 @@ def test_every_expert_is_rounded_as_if_it_were_alone(kind):
     ("name", "kind"),
     [
         pytest.param("llama", "bfloat16", marks=pytest.mark.slow),
-        ("llama", "int8"),
+        pytest.param("llama", "int8", marks=pytest.mark.slow),
         ("llama", "nf4"),
         pytest.param("mixtral", "int8", marks=pytest.mark.slow),
         pytest.param("mixtral", "nf4", marks=pytest.mark.slow),

@@ -22,7 +22,7 @@ KINDS = (
     "gpt2",
     pytest.param("llama", marks=pytest.mark.slow),
     pytest.param("distilbert", marks=pytest.mark.slow),
-    "bert",
+    pytest.param("bert", marks=pytest.mark.slow),
 )
 LENGTHS = (7, 3, 1)
 
@@ -83,7 +83,7 @@ def test_the_score_is_the_classifier_s_whatever_trains(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("bert", marks=pytest.mark.slow)])
 def test_lore_4_7_padding_on_either_side_changes_nothing(name: str) -> None:
     expected, gradient, _ = scored(name, rows(), unfrozen=1)
     for inputs in (rows(right=5, pad=1000), rows(left=5, pad=1000)):
@@ -108,7 +108,7 @@ def test_what_trains(name: str) -> None:
     assert trainable.keys() == heads | {"lora"} and frozen.keys() == params.keys() - heads
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
 def test_a_fresh_adapter_changes_no_score_and_gets_a_gradient_with_the_head(name: str) -> None:
     inputs = rows(right=1)
     expected, _, _ = scored(name, inputs)

@@ -8,8 +8,9 @@ from transformers import LlamaConfig
 import jrl
 from jrl.cli import main
 from jrl.learners.dpo_config import DPOConfig
+from jrl.mesh import abstract_mesh
 from jrl.models.cost import device_bytes
-from jrl.trainers.plan import abstract_mesh, plan_run
+from jrl.trainers.plan import plan_run
 from jrl.trainers.plan_part import asks_reference
 from jrl.trainers.ppo import PPOTrainer
 from tests.trainers.runs import count_vowels, ppo_config, save_tiny_checkpoint

@@ -165,6 +165,7 @@ class TestSavedModel:
         # A value of other rewards is no start: the critic is fresh.
         assert not ppo.params["v_head"]["out"]["kernel"].any()
 
+    @pytest.mark.slow
     def test_the_notebook_samples_with_beta(self, whole, saved):
         model, params = jrl.load_model(saved)
         tokens = jnp.asarray([tiny_tokenizer()("the")["input_ids"]])
@@ -234,6 +235,7 @@ class TestHeads:
 
 
 class TestMask:
+    @pytest.mark.slow
     def test_a_forbidden_transition_is_never_taken(self, checkpoint, tmp_path):
         # After any token only the next id may come: a chain, whatever the model thinks of it.
         forbidden = np.roll(np.eye(VOCAB_SIZE), 1, axis=1) == 0

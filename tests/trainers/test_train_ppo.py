@@ -203,6 +203,7 @@ def test_evaluation_sweeps_a_generation_argument(swept):
     assert swept.rollout_settings().temperature == 0.5
 
 
+@pytest.mark.slow
 def test_one_compilation_per_program_over_a_run(checkpoint, tmp_path):
     config = ppo_config(checkpoint, tmp_path, train={"total_steps": 80, "eval_interval": 1000})
     trainer = train(config)

@@ -16,6 +16,8 @@ from tests.trainers.runs import (
     sft_config,
 )
 
+pytestmark = pytest.mark.slow
+
 SEQ2SEQ = {"model_arch_type": "seq2seq"}
 PAIRS = [["the cat", "sat"], ["a dog", "ran"], ["we", "wait"], ["rain", "falls"]]
 
@@ -138,7 +140,6 @@ def test_logits_want_a_context(t5):
         model.logits(params, ids)
 
 
-@pytest.mark.slow
 def test_ppo_trains_adapters_alone(t5, tmp_path):
     lora = {"peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM", "r": 2}
     config = ppo_config(

@@ -20,7 +20,7 @@ from tests.tiny import tiny_tokenizer
 from tests.trainers.runs import PROMPTS, count_vowels, save_tiny_checkpoint
 
 # Responses of most tests are random, and not the model's own.
-pytestmark = pytest.mark.filterwarnings("ignore:The mean KL per sequence")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The mean KL per sequence")]
 ITERATIONS = 2
 ROWS = 8
 

@@ -110,6 +110,7 @@ class TestLoss:
 class TestGeneration:
     """Always two rows: every call of one length runs the program of the evaluations."""
 
+    @pytest.mark.slow
     def test_ids_follow_the_given_columns(self, prepared, encoded, monkeypatch):
         found = prepared.generate(**encoded)
         width = encoded["input_ids"].shape[1]

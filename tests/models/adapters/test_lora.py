@@ -98,7 +98,10 @@ def test_the_norm_of_dora_passes_no_gradient():
 
 @pytest.mark.parametrize(
     ("family", "config"),
-    [("gpt2", EVERYWHERE), ("llama", LoraConfig(r=2, target_modules=("q_proj", "lm_head"), use_dora=True))],
+    [
+        pytest.param("gpt2", EVERYWHERE, marks=pytest.mark.slow),
+        ("llama", LoraConfig(r=2, target_modules=("q_proj", "lm_head"), use_dora=True)),
+    ],
 )
 def test_gradient_reaches_every_adapter_and_nothing_frozen(family, config):
     policy, params, frozen = adapted(family, config)
