@@ -29,6 +29,10 @@ ROWS = (
     ("score.py", *_MIDDLE),
     ("sft_step.py", *_MIDDLE, "--remat"),
     ("dpo_step.py", *_MIDDLE, "--remat"),
+    ("ddpo.py", "--precision", "bfloat16"),
+    ("ddpo.py", "--precision", "tf32"),
+    ("ddpo.py", "--precision", "float32"),
+    ("ddpo.py", "--precision", "bfloat16", "--lora-rank", "0", "--remat"),
 )
 
 

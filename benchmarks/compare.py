@@ -2,7 +2,7 @@
 """jrl and its peers at the same work, in turn on the same machine: A B A B ..., each in a process of its own.
 
     python benchmarks/peers/install.py                   # once: the peers' virtual environments
-    python benchmarks/compare.py ppo_iteration           # or any other case; without a name, all that can run
+    python benchmarks/compare.py ppo_iteration           # or any other; unnamed, all but those of accelerators
 
 Prints one JSON line a case: median seconds of both, and their ratio, which is how many times as fast jrl is. Workers
 are the scripts of `benchmarks/peers/`; each has warmed up before the first round. trlX is in no package registry, so
@@ -40,6 +40,7 @@ class Case:
       packages: Of the peer, whose versions are printed.
       shapes: What both work on.
       rounds: Measurements of each.
+      on_request: Whether it runs only where it is named: it needs an accelerator.
     """
 
     ours: tuple[str, ...]
@@ -49,6 +50,7 @@ class Case:
     shapes: str
     here_too: bool = False
     rounds: int = 5
+    on_request: bool = False
 
 
 def ppo(trained: str, *flags: str) -> Case:
@@ -75,6 +77,21 @@ def step(what: str, rows: str) -> Case:
     )
 
 
+def ddpo(model: str, shapes: str, *flags: str, precision: str, on_request: bool) -> Case:
+    """An epoch of DDPO with LoRA against diffusers' networks and the same algorithm in torch."""
+    given = ("--model", model, *flags)
+    return Case(
+        ours=("ddpo_jrl.py", *given, "--precision", precision),
+        peer=("ddpo_torch.py", *given, "--dtype", precision),
+        environment=None,
+        packages=("diffusers", "peft", "torch"),
+        shapes=f"{shapes}, {precision}, random weights",
+        here_too=True,
+        rounds=3,
+        on_request=on_request,
+    )
+
+
 CASES = {
     "generate": Case(
         ours=("generate_jrl.py",),
@@ -91,6 +108,20 @@ CASES = {
     "sft": step("sft", "rows"),
     "dpo": step("dpo", "pairs"),
     "reward": step("reward", "pairs"),
+    "ddpo": ddpo(
+        "sd15",
+        "Stable Diffusion 1.5, LoRA; 16 samples of 50 steps under guidance, 8 a microbatch",
+        *("--rows", "16", "--steps", "50", "--minibatch", "8"),
+        precision="bfloat16",
+        on_request=True,
+    ),
+    "ddpo_tiny": ddpo(
+        "tiny",
+        "a tiny Stable Diffusion, LoRA; 8 samples of 10 steps under guidance, 4 a microbatch",
+        *("--rows", "8", "--steps", "10", "--minibatch", "4"),
+        precision="float32",
+        on_request=False,
+    ),
 }
 
 
@@ -215,6 +246,9 @@ def main() -> None:
             parser.error(f"unknown case {name!r}; known are {', '.join(CASES)}.")
     for name in flags.cases or CASES:
         case = CASES[name]
+        if case.on_request and not flags.cases:
+            print(f"{name}: left out, it runs only by its name: it needs an accelerator", file=sys.stderr)
+            continue
         python = find_python(case, flags.peers)
         if python is None:
             if flags.cases:

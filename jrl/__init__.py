@@ -8,7 +8,9 @@ from typing import Any
 # transformers would otherwise greet everybody who has no torch with a line that says models cannot be used.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-# A configuration knows these by name; `jrl.DPOTrainer` and `jrl.RewardTrainer` are the other face of them.
+# A configuration knows these by name; `jrl.DDPOTrainer`, `jrl.DPOTrainer` and `jrl.RewardTrainer` are the other face of
+# them.
+import jrl.trainers.ddpo
 import jrl.trainers.dpo
 import jrl.trainers.reward  # noqa: F401
 from jrl import distributed, losses, ops
@@ -27,6 +29,9 @@ from jrl.trainers.config import (
     TokenizerConfig,
     TrainConfig,
     TRLConfig,
+)
+from jrl.trainers.defaults import (
+    default_ddpo_config,
     default_dpo_config,
     default_ilql_config,
     default_ppo_config,
@@ -43,6 +48,9 @@ from jrl.trainers.sft import SFTTrainer
 
 # Of TRL's shape, and imported when they are asked for: they bring transformers along, which takes seconds.
 _FLAT = {
+    "DDPOConfig": "jrl.trl.ddpo_config",
+    "DDPOTrainer": "jrl.trl.ddpo",
+    "DefaultDDPOStableDiffusionPipeline": "jrl.trl.ddpo_pipeline",
     "DPOConfig": "jrl.trl.configs",
     "DPOTrainer": "jrl.trl.dpo",
     "RewardConfig": "jrl.trl.configs",
@@ -50,11 +58,14 @@ _FLAT = {
 }
 
 # Modules that nothing else imports.
-_MODULES = ("rewards",)
+_MODULES = ("image_rewards", "rewards")
 
 __all__ = [
+    "DDPOConfig",
+    "DDPOTrainer",
     "DPOConfig",
     "DPOTrainer",
+    "DefaultDDPOStableDiffusionPipeline",
     "ILQLConfig",
     "ILQLTrainer",
     "MethodConfig",
@@ -74,6 +85,7 @@ __all__ = [
     "TRLConfig",
     "TokenizerConfig",
     "TrainConfig",
+    "default_ddpo_config",
     "default_dpo_config",
     "default_ilql_config",
     "default_ppo_config",
@@ -82,6 +94,7 @@ __all__ = [
     "default_sft_config",
     "distributed",
     "estimate_cost",
+    "image_rewards",
     "load_model",
     "load_reward_model",
     "load_tokenizer",

@@ -12,7 +12,8 @@ from jrl.data.records import RecordStream
 from jrl.distributed import join
 from jrl.trainers.base import Trainer
 from jrl.trainers.coerce import hint
-from jrl.trainers.config import TRLConfig, default_ilql_config, default_ppo_config, default_sft_config
+from jrl.trainers.config import TRLConfig
+from jrl.trainers.defaults import default_ilql_config, default_ppo_config, default_sft_config
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.registry import get_pipeline, get_trainer
 

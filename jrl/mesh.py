@@ -50,6 +50,21 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(q_heads|target_params)/\d/hidden/kernel$", ("embed", "mlp")),
     (r"(q_heads|target_params)/\d/out/kernel$", ("embed", "vocab")),
     (r"(q_heads|target_params)/\d/out/bias$", ("vocab",)),
+    # Image networks: kernels of convolutions are (height, width, inputs, outputs). Inside a residual block the channels
+    # between its two convolutions are split as the inside of an MLP is; between blocks they are whole.
+    (r"conv1/kernel$", (None, None, "embed", "mlp")),
+    (r"conv2/kernel$", (None, None, "mlp", "embed")),
+    (r"conv_in/kernel$", (None, None, None, "embed")),
+    (r"(conv_shortcut|samplers_0/conv|conv_out|proj_in|proj_out)/kernel$", (None, None, "embed", None)),
+    (r"(proj_in|proj_out)/kernel$", ("embed", None)),
+    (r"time_embedding/linear_1/kernel$", ("embed", "mlp")),
+    (r"time_embedding/linear_2/kernel$", ("mlp", "embed")),
+    (r"time_emb_proj/kernel$", ("embed", "mlp")),
+    (r"attn[12]/to_[qkv]/kernel$", ("embed", "heads", None)),
+    (r"attn[12]/to_out_0/kernel$", ("heads", None, "embed")),
+    (r"ff/net_0/proj/kernel$", ("embed", None, "mlp")),
+    (r"ff/net_0/proj/bias$", (None, "mlp")),
+    (r"ff/net_2/kernel$", ("mlp", "embed")),
 )
 
 
@@ -195,15 +210,21 @@ def constrain_rows(x: jax.Array) -> jax.Array:
     return constrain(x, "batch", *(None,) * (x.ndim - 1))
 
 
+def is_split_over_fsdp() -> bool:
+    """Whether parameters are split over the `fsdp` axis of the mesh in force."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.shape["fsdp"] > 1
+
+
 def gather_fsdp(tree: Any) -> Any:
     """A tree of parameters whole over the `fsdp` axis and split over `tensor` alone, for a loop that reads them often.
 
     Inside a loop the compiler gathers a split parameter in every round: right where a round is a whole forward and
     backward pass, and ruinous where it is one token. Without a mesh in force, returns the tree untouched.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape["fsdp"] == 1:
+    if not is_split_over_fsdp():
         return tree
+    mesh = jax.sharding.get_abstract_mesh()
 
     def whole(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         split = [(axes,) if isinstance(axes, str) else axes or () for axes in sharding.spec]
@@ -244,7 +265,6 @@ def hold_split(tree: Any, round_value: Any) -> Any:
       tree: Parameters.
       round_value: Arrays that differ from round to round.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape["fsdp"] == 1:
+    if not is_split_over_fsdp():
         return tree
     return jax.lax.optimization_barrier((tree, round_value))[0]

@@ -12,9 +12,11 @@ import pytest
 import yaml
 
 import jrl
+from jrl.cli import flat_ddpo
 from jrl.cli.flat import COMMANDS, init_kwargs, peft_config_of
 from jrl.cli.flat_help import FlatParser
 from jrl.trl.base import FlatBase
+from jrl.trl.ddpo_native import native_config
 from tests.recipe_shapes import ARCHITECTURES
 from tests.tiny import tiny_tokenizer
 
@@ -42,6 +44,20 @@ def command_of(path: Path) -> str:
     found = re.search(r"command:  jrl (\w+) ", path.read_text(encoding="utf-8"))
     assert found is not None, path
     return found[1]
+
+
+def is_ddpo(path: Path) -> bool:
+    """Whether a recipe trains a diffusion model, whose command has no data set and no language model."""
+    return command_of(path) == "ddpo"
+
+
+def ddpo_sections(path: Path) -> tuple[Any, Any, jrl.TRLConfig]:
+    """(script arguments, configuration, what the run would be configured by) of a recipe of DDPO."""
+    parser = flat_ddpo.make_parser()
+    script, config = parser.parse_args_and_config(["--config", str(path)])
+    found = native_config(config, model=script.pretrained_model, use_lora=script.use_lora)
+    found.validate()
+    return script, config, found
 
 
 def parse(path: Path) -> tuple[Any, Any, Any, Any]:

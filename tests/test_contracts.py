@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import jrl.learners
+from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
@@ -30,7 +31,8 @@ from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.ops.metrics import finalize
 from jrl.ops.rewards import last_token_scores
-from jrl.typing import Features, Frozen, Max, Mean, Min, PolicyFns, Update
+from jrl.typing import DDPOBatch, Features, Frozen, Max, Mean, Min, PolicyFns, Trajectories, Update
+from tests.diffusion_toy import SD_SCHEDULE
 from tests.learners.batches import (
     CHUNK_BYTES,
     adam,
@@ -41,6 +43,7 @@ from tests.learners.batches import (
     rewarded_samples,
     stored_rollouts,
 )
+from tests.learners.ddpo_bandit import FROZEN, SHAPE, STEPS, bandit, bandit_config, theta
 from tests.tiny import tiny_policy
 
 NUM_ROWS = 8
@@ -56,6 +59,7 @@ class Case(NamedTuple):
       batch: A batch of NUM_ROWS rows.
       num_q_heads: Q heads of the model.
       reads_logits: Whether the language-model head is read.
+      start: `() -> (params, frozen)` of a model that is no language model.
     """
 
     make: Callable[[PolicyFns, int, int, int], Update]
@@ -63,6 +67,7 @@ class Case(NamedTuple):
     batch: Callable[[], Any]
     num_q_heads: int = 0
     reads_logits: bool = True
+    start: Callable[[], tuple[Any, Any]] | None = None
 
 
 def _ppo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
@@ -122,7 +127,32 @@ def _dpo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
     )
 
 
+DDPO = bandit_config(old_log_probs="recompute", ema_decay=0.9)
+
+
+def _ddpo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
+    del policy, chunk_bytes
+    return make_ddpo_update(
+        bandit(), SD_SCHEDULE, adam(), DDPO, batch_size=NUM_ROWS, minibatch_size=minibatch_size
+    )
+
+
+def _random_trajectories() -> DDPOBatch:
+    rng = np.random.default_rng(0)
+    states = jnp.asarray(rng.normal(size=(NUM_ROWS, STEPS + 1, *SHAPE)), jnp.float32)
+    trajectories = Trajectories(states, jnp.zeros((NUM_ROWS, STEPS)), jnp.ones((NUM_ROWS, 1, 1)))
+    advantages = jnp.asarray(rng.normal(size=NUM_ROWS), jnp.float32)
+    return DDPOBatch(trajectories, FROZEN["strength"], advantages)
+
+
 CASES = {
+    "ddpo": Case(
+        _ddpo,
+        lambda params: init_ddpo_state(params, adam(), DDPO),
+        _random_trajectories,
+        reads_logits=False,
+        start=lambda: (theta(), FROZEN),
+    ),
     "dpo": Case(
         _dpo,
         lambda params: init_dpo_state(params, adam(), jax.tree.map(jnp.copy, params)),
@@ -154,6 +184,8 @@ def run(name: str) -> dict[str, Any]:
     """Three calls of an algorithm's jitted update on the tiny grouped-query model with one unfrozen layer."""
     case = CASES[name]
     policy, params, frozen, _ = tiny_policy("llama", 1, num_q_heads=case.num_q_heads)
+    if case.start is not None:
+        params, frozen = case.start()
     traces = []
     update = case.make(policy, CHUNK_BYTES, 4)
 

@@ -17,6 +17,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.typing": (set(), JAX),
     "jrl.mesh": (set(), JAX),
     "jrl.rewards": (set(), set()),
+    "jrl.image_rewards": (set(), {"numpy", "PIL"}),
     "jrl.ops": ({"jrl.typing", "jrl.ops"}, JAX),
     "jrl.ops.chunks": ({"jrl.mesh", "jrl.ops"}, JAX),
     "jrl.losses": ({"jrl.typing", "jrl.ops", "jrl.losses"}, JAX),
@@ -25,6 +26,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         JAX | {"flax", "ml_dtypes"},
     ),
     "jrl.models.hub": ({"jrl.models"}, {"huggingface_hub", "transformers"}),
+    "jrl.models.diffusion.tokenizer": ({"jrl.models"}, {"numpy", "jaxtyping", "transformers"}),
     "jrl.models.adapters": (
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},
         JAX | {"flax", "ml_dtypes", "safetensors"},

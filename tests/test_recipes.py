@@ -10,13 +10,14 @@ import pytest
 
 import jrl
 from jrl.sweep import read_plan
-from tests.flat_recipes import command_of, is_flat, parse, sections
+from tests.flat_recipes import command_of, ddpo_sections, is_ddpo, is_flat, parse, sections
 from tests.recipe_shapes import ARCHITECTURES, AbstractRun, abstract_run
 
 ROOT = Path(__file__).parents[1]
 ALL = sorted((ROOT / "configs").glob("*.yaml"))
-FLAT = [path for path in ALL if is_flat(path)]
-RECIPES = [path for path in ALL if path not in FLAT]
+DDPO = [path for path in ALL if is_flat(path) and is_ddpo(path)]
+FLAT = [path for path in ALL if is_flat(path) and path not in DDPO]
+RECIPES = [path for path in ALL if not is_flat(path)]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
 # Those that are run as they are, on the model that they name; of the others an example brings its own.
 REAL = [path for path in RECIPES if path.stem == "ppo_imdb" or "  jrl " in path.read_text(encoding="utf-8")]
@@ -79,6 +80,19 @@ def test_flat_recipe_is_of_its_commands_fields(path):
     assert found.train.trainer.lower() == f"{command_of(path)}trainer"
     assert found.optimizer.kwargs["lr"] == config.learning_rate
     assert found.train.seq_length == config.max_length
+
+
+@pytest.mark.parametrize("path", DDPO, ids=lambda path: path.stem)
+def test_ddpo_recipe_is_of_its_commands_fields(path):
+    script, config, found = ddpo_sections(path)
+    assert script.pretrained_model in (
+        "stable-diffusion-v1-5/stable-diffusion-v1-5",
+        "stabilityai/stable-diffusion-2-1",
+    )
+    assert isinstance(config.train_learning_rate, float) and found.train.trainer == "DDPOTrainer"
+    assert config.train_learning_rate == (3e-4 if script.use_lora else 1e-5)
+    # Enough samples to learn from, and a few updates of them.
+    assert found.method.num_samples >= 128 and found.method.num_samples // found.train.batch_size == 2
 
 
 def test_flat_recipes_quote_their_sources():

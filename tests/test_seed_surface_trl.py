@@ -157,6 +157,34 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "peft_config": None,
         "disable_dropout": True,
     },
+    "DDPOTrainer": {
+        "config": NONE,
+        "reward_function": NONE,
+        "prompt_function": NONE,
+        "sd_pipeline": NONE,
+        "image_samples_hook": None,
+    },
+    "DDPOTrainer.train": {"epochs": None},
+    "DDPOTrainer.step": {"epoch": NONE, "global_step": NONE},
+    "DDPOTrainer.compute_rewards": {"prompt_image_pairs": NONE, "is_async": False},
+    "DDPOTrainer.calculate_loss": dict.fromkeys(
+        ("latents", "timesteps", "next_latents", "log_probs", "advantages", "embeds"), NONE
+    ),
+    "DDPOTrainer.loss": {"advantages": NONE, "clip_range": NONE, "ratio": NONE},
+    "DDPOTrainer._generate_samples": {"iterations": NONE, "batch_size": NONE},
+    "DDPOTrainer._config_check": {},
+    "DDPOTrainer.create_model_card": {"model_name": None, "dataset_name": None, "tags": None},
+    "DefaultDDPOStableDiffusionPipeline": {
+        "pretrained_model_name": NONE,
+        "pretrained_model_revision": "main",
+        "use_lora": True,
+    },
+    "DefaultDDPOStableDiffusionPipeline.get_trainable_layers": {},
+    "DefaultDDPOStableDiffusionPipeline.save_pretrained": {"output_dir": NONE},
+    "DefaultDDPOStableDiffusionPipeline.save_checkpoint": dict.fromkeys(
+        ("models", "weights", "output_dir"), NONE
+    ),
+    "DefaultDDPOStableDiffusionPipeline.load_checkpoint": dict.fromkeys(("models", "input_dir"), NONE),
     "DPOTrainer.concatenated_inputs": {"batch": NONE},
     "DPOTrainer.concatenated_forward": _BATCH,
     "DPOTrainer.dpo_loss": dict.fromkeys(
@@ -317,6 +345,49 @@ OWN: dict[str, dict[str, Any]] = {
 
 # The page's order; other classes of the page are in their own modules' tests.
 FIELDS: dict[str, dict[str, Any]] = {
+    "DDPOConfig": {
+        "exp_name": Path(sys.argv[0]).name.removesuffix(".py"),
+        "run_name": "",
+        "seed": 42,
+        "log_with": None,
+        "tracker_kwargs": {},
+        "accelerator_kwargs": {},
+        "project_kwargs": {},
+        "tracker_project_name": "jrl",  # "trl" there
+        "logdir": "logs",
+        "num_epochs": 100,
+        "save_freq": 1,
+        "num_checkpoint_limit": 5,
+        "mixed_precision": None,  # "fp16" there
+        "allow_tf32": True,
+        "resume_from": "",
+        "sample_num_steps": 50,
+        "sample_eta": 1.0,
+        "sample_guidance_scale": 5.0,
+        "sample_batch_size": 1,
+        "sample_num_batches_per_epoch": 2,
+        "train_batch_size": 1,
+        "train_use_8bit_adam": False,
+        "train_learning_rate": 3e-4,
+        "train_adam_beta1": 0.9,
+        "train_adam_beta2": 0.999,
+        "train_adam_weight_decay": 1e-4,
+        "train_adam_epsilon": 1e-8,
+        "train_gradient_accumulation_steps": 1,
+        "train_max_grad_norm": 1.0,
+        "train_num_inner_epochs": 1,
+        "train_cfg": True,
+        "train_adv_clip_max": 5.0,
+        "train_clip_range": 1e-4,
+        "train_timestep_fraction": 1.0,
+        "per_prompt_stat_tracking": False,
+        "per_prompt_stat_tracking_buffer_size": 16,
+        "per_prompt_stat_tracking_min_count": 16,
+        "async_reward_computation": False,
+        "max_workers": 2,
+        "negative_prompts": "",
+        "push_to_hub": False,
+    },
     "PPOConfig": {
         "task_name": None,
         "model_name": None,
@@ -529,5 +600,13 @@ def test_the_package_imports_what_is_asked_for_alone():
 def test_the_flat_trainers_are_those_of_the_top_level():
     import jrl
 
-    for name in ("DPOConfig", "DPOTrainer", "RewardConfig", "RewardTrainer"):
+    for name in (
+        "DDPOConfig",
+        "DDPOTrainer",
+        "DPOConfig",
+        "DPOTrainer",
+        "DefaultDDPOStableDiffusionPipeline",
+        "RewardConfig",
+        "RewardTrainer",
+    ):
         assert getattr(jrl, name) is getattr(trl, name)

@@ -35,6 +35,7 @@ SHOWN = {
     "B9": "tests/trl/test_reward.py::test_what_is_saved_is_a_reward_function",
     "B13": "tests/trl/test_dpo.py::test_a_run",
     "B14": "tests/trl/test_dpo.py::test_an_adapter_has_its_base_as_reference",
+    "B15": "tests/trainers/test_train_ddpo.py::test_threads_give_the_same_numbers_in_the_same_order",
     "B18": "tests/learners/test_ppo_options.py::test_the_controller_and_the_metrics_see_the_penalty",
     "B20": "tests/test_trlx_ledger.py::test_d17_the_first_output_token_of_a_seq2seq_sample_is_an_action",
     "B21": "tests/learners/test_ppo_options.py::test_the_epochs_after_the_first_excess_are_left_out",
@@ -43,7 +44,7 @@ SHOWN = {
     "test_lore_7_4_the_rate_used_is_the_one_logged_and_counts_optimizer_steps",
 }
 # Their classes are not taken over, and the page says what to do instead.
-NOT_TAKEN_OVER = {"B10": "TextEnvironment", "B11": "IterativeSFTTrainer", "B15": "DDPOTrainer"}
+NOT_TAKEN_OVER = {"B10": "TextEnvironment", "B11": "IterativeSFTTrainer"}
 
 
 @pytest.mark.parametrize("row", [f"B{number}" for number in range(1, 25)])

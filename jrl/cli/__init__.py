@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `jrl ppo|ilql|sft|rft|dpo|reward --config recipe.yaml --method.cliprange 0.1`, and tools.
+"""The command line: `jrl ppo|ilql|sft|rft|dpo|reward|ddpo --config recipe.yaml --method.cliprange 0.1`, and tools.
 
 A configuration is nested, of six sections and dotted flags, or flat, of TRL's fields: the YAML file tells which.
 """
@@ -79,6 +79,10 @@ def _fail(name: str, reason: str, status: int) -> int:
 
 def _understand(name: str, words: Sequence[str]) -> Callable[[], int | None]:
     """Reads flags and files, and gives what is to be done."""
+    if name == "ddpo":
+        from jrl.cli.flat_ddpo import flat_ddpo  # transformers' arguments, here too
+
+        return flat_ddpo(words[1:])
     if name in TRAINING:
         words = [name, *join_job(words[1:])]
     if wants_flat(name, words[1:]):

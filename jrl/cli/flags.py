@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         offline = commands.add_parser(name, help=what, epilog=epilog)
         offline.add_argument("--samples", required=True, metavar="FILE_OR_DATASET", help=samples)
         _add_training_flags(offline)
+    commands.add_parser("ddpo", help="reinforcement learning of a diffusion model; --help lists its fields")
     _add_generate(commands.add_parser("generate", help="complete prompts with a checkpoint"))
     _add_bench(commands.add_parser("bench", help="how fast a model samples and learns on this machine"))
     add_plan_flags(commands.add_parser("plan", help="memory and traffic of a recipe on devices not yet here"))

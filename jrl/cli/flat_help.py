@@ -65,6 +65,10 @@ _WITHOUT_EFFECT = {
     "world_size",
 }
 _WIDTH = 110
+_PROCESSES = (
+    " Several processes: --distributed, --coordinator_address, --num_processes, --process_id, "
+    "--heartbeat_timeout_seconds."
+)
 
 
 class FlatParser(TrlParser):
@@ -75,22 +79,32 @@ class FlatParser(TrlParser):
       config_class: The method's flat configuration.
       what: What the command does, in a few words.
       data_class: What is asked beside of the data.
+      script_class: What is asked in the place of a language model's data and model; the parser then has this class and
+        the configuration's alone.
     """
 
     def __init__(
-        self, command: str, config_class: type, what: str, *, data_class: type = DatasetMixtureConfig
+        self,
+        command: str,
+        config_class: type,
+        what: str,
+        *,
+        data_class: type = DatasetMixtureConfig,
+        script_class: type | None = None,
     ) -> None:
         self._config_class, self._data_class, self._everything = config_class, data_class, False
+        self._script_class = script_class
         self._is_run = issubclass(config_class, FlatArguments)
         self._meanings = config_class.MEANINGS if issubclass(config_class, FlatArguments) else {}
         super().__init__(
-            (ScriptArguments, config_class, ModelConfig, data_class),
+            (ScriptArguments, config_class, ModelConfig, data_class)
+            if script_class is None
+            else (script_class, config_class),
             prog=f"jrl {command}",
             usage=f"jrl {command} [--config YAML] [--field value ...]",
             description=f"{what[0].upper()}{what[1:]}.",
-            epilog="A YAML file holds the same fields, one a line; flags win over it. `env:` in it sets variables. "
-            "Several processes: --distributed, --coordinator_address, --num_processes, --process_id, "
-            "--heartbeat_timeout_seconds.",
+            epilog="A YAML file holds the same fields, one a line; flags win over it. `env:` in it sets variables."
+            + (_PROCESSES if script_class is None else ""),
             allow_abbrev=False,
         )
         self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS)
@@ -128,8 +142,11 @@ class FlatParser(TrlParser):
         usual = [found[name] for name in _USUAL if self._is_run]
         of_data = (*fields(ScriptArguments), *fields(self._data_class))
         of_model = [field for field in fields(ModelConfig) if field.name not in found]
-        yield "data", [field for field in of_data if self._is_shown(field)]
-        yield "model and adapter", [field for field in of_model if self._is_shown(field)]
+        if self._script_class is None:
+            yield "data", [field for field in of_data if self._is_shown(field)]
+            yield "model and adapter", [field for field in of_model if self._is_shown(field)]
+        else:
+            yield "model, prompts and reward", fields(self._script_class)
         yield f"{self._config_class.__name__}", [field for field in own if self._is_shown(field)]
         if self._is_run:
             yield "the run", usual

@@ -11,8 +11,8 @@ from jrl.api import prepare
 from jrl.cli.finding import load_function, load_reward
 from jrl.data.records import read_records
 from jrl.data.sources import load_prompts, load_rewarded_samples, load_samples
-from jrl.trainers.config import (
-    TRLConfig,
+from jrl.trainers.config import TRLConfig
+from jrl.trainers.defaults import (
     default_dpo_config,
     default_ilql_config,
     default_ppo_config,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objectives: pure functions of arrays that return `(loss_sum, weight, metrics)`."""
 
+from jrl.losses.ddpo import ddpo_loss
 from jrl.losses.dpo import Completion, dpo_loss, implicit_rewards
 from jrl.losses.ilql import (
     ILQLPredictions,
@@ -23,6 +24,7 @@ __all__ = [
     "bellman_targets",
     "centring_loss",
     "conservative_loss",
+    "ddpo_loss",
     "dpo_loss",
     "expectile_loss",
     "ilql_loss",

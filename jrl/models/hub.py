@@ -47,7 +47,7 @@ def find_folder(
             raise FileNotFoundError(
                 f"{argument} must be a folder or a name on the hub; there is no folder {name!r}."
             )
-        folder = _download(name, files)
+        folder = download(name, files)
         if _WEIGHTS in files and (folder / CONFIG).is_file() and not any(folder.glob(_WEIGHTS)):
             raise FileNotFoundError(_no_weights_on_hub(name))
     if not (folder / CONFIG).is_file():
@@ -159,14 +159,27 @@ def _check_raw_config(path: Path, config: Mapping[str, Any]) -> None:
             )
 
 
-def _download(name: str, files: Sequence[str]) -> Path:
+def download(
+    name: str, files: Sequence[str], *, ignored: Sequence[str] = _NOT_DOWNLOADED, revision: str | None = None
+) -> Path:
+    """Fetches a repository of the hub, or takes it from the cache.
+
+    Args:
+      name: "organisation/name".
+      files: Patterns of what to download.
+      ignored: Patterns of what not.
+      revision: Branch, tag or commit; None: the main branch.
+    Raises:
+      FileNotFoundError: If the hub does not give it.
+    """
     # Only here: a local folder needs no network client.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
+    chosen: dict[str, Any] = {} if revision is None else {"revision": revision}
     try:
         return Path(
-            snapshot_download(name, allow_patterns=list(files), ignore_patterns=list(_NOT_DOWNLOADED))
+            snapshot_download(name, allow_patterns=list(files), ignore_patterns=list(ignored), **chosen)
         )
     except (OSError, HFValidationError) as error:
         cache = os.environ.get("HF_HOME", "~/.cache/huggingface")

@@ -158,6 +158,13 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return info
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a file says of itself, in a header that `read_header` has found to be sound; {} where it says nothing."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        return dict(json.loads(file.read(length)).get("__metadata__") or {})
+
+
 def _tensor_info(path: Path, entry: Mapping[str, Any], begin: int) -> TensorInfo:
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"unknown dtype {entry['dtype']!r}")

@@ -11,6 +11,9 @@ from jrl.ops.alignment import (
     window_targets,
 )
 from jrl.ops.chunks import map_positions, positions_of
+from jrl.ops.ddim import DDIMStep, ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
+from jrl.ops.denoising import guided_output
+from jrl.ops.gaussian import gaussian_kl, gaussian_logprob
 from jrl.ops.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_straight_through, off_policy_kl
 from jrl.ops.logprobs import (
     TokenLogprobs,
@@ -23,6 +26,7 @@ from jrl.ops.logprobs import (
 from jrl.ops.masking import at_least_float32, masked_mean, masked_sum, masked_variance, whiten, zero_masked
 from jrl.ops.metrics import finalize, max_metric, mean_metric, merge_metrics, min_metric, reduce_metrics
 from jrl.ops.moments import RunningMoments, init_moments, moments_std, update_moments
+from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule, denoising_steps, make_noise_schedule
 from jrl.ops.pass_rates import pass_at_k
 from jrl.ops.policy_gradient import (
     ClipEvents,
@@ -32,6 +36,7 @@ from jrl.ops.policy_gradient import (
     importance_ratio,
     value_clip_events,
 )
+from jrl.ops.prompt_statistics import global_advantages, group_advantages, prompt_advantages, prompt_stats
 from jrl.ops.reductions import LossOut, constant_mean, sequence_mean, token_mean
 from jrl.ops.returns import gae
 from jrl.ops.rewards import (
@@ -45,7 +50,10 @@ from jrl.ops.rewards import (
 
 __all__ = [
     "ClipEvents",
+    "DDIMStep",
+    "DenoisingSteps",
     "LossOut",
+    "NoiseSchedule",
     "RunningMoments",
     "TokenLogprobs",
     "adaptive_kl_coef",
@@ -56,9 +64,18 @@ __all__ = [
     "clipped_surrogate",
     "clipped_value_loss",
     "constant_mean",
+    "ddim_logprob",
+    "ddim_mean",
+    "ddim_step",
+    "denoising_steps",
     "entropy_from_logits",
     "finalize",
     "gae",
+    "gaussian_kl",
+    "gaussian_logprob",
+    "global_advantages",
+    "group_advantages",
+    "guided_output",
     "importance_ratio",
     "init_moments",
     "join",
@@ -70,6 +87,7 @@ __all__ = [
     "last_token_scores",
     "length_mask",
     "logprobs_from_logits",
+    "make_noise_schedule",
     "map_positions",
     "masked_mean",
     "masked_sum",
@@ -85,9 +103,13 @@ __all__ = [
     "penalize_kl",
     "place_scores",
     "positions_of",
+    "prompt_advantages",
+    "prompt_stats",
     "reduce_metrics",
     "sequence_mean",
     "states_at",
+    "step_of_timesteps",
+    "steps_of_rows",
     "take_targets",
     "targets_at",
     "token_logprobs",

@@ -33,12 +33,12 @@ def importance_ratio(
 
 
 def clipped_surrogate(
-    logprobs: Float[Array, "B T"],
-    old_logprobs: Float[Array, "B T"],
-    advantages: Float[Array, "B T"],
+    logprobs: Float[Array, "*shape"],
+    old_logprobs: Float[Array, "*shape"],
+    advantages: Float[Array, "*shape"],
     *,
     clip_range: Scalar,
-) -> Float[Array, "B T"]:
+) -> Float[Array, "*shape"]:
     """PPO's clipped surrogate as a loss, one value per action.
 
         ℓ = −min(ρA, clip(ρ, 1−ε, 1+ε)·A),   ρ = π_θ/π_old
@@ -49,7 +49,7 @@ def clipped_surrogate(
       advantages: A, usually whitened.
       clip_range: ε > 0, half-width of the trust region around ρ = 1; 0.2 is usual.
     Returns:
-      Loss to minimise, (B T), unreduced. No gradient where A > 0 and ρ > 1+ε, or A < 0 and ρ < 1−ε.
+      Loss to minimise, one value per action, unreduced. No gradient where A > 0 and ρ > 1+ε, or A < 0 and ρ < 1−ε.
     Raises:
       ValueError: If the arrays differ in shape or ε is not positive.
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7, sign reversed.
@@ -122,14 +122,14 @@ class ClipEvents(NamedTuple):
       low_negative: A < 0 and ρ < 1−ε: a bad action already made unlikely enough.
     """
 
-    high_positive: Bool[Array, "B T"]
-    low_negative: Bool[Array, "B T"]
+    high_positive: Bool[Array, "*shape"]
+    low_negative: Bool[Array, "*shape"]
 
 
 def clip_events(
-    logprobs: Float[Array, "B T"],
-    old_logprobs: Float[Array, "B T"],
-    advantages: Float[Array, "B T"],
+    logprobs: Float[Array, "*shape"],
+    old_logprobs: Float[Array, "*shape"],
+    advantages: Float[Array, "*shape"],
     *,
     clip_range: Scalar,
 ) -> ClipEvents:

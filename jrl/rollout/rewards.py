@@ -69,7 +69,7 @@ def call_reward_fn(
     """
     keywords = _keywords(reward_fn, "reward_fn", texts, tokenizer, metadata)
     try:
-        answer = _call(reward_fn, keywords, timeout)
+        answer = call_within(reward_fn, keywords, timeout)
     except RewardTimeoutError:
         if not skip_errors:
             raise
@@ -189,8 +189,16 @@ def _keywords(
     return {name: value for name, value in offered.items() if name in names}
 
 
-def _call(reward_fn: Callable[..., Any], keywords: Mapping[str, Any], timeout: float | None) -> Any:
-    """One call, given up after `timeout` seconds."""
+def call_within(reward_fn: Callable[..., Any], keywords: Mapping[str, Any], timeout: float | None) -> Any:
+    """One call of the user's function.
+
+    Args:
+      reward_fn: The function.
+      keywords: Its arguments.
+      timeout: Seconds after which it is given up; None waits for ever.
+    Raises:
+      RewardTimeoutError: If it takes longer; else whatever it raises.
+    """
     if timeout is None:
         return reward_fn(**keywords)
     outcome: list[tuple[Any, BaseException | None]] = []
@@ -229,7 +237,7 @@ def _one_by_one(
             name: value if name == "tokenizer" else value[row : row + 1] for name, value in keywords.items()
         }
         try:
-            answer = _call(reward_fn, single, timeout)
+            answer = call_within(reward_fn, single, timeout)
         except Exception as error:  # user code: anything may come
             blamed = RewardError(
                 f"`reward_fn` raised {type(error).__name__}: {error}.", index=row, prompt=texts.prompts[row]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jrl.learners.config import MethodConfig
+from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
@@ -95,6 +96,15 @@ _METHODS: Mapping[type[MethodConfig], tuple[Paper, ...]] = {
         ),
     ),
     DPOConfig: (_DPO,),
+    DDPOConfig: (
+        Paper(
+            "black2023training",
+            "Black, Kevin and Janner, Michael and Du, Yilun and Kostrikov, Ilya and Levine, Sergey",
+            "Training Diffusion Models with Reinforcement Learning",
+            2023,
+            "2305.13301",
+        ),
+    ),
     RewardConfig: (
         Paper(
             "ouyang2022training",

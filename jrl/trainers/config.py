@@ -10,17 +10,12 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from jrl.learners.config import MethodConfig
-from jrl.learners.dpo_config import DPOConfig
-from jrl.learners.ilql import ILQLConfig
-from jrl.learners.ppo import PPOConfig
-from jrl.learners.reward_model_config import RewardConfig
-from jrl.learners.rft import RFTConfig
-from jrl.learners.sft import SFTConfig
+from jrl.learners.ddpo_config import DDPOConfig
 from jrl.trainers.coerce import coerce, field_types, hint, read_yaml
 from jrl.trainers.fields import build_section, hint_anywhere, merge, nest, warn_caller
 from jrl.trainers.legacy import modernise
@@ -115,12 +110,14 @@ class TRLConfig:
             method: type | None = cls._section_class("method", config["method"])
         else:
             method = method_of_trainer(str(train.get("trainer", ""))) if isinstance(train, Mapping) else None
-        for known, default in _DEFAULTS.items():
+        from jrl.trainers.defaults import DEFAULTS  # here: these are such configurations themselves
+
+        for known, default in DEFAULTS.items():
             if method is not None and issubclass(method, known):
                 return default()
         raise ValueError(
             f"The configuration lacks the sections {missing}, and nothing in it names a method that has a default "
-            f"configuration: one of {[known.__name__ for known in _DEFAULTS]}, as `method.name`."
+            f"configuration: one of {[known.__name__ for known in DEFAULTS]}, as `method.name`."
         )
 
     @classmethod
@@ -210,80 +207,14 @@ class TRLConfig:
                 f"`train.trainer` = {self.train.trainer!r} needs a `method` of {fitting.__name__}, got "
                 f"{type(self.method).__name__}."
             )
+        if self.train.compute_dtype == "float16" and not isinstance(self.method, DDPOConfig):
+            raise ValueError(
+                "`train.compute_dtype` must be float32 or bfloat16, got 'float16': only DDPO scales its loss."
+            )
 
     def __str__(self) -> str:
         """The configuration as indented JSON; objects that are not plain appear by their names."""
         return json.dumps(self.to_dict(), indent=4, default=repr)
-
-
-def default_ppo_config() -> TRLConfig:
-    """trlX's default PPO run: GPT-2 fine-tuned on IMDB, two layers unfrozen."""
-    model = ModelConfig("lvwerra/gpt2-imdb", num_layers_unfrozen=2)
-    return _default("PPOTrainer", PPOConfig(), model, lr=3e-5, total_steps=10000, batch_size=32)
-
-
-def default_ilql_config() -> TRLConfig:
-    """trlX's default ILQL run: GPT-2, all layers, two Q heads."""
-    config = _default(
-        "ILQLTrainer", ILQLConfig(), ModelConfig("gpt2"), lr=5e-5, total_steps=1000, batch_size=128
-    )
-    return config.evolve(train={"seq_length": 64, "checkpoint_interval": 1000})
-
-
-def default_sft_config() -> TRLConfig:
-    """trlX's default SFT run: GPT-2, all layers."""
-    return _default("SFTTrainer", SFTConfig(), ModelConfig("gpt2"), lr=1e-4, total_steps=1000, batch_size=8)
-
-
-def default_rft_config() -> TRLConfig:
-    """Rejection fine-tuning of the model that the default PPO run starts from; trlX has no default of it."""
-    model = ModelConfig("lvwerra/gpt2-imdb")
-    return _default("RFTTrainer", RFTConfig(), model, lr=3e-5, total_steps=1000, batch_size=32)
-
-
-def default_dpo_config() -> TRLConfig:
-    """DPO of GPT-2, all layers, at TRL's learning rate."""
-    return _default("DPOTrainer", DPOConfig(), ModelConfig("gpt2"), lr=1e-6, total_steps=1000, batch_size=8)
-
-
-def default_reward_config() -> TRLConfig:
-    """A reward model on GPT-2, all layers, at TRL's learning rate."""
-    model = ModelConfig("gpt2")
-    return _default("RewardTrainer", RewardConfig(), model, lr=1e-4, total_steps=1000, batch_size=8)
-
-
-def _default(
-    trainer: str, method: MethodConfig, model: ModelConfig, *, lr: float, total_steps: int, batch_size: int
-) -> TRLConfig:
-    """What trlX's default runs have in common. The rate is constant: it falls to itself."""
-    return TRLConfig(
-        method=method,
-        model=model,
-        optimizer=OptimizerConfig(
-            "adamw", {"lr": lr, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 1e-6}
-        ),
-        scheduler=SchedulerConfig("cosine_annealing", {"T_max": 1e12, "eta_min": lr}),
-        tokenizer=TokenizerConfig("gpt2"),
-        train=TrainConfig(
-            total_steps=total_steps,
-            seq_length=1024,
-            epochs=100,
-            batch_size=batch_size,
-            checkpoint_interval=10000,
-            eval_interval=100,
-            trainer=trainer,
-        ),
-    )
-
-
-_DEFAULTS: Mapping[type[MethodConfig], Callable[[], TRLConfig]] = {
-    PPOConfig: default_ppo_config,
-    ILQLConfig: default_ilql_config,
-    SFTConfig: default_sft_config,
-    RFTConfig: default_rft_config,
-    DPOConfig: default_dpo_config,
-    RewardConfig: default_reward_config,
-}
 
 
 def _names() -> list[str]:

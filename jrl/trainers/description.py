@@ -51,6 +51,23 @@ def describe_policy(
     }
 
 
+def describe_denoiser(name: str, params: Params, frozen: Frozen, *, state: Any, mesh: Mesh) -> dict[str, str]:
+    """The same of a model that makes images.
+
+    Args:
+      name: What it is called.
+      params: What trains.
+      frozen: The rest: text encoder and decoder of images, and what an adapter leaves alone.
+      state: All that trains, the optimizer's moments included.
+      mesh: Where they are.
+    """
+    memory = (
+        f"a device: trained with optimizer {format_bytes(device_bytes(state))}, frozen "
+        f"{format_bytes(device_bytes(frozen))}"
+    )
+    return _size_and_mesh(name, params, frozen, mesh) | {"memory": memory}
+
+
 def describe_scorer(
     model: Classifier, params: Params, frozen: Frozen, *, state: Any, mesh: Mesh
 ) -> dict[str, str]:

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.loggers_console import RichConsole
@@ -40,6 +42,19 @@ class Logger(Protocol):
 
     def close(self) -> None:
         """Ends the run."""
+        ...
+
+
+@runtime_checkable
+class ImageLogger(Protocol):
+    """A destination that shows images, as trackers do."""
+
+    def log(self, record: Record, step: int) -> None:
+        """As of a `Logger`."""
+        ...
+
+    def log_images(self, images: Mapping[str, np.ndarray], step: int) -> None:
+        """Images: name → (Y X 3), 8 bits."""
         ...
 
 
@@ -100,6 +115,11 @@ class Loggers:
                 logger.log_table(
                     ROLLOUTS, readable, [[row[column] for column in readable] for row in rows], step
                 )
+
+    @property
+    def trackers(self) -> tuple[ImageLogger, ...]:
+        """Those that show images; none where none was asked for."""
+        return tuple(logger for logger in self._loggers if isinstance(logger, ImageLogger))
 
     def flush(self) -> None:
         """Called before every checkpoint: what a checkpoint counts must be on the disk before it is."""

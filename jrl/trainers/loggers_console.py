@@ -32,6 +32,7 @@ HEADLINES = {
     "ppo/clip_fraction": "clip",
     "completion/length_mean": "length",
     "perf/tokens_per_second": "tok/s",
+    "perf/images_per_second": "images/s",
 }
 PLAIN_EVERY = 5.0  # seconds between two lines where nothing can be live
 

@@ -7,10 +7,16 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 if TYPE_CHECKING:
-    from jrl.trainers.loggers import Logger
+    from jrl.trainers.loggers import ImageLogger, Logger
+
+    class Tracker(Logger, ImageLogger, Protocol):
+        """What is guarded."""
+
 
 WAITING = 10_000
 """Calls that may wait for a slow tracker; what comes beyond them is left out."""
@@ -29,7 +35,7 @@ class GuardedTracker:
       patience: Seconds that `close` waits for what is still to be told.
     """
 
-    def __init__(self, tracker: Logger, name: str, *, patience: float = PATIENCE) -> None:
+    def __init__(self, tracker: Tracker, name: str, *, patience: float = PATIENCE) -> None:
         self._tracker, self._name, self._patience = tracker, name, patience
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
         # A daemon: a tracker that never returns must not keep the process from ending.
@@ -56,6 +62,10 @@ class GuardedTracker:
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         """Samples."""
         self._put(lambda: self._tracker.log_table(name, columns, rows, step))
+
+    def log_images(self, images: Mapping[str, np.ndarray], step: int) -> None:
+        """Images."""
+        self._put(lambda: self._tracker.log_images(images, step))
 
     def flush(self) -> None:
         """Asks for it, and does not wait."""

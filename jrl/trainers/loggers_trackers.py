@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import yaml
 
 from jrl.trainers.loggers_jsonl import SAMPLING
@@ -72,6 +73,11 @@ class TensorBoardLogger:
         lines = [columns, ["---"] * len(columns), *rows]
         text = "\n".join("| " + " | ".join(_markdown(cell) for cell in line) + " |" for line in lines)
         self._writer.add_text(name, text, step)
+
+    def log_images(self, images: Mapping[str, np.ndarray], step: int) -> None:
+        """One image a name."""
+        for name, image in images.items():
+            self._writer.add_image(name, image, step, dataformats="HWC")
 
     def flush(self) -> None:
         """Writes what is buffered."""
@@ -133,6 +139,11 @@ class WandbLogger:
         """A wandb table."""
         cells = [[str(cell) for cell in row] for row in rows]
         self._run.log({name: self._wandb.Table(columns=list(columns), data=cells)}, step=step)
+
+    def log_images(self, images: Mapping[str, np.ndarray], step: int) -> None:
+        """One panel, its images over their names."""
+        shown = [self._wandb.Image(image, caption=name) for name, image in images.items()]
+        self._run.log({"images": shown}, step=step)
 
     def flush(self) -> None:
         """Nothing to do: wandb's own process writes as it goes."""

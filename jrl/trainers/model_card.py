@@ -21,6 +21,7 @@ import jax
 import yaml
 
 from jrl.learners.config import MethodConfig
+from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
@@ -55,6 +56,10 @@ _METHODS: Mapping[type[MethodConfig], tuple[str, tuple[str, ...]]] = {
     DPOConfig: ("direct preference optimisation (DPO)", ("dpo", "preference-optimization")),
     RewardConfig: ("reward modelling (pairs of a chosen and a rejected completion)", ("reward-model",)),
     SFTConfig: ("supervised fine-tuning (SFT)", ("sft",)),
+    DDPOConfig: (
+        "denoising diffusion policy optimisation (DDPO)",
+        ("ddpo", "reinforcement-learning", "diffusion"),
+    ),
 }
 
 
@@ -65,7 +70,8 @@ class ModelCard:
     Attributes:
       config: The run's own configuration.
       base: The model that the run started from, as the card names it, and whether the hub knows that name.
-      library: "transformers", or "peft" where an adapter is written.
+      is_adapter: Whether an adapter is written, and not a whole model.
+      library: "transformers", "peft" where an adapter is written, or "diffusers" where the model makes images.
       datasets: Names of the data, as the user gave them.
       data: One line for each kind of data, with its size.
       sha256: Fingerprints of the data, by kind.
@@ -76,6 +82,7 @@ class ModelCard:
 
     config: TRLConfig
     base: tuple[str, bool]
+    is_adapter: bool
     library: str
     datasets: tuple[str, ...]
     data: Mapping[str, str]
@@ -112,7 +119,7 @@ class ModelCard:
         parts = [
             f"---\n{yaml.safe_dump(self._head(), sort_keys=False, allow_unicode=True)}---",
             f"# {name or f'{base}, trained by {method}'}",
-            f"{'An adapter of' if self.library == 'peft' else 'Started from'} {link}; trained by {what} with jrl "
+            f"{'An adapter of' if self.is_adapter else 'Started from'} {link}; trained by {what} with jrl "
             f"{version('jrl')}, {_steps(self.history)} optimizer steps.",
             _bullets(self.description),
             "## Data",
@@ -153,6 +160,7 @@ def model_card(
       data_sha256: As `Trainer.data_sha256` gives it, where it is at hand.
     """
     adapter, data = trainer.adapter, trainer.describe_data()
+    is_adapter = adapter is not None and not merged
     sha256 = (trainer.data_sha256() if data_sha256 is None else data_sha256) if data else {}
     trained = sum(leaf.size for leaf in jax.tree.leaves(trainer.params))
     description = {"parameters": f"{trained:,} train, {num_weights(trainer.frozen):,} are frozen"}
@@ -164,7 +172,8 @@ def model_card(
     return ModelCard(
         config=trainer.config,
         base=_base_name(trainer.base_model),
-        library="peft" if adapter is not None and not merged else "transformers",
+        is_adapter=is_adapter,
+        library=_library(trainer.config, is_adapter=is_adapter),
         datasets=tuple(_short(name) for name in trainer.dataset_names),
         data=data,
         sha256={kind: sha256[kind] for kind in _KINDS if kind in sha256},
@@ -186,7 +195,16 @@ def _task(config: TRLConfig) -> str:
     """The hub's name of what the model does."""
     if isinstance(config.method, RewardConfig):
         return "text-classification"
+    if isinstance(config.method, DDPOConfig):
+        return "text-to-image"
     return "text2text-generation" if config.model.model_arch_type == "seq2seq" else "text-generation"
+
+
+def _library(config: TRLConfig, *, is_adapter: bool) -> str:
+    """The library that loads what is written."""
+    if isinstance(config.method, DDPOConfig):
+        return "diffusers"
+    return "peft" if is_adapter else "transformers"
 
 
 def _base_name(base: Any) -> tuple[str, bool]:

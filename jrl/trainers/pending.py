@@ -15,6 +15,8 @@ from jrl.typing import Metrics
 
 TOKENS = ("completion/tokens", "sft/tokens", "ilql/tokens", "dpo/tokens", "reward_model/tokens")
 """What `perf/tokens_per_second` counts: the first of these that an iteration reports."""
+IMAGES = "rollout/images"
+"""What `perf/images_per_second` counts, where an iteration reports it."""
 
 
 class TrainingDivergedError(RuntimeError):
@@ -56,6 +58,7 @@ class Pending:
         metrics = finalize(jax.device_get(self.device))
         now = time.perf_counter()
         tokens = next((self.host[name] for name in TOKENS if name in self.host), 0.0)
+        kind, count = ("images", self.host[IMAGES]) if IMAGES in self.host else ("tokens", tokens)
         return {
             "step": self.step,
             "iteration": self.iteration,
@@ -64,7 +67,7 @@ class Pending:
             **times,
             "time/update": now - self.dispatched,
             "time/iteration": now - began,
-            "perf/tokens_per_second": tokens / (now - began),
+            f"perf/{kind}_per_second": count / (now - began),
             "perf/compilations": compilations,
         }
 

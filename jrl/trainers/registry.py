@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from jrl.data.prompts import PromptSet
 from jrl.learners.config import MethodConfig
+from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
@@ -150,6 +151,6 @@ def method_of_trainer(trainer: str) -> type[MethodConfig] | None:
     return METHODS.find(trainer.lower().removeprefix("accelerate").removesuffix("trainer"))
 
 
-for _method in (PPOConfig, ILQLConfig, SFTConfig, RFTConfig, DPOConfig, RewardConfig):
+for _method in (PPOConfig, ILQLConfig, SFTConfig, RFTConfig, DPOConfig, RewardConfig, DDPOConfig):
     register_method(_method)
 register_pipeline("PromptPipeline")(PromptSet)

@@ -28,7 +28,7 @@ from jrl.trainers.config import TRLConfig
 from jrl.trainers.heads import WantedHeads, with_heads
 from jrl.typing import Frozen, Params, PolicyFns
 
-COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 INIT_STREAM, ADAPTER_STREAM = 0, 4
 

@@ -47,6 +47,10 @@ _HOMES = {
         "stats_to_np",
         "whiten",
     ),
+    "ddpo": ("DDPOTrainer",),
+    "ddpo_config": ("DDPOConfig",),
+    "ddpo_pipeline": ("DefaultDDPOStableDiffusionPipeline",),
+    "ddpo_pipeline_base": ("DDPOPipelineOutput", "DDPOSchedulerOutput", "DDPOStableDiffusionPipeline"),
     "dpo": ("DPOTrainer",),
     "models": (
         "AutoModelForCausalLM",

@@ -18,7 +18,7 @@ from jrl.learners.ppo import PPOConfig as NativePPOConfig
 from jrl.learners.rft import RFTConfig as NativeRFTConfig
 from jrl.learners.sft import SFTConfig as NativeSFTConfig
 from jrl.trainers import config as native
-from jrl.trainers import sections
+from jrl.trainers import defaults, sections
 from jrl.trainers.fields import build_section
 from jrl.trlx.old_configs import OldILQLConfig, OldModelConfig, OldPPOConfig, OldTrainConfig
 from jrl.trlx.signatures import OldSection, also_takes, bind, defaults_of, set_signature, takes
@@ -237,17 +237,17 @@ set_signature(TRLConfig, "__init__", TRLConfig.__init__, inspect.signature(nativ
 
 def default_ppo_config() -> TRLConfig:
     """GPT-2 fine-tuned on IMDB, two layers unfrozen."""
-    return _as_seed(native.default_ppo_config())
+    return _as_seed(defaults.default_ppo_config())
 
 
 def default_ilql_config() -> TRLConfig:
     """GPT-2, all layers, two Q heads."""
-    return _as_seed(native.default_ilql_config())
+    return _as_seed(defaults.default_ilql_config())
 
 
 def default_sft_config() -> TRLConfig:
     """GPT-2, all layers."""
-    return _as_seed(native.default_sft_config())
+    return _as_seed(defaults.default_sft_config())
 
 
 def _as_seed(config: native.TRLConfig) -> TRLConfig:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which comparisons run where, and the record of one; no worker is started."""
+"""Which comparisons run where, the record of one, and how a worker answers; no peer is started."""
 
 import importlib.util
 import json
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,13 +113,34 @@ def test_a_named_case_that_cannot_run_says_what_it_needs(
     assert words in capsys.readouterr().err
 
 
-def test_what_can_be_imported_is_asked_of_the_interpreter():
+@pytest.fixture
+def asked(monkeypatch):
+    """The script as a module, untouched."""
     spec = importlib.util.spec_from_file_location("compare_asked", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["compare_asked"] = module
-    try:
-        spec.loader.exec_module(module)
-        assert module.can_import(sys.executable, ("json", "math"))
-        assert not module.can_import(sys.executable, ("json", "no_such_module"))
-    finally:
-        del sys.modules["compare_asked"]
+    monkeypatch.setitem(sys.modules, "compare_asked", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_can_be_imported_is_asked_of_the_interpreter(asked):
+    assert asked.can_import(sys.executable, ("json", "math"))
+    assert not asked.can_import(sys.executable, ("json", "no_such_module"))
+
+
+def test_a_worker_needs_the_standard_library_alone_to_answer(asked, monkeypatch, tmp_path):
+    """An interpreter without any installed package; a library that prints while it starts; a run of 50 ms."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
+    python.chmod(0o755)
+    for name in ("line_protocol.py", "sizes.py"):
+        shutil.copy(asked.PEERS / name, tmp_path)
+    work = "from line_protocol import answer\nfrom sizes import ROWS\nprint('hello')\nimport time\n"
+    (tmp_path / "idle.py").write_text(f"{work}answer(lambda: time.sleep(0.05))\n")
+    monkeypatch.setattr(asked, "PEERS", tmp_path)
+    worker = asked.Worker(str(python), ("idle.py",))
+    worker.wait_until_ready()
+    assert all(0.05 <= worker.measure() < 30 for _ in range(2))
+    worker._process.stdin.close()
+    assert worker._process.wait(timeout=30) == 0
+    worker._process.stdout.close()

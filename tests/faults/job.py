@@ -18,6 +18,7 @@ import jrl
 from jrl.trainers.base import Trainer
 from jrl.trainers.hooks import Hooks, watch
 from tests.faults import injected
+from tests.trainers import diffusion_runs
 from tests.trainers.runs import (
     COMPARISONS,
     PREFERENCES,
@@ -91,11 +92,26 @@ def data_of(algorithm: str, reward_fn: Callable[..., Any]) -> dict[str, Any]:
 def config_of(algorithm: str, checkpoint: str, folder: str, train: dict[str, Any]) -> jrl.TRLConfig:
     """Saves often and resumes from its own folder, unless `train` says otherwise."""
     # A step of the others takes a tenth of the time of one that samples: a save must not always be in progress.
-    interval = 12 if algorithm in ("ppo", "rft") else 40
+    interval = 12 if algorithm in ("ppo", "rft", "ddpo") else 40
     usual = {"epochs": 1000, "checkpoint_interval": interval, "eval_interval": 1000}
     usual |= {"resume_from_checkpoint": folder}
     method = {"sync_ref_model": True, "ref_model_sync_steps": 3} if algorithm == "dpo" else {}
+    if algorithm == "ddpo":
+        return diffusion_runs.ddpo_config(Path(folder), train=usual | train)
     return CONFIGS[algorithm](checkpoint, Path(folder), train=usual | train, method=method)
+
+
+def run(algorithm: str, config: jrl.TRLConfig, reward_fn: Callable[..., Any]) -> None:
+    """Trains; images are judged by their brightness, whatever the reward function of texts is."""
+    if algorithm != "ddpo":
+        jrl.train(config=config, **data_of(algorithm, reward_fn))
+        return
+
+    def brightness(*batch: Any) -> Any:
+        say("begins rollout")
+        return diffusion_runs.brightness(*batch)
+
+    diffusion_runs.trainer_of(config, reward=brightness).learn()
 
 
 def main(options: dict[str, Any]) -> None:
@@ -110,11 +126,10 @@ def main(options: dict[str, Any]) -> None:
         save=lambda _: say("begins checkpoint"),
     )
     reward_fn = injected.reward_fn(count_vowels, **options["reward"]) if "reward" in options else count_vowels
-    data = data_of(algorithm, reward_fn)
     with watch(hooks), injected.poisoned(options.get("poison", {})):
         say("begins run")
         try:
-            jrl.train(config=config, **data)
+            run(algorithm, config, reward_fn)
         finally:
             if disk is not None:
                 disk.copy(Path(folder))

@@ -129,7 +129,7 @@ def start(
     """Starts a run.
 
     Args:
-      algorithm: "ppo", "rft", "sft", "ilql", "dpo" or "reward".
+      algorithm: "ppo", "rft", "sft", "ilql", "dpo", "reward" or "ddpo".
       checkpoint: Model folder.
       folder: Of the run; its log lies beside it.
       steps: `train.total_steps`.
@@ -189,4 +189,4 @@ def assert_same_run(folder: Path, whole: Path) -> None:
     for name in expected_arrays:
         np.testing.assert_array_equal(expected_arrays[name], got[name], err_msg=name)
     for file in (whole / last / "hf_model").rglob("*.safetensors"):
-        assert (folder / last / "hf_model" / file.name).read_bytes() == file.read_bytes()
+        assert (folder / file.relative_to(whole)).read_bytes() == file.read_bytes()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import jrl
+import jrl.cli.flat_ddpo
 import jrl.cli.flat_ppo
 from jrl.api import make_trainer
 from jrl.cli import load_function, load_reward, main
@@ -93,6 +94,14 @@ class TestAFlatConfiguration:
         error = capsys.readouterr().err
         assert f"`{field}` must not name a function in a file, got '{MODULE}:reward'" in error
         assert f"--{field} {MODULE}:reward" in error
+        assert not was_imported()
+
+    @pytest.mark.parametrize("field", ["reward", "prompts", "image_samples_hook"])
+    def test_nor_does_one_of_ddpo(self, field, module, tmp_path, capsys):
+        path = tmp_path / "config.yaml"
+        path.write_text(f"pretrained_model: x\n{field}: {MODULE}:reward\n")
+        assert main(["ddpo", "--config", str(path)]) == 2
+        assert f"`{field}` must not name a function in a file" in capsys.readouterr().err
         assert not was_imported()
 
     def test_it_may_name_a_classifier(self, tmp_path, capsys):

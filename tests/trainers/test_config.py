@@ -11,8 +11,8 @@ from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
-from jrl.trainers.config import (
-    TRLConfig,
+from jrl.trainers.config import TRLConfig
+from jrl.trainers.defaults import (
     default_ilql_config,
     default_ppo_config,
     default_rft_config,

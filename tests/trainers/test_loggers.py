@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jrl.trainers.config import default_ppo_config
+from jrl.trainers.defaults import default_ppo_config
 from jrl.trainers.loggers import Loggers, make_loggers
 from jrl.trainers.loggers_console import RichConsole
 from jrl.trainers.loggers_jsonl import JSONLLogger
@@ -204,6 +204,8 @@ class TestTrackers:
         loggers.log({"step": 1, "reward/mean": 0.5}, 1)
         loggers.log({"step": 1, "evaluation": 0, "reward/mean": 0.75}, 1)
         loggers.log_samples(ROWS, 1, show=True)
+        (tracker,) = loggers.trackers
+        tracker.log_images({"0.5 | a cat": np.zeros((4, 6, 3), np.uint8)}, 1)
         loggers.flush()
         loggers.close()
         (events,) = (tmp_path / "tensorboard").glob("events.*")
@@ -211,6 +213,8 @@ class TestTrackers:
         assert b"eval/reward/mean" in content
         assert b"iteration" not in content
         assert b"| prompt | output | reward |" in content
+        assert b"a_cat" in content and b"PNG" in content
+        assert begin(tmp_path / "none").trackers == ()
 
     @pytest.mark.parametrize(("tracker", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
     def test_a_missing_package_names_the_extra(self, tmp_path, monkeypatch, tracker, package):

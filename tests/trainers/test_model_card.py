@@ -34,6 +34,7 @@ def card(method="ppo", history=HISTORY, base=("gpt2", True), datasets=(), **sect
     return ModelCard(
         config=config,
         base=base,
+        is_adapter=False,
         library="transformers",
         datasets=datasets,
         data={"prompts": "6"},

@@ -178,7 +178,7 @@ def test_compilations_are_counted_only_while_entered():
 
 
 def test_float16_is_refused_because_nothing_scales_its_loss():
-    with pytest.raises(ValueError, match="compute_dtype` must be one of"):
+    with pytest.raises(ValueError, match="compute_dtype` must be float32 or bfloat16"):
         jrl.default_ppo_config().evolve(train={"compute_dtype": "float16"})
 
 

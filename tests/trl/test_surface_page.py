@@ -11,6 +11,8 @@ import pytest
 from transformers import TrainingArguments
 
 from jrl.trl.configs import DPOConfig, RewardConfig, SFTConfig
+from jrl.trl.ddpo_config import DDPOConfig
+from jrl.trl.ddpo_meanings import DDPO, PROJECT
 from jrl.trl.meanings import DPO, OLD_ARGUMENTS, REWARD, SFT, SHARED, TRAINING_ARGUMENTS, Meaning
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trl_surface.md"
@@ -21,6 +23,8 @@ TABLES: Mapping[str, Mapping[str, Meaning]] = {
     "`RewardConfig`": REWARD,
     "`SFTConfig`": SFT,
     "`DPOConfig`": DPO,
+    "`DDPOConfig`": DDPO,
+    "`project_kwargs` of `DDPOConfig`": PROJECT,
 }
 
 
@@ -38,12 +42,15 @@ def test_the_page_shows_the_table(title):
     assert rendered(title, TABLES[title]) in PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("config", [RewardConfig, SFTConfig, DPOConfig])
+@pytest.mark.parametrize("config", [RewardConfig, SFTConfig, DPOConfig, DDPOConfig])
 def test_every_field_has_a_meaning(config):
     assert not [entry.name for entry in fields(config) if entry.name not in config.MEANINGS]
 
 
 def test_no_meaning_is_of_a_field_that_there_is_not():
-    known = {entry.name for config in (RewardConfig, SFTConfig, DPOConfig) for entry in fields(config)}
-    assert not [name for table in TABLES.values() for name in table if name not in known]
+    known = {
+        entry.name for config in (RewardConfig, SFTConfig, DPOConfig, DDPOConfig) for entry in fields(config)
+    }
+    tables = [table for table in TABLES.values() if table is not PROJECT]
+    assert not [name for table in tables for name in table if name not in known]
     assert set(TRAINING_ARGUMENTS) == {entry.name for entry in fields(TrainingArguments)}

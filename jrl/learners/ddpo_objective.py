@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DDPO's loss of single denoising steps, and their log-probabilities."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.learners.accumulate import Loss, Rows, take_rows
+from jrl.learners.ddpo_config import DDPOConfig
+from jrl.learners.forward import map_rows
+from jrl.losses.ddpo import ddpo_loss
+from jrl.mesh import hold_split
+from jrl.ops.ddim import ddim_logprob, ddim_mean, steps_of_rows
+from jrl.ops.denoising import Predict, guided_output
+from jrl.ops.gaussian import gaussian_kl
+from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
+from jrl.typing import DDPOBatch, DenoiserFns, Frozen, Params
+
+
+class DenoisingRows(NamedTuple):
+    """Single denoising steps to train on, one a row.
+
+    Attributes:
+      latents: x_t.
+      next_latents: x_p, the action.
+      steps: Number of the step in its trajectory.
+      old_logprobs: Of the action under the policy that took it.
+      advantages: Of the sample.
+      context: Of its prompt.
+      negative: Context of the negative prompt, the same for all rows.
+      valid: False on padding.
+    """
+
+    latents: Float[Array, "B Y X C"]
+    next_latents: Float[Array, "B Y X C"]
+    steps: Int[Array, "B"]
+    old_logprobs: Float[Array, "B"]
+    advantages: Float[Array, "B"]
+    context: Float[Array, "B Q D"]
+    negative: Float[Array, "1 Q D"]
+    valid: Bool[Array, "B"]
+
+
+def rows_of_batch(batch: DDPOBatch, rows: Rows) -> DenoisingRows:
+    """The denoising steps of these ids, which are sample · T + step, kept spread over the mesh's batch axes."""
+    latents, logprobs, context = batch.trajectories
+    num_samples, num_steps = logprobs.shape
+    sample, step = rows.ids // num_steps, rows.ids % num_steps
+    states = latents.reshape(num_samples * (num_steps + 1), *latents.shape[2:])
+    first = sample * (num_steps + 1) + step
+    return DenoisingRows(
+        latents=take_rows(states, first),
+        next_latents=take_rows(states, first + 1),
+        steps=step,
+        old_logprobs=take_rows(logprobs.reshape(-1), rows.ids),
+        advantages=take_rows(batch.advantages, sample),
+        context=take_rows(context, sample),
+        negative=batch.negative,
+        valid=rows.valid,
+    )
+
+
+def step_means(
+    predict: Predict,
+    rows: DenoisingRows,
+    at: DenoisingSteps,
+    *,
+    schedule: NoiseSchedule,
+    config: DDPOConfig,
+) -> Float[Array, "B Y X C"]:
+    """μ of each row under a network, guided as the update guides."""
+    output = guided_output(
+        predict,
+        rows.latents,
+        at.timesteps,
+        rows.context,
+        rows.negative,
+        guidance_scale=config.sample_guidance_scale if config.train_cfg else 1.0,
+        guidance_rescale=config.guidance_rescale,
+    )
+    return ddim_mean(rows.latents, output, at, schedule=schedule)
+
+
+def ddpo_objective(
+    model: DenoiserFns,
+    params: Params,
+    frozen: Frozen,
+    rows: DenoisingRows,
+    *,
+    steps: DenoisingSteps,
+    schedule: NoiseSchedule,
+    config: DDPOConfig,
+) -> Loss:
+    """The loss of single denoising steps, to be differentiated with respect to `params`: (sum, weight, metrics).
+
+    Args:
+      model: The denoiser.
+      params: Its trainable parameters.
+      frozen: The rest.
+      rows: What to train on.
+      steps: From `denoising_steps`, those that sampled.
+      schedule: Of the model.
+      config: Of the method.
+    """
+    at = steps_of_rows(steps, rows.steps)
+    means = partial(step_means, rows=rows, at=at, schedule=schedule, config=config)
+    mean = means(partial(model.predict, params, frozen))
+    kl = None
+    if config.beta_kl:
+        ref_mean = jax.lax.stop_gradient(means(partial(model.reference, frozen)))
+        kl = gaussian_kl(mean, ref_mean, at.std)
+    out = ddpo_loss(
+        ddim_logprob(rows.next_latents, mean, at),
+        rows.old_logprobs,
+        rows.advantages,
+        rows.valid,
+        clip_range=config.train_clip_range,
+        advantage_clip=config.train_adv_clip_max,
+        kl=kl,
+        beta_kl=config.beta_kl,
+    )
+    return out.loss_sum, out.weight, out.metrics
+
+
+def recompute_logprobs(
+    model: DenoiserFns,
+    params: Params,
+    frozen: Frozen,
+    batch: DDPOBatch,
+    *,
+    steps: DenoisingSteps,
+    schedule: NoiseSchedule,
+    config: DDPOConfig,
+    minibatch_size: int,
+) -> DDPOBatch:
+    """The batch with log-probabilities computed anew, in the shapes and the way in which the update computes them.
+
+    Steps that are never trained on keep the sampler's.
+    """
+    num_samples, num_steps = batch.trajectories.logprobs.shape
+    trained = jnp.asarray(config.trained_steps, jnp.int32)
+
+    def score(index: Int[Array, "R"]) -> Float[Array, "R"]:
+        ids = index // len(config.trained_steps) * num_steps + trained[index % len(config.trained_steps)]
+        rows = rows_of_batch(batch, Rows(ids, jnp.ones_like(ids, bool)))
+        at = steps_of_rows(steps, rows.steps)
+        predict = partial(model.predict, params, hold_split(frozen, ids))
+        mean = step_means(predict, rows, at, schedule=schedule, config=config)
+        return ddim_logprob(rows.next_latents, mean, at)
+
+    found = map_rows(score, num_samples * len(config.trained_steps), minibatch_size=minibatch_size)
+    logprobs = batch.trajectories.logprobs.at[:, trained].set(found.reshape(num_samples, -1))
+    return batch._replace(trajectories=batch.trajectories._replace(logprobs=logprobs))

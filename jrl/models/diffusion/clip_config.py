@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a CLIP text encoder is, read from the `config.json` of its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jrl.models.diffusion.config_values import COUNT, POSITIVE, Kind, one_of, read_values, require
+
+MODEL_TYPE, CLASS_NAME = "clip_text_model", "CLIPTextModel"
+_WHAT = "CLIP text encoder"
+_KINDS: Mapping[str, Kind] = {
+    "vocab_size": COUNT,
+    "hidden_size": COUNT,
+    "intermediate_size": COUNT,
+    "num_hidden_layers": COUNT,
+    "num_attention_heads": COUNT,
+    "max_position_embeddings": COUNT,
+    "hidden_act": one_of("quick_gelu", "gelu"),
+    "layer_norm_eps": POSITIVE,
+}
+_FIXED: Mapping[str, tuple[Any, ...]] = {"model_type": (MODEL_TYPE,)}
+# Of training and of a pooled output, which nobody reads here; ids that the tokenizer's overrule; notes.
+_SILENT = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "bos_token_id",
+        "dropout",
+        "dtype",
+        "eos_token_id",
+        "gradient_checkpointing",
+        "initializer_factor",
+        "initializer_range",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "projection_dim",
+        "return_dict",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+
+
+@dataclass(frozen=True)
+class ClipTextConfig:
+    """A text encoder of CLIP. Names and defaults are transformers'. Hashable.
+
+    Attributes:
+      vocab_size: Real entries of the vocabulary.
+      hidden_size: D.
+      intermediate_size: Inner width of the feed-forward layers.
+      num_hidden_layers: Of its blocks. Stable Diffusion 2 reads the last but one of 24: its folder holds 23.
+      num_attention_heads: Divides D.
+      max_position_embeddings: Longest row.
+      hidden_act: "quick_gelu", x·σ(1.702 x), or "gelu", the exact one.
+      layer_norm_eps: Of all norms.
+    """
+
+    vocab_size: int = 49408
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 8
+    max_position_embeddings: int = 77
+    hidden_act: str = "quick_gelu"
+    layer_norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where the heads do not divide the width."""
+        width, heads = self.hidden_size, self.num_attention_heads
+        require(
+            _WHAT, "num_attention_heads", width % heads == 0, f"a divisor of `hidden_size` {width}", heads
+        )
+
+
+def read_clip_config(values: Mapping[str, Any]) -> ClipTextConfig:
+    """The encoder that a `config.json` describes; keys that are missing have transformers' defaults.
+
+    Raises:
+      ValueError: If a key is unknown, or asks for what is not implemented; the message names it.
+    """
+    return ClipTextConfig(**read_values(_WHAT, values, _KINDS, _FIXED, _SILENT))
+
+
+def stored_clip_config(config: ClipTextConfig, dtype: str = "float32") -> dict[str, Any]:
+    """The `config.json` from which transformers builds the same encoder."""
+    return {"architectures": [CLASS_NAME], "model_type": MODEL_TYPE, "dtype": dtype, **asdict(config)}

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text encoder of CLIP (Radford et al. 2021, arXiv:2103.00020), of which a denoiser reads every position.
+
+A causal transformer with learned positions and no padding mask: what pads a prompt is read like anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jrl.mesh import constrain, constrain_rows
+from jrl.models.diffusion.clip_config import ClipTextConfig, stored_clip_config
+from jrl.models.diffusion.clip_entries import clip_entries
+from jrl.models.diffusion.layers import fan_in_range, linear
+from jrl.models.families.base import Entry
+from jrl.models.layers import Norm, Projection, Table
+from jrl.typing import Params, PRNGKey
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+}
+_INIT_RANGE = 0.02
+
+
+class CausalAttention(nn.Module):
+    """Self-attention of each position to itself and those before it; softmax in float32.
+
+    Attributes:
+      num_heads: N.
+      dtype: Of the projections.
+    """
+
+    num_heads: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        """What is added to the residual stream."""
+        width = x.shape[-1]
+        heads = (self.num_heads, width // self.num_heads)
+
+        def project(name: str) -> Float[Array, "B Q N H"]:
+            y = Projection((width,), heads, True, fan_in_range(width), self.dtype, name=name)(x)
+            return constrain(y, "batch", None, "heads", None)
+
+        y = jax.nn.dot_product_attention(
+            project("q_proj"), project("k_proj"), project("v_proj"), is_causal=True
+        )
+        return Projection(heads, (width,), True, fan_in_range(width), self.dtype, name="out_proj")(y)
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between them.
+
+    Attributes:
+      config: The whole network's.
+      dtype: Of the computation.
+    """
+
+    config: ClipTextConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        """What is added to the residual stream."""
+        width, inner = self.config.hidden_size, self.config.intermediate_size
+        x = ACTIVATIONS[self.config.hidden_act](linear(width, inner, self.dtype, name="fc1")(x))
+        return linear(inner, width, self.dtype, name="fc2")(x)
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward layer, each after a norm and beside the identity.
+
+    Attributes:
+      config: The whole network's.
+      dtype: Of the computation.
+    """
+
+    config: ClipTextConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        """The residual stream behind the block."""
+        h = _norm(self.config, self.dtype, "layer_norm1")(x)
+        x = x + CausalAttention(self.config.num_attention_heads, self.dtype, name="self_attn")(h)
+        h = _norm(self.config, self.dtype, "layer_norm2")(x)
+        return constrain_rows(x + FeedForward(self.config, self.dtype, name="mlp")(h))
+
+
+class Embeddings(nn.Module):
+    """Tokens and positions as vectors.
+
+    Attributes:
+      config: The whole network's.
+    """
+
+    config: ClipTextConfig
+
+    def setup(self) -> None:
+        """Names the tables."""
+        config = self.config
+        self.token_embedding = Table(config.vocab_size, config.hidden_size, _INIT_RANGE, None)
+        self.position_embedding = Table(config.max_position_embeddings, config.hidden_size, _INIT_RANGE, None)
+
+    def __call__(self, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
+        """Their sum."""
+        positions = jnp.arange(tokens.shape[1])[None]
+        return self.token_embedding(tokens) + self.position_embedding(positions)
+
+
+class LayerStack(nn.Module):
+    """The blocks.
+
+    Attributes:
+      config: The whole network's.
+      dtype: Of the computation.
+    """
+
+    config: ClipTextConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        """The residual stream behind all of them."""
+        for index in range(self.config.num_hidden_layers):
+            x = Layer(self.config, self.dtype, name=f"layers_{index}")(x)
+        return x
+
+
+class ClipTextModule(nn.Module):
+    """The network; `ClipText` is how it is called.
+
+    Attributes:
+      config: The architecture.
+      dtype: Of the computation; norms and softmax are float32 always.
+    """
+
+    config: ClipTextConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
+        """What the last block makes of each position, normed."""
+        x = Embeddings(self.config, name="embeddings")(tokens).astype(self.dtype)
+        x = LayerStack(self.config, self.dtype, name="encoder")(x)
+        return _norm(self.config, self.dtype, "final_layer_norm")(x)
+
+
+@dataclass(frozen=True)
+class ClipText:
+    """A text encoder without weights.
+
+    Attributes:
+      config: The architecture.
+    """
+
+    config: ClipTextConfig
+
+    def init(self, key: PRNGKey) -> dict[str, Any]:
+        """Fresh float32 parameters."""
+        init = jax.jit(ClipTextModule(self.config).init)
+        return dict(init(key, jnp.zeros((1, 1), jnp.int32))["params"])
+
+    def encode(self, params: Params, tokens: Int[Array, "B Q"], *, dtype: Any) -> Float[Array, "B Q D"]:
+        """What a denoiser reads of a prompt, in `dtype`.
+
+        Args:
+          params: Weights; they are cast to `dtype` where they are used.
+          tokens: Ids, padded as the denoiser was trained with; one outside the vocabulary makes NaN.
+          dtype: Of the computation.
+        Raises:
+          ValueError: If a row is longer than the table of positions.
+        """
+        limit = self.config.max_position_embeddings
+        if tokens.shape[1] > limit:
+            raise ValueError(
+                f"`tokens` must have at most {limit} columns, the positions of the text encoder, got "
+                f"{tokens.shape[1]}. Does the tokenizer belong to it?"
+            )
+        context: Any = ClipTextModule(self.config, dtype).apply({"params": params}, tokens)
+        return context
+
+    def entries(self) -> list[Entry]:
+        """Every tensor of its file."""
+        return clip_entries(self.config)
+
+    def stored_config(self) -> dict[str, Any]:
+        """Its config.json, as transformers reads it."""
+        return stored_clip_config(self.config)
+
+
+def _norm(config: ClipTextConfig, dtype: Any, name: str) -> Norm:
+    return Norm("layer", config.layer_norm_eps, (config.hidden_size,), dtype, name=name)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of a config.json against what is implemented: each is checked, and none is passed over in silence."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+
+class Kind(NamedTuple):
+    """What a value may be.
+
+    Attributes:
+      says: In words, for an error.
+      holds: Tells whether a value is of it; lists arrive as tuples.
+    """
+
+    says: str
+    holds: Callable[[Any], bool]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+COUNT = Kind("a positive whole number", _is_count)
+COUNTS = Kind(
+    "a list of positive whole numbers",
+    lambda value: isinstance(value, tuple) and bool(value) and all(map(_is_count, value)),
+)
+SIZE = Kind(
+    "a positive whole number, or two",
+    lambda value: (
+        _is_count(value) or (isinstance(value, tuple) and len(value) == 2 and all(map(_is_count, value)))
+    ),
+)
+POSITIVE = Kind("a positive number", _is_number)
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+
+
+def one_of(*values: Any) -> Kind:
+    """One of a few values."""
+    return Kind(" or ".join(map(repr, values)), lambda value: value in values)
+
+
+def all_of(name: str) -> Kind:
+    """A list of one name, repeated."""
+    return Kind(
+        f"a list of {name!r} only (nothing else is implemented)",
+        lambda value: isinstance(value, tuple) and bool(value) and set(value) == {name},
+    )
+
+
+def read_values(
+    what: str,
+    values: Mapping[str, Any],
+    kinds: Mapping[str, Kind],
+    fixed: Mapping[str, tuple[Any, ...]],
+    silent: Collection[str] = (),
+) -> dict[str, Any]:
+    """The values of the keys that a config has fields for, lists as tuples.
+
+    Args:
+      what: "VAE", for messages.
+      values: The content of the file. Keys that begin with `_` are notes of the writer's.
+      kinds: What each field may be.
+      fixed: Keys of which a few values are implemented alone, the first of them the usual one.
+      silent: Keys that say nothing of what is computed here.
+    Raises:
+      ValueError: If a key is unknown, or its value not implemented; the message names it.
+    """
+    found = {}
+    for key, value in values.items():
+        plain = tuple(value) if isinstance(value, list) else value
+        if key in kinds:
+            require(what, key, kinds[key].holds(plain), kinds[key].says, value)
+            found[key] = plain
+        elif key in fixed:
+            says = " or ".join(map(repr, fixed[key]))
+            require(what, key, plain in fixed[key], f"{says} (else not implemented)", value)
+        elif not key.startswith("_") and key not in silent:
+            near = difflib.get_close_matches(key, [*kinds, *fixed], n=1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            raise ValueError(
+                f"{what} config: `{key}` is unknown, and what it asks for may not be implemented.{hint}"
+            )
+    return found
+
+
+def require(what: str, key: str, holds: bool, expected: str, got: object) -> None:
+    """Raises ValueError, naming the key, where a claim about its value does not hold."""
+    if not holds:
+        raise ValueError(f"{what} config: `{key}` must be {expected}; got {got!r}.")

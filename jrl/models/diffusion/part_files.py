@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of one part of a pipeline's folder, read to the host: all of them, and no other."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from jrl.models.diffusion import clip_entries, vae_entries
+from jrl.models.diffusion.entries import as_stored
+from jrl.models.entries_io import check_entries, flat_tree, some
+from jrl.models.families.base import Entry, Shape
+from jrl.models.safetensors_io import INDEX_SUFFIX, SUFFIX, TensorFiles
+from jrl.typing import Params, PRNGKey
+
+# What is kept as it lies in the file; other kinds of numbers become float32.
+_KEPT = ("float32", "float16", "bfloat16")
+VARIANT = "fp16"
+
+
+class PartFiles(NamedTuple):
+    """How a part's tensors are filed.
+
+    Attributes:
+      stem: Of the files.
+      current_name: The table's name of a tensor of any age.
+      is_ignored: Whether a tensor of such a name holds nothing that is learned.
+    """
+
+    stem: str
+    current_name: Callable[[str], str] = str
+    is_ignored: Callable[[str], bool] = lambda name: False
+
+
+PART_FILES: Mapping[str, PartFiles] = {
+    "unet": PartFiles("diffusion_pytorch_model"),
+    "vae": PartFiles("diffusion_pytorch_model", vae_entries.current_name),
+    "text_encoder": PartFiles("model", clip_entries.current_name, clip_entries.is_ignored),
+}
+
+
+class Part(Hashable, Protocol):
+    """A network that has a folder; parts are equal where their configs are."""
+
+    def init(self, key: PRNGKey) -> Params:
+        """Fresh weights; only their shapes are asked for."""
+
+    def entries(self) -> list[Entry]:
+        """Every tensor of its file."""
+
+    def stored_config(self) -> dict[str, Any]:
+        """Its config.json."""
+
+
+def read_part(folder: Path, part: Part, filed: PartFiles, variant: str | None) -> dict[str, Any]:
+    """Reads the weights of a part: NumPy arrays, in the dtype of the file.
+
+    Args:
+      folder: Of the part.
+      part: What the weights belong to.
+      filed: How its files are called.
+      variant: As for `load_diffusion_model`.
+    Raises:
+      FileNotFoundError: If there are no tensors, or only pickled ones.
+      ValueError: If tensors are missing, unknown, of another shape or not finite; the message names file and tensor.
+    """
+    files = TensorFiles(folder, _stem(folder, filed.stem, variant))
+    names: dict[str, str] = {}
+    for name in files:
+        current = filed.current_name(name)
+        if current in names:
+            raise ValueError(f"{files.source}: {names[current]} and {name} are the same tensor.")
+        names[current] = name
+    entries = as_stored(part.entries(), {current: files.info[name].shape for current, name in names.items()})
+    _check_names(files, entries, names, filed.is_ignored)
+    check_entries(files, entries, names, is_ignored=filed.is_ignored, what=folder.name)
+    shapes, found = _shapes(part), {}
+    for entry in entries:
+        (path,) = entry.paths
+        stored = files.info[names[entry.name]].dtype
+        dtype = stored if stored.name in _KEPT else np.float32
+        tensor = files.read(names[entry.name], dtype)
+        (found[path],) = entry.transform.load(tensor, [shapes[path]])
+        assert found[path].shape == shapes[path], (path, found[path].shape)
+    assert found.keys() == shapes.keys(), found.keys() ^ shapes.keys()
+    return dict(traverse_util.unflatten_dict(found, sep="/"))
+
+
+@functools.lru_cache(maxsize=32)
+def _shapes(part: Part) -> dict[str, Shape]:
+    """Of all parameters, by path; what `init` does is traced once for all models of one kind."""
+    return {
+        path: leaf.shape for path, leaf in flat_tree(jax.eval_shape(part.init, jax.random.key(0))).items()
+    }
+
+
+def _stem(folder: Path, stem: str, variant: str | None) -> str:
+    """The files that are asked for, or else, said aloud, those that are there."""
+
+    def is_there(name: str) -> bool:
+        return any((folder / f"{name}{suffix}").is_file() for suffix in (SUFFIX, INDEX_SUFFIX))
+
+    asked = stem if variant is None else f"{stem}.{variant}"
+    other = stem if variant is not None else f"{stem}.{VARIANT}"
+    if is_there(asked) or not is_there(other):
+        return asked if is_there(asked) else stem
+    warnings.warn(f"{folder} has no {asked}{SUFFIX}: {other}{SUFFIX} is read in its place.", stacklevel=4)
+    return other
+
+
+def _check_names(
+    files: TensorFiles,
+    entries: list[Entry],
+    names: Mapping[str, str],
+    is_ignored: Callable[[str], bool],
+) -> None:
+    """A tensor under a wrong name is both missing and unknown: one message says both."""
+    known = {entry.name for entry in entries}
+    missing = sorted(known - set(names))
+    unknown = sorted(name for name in names if name not in known and not is_ignored(name))
+    if missing and unknown:
+        raise ValueError(
+            f"{files.source}: {len(missing)} tensors are missing: {some(missing)}; and {len(unknown)} have no place: "
+            f"{some([names[name] for name in unknown])}. Is the config that of these weights?"
+        )

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a diffusion model knows of its parts: a denoiser, an image decoder, a text encoder, and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jrl.models.adapters.config import LoraConfig
+from jrl.models.adapters.lora import Lora
+from jrl.models.families.base import Entry
+from jrl.typing import Params, PRNGKey
+
+PromptTokenizer = Callable[[Sequence[str]], Int[np.ndarray, "B Q"]]
+"""Texts to rows of ids, int32, all of the same length."""
+
+
+class Denoiser(Protocol):
+    """The network that is trained: what it predicts of noisy latents."""
+
+    @property
+    def config(self) -> Any:
+        """Its architecture; `in_channels` is C of the latents."""
+
+    def init(self, key: PRNGKey) -> Params:
+        """Fresh weights, float32."""
+
+    def apply(
+        self,
+        params: Params,
+        lora: Params | None,
+        latents: Float[Array, "B Y X C"],
+        timesteps: Int[Array, "B"],
+        context: Float[Array, "B Q D"],
+        *,
+        dtype: Any,
+        remat: bool,
+    ) -> Float[Array, "B Y X C"]:
+        """The raw output, float32.
+
+        Args:
+          params: Weights.
+          lora: The collection that `Lora.variables` gives; None: the base model.
+          latents: Noisy latents.
+          timesteps: One of the schedule's for each row.
+          context: What the text encoder made of the prompts.
+          dtype: Of the computation.
+          remat: Keeps the input of each block only, and computes the rest anew for the gradient.
+        """
+
+    def bind_lora(self, config: LoraConfig) -> Lora:
+        """The adapter that a configuration makes of it; ValueError where it matches nothing."""
+
+    def entries(self) -> list[Entry]:
+        """Every tensor of its file, and the parameter it holds."""
+
+    def stored_config(self) -> dict[str, Any]:
+        """Its config.json, as diffusers reads it."""
+
+
+class ImageDecoder(Protocol):
+    """From latents to images."""
+
+    @property
+    def factor(self) -> int:
+        """Pixels along the edge of one latent."""
+
+    @property
+    def channels(self) -> int:
+        """C of the latents."""
+
+    def decode(
+        self, params: Params, latents: Float[Array, "B Y X C"], *, dtype: Any
+    ) -> Float[Array, "B Z W 3"]:
+        """Images of the latents that the sampler ends with, float32 in [0, 1]."""
+
+
+class TextEncoder(Protocol):
+    """From the ids of a prompt to what the denoiser reads of it."""
+
+    def encode(self, params: Params, tokens: Int[Array, "B Q"], *, dtype: Any) -> Float[Array, "B Q D"]:
+        """One vector for each position, in `dtype`."""

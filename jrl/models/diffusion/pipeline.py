@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A text-to-image diffusion model as a value: denoiser, image decoder, text encoder, tokenizer, schedule, weights.
+
+It knows its parts by what they do (`Denoiser`, `ImageDecoder`, `TextEncoder`), so Stable Diffusion and a toy of a few
+thousand weights are instances of the same class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jrl.models.adapters.lora import Lora
+from jrl.models.diffusion.lora_files import FoundLora
+from jrl.models.diffusion.parts import Denoiser, ImageDecoder, PromptTokenizer, TextEncoder
+from jrl.models.diffusion.saving import FolderFiles, write_lora_folder, write_model_folder, write_unet_folder
+from jrl.ops.noise_schedule import NoiseSchedule
+from jrl.typing import DenoiserFns, Frozen, Params, PRNGKey
+
+UNET, VAE_PART, TEXT_ENCODER = "unet", "vae", "text_encoder"
+LORA, REFERENCE = "lora", "reference"
+
+
+@dataclass(frozen=True, eq=False)
+class DiffusionModel:
+    """All parts of a text-to-image model, and nothing of a training run.
+
+    Attributes:
+      name: Where it came from, for messages and model cards.
+      unet: The denoiser.
+      vae: Makes images of latents.
+      text_encoder: Reads prompts.
+      tokenizer: Makes ids of prompts, padded to the length that the text encoder reads.
+      schedule: Of the noise.
+      weights: Of "unet", "vae" and "text_encoder": arrays of the host or of devices.
+      sample_size: (Y, X) of the latents where nobody asks for another size.
+      found_lora: The adapter that came with the model; None: none did.
+      files: What its folder held beside tensors, for `save`; None: it came from no folder.
+    """
+
+    name: str
+    unet: Denoiser
+    vae: ImageDecoder
+    text_encoder: TextEncoder
+    tokenizer: PromptTokenizer
+    schedule: NoiseSchedule
+    weights: Mapping[str, Params] = field(repr=False)
+    sample_size: tuple[int, int]
+    found_lora: FoundLora | None = field(default=None, repr=False)
+    files: FolderFiles | None = field(default=None, repr=False)
+
+    @property
+    def architecture(self) -> dict[str, str]:
+        """What each part is and what noise it takes away, as text: equal where two models differ in weights alone."""
+        parts = {
+            UNET: self.unet,
+            VAE_PART: self.vae,
+            TEXT_ENCODER: self.text_encoder,
+            "schedule": self.schedule,
+        }
+        return {name: repr(part) for name, part in parts.items()}
+
+    def latent_shape(self, height: int | None = None, width: int | None = None) -> tuple[int, int, int]:
+        """(Y, X, C) of the latents of an image of this many pixels; None: the model's own size.
+
+        Raises:
+          ValueError: If the decoder makes no images of such a size.
+        """
+        factor = self.vae.factor
+        edges = []
+        for name, pixels, latents in zip(("height", "width"), (height, width), self.sample_size, strict=True):
+            if pixels is not None and (pixels < factor or pixels % factor):
+                raise ValueError(
+                    f"`{name}` must be a positive multiple of {factor}, the pixels along the edge of one latent of "
+                    f"{self.name}; got {pixels}."
+                )
+            edges.append(latents if pixels is None else pixels // factor)
+        return edges[0], edges[1], self.vae.channels
+
+    def functions(self, *, compute_dtype: Any, remat: bool = False, lora: Lora | None = None) -> DenoiserFns:
+        """What algorithms call, on the trees that `split` gives.
+
+        Args:
+          compute_dtype: Of activations and matrix products. Images are decoded in float32 where it is float16, in which
+            the decoder of Stable Diffusion overflows.
+          remat: As for `Denoiser.apply`.
+          lora: The adapter that trains; None: the whole denoiser does.
+        """
+
+        def predict(
+            params: Params, frozen: Frozen, latents: Array, timesteps: Array, context: Array
+        ) -> Array:
+            base, adapter = (
+                (params[UNET], None) if lora is None else (frozen[UNET], lora.variables(params[LORA]))
+            )
+            return self.unet.apply(
+                base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat
+            )
+
+        def reference(frozen: Frozen, latents: Array, timesteps: Array, context: Array) -> Array:
+            # A fresh adapter changes nothing, so its base alone is the denoiser as it was.
+            kept = REFERENCE in frozen
+            if not kept and (lora is None or self.found_lora is not None):
+                raise ValueError(
+                    "the denoiser as it was before training was not kept: call `split` with `with_reference=True`."
+                )
+            base, adapter = (
+                (frozen[REFERENCE], None)
+                if lora is None
+                else (frozen[UNET], lora.variables(frozen[REFERENCE]) if kept else None)
+            )
+            return self.unet.apply(
+                base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat
+            )
+
+        def encode(frozen: Frozen, tokens: Array) -> Array:
+            return self.text_encoder.encode(frozen[TEXT_ENCODER], tokens, dtype=compute_dtype)
+
+        def decode(frozen: Frozen, latents: Array) -> Array:
+            return self.vae.decode(frozen[VAE_PART], latents, dtype=decoding_dtype(compute_dtype))
+
+        return DenoiserFns(encode=encode, predict=predict, reference=reference, decode=decode)
+
+    def split(
+        self, *, lora: Lora | None, key: PRNGKey, compute_dtype: Any, with_reference: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What trains and what does not: {"lora": ...} or {"unet": ...}, and the rest.
+
+        What trains is float32 and shares no memory with `weights`, so that it may be donated. What does not is in the
+        dtype it is used in, on the host where `weights` is.
+
+        Args:
+          lora: The adapter that trains: a fresh one, or `found_lora.lora`, which goes on from what was found. None: the
+            whole denoiser trains.
+          key: For a fresh adapter.
+          compute_dtype: As for `functions`.
+          with_reference: Keeps the denoiser as it is now. With a fresh adapter that costs nothing: it is the base; of
+            one that came with the model a copy is kept.
+        Raises:
+          ValueError: If the model came with an adapter and another one, or none, is to train.
+        """
+        if self.found_lora is not None and self.found_lora.lora is not lora:
+            raise ValueError(
+                f"{self.name} comes with an adapter, which must be what trains (`lora=model.found_lora.lora`): else it "
+                "would be left out. Remove its file, or `merged()` it into the weights first."
+            )
+        dtypes = {TEXT_ENCODER: compute_dtype, VAE_PART: decoding_dtype(compute_dtype)}
+        frozen = {name: _cast(self.weights[name], dtype) for name, dtype in dtypes.items()}
+        if lora is None:
+            if with_reference:
+                frozen[REFERENCE] = _cast(self.weights[UNET], compute_dtype)
+            return {UNET: _own(self.weights[UNET])}, frozen
+        frozen[UNET] = _cast(self.weights[UNET], compute_dtype)
+        if self.found_lora is None:
+            return {LORA: _own(lora.init(key, self.weights[UNET]))}, frozen
+        if with_reference:
+            frozen[REFERENCE] = dict(self.found_lora.adapters)
+        return {LORA: _own(self.found_lora.adapters)}, frozen
+
+    def trained(self, params: Params, lora: Lora | None) -> DiffusionModel:
+        """The same model with what was trained in its place, on the host: as `weights`, or as `found_lora`.
+
+        Args:
+          params: As `split` gave them.
+          lora: As `split` was given it.
+        """
+        host = _on_host(params)
+        if lora is not None:
+            return replace(self, found_lora=FoundLora(lora, host[LORA]))
+        return replace(self, weights={**self.weights, UNET: host[UNET]})
+
+    def merged(self) -> DiffusionModel:
+        """The same model with `found_lora` in the weights of the denoiser: W + s·B·A in place of each adapted W."""
+        if self.found_lora is None:
+            return self
+        unet = self.found_lora.lora.merge(self.weights[UNET], self.found_lora.adapters)
+        return replace(self, weights={**self.weights, UNET: _on_host(unet)}, found_lora=None)
+
+    def writer(self, params: Params, lora: Lora | None) -> Callable[[Path], None]:
+        """A function that writes what was trained, as it is now: copied to the host here, written whenever called.
+
+        It makes a folder with `pytorch_lora_weights.safetensors`, which diffusers' `load_lora_weights` reads, or one
+        with the folder `unet`, which `UNet2DConditionModel.from_pretrained` reads.
+
+        Args:
+          params: As `split` gave them.
+          lora: As `split` was given it.
+        """
+        host = _on_host(params)
+
+        def write(directory: Path) -> None:
+            if lora is not None:
+                write_lora_folder(directory, lora, host[LORA])
+            else:
+                write_unet_folder(directory, self.unet.stored_config(), self.unet.entries(), host[UNET])
+
+        return write
+
+    def save(self, directory: Path) -> None:
+        """Writes the whole folder, which `diffusers.StableDiffusionPipeline.from_pretrained` reads.
+
+        A found adapter is written beside the weights, as it was found: `merged()` first for one model without it.
+
+        Raises:
+          ValueError: If the model came from no folder.
+        """
+        if self.files is None:
+            raise ValueError(
+                f"{self.name} came from no folder, so only its denoiser can be written; use `writer`."
+            )
+        write_model_folder(directory, self.files, self.weights, self.found_lora)
+
+
+def decoding_dtype(compute_dtype: Any) -> Any:
+    """In what images are decoded: float16 overflows in the decoder of Stable Diffusion, bfloat16 does not."""
+    return jnp.float32 if jnp.dtype(compute_dtype) == jnp.float16 else compute_dtype
+
+
+def _cast(tree: Params, dtype: Any) -> Any:
+    """The weights in another dtype, where they are; nothing is copied that has it."""
+    return jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else leaf.astype(dtype), dict(tree))
+
+
+def _own(tree: Params) -> Any:
+    """Float32 device arrays of their own: a device may otherwise take the host's memory as it is."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), dict(tree))
+
+
+def _on_host(tree: Params) -> Any:
+    return jax.tree.map(np.array, jax.device_get(dict(tree)))

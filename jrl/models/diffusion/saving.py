@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders as diffusers reads them, written: a LoRA file, a UNet, or a whole pipeline.
+
+A folder changes in one step: killed at any moment, this leaves the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jrl.models.adapters.lora import Lora
+from jrl.models.diffusion.lora_files import LORA_FILE, FoundLora, write_lora
+from jrl.models.entries_io import entry_tensors
+from jrl.models.families.base import Entry
+from jrl.models.folders import replace_folder
+from jrl.models.safetensors_write import write_tensors
+from jrl.typing import Params
+
+CONFIG, MODEL_INDEX = "config.json", "model_index.json"
+SCHEDULER, TOKENIZER, UNET = "scheduler", "tokenizer", "unet"
+SCHEDULER_CONFIG = "scheduler_config.json"
+DIFFUSERS_STEM, TRANSFORMERS_STEM = "diffusion_pytorch_model", "model"
+# What diffusers itself splits at.
+MAX_SHARD_BYTES = 10 * 10**9
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPart:
+    """One component of a pipeline's folder that has weights.
+
+    Attributes:
+      config: Its config.json.
+      entries: Its tensors.
+      stem: Of its tensor files.
+    """
+
+    config: Mapping[str, Any]
+    entries: Sequence[Entry]
+    stem: str
+
+
+@dataclass(frozen=True, eq=False)
+class FolderFiles:
+    """What a pipeline's folder holds beside its arrays.
+
+    Attributes:
+      index: model_index.json.
+      parts: What has weights, by folder.
+      scheduler: scheduler_config.json, as it was read.
+      tokenizer: A transformers tokenizer.
+    """
+
+    index: Mapping[str, Any]
+    parts: Mapping[str, StoredPart]
+    scheduler: Mapping[str, Any]
+    tokenizer: Any
+
+
+def write_lora_folder(directory: str | os.PathLike[str], lora: Lora, adapters: Params) -> None:
+    """Writes `pytorch_lora_weights.safetensors` into a folder, beside what is in it.
+
+    Args:
+      directory: Made if missing.
+      lora: What the matrices belong to.
+      adapters: One entry a module.
+    """
+    with replace_folder(directory) as staging:
+        write_lora(staging / LORA_FILE, lora, adapters)
+
+
+def write_unet_folder(
+    directory: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    entries: Sequence[Entry],
+    params: Params,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes the folder `unet` into a folder; a LoRA file that lies there goes, for it belongs to the old weights.
+
+    Args:
+      directory: Made if missing.
+      config: For `unet/config.json`.
+      entries: The table of its tensors.
+      params: Its parameters.
+      max_shard_bytes: Larger ones are split into several files with an index.
+    """
+    part = StoredPart(config, entries, DIFFUSERS_STEM)
+    with replace_folder(directory, obsolete=lambda name: name == LORA_FILE) as staging:
+        _write_part(staging / UNET, part, params, max_shard_bytes)
+
+
+def write_model_folder(
+    directory: str | os.PathLike[str],
+    files: FolderFiles,
+    weights: Mapping[str, Params],
+    adapter: FoundLora | None,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes a whole pipeline.
+
+    Args:
+      directory: Made if missing. What an older pipeline left in the folders written stays nowhere.
+      files: All but the arrays.
+      weights: One tree for each of `files.parts`.
+      adapter: Written as a LoRA file beside; None: there is none, and an old one goes.
+      max_shard_bytes: Larger parts are split into several files with an index.
+    """
+    with replace_folder(directory, obsolete=lambda name: name == LORA_FILE) as staging:
+        _write_json(staging / MODEL_INDEX, files.index)
+        for name, part in files.parts.items():
+            _write_part(staging / name, part, weights[name], max_shard_bytes)
+        (staging / SCHEDULER).mkdir()
+        _write_json(staging / SCHEDULER / SCHEDULER_CONFIG, files.scheduler)
+        files.tokenizer.save_pretrained(staging / TOKENIZER)
+        if adapter is not None:
+            write_lora(staging / LORA_FILE, adapter.lora, adapter.adapters)
+
+
+def _write_part(folder: Path, part: StoredPart, params: Params, max_shard_bytes: int) -> None:
+    folder.mkdir()
+    _write_json(folder / CONFIG, part.config)
+    # No vocabulary here is padded, so its size cuts nothing off.
+    tensors = entry_tensors(part.entries, params, vocab_size=0)
+    write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes, stem=part.stem)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(dict(values), indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The U-Net that denoises latents under a prompt (Rombach et al. 2022, arXiv:2112.10752).
+
+Stable Diffusion 1 and 2 are configs of it. Residual blocks and attention lead down through coarser and coarser levels
+and back up, where each block also reads what the way down made at its size. Left out: additional embeddings of sizes
+and pooled prompts (Stable Diffusion XL), class labels, dropout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jrl.mesh import constrain_rows, path_name
+from jrl.models.adapters.config import LoraConfig
+from jrl.models.adapters.lora import Lora
+from jrl.models.adapters.targets import bind_lora
+from jrl.models.diffusion.layers import Conv, GroupNorm, TimestepEmbedding, sinusoids
+from jrl.models.diffusion.resnet import Downsample, ResnetBlock, Upsample
+from jrl.models.diffusion.transformer import SpatialTransformer
+from jrl.models.diffusion.unet_config import CLASS_NAME, Level, UNetConfig, stored_unet_config
+from jrl.models.diffusion.unet_entries import unet_entries
+from jrl.models.families.base import Entry
+from jrl.typing import Params, PRNGKey
+
+LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
+"""The projections of both attentions: what an adapter adapts where its configuration names nothing."""
+
+
+class _Stage(nn.Module):
+    """What the ways down and up and the middle share: their blocks.
+
+    Attributes:
+      config: The whole network's.
+      dtype: Of the computation.
+      remat: Keeps the input of each block, and computes the rest anew in the backward pass.
+    """
+
+    config: UNetConfig
+    dtype: Any
+    remat: bool
+
+    def _resnet(self, index: int, width: int, output_scale: float = 1.0) -> ResnetBlock:
+        make = nn.remat(ResnetBlock) if self.remat else ResnetBlock
+        config = self.config
+        name = f"resnets_{index}"
+        return make(width, config.norm_num_groups, config.norm_eps, self.dtype, output_scale, name=name)
+
+    def _attention(self, index: int, num_heads: int) -> SpatialTransformer:
+        make = nn.remat(SpatialTransformer) if self.remat else SpatialTransformer
+        return make(
+            self.config.transformer_layers_per_block,
+            num_heads,
+            self.config.norm_num_groups,
+            self.config.use_linear_projection,
+            self.dtype,
+            name=f"attentions_{index}",
+        )
+
+
+class DownStage(_Stage):
+    """One level on the way down.
+
+    Attributes:
+      level: Its blocks.
+    """
+
+    level: Level
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B Y X C"], time: Float[Array, "B E"], context: Float[Array, "B Q D"]
+    ) -> list[Float[Array, "B Y2 X2 D"]]:
+        """What the way up will read back; the last is also what the next level reads."""
+        made = []
+        for index, (_, width) in enumerate(self.level.resnets):
+            x = self._resnet(index, width)(x, time)
+            if self.level.num_heads is not None:
+                x = self._attention(index, self.level.num_heads)(x, context)
+            made.append(x)
+        return [*made, Downsample(self.dtype, name="downsamplers_0")(x)] if self.level.resamples else made
+
+
+class MidStage(_Stage):
+    """The blocks at the coarsest size."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B Y X C"], time: Float[Array, "B E"], context: Float[Array, "B Q D"]
+    ) -> Float[Array, "B Y X C"]:
+        """As many channels on as many places."""
+        scale, width = self.config.mid_block_scale_factor, x.shape[-1]
+        x = self._resnet(0, width, scale)(x, time)
+        x = self._attention(0, self.config.heads[-1])(x, context)
+        return self._resnet(1, width, scale)(x, time)
+
+
+class UpStage(_Stage):
+    """One level on the way up.
+
+    Attributes:
+      level: Its blocks.
+    """
+
+    level: Level
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B Y X C"],
+        skips: list[Float[Array, "B Y2 X2 D"]],
+        time: Float[Array, "B E"],
+        context: Float[Array, "B Q D"],
+    ) -> Float[Array, "B Y2 X2 D"]:
+        """Takes the skips it reads off the end of the list, and ends at the size of the next one there."""
+        for index, (_, width) in enumerate(self.level.resnets):
+            x = self._resnet(index, width)(jnp.concatenate([x, skips.pop()], axis=-1), time)
+            if self.level.num_heads is not None:
+                x = self._attention(index, self.level.num_heads)(x, context)
+        if self.level.resamples:
+            # Where the way down rounded a size up, twice the size is one too many.
+            _, height, width, _ = skips[-1].shape
+            x = Upsample(self.dtype, name="upsamplers_0")(x, (height, width))
+        return x
+
+
+class UNetModule(nn.Module):
+    """The network; `UNet` is how it is called.
+
+    Attributes:
+      config: The architecture.
+      dtype: Of the computation; norms, softmax and the timestep's sinusoids are float32 always.
+      remat: Keeps the input of each block, and computes the rest anew in the backward pass.
+    """
+
+    config: UNetConfig
+    dtype: Any = jnp.float32
+    remat: bool = False
+
+    @nn.compact
+    def __call__(
+        self, latents: Float[Array, "B Y X C"], timesteps: Int[Array, "B"], context: Float[Array, "B Q D"]
+    ) -> Float[Array, "B Y X C"]:
+        """The raw output, float32."""
+        config, options = self.config, (self.config, self.dtype, self.remat)
+        waves = sinusoids(
+            timesteps,
+            config.block_out_channels[0],
+            cosine_first=config.flip_sin_to_cos,
+            freq_shift=config.freq_shift,
+        )
+        time = TimestepEmbedding(config.time_width, self.dtype, name="time_embedding")(waves)
+        x = 2.0 * latents - 1.0 if config.center_input_sample else latents
+        x = constrain_rows(Conv(config.block_out_channels[0], 3, self.dtype, name="conv_in")(x))
+        skips = [x]
+        for index, level in enumerate(config.down_levels()):
+            skips += DownStage(*options, level, name=f"down_blocks_{index}")(skips[-1], time, context)
+        x = MidStage(*options, name="mid_block")(skips[-1], time, context)
+        for index, level in enumerate(config.up_levels()):
+            x = UpStage(*options, level, name=f"up_blocks_{index}")(x, skips, time, context)
+        x = nn.silu(GroupNorm(config.norm_num_groups, config.norm_eps, name="conv_norm_out")(x))
+        return Conv(config.out_channels, 3, self.dtype, name="conv_out")(x).astype(jnp.float32)
+
+
+@dataclass(frozen=True)
+class UNet:
+    """A U-Net without weights.
+
+    Attributes:
+      config: The architecture.
+    """
+
+    config: UNetConfig
+
+    @cached_property
+    def shapes(self) -> dict[str, Any]:
+        """Shapes of the parameters, nested as they are."""
+        return dict(jax.eval_shape(self.init, jax.random.key(0)))
+
+    def init(self, key: PRNGKey) -> dict[str, Any]:
+        """Fresh float32 parameters, as large as torch's are: no layer starts at 0 but biases."""
+        config = self.config
+        # The least image that has all levels.
+        edge = 2 ** (len(config.block_out_channels) - 1)
+        latents = jnp.zeros((1, edge, edge, config.in_channels))
+        context = jnp.zeros((1, 1, config.cross_attention_dim))
+        # Jitted, nothing but the random numbers is computed.
+        init = jax.jit(UNetModule(config).init)
+        return dict(init(key, latents, jnp.zeros(1, jnp.int32), context)["params"])
+
+    def apply(
+        self,
+        params: Params,
+        lora: Params | None,
+        latents: Float[Array, "B Y X C"],
+        timesteps: Int[Array, "*B"],
+        context: Float[Array, "B Q D"],
+        *,
+        dtype: Any,
+        remat: bool,
+    ) -> Float[Array, "B Y X C"]:
+        """The raw output, float32: noise, clean latents or a mixture of them, as the model was trained.
+
+        Args:
+          params: Weights; they are cast to `dtype` where they are used.
+          lora: The collection that `Lora.variables` gives; None: the base model.
+          latents: Noisy latents.
+          timesteps: Of the noise schedule: one for each row, or one for all.
+          context: What the text encoder made of the prompts.
+          dtype: Of the computation.
+          remat: Keeps the input of each block only, and computes the rest anew in the backward pass.
+        Raises:
+          ValueError: If the latents or the context have another width than the network reads.
+        """
+        config = self.config
+        if latents.ndim != 4 or latents.shape[-1] != config.in_channels:
+            raise ValueError(
+                f"`latents` must have shape (rows, height, width, {config.in_channels}), got {latents.shape}. Are the "
+                "channels first?"
+            )
+        if context.ndim != 3 or context.shape[-1] != config.cross_attention_dim:
+            raise ValueError(
+                f"`context` must have shape (rows, positions, {config.cross_attention_dim}), got {context.shape}. Does "
+                "the text encoder belong to this network?"
+            )
+        variables = {"params": params} if lora is None else {"params": params, "lora": lora}
+        rows = jnp.broadcast_to(timesteps, latents.shape[:1])
+        output: Any = UNetModule(config, dtype, remat).apply(variables, latents, rows, context)
+        return output
+
+    def bind_lora(self, config: LoraConfig) -> Lora:
+        """The adapter that a configuration makes of this network; by default of its attentions (`LORA_TARGETS`).
+
+        Raises:
+          ValueError: If it matches nothing, or a convolution: only linear maps are adapted.
+        """
+        if config.target_modules is None:
+            config = replace(config, target_modules=LORA_TARGETS)
+        leaves = jax.tree_util.tree_leaves_with_path(self.shapes)
+        shapes = {path_name(path): leaf.shape for path, leaf in leaves}
+        return bind_lora(config, self.entries(), shapes, CLASS_NAME)
+
+    def entries(self) -> list[Entry]:
+        """Every tensor of its file."""
+        return unet_entries(self.config)
+
+    def stored_config(self) -> dict[str, Any]:
+        """Its config.json, as diffusers reads it."""
+        return stored_unet_config(self.config)

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a U-Net is, read from the `config.json` of a diffusers folder.
+
+Every key is either a field of `UNetConfig` or has to have the one value that is implemented; no key is ignored.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jrl.models.diffusion.config_values import (
+    COUNT,
+    COUNTS,
+    FLAG,
+    POSITIVE,
+    SIZE,
+    Kind,
+    read_values,
+    require,
+)
+
+WHAT = "U-Net"
+DOWN_BLOCKS: Mapping[str, bool] = {"CrossAttnDownBlock2D": True, "DownBlock2D": False}
+UP_BLOCKS: Mapping[str, bool] = {"CrossAttnUpBlock2D": True, "UpBlock2D": False}
+"""Kinds of a level, and whether it attends."""
+CLASS_NAME = "UNet2DConditionModel"
+
+# Keys with one supported value, the first; others that mean the same follow it.
+_FIXED: Mapping[str, tuple[Any, ...]] = {
+    "mid_block_type": ("UNetMidBlock2DCrossAttn",),
+    "only_cross_attention": (False,),
+    "downsample_padding": (1,),
+    "act_fn": ("silu", "swish"),
+    "num_attention_heads": (None,),
+    "dual_cross_attention": (False,),
+    "resnet_time_scale_shift": ("default",),
+    "resnet_skip_time_act": (False,),
+    "resnet_out_scale_factor": (1.0,),
+    "time_embedding_type": ("positional",),
+    "time_embedding_dim": (None,),
+    "time_embedding_act_fn": (None,),
+    "timestep_post_act": (None,),
+    "time_cond_proj_dim": (None,),
+    "conv_in_kernel": (3,),
+    "conv_out_kernel": (3,),
+    "class_embed_type": (None,),
+    "num_class_embeds": (None,),
+    "class_embeddings_concat": (False,),
+    "projection_class_embeddings_input_dim": (None,),
+    "addition_embed_type": (None,),
+    "addition_time_embed_dim": (None,),
+    "addition_embed_type_num_heads": (64,),
+    "encoder_hid_dim": (None,),
+    "encoder_hid_dim_type": (None,),
+    "reverse_transformer_layers_per_block": (None,),
+    "mid_block_only_cross_attention": (None, False),
+    "cross_attention_norm": (None,),
+    "attention_type": ("default",),
+}
+
+
+_NAMES = Kind(
+    "a list of names of blocks",
+    lambda value: isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value),
+)
+_KINDS: Mapping[str, Kind] = {
+    "sample_size": Kind(f"{SIZE.says}, or null", lambda value: value is None or SIZE.holds(value)),
+    "in_channels": COUNT,
+    "out_channels": COUNT,
+    "center_input_sample": FLAG,
+    "flip_sin_to_cos": FLAG,
+    "freq_shift": Kind("0 or a positive number", lambda value: value == 0 or POSITIVE.holds(value)),
+    "down_block_types": _NAMES,
+    "up_block_types": _NAMES,
+    "block_out_channels": COUNTS,
+    "layers_per_block": COUNT,
+    "mid_block_scale_factor": POSITIVE,
+    "norm_num_groups": COUNT,
+    "norm_eps": POSITIVE,
+    "cross_attention_dim": COUNT,
+    "transformer_layers_per_block": COUNT,
+    "attention_head_dim": Kind(
+        f"{COUNT.says}, or one for each level", lambda value: COUNT.holds(value) or COUNTS.holds(value)
+    ),
+    "use_linear_projection": FLAG,
+    "upcast_attention": FLAG,
+}
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the way down or up.
+
+    Attributes:
+      resnets: Channels that each residual block reads and makes.
+      num_heads: Of the attention behind each of them; None: there is none.
+      resamples: The level ends with a change of size.
+    """
+
+    resnets: tuple[tuple[int, int], ...]
+    num_heads: int | None
+    resamples: bool
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """A U-Net with attention to a prompt. Names and defaults are diffusers'. Hashable.
+
+    Attributes:
+      sample_size: Latents along an edge, or (height, width), that it was trained on; None: unknown.
+      in_channels: Of what it reads.
+      out_channels: Of what it makes.
+      center_input_sample: Reads 2x − 1 in place of x.
+      flip_sin_to_cos: The timestep's cosines come before its sines.
+      freq_shift: Of the timestep's frequencies, see `sinusoids`.
+      down_block_types: Of each level on the way down, the finest first.
+      up_block_types: Of each level on the way up, the coarsest first.
+      block_out_channels: Width of each level, the finest first.
+      layers_per_block: Residual blocks of a level on the way down; one more on the way up.
+      mid_block_scale_factor: Divides the sum at the end of the residual blocks in the middle.
+      norm_num_groups: Of all group norms.
+      norm_eps: Of the group norms in residual blocks and at the end.
+      cross_attention_dim: Width of a prompt's embedding.
+      transformer_layers_per_block: Transformer blocks behind a residual block.
+      attention_head_dim: *Number of heads* at each level, the finest first, whatever its name says: the name is a slip
+        that checkpoints have kept. One number stands for all levels.
+      use_linear_projection: Linear maps around the transformer blocks are stored as such, not as 1 × 1 convolutions.
+      upcast_attention: Scores of attention are float32. They are so in any case.
+    """
+
+    sample_size: int | tuple[int, int] | None = None
+    in_channels: int = 4
+    out_channels: int = 4
+    center_input_sample: bool = False
+    flip_sin_to_cos: bool = True
+    freq_shift: float = 0
+    down_block_types: tuple[str, ...] = (*("CrossAttnDownBlock2D",) * 3, "DownBlock2D")
+    up_block_types: tuple[str, ...] = ("UpBlock2D", *("CrossAttnUpBlock2D",) * 3)
+    block_out_channels: tuple[int, ...] = (320, 640, 1280, 1280)
+    layers_per_block: int = 2
+    mid_block_scale_factor: float = 1
+    norm_num_groups: int = 32
+    norm_eps: float = 1e-5
+    cross_attention_dim: int = 1280
+    transformer_layers_per_block: int = 1
+    attention_head_dim: int | tuple[int, ...] = 8
+    use_linear_projection: bool = False
+    upcast_attention: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where levels, widths, groups and heads do not fit each other."""
+        widths = self.block_out_channels
+        for name, kinds, known in (
+            ("down_block_types", self.down_block_types, DOWN_BLOCKS),
+            ("up_block_types", self.up_block_types, UP_BLOCKS),
+        ):
+            bad = [kind for kind in kinds if kind not in known]
+            require(WHAT, name, not bad, f"made of {' and '.join(known)}", kinds)
+            require(WHAT, name, len(kinds) == len(widths), f"{len(widths)} names, one for each width", kinds)
+        heads = self.attention_head_dim
+        fits = len(self.heads) == len(widths)
+        require(WHAT, "attention_head_dim", fits, f"one number or {len(widths)}, one for each width", heads)
+        bad_widths = [width for width in widths if width % self.norm_num_groups]
+        require(
+            WHAT, "block_out_channels", not bad_widths, f"multiples of {self.norm_num_groups} groups", widths
+        )
+        require(WHAT, "block_out_channels", widths[0] % 2 == 0, "even at first: sines and cosines", widths)
+        for index, (width, count) in enumerate(zip(widths, self.heads, strict=True)):
+            divides = not self._attends(index) or width % count == 0
+            require(WHAT, "attention_head_dim", divides, f"divisors of the widths {widths}", heads)
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Number of heads at each level, the finest first."""
+        heads = self.attention_head_dim
+        return heads if isinstance(heads, tuple) else (heads,) * len(self.block_out_channels)
+
+    @property
+    def time_width(self) -> int:
+        """Width of the embedded timestep."""
+        return 4 * self.block_out_channels[0]
+
+    def down_levels(self) -> tuple[Level, ...]:
+        """The way down, the finest level first."""
+        widths, levels = self.block_out_channels, []
+        for index, kind in enumerate(self.down_block_types):
+            width = widths[index]
+            before = widths[max(index - 1, 0)]
+            resnets = ((before, width), *((width, width),) * (self.layers_per_block - 1))
+            num_heads = self.heads[index] if DOWN_BLOCKS[kind] else None
+            levels.append(Level(resnets, num_heads, resamples=index < len(widths) - 1))
+        return tuple(levels)
+
+    def up_levels(self) -> tuple[Level, ...]:
+        """The way up, the coarsest level first: each residual block reads a skip beside what comes from below."""
+        widths, levels = self.block_out_channels[::-1], []
+        # What the levels above will ask back, the last pushed first.
+        skips = [self.block_out_channels[0]]
+        for level in self.down_levels():
+            skips += [size_out for _, size_out in level.resnets]
+            skips += skips[-1:] * level.resamples
+        below = widths[0]
+        for index, kind in enumerate(self.up_block_types):
+            resnets = []
+            for _ in range(self.layers_per_block + 1):
+                resnets.append((below + skips.pop(), widths[index]))
+                below = widths[index]
+            num_heads = self.heads[::-1][index] if UP_BLOCKS[kind] else None
+            levels.append(Level(tuple(resnets), num_heads, resamples=index < len(widths) - 1))
+        return tuple(levels)
+
+    def _attends(self, index: int) -> bool:
+        last = len(self.block_out_channels) - 1
+        return (
+            index == last
+            or DOWN_BLOCKS[self.down_block_types[index]]
+            or UP_BLOCKS[self.up_block_types[-1 - index]]
+        )
+
+
+def read_unet_config(values: Mapping[str, Any]) -> UNetConfig:
+    """The U-Net that a `config.json` describes; keys that are missing have diffusers' defaults.
+
+    Args:
+      values: The file's. Keys that begin with `_` are notes of the writer's.
+    Raises:
+      ValueError: If a key is unknown, or asks for what is not implemented; the message names it.
+    """
+    values = dict(values)
+    if values.pop("dropout", 0):
+        warnings.warn("U-Net config: `dropout` is not applied: RL trains without it.", stacklevel=2)
+    per_level = values.get("only_cross_attention")
+    if isinstance(per_level, list | tuple) and not any(per_level):
+        values["only_cross_attention"] = False
+    return UNetConfig(**read_values(WHAT, values, _KINDS, _FIXED))
+
+
+def stored_unet_config(config: UNetConfig) -> dict[str, Any]:
+    """The `config.json` from which diffusers builds the same network, with all keys."""
+    own = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()}
+    return {
+        "_class_name": CLASS_NAME,
+        **own,
+        **{key: values[0] for key, values in _FIXED.items()},
+        "dropout": 0.0,
+    }

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TRL's DDPO trainer over jrl's own: the same constructor, the same methods, one compiled update an epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.learners.ddpo_objective import DenoisingRows, ddpo_objective
+from jrl.ops.ddim import step_of_timesteps
+from jrl.ops.metrics import finalize
+from jrl.ops.noise_schedule import DenoisingSteps, denoising_steps
+from jrl.trainers.base import GENERATION_STREAM
+from jrl.trainers.checkpoint import CheckpointError
+from jrl.trainers.ddpo_prompts import PromptFunction, PromptRandomness, draw_prompts
+from jrl.trainers.ddpo_rewards import Answers, RewardFunction
+from jrl.trainers.ddpo_sampling import to_host
+from jrl.trl.ddpo_calling import channels_last
+from jrl.trl.ddpo_config import DDPOConfig
+from jrl.trl.ddpo_native import OwnedDDPO, native_config, steps_per_epoch
+from jrl.trl.ddpo_pipeline_base import DDPOStableDiffusionPipeline
+from jrl.trl.ddpo_saving import SavesPipeline
+
+__all__ = ["DDPOTrainer"]
+
+# What errors of checkpoints speak of → the field here.
+_FLAT_NAMES = {
+    "train.resume_from_checkpoint": "resume_from",
+    "train.overwrite: true": "overwrite=True",
+    "train.checkpoint_dir": "logdir",
+}
+# What a compiled update does not call.
+_COMPILED = ("calculate_loss", "loss", "_generate_samples")
+
+
+class DDPOTrainer(SavesPipeline):
+    """Reinforcement learning of a diffusion model.
+
+    `step` and `compute_rewards` may be overridden, and what an override does counts. The loss and the sampler are
+    compiled with everything around them: a subclass that overrides those is refused.
+
+    Args:
+      config: TRL's `DDPOConfig`.
+      reward_function: (images (B 3 H W) float32 in [0, 1], prompts, metadata) → (rewards, reward metadata).
+      prompt_function: () → (prompt, metadata).
+      sd_pipeline: What trains.
+      image_samples_hook: (data, global_step, tracker), once an epoch, between rewards and training.
+
+    Attributes:
+      config: As given.
+      reward_fn: The reward function.
+      prompt_fn: The prompt function.
+      sd_pipeline: The pipeline; it samples and saves with the parameters as they are now.
+      image_samples_callback: The hook; it may be replaced at any time.
+      num_train_timesteps: T', denoising steps that every sample is trained on in a pass.
+      native: jrl's own trainer, with `state`, `history`, `config` and `run_dir`.
+    """
+
+    def __init__(
+        self,
+        config: DDPOConfig,
+        reward_function: RewardFunction,
+        prompt_function: PromptFunction,
+        sd_pipeline: DDPOStableDiffusionPipeline,
+        image_samples_hook: Callable[..., Any] | None = None,
+    ) -> None:
+        for name, function in (("reward_function", reward_function), ("prompt_function", prompt_function)):
+            if not callable(function):
+                raise ValueError(f"`{name}` must be a function, got {type(function).__name__}.")
+        overridden = [name for name in _COMPILED if vars(DDPOTrainer)[name] is not getattr(type(self), name)]
+        if overridden:
+            raise TypeError(
+                f"{type(self).__name__} must not override `{overridden[0]}`: the update is compiled as a whole, and "
+                "would not call it. Override `compute_rewards` or `step`, or write a learner (docs/new_algorithm.md)."
+            )
+        self.config, self.reward_fn, self.prompt_fn = config, reward_function, prompt_function
+        self.sd_pipeline, self.image_samples_callback = sd_pipeline, image_samples_hook
+        holds, reason = self._config_check()
+        if not holds:
+            raise ValueError(reason)
+        with self._precision():
+            self.native = OwnedDDPO(self._native_config(), owner=self, model=sd_pipeline.model)
+        self.num_train_timesteps = self.native.method.num_trained_steps
+        self._generations = 0
+        sd_pipeline.attach(self.native)
+
+    def _native_config(self) -> Any:
+        pipeline = self.sd_pipeline
+        return native_config(self.config, model=pipeline.model.name, use_lora=pipeline.use_lora)
+
+    def _config_check(self) -> tuple[bool, str]:
+        """(whether the configuration can be run, why not)."""
+        try:
+            self.config.check()
+            self._native_config().validate()
+        except (TypeError, ValueError) as error:
+            return False, str(error).replace("`method.", "`").replace("`train.", "`")
+        return True, ""
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Whether float32 products may round their factors; by default JAX decides."""
+        return contextlib.nullcontext() if self.config.allow_tf32 else jax.default_matmul_precision("highest")
+
+    def train(self, epochs: int | None = None) -> None:
+        """Runs `step` until there are so many epochs, those before a resume included.
+
+        Args:
+          epochs: Default: `config.num_epochs`.
+        Raises:
+          CheckpointError: If `resume_from` names no checkpoint of this run, or the folder holds another one.
+          RewardError: If the reward function fails; the images are on disk by then.
+        """
+        native = self.native
+        native.config.train.epochs = epochs or self.config.num_epochs
+        native.config.train.total_steps = native.config.train.epochs * steps_per_epoch(self.config)
+        try:
+            with self._precision():
+                native.learn()
+        except CheckpointError as error:
+            text = str(error)
+            for name, flat in _FLAT_NAMES.items():
+                text = text.replace(name, flat)
+            raise CheckpointError(text) from error
+
+    def step(self, epoch: int, global_step: int) -> int:
+        """One epoch: samples, rewards, advantages, and all optimizer steps on them.
+
+        Args:
+          epoch: Its number: samples and orders follow from it and the seed.
+          global_step: Optimizer steps so far.
+        Returns:
+          Optimizer steps after it. Outside of `train` nothing is logged or saved.
+        """
+        self.native.take_functions(self.reward_fn, self.prompt_fn)
+        with self._precision():
+            self.native.own_step(epoch)
+        return global_step + self.native.steps_per_iteration
+
+    def compute_rewards(self, prompt_image_pairs: Sequence[list[Any]], is_async: bool = False) -> Answers:
+        """(reward vectors, reward metadata), one entry a sampling batch.
+
+        Args:
+          prompt_image_pairs: [images, prompts, metadata] of each. In a run they are there as they are sampled: one that
+            is asked for is waited for, while the device goes on with the next.
+          is_async: Whether the reward function is called on `max_workers` threads.
+        """
+        return self.native.own_rewards(prompt_image_pairs, is_async)
+
+    def loss(self, advantages: Any, clip_range: float, ratio: Any) -> jax.Array:
+        """Mean of max(−A·ρ, −A·clip(ρ, 1 ± ε)).
+
+        Args:
+          advantages: A, clipped already.
+          clip_range: ε.
+          ratio: ρ.
+        """
+        advantages, ratio = jnp.asarray(advantages, jnp.float32), jnp.asarray(ratio, jnp.float32)
+        clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
+        return jnp.mean(jnp.maximum(-advantages * ratio, -advantages * clipped))
+
+    def calculate_loss(
+        self, latents: Any, timesteps: Any, next_latents: Any, log_probs: Any, advantages: Any, embeds: Any
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(loss, approximate KL, share of clipped ratios) of single denoising steps under the present parameters.
+
+        Args:
+          latents: x before the step, (B C Y X).
+          timesteps: (B,).
+          next_latents: x after it.
+          log_probs: Of the step under the policy that took it, (B,).
+          advantages: (B,).
+          embeds: With guidance (`train_cfg`) the negative prompt's and then the prompts', (2B Q D); else (B Q D).
+        Raises:
+          ValueError: If a timestep is none of those sampled at, or rows have different negative prompts.
+        """
+        native, method, steps = self.native, self.native.method, self._steps()
+        times = np.atleast_1d(np.asarray(timesteps))
+        if not np.isin(times, np.asarray(steps.timesteps)).all():
+            raise ValueError(
+                f"`timesteps` must be among those sampled at, {np.asarray(steps.timesteps).tolist()}, got "
+                f"{times.tolist()}."
+            )
+        count, context = len(times), np.asarray(embeds, np.float32)
+        negative = context[:1]
+        if method.train_cfg:
+            negative, context = context[:count], context[count:]
+            if (negative != negative[:1]).any():
+                raise ValueError("`embeds` must have the same negative prompt in all rows, got several.")
+        rows = DenoisingRows(
+            latents=channels_last(latents),
+            next_latents=channels_last(next_latents),
+            steps=step_of_timesteps(steps, jnp.asarray(times, jnp.int32)),
+            old_logprobs=jnp.asarray(log_probs, jnp.float32),
+            advantages=jnp.asarray(advantages, jnp.float32),
+            context=jnp.asarray(context),
+            negative=jnp.asarray(negative[:1]),
+            valid=jnp.ones(count, bool),
+        )
+        total, weight, metrics = self._objective(native.params, native.frozen, rows)
+        found = finalize(jax.device_get(metrics))
+        return (
+            total / weight,
+            jnp.float32(found["ddpo/approx_kl"]),
+            jnp.float32(found["ddpo/clip_fraction"]),
+        )
+
+    @functools.cached_property
+    def _objective(self) -> Callable[..., Any]:
+        """(sum of the loss, weight, metrics) of (params, frozen, rows), compiled."""
+        native = self.native
+        objective = functools.partial(
+            ddpo_objective,
+            native.denoiser,
+            steps=self._steps(),
+            schedule=native.model.schedule,
+            config=native.method,
+        )
+        return jax.jit(objective)
+
+    def _steps(self) -> DenoisingSteps:
+        """Of sampling."""
+        method = self.native.method
+        return denoising_steps(self.native.model.schedule, method.sample_num_steps, method.sample_eta)
+
+    def _generate_samples(
+        self, iterations: int, batch_size: int
+    ) -> tuple[list[dict[str, np.ndarray]], list[list[Any]]]:
+        """(samples, [images, prompts, metadata]) of so many sampling batches; every call draws others.
+
+        Returns:
+          Of each batch: `prompt_ids`, `prompt_embeds`, `negative_prompt_embeds`, `timesteps` (B T), `latents` and
+          `next_latents` (B T C Y X), `log_probs` (B T).
+        """
+        native = self.native
+        sampler = native.make_sampler(batch_size)
+        randomness = PromptRandomness(0)
+        randomness.load(native.memory["random"])
+        prompts = draw_prompts(self.prompt_fn, randomness, iterations * batch_size, images_per_prompt=1)
+        native.memory = {**native.memory, "random": randomness.state()}
+        key = jax.random.fold_in(jax.random.fold_in(native.root_key, GENERATION_STREAM), self._generations)
+        self._generations += 1
+        steps = self._steps()
+        samples, pairs = [], []
+        for start in range(0, len(prompts), batch_size):
+            chosen = prompts[start : start + batch_size]
+            texts, numbers = [prompt.text for prompt in chosen], np.arange(start, start + batch_size)
+            with jax.set_mesh(native.mesh):
+                negative = sampler.negative(native.frozen)
+                found, images = sampler(
+                    native.params, native.frozen, negative, texts, key, starts=numbers, steps=numbers
+                )
+            states = np.moveaxis(np.asarray(found.latents), -1, 2)
+            samples.append(
+                {
+                    "prompt_ids": sampler.tokenize(texts),
+                    "prompt_embeds": np.asarray(found.context),
+                    "negative_prompt_embeds": np.repeat(np.asarray(negative), batch_size, axis=0),
+                    "timesteps": np.tile(np.asarray(steps.timesteps), (batch_size, 1)),
+                    "latents": states[:, :-1],
+                    "next_latents": states[:, 1:],
+                    "log_probs": np.asarray(found.logprobs),
+                }
+            )
+            pairs.append([to_host(images), tuple(texts), tuple(prompt.metadata for prompt in chosen)])
+        return samples, pairs

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of jrl's own that TRL's flat `DDPOConfig` stands for, and the trainer that its face runs on."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Literal, Protocol
+
+import jax
+
+from jrl.learners.ddpo_config import DDPOConfig as NativeDDPOConfig
+from jrl.models.diffusion.pipeline import DiffusionModel
+from jrl.trainers.config import TRLConfig
+from jrl.trainers.ddpo import DDPOTrainer
+from jrl.trainers.ddpo_gallery import Tracker
+from jrl.trainers.ddpo_prompts import PromptFunction
+from jrl.trainers.ddpo_rewards import Answers, RewardFunction
+from jrl.trainers.loop import Run
+from jrl.trainers.sections import (
+    ModelConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+from jrl.trainers.timing import Stopwatch
+from jrl.trl.ddpo_config import DDPOConfig
+
+FIRST_LOSS_SCALE = 4096.0
+Dtype = Literal["float32", "bfloat16", "float16"]
+_DTYPES: dict[str, Dtype] = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+class Owner(Protocol):
+    """The trainer of TRL's shape, as the one below it knows it."""
+
+    image_samples_callback: Any
+
+    def step(self, epoch: int, global_step: int) -> int:
+        """One epoch."""
+        ...
+
+    def compute_rewards(self, prompt_image_pairs: Sequence[list[Any]], is_async: bool = False) -> Answers:
+        """Rewards of all sampling batches."""
+        ...
+
+
+class OwnedDDPO(DDPOTrainer):
+    """jrl's trainer, whose epochs and rewards go through the trainer of TRL's shape that owns it.
+
+    Args:
+      config: The run's configuration.
+      owner: Whose `step`, `compute_rewards` and `image_samples_callback` count, overridden or not.
+      model: The diffusion model.
+    """
+
+    def __init__(self, config: TRLConfig, *, owner: Any, model: DiffusionModel) -> None:
+        self._owner: Owner = owner
+        self._run: Run | None = None
+        super().__init__(
+            config,
+            reward_function=owner.reward_fn,
+            prompt_function=owner.prompt_fn,
+            model=model,
+            image_samples_hook=self._show,
+        )
+
+    def _show(self, data: list[list[Any]], global_step: int, tracker: Tracker) -> None:
+        if self._owner.image_samples_callback is not None:
+            self._owner.image_samples_callback(data, global_step, tracker)
+
+    def take_functions(self, reward_function: RewardFunction, prompt_function: PromptFunction) -> None:
+        """The owner's, which a script may have replaced since."""
+        self.reward_function, self.prompt_function = reward_function, prompt_function
+
+    def compute_rewards(self, batches: Sequence[list[Any]], is_async: bool = False) -> Answers:
+        """The owner's, which may ask for `own_rewards`."""
+        return self._owner.compute_rewards(batches, is_async)
+
+    def own_rewards(self, batches: Sequence[list[Any]], is_async: bool) -> Answers:
+        """jrl's own."""
+        return super().compute_rewards(batches, is_async)
+
+    def run_epoch(self, run: Run, epoch: int) -> None:
+        """The owner's `step`, which asks for `own_step`.
+
+        Raises:
+          TypeError: If it does not.
+        """
+        self._run = run
+        try:
+            self._owner.step(epoch, run.step)
+        finally:
+            self._run = None
+        if run.iteration == epoch:
+            raise TypeError(
+                f"{type(self._owner).__name__}.step must call `super().step(epoch, global_step)`."
+            )
+
+    def own_step(self, epoch: int) -> None:
+        """One epoch: of the run that goes on, with its checkpoints, or by itself."""
+        if self._run is not None:
+            super().run_epoch(self._run, epoch)
+            return
+        with jax.set_mesh(self.mesh):
+            done = self.one_epoch(epoch, while_sampling=lambda: None, stopwatch=Stopwatch())
+            jax.block_until_ready(done.device)
+
+
+def native_config(config: DDPOConfig, *, model: str, use_lora: bool) -> TRLConfig:
+    """The six sections.
+
+    Args:
+      config: TRL's.
+      model: What the model is called, or where it lies.
+      use_lora: Whether an adapter trains.
+    Raises:
+      ValueError: On a value out of range, under the name that it has there.
+    """
+    names = {entry.name for entry in fields(NativeDDPOConfig)} & {entry.name for entry in fields(DDPOConfig)}
+    dtype = compute_dtype(config)
+    method = {name: vars(config)[name] for name in names - {"name", "sample_batch_size"}}
+    peft_config = {
+        "peft_type": "LORA",
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": list(config.lora_targets),
+        "init_lora_weights": "gaussian",
+    }
+    adam = {
+        "lr": config.train_learning_rate,
+        "betas": [config.train_adam_beta1, config.train_adam_beta2],
+        "eps": config.train_adam_epsilon,
+        "weight_decay": config.train_adam_weight_decay,
+    }
+    warmup = config.lr_warmup_steps
+    return TRLConfig(
+        method=NativeDDPOConfig(
+            **method,
+            sample_batch_size=config.sample_batch_size * data_devices(config),
+            loss_scaling=FIRST_LOSS_SCALE if dtype == "float16" else 0.0,
+        ),
+        model=ModelConfig(model, peft_config=peft_config if use_lora else None),
+        optimizer=OptimizerConfig("adamw", adam),
+        scheduler=SchedulerConfig("warmup_constant", {"warmup_steps": warmup})
+        if warmup
+        else SchedulerConfig("constant"),
+        tokenizer=TokenizerConfig(model),
+        train=_train(config, dtype),
+    )
+
+
+def _train(config: DDPOConfig, dtype: Dtype) -> TrainConfig:
+    devices, steps = data_devices(config), steps_per_epoch(config)
+    tracker = config.tracker_kwargs.get("wandb", config.tracker_kwargs)
+    tracker = tracker.get("init_kwargs", tracker) if isinstance(tracker, dict) else {}
+    project = config.project_kwargs
+    minibatch_size = config.train_batch_size * devices
+    return TrainConfig(
+        total_steps=config.num_epochs * steps,
+        seq_length=1,  # of texts, which nothing here writes
+        epochs=config.num_epochs,
+        batch_size=minibatch_size * config.train_gradient_accumulation_steps,
+        minibatch_size=minibatch_size,
+        checkpoint_interval=config.save_freq * steps,
+        eval_interval=config.eval_every * steps,
+        trainer=DDPOTrainer.__name__,
+        project_name=config.tracker_project_name,
+        run_name=config.run_name or tracker.get("name"),
+        entity_name=tracker.get("entity"),
+        group_name=tracker.get("group"),
+        tags=list(tracker.get("tags") or ()),
+        checkpoint_dir=os.path.expanduser(project.get("project_dir") or config.logdir),
+        logging_dir=project.get("logging_dir"),
+        tracker=config.log_with,  # type: ignore[arg-type]
+        resume_from_checkpoint=config.resume_from or None,
+        seed=config.seed,
+        mesh=config.mesh_sizes or None,
+        max_grad_norm=config.train_max_grad_norm,
+        compute_dtype=dtype,
+        remat=config.gradient_checkpointing,
+        # Every overflow halves the factor: so many in a row say nothing yet.
+        max_bad_steps=3 + (int(math.log2(FIRST_LOSS_SCALE)) if dtype == "float16" else 0),
+        keep_checkpoints=project.get("total_limit") or config.num_checkpoint_limit,
+        overwrite=config.overwrite,
+    )
+
+
+def steps_per_epoch(config: DDPOConfig) -> int:
+    """Optimizer steps."""
+    return config.train_num_inner_epochs * (config.samples_of_a_device // config.samples_of_a_step)
+
+
+def data_devices(config: DDPOConfig) -> int:
+    """Devices that rows are divided over; those of the tensor axis share theirs."""
+    return max(jax.device_count() // max(config.mesh_sizes.get("tensor", 1), 1), 1)
+
+
+def compute_dtype(config: DDPOConfig) -> Dtype:
+    """What `mixed_precision` asks for: by default bfloat16 on an accelerator, float32 on a CPU.
+
+    On a CPU it is float32 whatever is asked for: XLA computes not all of the networks in half precision there.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and config.mixed_precision not in (None, "no"):
+        warnings.warn(
+            f"`mixed_precision` {config.mixed_precision} computes in float32 on a CPU.", stacklevel=2
+        )
+    return "float32" if on_cpu else _DTYPES[config.mixed_precision or "bf16"]

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The diffusion pipeline of TRL's DDPO: what the trainer trains, and a script samples from and saves."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.models.diffusion.pipeline import DiffusionModel
+from jrl.ops.ddim import ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
+from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
+from jrl.trainers.ddpo import DDPOTrainer
+from jrl.trl.ddpo_calling import ImageCall, Parts, channels_last
+from jrl.trl.ddpo_loading import read_trained
+from jrl.trl.ddpo_pipeline_base import (
+    DDPOPipelineOutput,
+    DDPOSchedulerOutput,
+    DDPOStableDiffusionPipeline,
+)
+from jrl.trl.ddpo_scheduler import DDIMScheduler
+from jrl.typing import Params
+
+__all__ = ["DefaultDDPOStableDiffusionPipeline"]
+
+
+class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
+    """Stable Diffusion, or any other `DiffusionModel`.
+
+    The checkpoint's scheduler is replaced by DDIM, built from its own configuration. A LoRA file in the folder is read,
+    and trains on where `use_lora` is set; without, it is merged into the weights.
+
+    Args:
+      pretrained_model_name: A folder in the layout of diffusers, a name on the hub, or a `DiffusionModel`.
+      pretrained_model_revision: Of the hub.
+      use_lora: Whether an adapter trains; else the whole denoiser does, at a far lower learning rate.
+    """
+
+    def __init__(
+        self,
+        pretrained_model_name: str | os.PathLike[str] | DiffusionModel,
+        *,
+        pretrained_model_revision: str = "main",
+        use_lora: bool = True,
+    ) -> None:
+        model = pretrained_model_name
+        if not isinstance(model, DiffusionModel):
+            from jrl.models.diffusion.folder import load_diffusion_model  # brings transformers along
+
+            model = load_diffusion_model(model, revision=pretrained_model_revision)
+        self.pretrained_model = model.name
+        self.pretrained_revision, self.use_lora = pretrained_model_revision, use_lora
+        self.model = model if use_lora else model.merged()
+        self._scheduler = DDIMScheduler(self.model.schedule)
+        self._trainer: DDPOTrainer | None = None
+        self._parts: Parts | None = None
+        self._call = ImageCall(self.model)
+
+    def attach(self, trainer: DDPOTrainer) -> None:
+        """From here on the pipeline samples and saves with this trainer's parameters."""
+        self._trainer, self._parts = trainer, None
+
+    def parts(self) -> Parts:
+        """What samples: the trainer's, or the model as it was read."""
+        trainer = self._trainer
+        if trainer is not None:
+            return Parts(trainer.denoiser, trainer.sampling_params, trainer.frozen)
+        if self._parts is None:
+            found = self.model.found_lora
+            lora = None if found is None else found.lora
+            params, frozen = self.model.split(
+                lora=lora, key=jax.random.key(0), compute_dtype=jnp.float32, with_reference=False
+            )
+            functions = self.model.functions(compute_dtype=jnp.float32, lora=lora)
+            self._parts = Parts(functions, params, jax.device_put(frozen))
+        return self._parts
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_inference_steps: int = 50,
+        guidance_scale: float = 7.5,
+        negative_prompt: str | Sequence[str] | None = None,
+        num_images_per_prompt: int = 1,
+        eta: float = 0.0,
+        generator: Any = None,
+        latents: Any = None,
+        prompt_embeds: Any = None,
+        negative_prompt_embeds: Any = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback: Any = None,
+        callback_steps: int = 1,
+        cross_attention_kwargs: Any = None,
+        guidance_rescale: float = 0.0,
+    ) -> DDPOPipelineOutput | tuple[Any, list[np.ndarray], list[np.ndarray]]:
+        """Samples images; the whole loop is one compiled program.
+
+        Args:
+          prompt: One text or several.
+          height: In pixels; None: the model's.
+          width: Likewise.
+          num_inference_steps: T.
+          guidance_scale: w; 1 and below: no guidance.
+          negative_prompt: One text, or as many as prompts, all the same.
+          num_images_per_prompt: Beside each other.
+          eta: η of DDIM.
+          generator: A seed or a key of JAX; None: another one at every call.
+          latents: First noise, (B C Y X), in the place of a random one.
+          prompt_embeds: In the place of `prompt`, (B Q D).
+          negative_prompt_embeds: In the place of `negative_prompt`, (1 Q D) or all rows the same.
+          output_type: "pil", "np" or "pt" (both (B 3 H W) NumPy in [0, 1]), or "latent".
+          return_dict: False: a tuple.
+          callback: Refused: nothing happens between two steps.
+          callback_steps: Of the callback.
+          cross_attention_kwargs: Refused.
+          guidance_rescale: φ.
+        Raises:
+          ValueError: On a value out of range, or one that is refused.
+        """
+        del callback_steps
+        for name, given in (("callback", callback), ("cross_attention_kwargs", cross_attention_kwargs)):
+            if given is not None:
+                raise ValueError(
+                    f"`{name}` must be None: all steps are one compiled program, got {given!r:.60}."
+                )
+        found = self._call(
+            self.parts(),
+            texts=prompt,
+            negative=negative_prompt,
+            embeds=prompt_embeds,
+            negative_embeds=negative_prompt_embeds,
+            repeats=num_images_per_prompt,
+            size=(height, width),
+            initial=latents,
+            generator=generator,
+            num_steps=num_inference_steps,
+            eta=eta,
+            guidance_scale=guidance_scale,
+            guidance_rescale=guidance_rescale,
+        )
+        self._scheduler.set_timesteps(num_inference_steps)
+        images = found.output(output_type)
+        states = [np.moveaxis(np.asarray(x), -1, 1) for x in jnp.moveaxis(found.trajectories.latents, 1, 0)]
+        log_probs = list(np.asarray(found.trajectories.logprobs).T)
+        result = DDPOPipelineOutput(images, states, log_probs)
+        return result if return_dict else (result.images, result.latents, result.log_probs)
+
+    def scheduler_step(
+        self,
+        model_output: Any,
+        timestep: Any,
+        sample: Any,
+        eta: float = 0.0,
+        use_clipped_model_output: bool = False,
+        generator: Any = None,
+        prev_sample: Any = None,
+    ) -> DDPOSchedulerOutput:
+        """One step of DDIM, with the log-probability of its result.
+
+        Args:
+          model_output: Of the network, guidance included, (B C Y X).
+          timestep: One, or one a row, of those of `scheduler.set_timesteps`.
+          sample: x_t.
+          eta: η.
+          use_clipped_model_output: Whether the noise is computed anew where the clean sample was clipped.
+          generator: A seed or a key of JAX.
+          prev_sample: The result, whose log-probability is asked for; None: one is drawn.
+        Raises:
+          ValueError: If both a generator and a result are given, or the timestep is none of the scheduler's.
+        """
+        if generator is not None and prev_sample is not None:
+            raise ValueError("`prev_sample` must be None where a `generator` is to draw it, got both.")
+        x, output = channels_last(sample), channels_last(model_output)
+        steps = self._scheduler.steps(eta)
+        numbers = np.broadcast_to(np.asarray(timestep), (len(x),))
+        self._scheduler.check_timesteps(numbers)
+        at = steps_of_rows(steps, step_of_timesteps(steps, jnp.asarray(numbers, jnp.int32)))
+        options: dict[str, Any] = {
+            "schedule": self.model.schedule,
+            "use_clipped_model_output": use_clipped_model_output,
+        }
+        if prev_sample is not None:
+            given = channels_last(prev_sample)
+            return DDPOSchedulerOutput(jnp.moveaxis(given, -1, 1), _logprob(x, output, given, at, **options))
+        noise = jax.random.normal(self._call.key(generator), x.shape)
+        taken = _step(x, output, noise, at, **options)
+        return DDPOSchedulerOutput(jnp.moveaxis(taken.next_latents, -1, 1), taken.logprobs)
+
+    @property
+    def scheduler(self) -> DDIMScheduler:
+        """DDIM."""
+        return self._scheduler
+
+    def get_trainable_layers(self) -> Params:
+        """What trains: the adapter's matrices, or the denoiser's weights."""
+        return self.parts().params if self._trainer is None else self._trainer.params
+
+    def save_pretrained(self, output_dir: str | os.PathLike[str]) -> None:
+        """Writes a folder that diffusers reads, with the parameters as they are now.
+
+        Of a model that came from no folder only what was trained is written.
+        """
+        lora = self._lora()
+        params = self.parts().params
+        if self.model.files is None:
+            self.model.writer(params, lora)(Path(output_dir))
+        else:
+            self.model.trained(params, lora).save(Path(output_dir))
+
+    def save_checkpoint(
+        self, models: Sequence[Any], weights: Sequence[Params], output_dir: str | os.PathLike[str]
+    ) -> None:
+        """Writes what trains: `pytorch_lora_weights.safetensors`, or the folder `unet`.
+
+        Args:
+          models: One, which is not looked at: the pipeline has it.
+          weights: One tree, as `get_trainable_layers` gives it; empty: the present ones.
+          output_dir: Made if missing.
+        Raises:
+          ValueError: If there are several models.
+        """
+        _check_one(models)
+        params = next(iter(weights), self.get_trainable_layers())
+        self.model.writer(params, self._lora())(Path(output_dir))
+
+    def load_checkpoint(self, models: Sequence[Any], input_dir: str | os.PathLike[str]) -> None:
+        """Reads what `save_checkpoint` wrote, and goes on from it.
+
+        Args:
+          models: One, which is not looked at.
+          input_dir: The folder.
+        Raises:
+          ValueError: If there are several models, or the folder holds other tensors.
+        """
+        _check_one(models)
+        self._put(read_trained(self.model, Path(input_dir), self._lora()))
+
+    def _lora(self) -> Any:
+        if self._trainer is not None:
+            return self._trainer.adapter
+        return None if self.model.found_lora is None else self.model.found_lora.lora
+
+    def _put(self, params: Params) -> None:
+        """Makes these the present parameters."""
+        if self._trainer is None:
+            parts = self.parts()
+            self._parts = Parts(parts.functions, params, parts.frozen)
+            return
+        self._trainer.replace_params(params)
+
+
+_OPTIONS = ("schedule", "use_clipped_model_output")
+_step = jax.jit(ddim_step, static_argnames=_OPTIONS)
+
+
+@functools.partial(jax.jit, static_argnames=_OPTIONS)
+def _logprob(
+    latents: jax.Array,
+    output: jax.Array,
+    given: jax.Array,
+    at: DenoisingSteps,
+    *,
+    schedule: NoiseSchedule,
+    use_clipped_model_output: bool,
+) -> jax.Array:
+    """Of a step that was taken."""
+    return ddim_logprob(
+        given,
+        ddim_mean(latents, output, at, schedule=schedule, use_clipped_model_output=use_clipped_model_output),
+        at,
+    )
+
+
+def _check_one(models: Sequence[Any]) -> None:
+    if len(models) > 1:
+        raise ValueError(f"`models` must hold the one that trains, got {len(models)}.")

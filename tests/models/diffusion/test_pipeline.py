@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DiffusionModel`: what trains, what does not, and what is written. Nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.models.adapters.config import LoraConfig
+from jrl.models.diffusion.folder import load_diffusion_model
+from jrl.models.diffusion.lora_files import LORA_FILE, read_lora
+from jrl.models.diffusion.pipeline import DiffusionModel, FoundLora
+
+KEY = jax.random.key(0)
+
+
+def test_latent_shapes(tiny_model: DiffusionModel) -> None:
+    assert tiny_model.latent_shape(6, 10) == (3, 5, 4)
+    assert tiny_model.latent_shape(width=10) == (8, 5, 4)
+    for name, height, width in (("height", 7, 10), ("width", 6, 0)):
+        with pytest.raises(ValueError, match=f"`{name}` must be a positive multiple of 2"):
+            tiny_model.latent_shape(height, width)
+
+
+def test_an_adapter_trains(tiny_model: DiffusionModel) -> None:
+    lora = tiny_model.unet.bind_lora(LoraConfig(r=2, lora_alpha=2, init_lora_weights="gaussian"))
+    params, frozen = tiny_model.split(lora=lora, key=KEY, compute_dtype=jnp.bfloat16, with_reference=True)
+    assert params.keys() == {"lora"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
+    assert not any(np.any(leaves["B"]) for leaves in params["lora"].values())
+    assert frozen.keys() == {"unet", "vae", "text_encoder"}, "the base is the reference"
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen)} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("with_reference", [False, True])
+def test_the_whole_denoiser_trains(with_reference: bool, tiny_model: DiffusionModel) -> None:
+    half = jax.tree.map(lambda leaf: leaf.astype(np.float16), tiny_model.weights)
+    model = replace(tiny_model, weights=half)
+    params, frozen = model.split(lora=None, key=KEY, compute_dtype=jnp.float16, with_reference=with_reference)
+    assert params.keys() == {"unet"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}, "masters"
+    assert frozen.keys() == {"vae", "text_encoder", *(["reference"] if with_reference else [])}
+    # In float16 the decoder overflows.
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen["vae"])} == {"float32"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen["text_encoder"])} == {"float16"}
+
+
+def test_what_trains_may_be_donated(tiny_model: DiffusionModel) -> None:
+    on_device = replace(tiny_model, weights=jax.tree.map(jnp.asarray, tiny_model.weights))
+    for model in (tiny_model, on_device):
+        params, _ = model.split(lora=None, key=KEY, compute_dtype=jnp.float32, with_reference=True)
+        hosts = jax.tree.leaves(tiny_model.weights["unet"])
+        taken = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)]
+        assert not set(taken) & {leaf.ctypes.data for leaf in hosts}
+        jax.tree.map(lambda leaf: leaf.delete(), params)
+        assert np.isfinite(model.weights["unet"]["conv_in"]["bias"]).all()
+
+
+def test_a_reference_that_was_not_kept(tiny_model: DiffusionModel) -> None:
+    functions = tiny_model.functions(compute_dtype=jnp.float32)
+    with pytest.raises(ValueError, match="with_reference=True"):
+        functions.reference({}, jnp.zeros((1, 2, 2, 4)), jnp.zeros(1, jnp.int32), jnp.zeros((1, 3, 8)))
+
+
+def test_a_found_adapter_is_what_trains(tiny_model: DiffusionModel) -> None:
+    lora = tiny_model.unet.bind_lora(LoraConfig(r=2, lora_alpha=2))
+    found = jax.tree.map(lambda x: np.asarray(x) + 1, lora.init(KEY, {}))
+    model = replace(tiny_model, found_lora=FoundLora(lora, found))
+    params, _ = model.split(lora=lora, key=KEY, compute_dtype=jnp.float32, with_reference=False)
+    name = lora.modules[0].name
+    assert np.array_equal(params["lora"][name]["B"], found[name]["B"])
+    for other in (None, tiny_model.unet.bind_lora(LoraConfig(r=2))):
+        with pytest.raises(ValueError, match=r"comes with an adapter, which must be what trains"):
+            model.split(lora=other, key=KEY, compute_dtype=jnp.float32, with_reference=False)
+    merged = model.merged()
+    assert merged.found_lora is None
+    attention = ("mid_block", "attentions_0", "transformer_blocks_0", "attn1", "to_v", "kernel")
+    before, after = tiny_model.weights["unet"], merged.weights["unet"]
+    for step in attention:
+        before, after = before[step], after[step]
+    update = found["mid_block.attentions.0.transformer_blocks.0.attn1.to_v"]
+    expected = before.reshape(8, 8) + (update["B"] @ update["A"]).T
+    np.testing.assert_allclose(after.reshape(8, 8), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_reference_keeps_an_adapter_that_was_found(
+    tiny_model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = tiny_model.unet.bind_lora(LoraConfig(r=2, lora_alpha=2))
+    found = jax.tree.map(lambda x: np.asarray(x) + 1, lora.init(KEY, {}))
+    model = replace(tiny_model, found_lora=FoundLora(lora, found))
+    seen = []
+    monkeypatch.setattr(
+        type(tiny_model.unet), "apply", lambda self, base, adapter, *_, **__: seen.append(adapter)
+    )
+    functions = model.functions(compute_dtype=jnp.float32, lora=lora)
+    inputs = jnp.zeros((1, 2, 2, 4)), jnp.zeros(1, jnp.int32), jnp.zeros((1, 3, 8))
+    params, frozen = model.split(lora=lora, key=KEY, compute_dtype=jnp.float32, with_reference=True)
+    functions.predict(params, frozen, *inputs)
+    functions.reference(frozen, *inputs)
+    jax.tree.map(np.testing.assert_array_equal, *seen)
+    _, frozen = model.split(lora=lora, key=KEY, compute_dtype=jnp.float32, with_reference=False)
+    with pytest.raises(ValueError, match="with_reference=True"):
+        functions.reference(frozen, *inputs)
+
+
+def test_the_writer_keeps_what_it_was_given(tiny_model: DiffusionModel, tmp_path: Path) -> None:
+    lora = tiny_model.unet.bind_lora(LoraConfig(r=2, lora_alpha=2))
+    params = {"lora": jax.tree.map(lambda x: jnp.asarray(np.asarray(x) + 1), lora.init(KEY, {}))}
+    name = lora.modules[0].name
+    kept = np.array(params["lora"][name]["B"])
+    write = tiny_model.writer(params, lora)
+    jax.tree.map(lambda leaf: leaf.delete(), params)
+    write(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [LORA_FILE]
+    assert np.array_equal(read_lora(tmp_path / "out", tiny_model.unet).adapters[name]["B"], kept)
+
+
+def test_a_trained_denoiser_is_written(
+    tiny_model: DiffusionModel, changed_folder: Callable[[], Path], tmp_path: Path
+) -> None:
+    params, _ = tiny_model.split(lora=None, key=KEY, compute_dtype=jnp.float32, with_reference=False)
+    params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + 1), params)
+    folder = changed_folder()
+    tiny_model.writer(params, None)(folder)
+    whole = tmp_path / "whole"
+    tiny_model.trained(params, None).save(whole)
+    for found in (load_diffusion_model(folder), load_diffusion_model(whole)):
+        pairs = zip(jax.tree.leaves(found.weights["unet"]), jax.tree.leaves(params["unet"]), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)
+        assert np.array_equal(
+            found.weights["vae"]["quant_conv"]["bias"], tiny_model.weights["vae"]["quant_conv"]["bias"]
+        )
+
+
+def test_what_came_from_no_folder_is_not_saved_whole(tiny_model: DiffusionModel, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="came from no folder"):
+        replace(tiny_model, files=None).save(tmp_path / "x")
+
+
+def test_weights_do_not_change_the_architecture(tiny_model: DiffusionModel) -> None:
+    zeros = jax.tree.map(np.zeros_like, tiny_model.weights)
+    assert replace(tiny_model, weights=zeros).architecture == tiny_model.architecture
+    wider = replace(tiny_model, schedule=replace(tiny_model.schedule, beta_end=0.013))
+    assert wider.architecture != tiny_model.architecture
