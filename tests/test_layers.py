@@ -14,7 +14,7 @@ PACKAGE = ROOT / "jrl"
 JAX = {"jax", "jaxtyping", "numpy"}
 # Module prefix -> (modules of jrl it may import, distributions it may import). The longest prefix rules.
 TABLE: dict[str, tuple[set[str], set[str]]] = {
-    "jrl.typing": (set(), JAX),
+    "jrl.typing": ({"jrl.typing"}, JAX),
     "jrl.mesh": (set(), JAX),
     "jrl.rewards": (set(), set()),
     "jrl.image_rewards": (set(), {"numpy", "PIL"}),

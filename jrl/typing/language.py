@@ -1,28 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shape letters, batch types and the contracts that every algorithm is written against.
-
-Letters, used in every signature: **B** sequence (row), **L** position of a whole sequence, **T** position of the
-completion window, **V** vocabulary, **D** width, **N** heads, **K** key/value heads, **H** head width, **P** prompt
-position, **C** position of a seq2seq encoder's input. Of images: **S** step of denoising (T of them), **Y X C** height,
-width and channels of latents, always in this order, **Q** position of a prompt's embedding.
-
-An algorithm knows a model only as `PolicyFns`. What a model stores where (hydra branch, adapters, encoder) stays
-behind those functions, so a new kind of model changes no algorithm and a new algorithm changes no model.
-"""
+"""The contract between algorithms and language models, and their batches; letters as in `jrl.typing`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
-PRNGKey = Key[Array, ""]
-Params = Mapping[str, Any]
-"""Nested mapping of arrays, one entry a module, one a layer (`layers_0`, ...); never stacked over layers."""
-Frozen = Params
-"""Everything that does not train. Never donated: it may share buffers with the reference."""
+from jrl.typing.basic import Frozen, Params, PRNGKey
+
 Trunk = Any
 """What the frozen trunk hands to the branch, arrays with leading rows: a decoder's hidden states (B L D), with an
 encoder's output where there is one; None where nothing below the branch is frozen."""
@@ -220,101 +208,8 @@ class ComparisonBatch(NamedTuple):
     margins: Float[Array, "B"]
 
 
-@dataclass(frozen=True)
-class DenoiserFns:
-    """All an algorithm may know of a text-to-image diffusion model: pure functions of `(params, frozen)`.
-
-    Latents and images have their channels last inside, latents are float32 always, and images lie in [0, 1].
-
-    Attributes:
-      encode: `(frozen, tokens) -> context`, (B, Q) ids to (B, Q, D): what the denoiser reads of a prompt.
-      predict: `(params, frozen, latents, timesteps, context) -> output`, (B, Y, X, C), (B,) int32 and (B, Q, D) to
-        (B, Y, X, C) float32: the network's raw output, without guidance. What it predicts is the schedule's business.
-      reference: `(frozen, latents, timesteps, context) -> output`: the same of the model as it was before training,
-        with the adapter off, or from the copy that `frozen` holds.
-      decode: `(frozen, latents) -> images`, (B, Y, X, C) to (B, height, width, 3) float32 in [0, 1].
-    """
-
-    encode: Callable[[Frozen, Int[Array, "B Q"]], Float[Array, "B Q D"]]
-    predict: Callable[
-        [Params, Frozen, Float[Array, "B Y X C"], Int[Array, "B"], Float[Array, "B Q D"]],
-        Float[Array, "B Y X C"],
-    ]
-    reference: Callable[
-        [Frozen, Float[Array, "B Y X C"], Int[Array, "B"], Float[Array, "B Q D"]], Float[Array, "B Y X C"]
-    ]
-    decode: Callable[[Frozen, Float[Array, "B Y X C"]], Float[Array, "B Z W 3"]]
-
-
-class Trajectories(NamedTuple):
-    """What the sampler did, row by row, from the first noise to the clean latents.
-
-    Attributes:
-      latents: The T + 1 states, float32: step s goes from `latents[:, s]` to `latents[:, s + 1]`.
-      logprobs: Of each step's result under the policy that sampled it: mean log-density per latent element, in nats.
-      context: What the denoiser read of the prompts.
-    """
-
-    latents: Float[Array, "B T+1 Y X C"]
-    logprobs: Float[Array, "B T"]
-    context: Float[Array, "B Q D"]
-
-
-class DDPOBatch(NamedTuple):
-    """All samples of one DDPO epoch.
-
-    Attributes:
-      trajectories: What was sampled.
-      negative: Context of the negative prompt, the same for all rows.
-      advantages: One a sample, neither clipped nor centred again.
-    """
-
-    trajectories: Trajectories
-    negative: Float[Array, "1 Q D"]
-    advantages: Float[Array, "N"]
-
-
-TRUNCATION_MODES = ("keep_start", "keep_end")
-"""Which end of a row that is too long is kept."""
-
 Scorer = Callable[[Params, Frozen, ModelInputs, PRNGKey | None], Float[Array, "B"]]
 """A reward model as algorithms know it: `(params, frozen, inputs, dropout_key) -> scores`, one float32 a row."""
-
-
-class Mean(NamedTuple):
-    """A metric as a sum and its weight, so that means over microbatches, devices and steps are exact."""
-
-    total: Float[Array, ""]
-    weight: Float[Array, ""]
-
-
-class Max(NamedTuple):
-    """A metric that aggregates by its maximum."""
-
-    value: Float[Array, ""]
-
-
-class Min(NamedTuple):
-    """A metric that aggregates by its minimum."""
-
-    value: Float[Array, ""]
-
-
-class Kept(NamedTuple):
-    """Rows that are handed on as they are, one after another, for whoever asked for them; they are not logged."""
-
-    rows: Float[Array, "*rows T"]
-
-
-Metrics = dict[str, Mean | Max | Min | Kept]
-
-
-class Update(Protocol):
-    """One learner update: pure; the caller jits it and donates the state."""
-
-    def __call__(self, state: Any, frozen: Frozen, batch: Any, key: PRNGKey) -> tuple[Any, Metrics]:
-        """Returns the new state and what to log of it."""
-        ...
 
 
 class RewardFn(Protocol):

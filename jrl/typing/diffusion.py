@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between algorithms and models that make images, and their batches; letters as in `jrl.typing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.typing.basic import Frozen, Params
+
+
+@dataclass(frozen=True)
+class DenoiserFns:
+    """All an algorithm may know of a text-to-image diffusion model: pure functions of `(params, frozen)`.
+
+    Latents and images have their channels last inside, latents are float32 always, and images lie in [0, 1].
+
+    Attributes:
+      encode: `(frozen, tokens) -> context`, (B, Q) ids to (B, Q, D): what the denoiser reads of a prompt.
+      predict: `(params, frozen, latents, timesteps, context) -> output`, (B, Y, X, C), (B,) int32 and (B, Q, D) to
+        (B, Y, X, C) float32: the network's raw output, without guidance. What it predicts is the schedule's business.
+      reference: `(frozen, latents, timesteps, context) -> output`: the same of the model as it was before training,
+        with the adapter off, or from the copy that `frozen` holds.
+      decode: `(frozen, latents) -> images`, (B, Y, X, C) to (B, height, width, 3) float32 in [0, 1].
+    """
+
+    encode: Callable[[Frozen, Int[Array, "B Q"]], Float[Array, "B Q D"]]
+    predict: Callable[
+        [Params, Frozen, Float[Array, "B Y X C"], Int[Array, "B"], Float[Array, "B Q D"]],
+        Float[Array, "B Y X C"],
+    ]
+    reference: Callable[
+        [Frozen, Float[Array, "B Y X C"], Int[Array, "B"], Float[Array, "B Q D"]], Float[Array, "B Y X C"]
+    ]
+    decode: Callable[[Frozen, Float[Array, "B Y X C"]], Float[Array, "B Z W 3"]]
+
+
+class Trajectories(NamedTuple):
+    """What the sampler did, row by row, from the first noise to the clean latents.
+
+    Attributes:
+      latents: The T + 1 states, float32: step s goes from `latents[:, s]` to `latents[:, s + 1]`.
+      logprobs: Of each step's result under the policy that sampled it: mean log-density per latent element, in nats.
+      context: What the denoiser read of the prompts.
+    """
+
+    latents: Float[Array, "B T+1 Y X C"]
+    logprobs: Float[Array, "B T"]
+    context: Float[Array, "B Q D"]
+
+
+class DDPOBatch(NamedTuple):
+    """All samples of one DDPO epoch.
+
+    Attributes:
+      trajectories: What was sampled.
+      negative: Context of the negative prompt, the same for all rows.
+      advantages: One a sample, neither clipped nor centred again.
+      valid: False on samples that are left out, such as those whose reward failed; None: all count.
+    """
+
+    trajectories: Trajectories
+    negative: Float[Array, "1 Q D"]
+    advantages: Float[Array, "N"]
+    valid: Bool[Array, "N"] | None = None
