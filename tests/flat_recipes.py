@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,7 +56,9 @@ def ddpo_sections(path: Path) -> tuple[Any, Any, jrl.TRLConfig]:
     """(script arguments, configuration, what the run would be configured by) of a recipe of DDPO."""
     parser = flat_ddpo.make_parser()
     script, config = parser.parse_args_and_config(["--config", str(path)])
-    found = native_config(config, model=script.pretrained_model, use_lora=script.use_lora)
+    with warnings.catch_warnings():  # recipes are written for accelerators, and read here on a CPU
+        warnings.filterwarnings("ignore", message="`mixed_precision` bf16 computes in float32 on a CPU")
+        found = native_config(config, model=script.pretrained_model, use_lora=script.use_lora)
     found.validate()
     return script, config, found
 

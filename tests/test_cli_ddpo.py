@@ -7,6 +7,8 @@ import pytest
 
 import jrl.cli.flat_ddpo
 from jrl.cli import main
+from jrl.rollout.rewards import RewardError
+from jrl.trainers.images import ImageError
 from jrl.trainers.resume import checkpoints_in
 from tests.models.diffusion.tiny_folder import save_tiny_folder
 
@@ -77,6 +79,25 @@ def test_files_that_are_not_there_are_named(files, capsys):
     assert "nowhere.txt" in capsys.readouterr().err
     assert main([*given, "--pretrained_model", "./nowhere", "--prompts", prompts]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RewardError("epoch 0: `reward_function` raised\n two lines."), "raised two lines. Images are kept."),
+        (ImageError("The model's images must lie in [0, 1]"), "must lie in [0, 1] Images are kept."),
+    ],
+)
+def test_what_stops_a_run_is_one_line_too(error, line, monkeypatch, capsys):
+    error.add_note("Images are kept.")
+
+    def work():
+        raise error
+
+    monkeypatch.setattr(jrl.cli, "_understand", lambda name, words: work)
+    assert main(["ddpo"]) == 2
+    said = capsys.readouterr().err
+    assert line in said and said.count("\n") == 1 and said.startswith("jrl ddpo: ")
 
 
 @pytest.mark.slow

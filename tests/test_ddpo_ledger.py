@@ -14,7 +14,7 @@ import jrl
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "from_trl.md"
 RUN, MODELS = "tests/trainers/test_train_ddpo.py", "tests/trainers/test_train_ddpo_models.py"
-FLAT = "tests/trl/test_ddpo.py"
+FLAT, MESH = "tests/trl/test_ddpo.py", "tests/mesh/test_mesh_ddpo.py"
 SHOWN = {
     1: f"{RUN}::test_threads_give_the_same_numbers_in_the_same_order",
     2: f"{RUN}::test_the_hook_sees_every_epoch",
@@ -23,7 +23,7 @@ SHOWN = {
     5: "tests/test_cli_ddpo.py::test_from_a_recipe_to_a_model",
     6: f"{MODELS}::test_other_precisions",
     7: f"{RUN}::test_a_large_network_at_an_adapters_rate_is_warned_of",
-    8: f"{RUN}::test_several_processes_are_refused",
+    8: f"{MESH}::test_lore_5_2_a_whole_update_agrees",
     9: f"{FLAT}::test_what_it_refuses_at_once",
     10: "tests/learners/test_ddpo.py::test_guidance_in_sampling_alone_is_said_aloud",
     11: f"{RUN}::test_ratios_that_rounding_moved_are_said_aloud",
@@ -34,7 +34,7 @@ SHOWN = {
     17: f"{MODELS}::test_all_options_together",
     18: f"{MODELS}::test_all_options_together",
     19: f"{MODELS}::test_without_torch_and_diffusers",
-    21: f"{RUN}::test_several_processes_are_refused",
+    21: f"{MESH}::test_lore_5_2_a_whole_update_agrees",
     22: "tests/ops/test_ddim.py::test_lore_8_8_golden_steps",
     23: "tests/learners/test_ddpo_order.py::test_lore_8_8_fewer_steps_are_random_ones_of_those_allowed",
     24: f"{MODELS}::test_one_that_came_with_the_model_trains_on",

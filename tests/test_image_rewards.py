@@ -74,7 +74,8 @@ def test_no_images_are_no_rewards(name: str) -> None:
 def test_brightness_is_the_mean_of_all_pixels() -> None:
     images = grey(0.0, 0.25, 1.0)
     images[1, 0] = 1.0  # (1 + 0.25 + 0.25) / 3
-    np.testing.assert_allclose(call("brightness", images), [0.0, 0.5, 1.0], atol=1e-7)
+    images[2, :, 4:, :8] = 0.0  # three quarters of one half
+    np.testing.assert_allclose(call("brightness", images), [0.0, 0.5, 0.625], atol=1e-7)
 
 
 def test_distance_from_a_colour_is_squared() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import jax
@@ -104,10 +105,9 @@ def random_model(
         tokenizer=no_tokenizer,
         schedule=make_noise_schedule(schedule),
         weights={
-            part: module.init(key)
-            for part, module, key in zip(
-                ("unet", "vae", "text_encoder"), (unet, vae, text_encoder), keys, strict=True
-            )
+            "unet": unet.init(keys[0]),
+            "vae": vae.init(keys[1]),
+            "text_encoder": text_encoder.init(keys[2]),
         },
         sample_size=(edge, edge),
     )
@@ -248,8 +248,8 @@ def measure_ddpo(
         del model  # what of it does not train has been cast
         for _ in range(rounds + 1):
             trajectories, _ = timed("sample", epoch.sample)
-            timed("decode", lambda kept=trajectories: epoch.decode(kept))
-            found.append(timed("update", lambda kept=trajectories: epoch.update(kept)))
+            timed("decode", partial(epoch.decode, trajectories))
+            found.append(timed("update", partial(epoch.update, trajectories)))
         peak = peak_bytes()
         del epoch, trajectories
         machine = measure_machine(PRECISIONS[shapes.precision].dtype)

@@ -22,8 +22,10 @@ from jrl.cli.sampling import generate
 from jrl.cli.sweeping import sweep
 from jrl.cli.training import dpo, ilql, ppo, reward, rft, sft
 from jrl.distributed import PeerError, end_now
+from jrl.rollout.rewards import RewardError
 from jrl.sweep import SweepError
 from jrl.trainers.checkpoint import CheckpointError
+from jrl.trainers.images import ImageError
 from jrl.trainers.loggers_trackers import MissingTrackerError
 
 __all__ = ["add_reward_flags", "load_function", "load_reward", "main"]
@@ -47,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-      0; 2 where the flags, or what they name, are mistaken, with one line on stderr; 130 where it was interrupted
-      before there was anything to end in order; else what the command says.
+      0; 2 where the flags, or what they name, are mistaken, a reward function among them, with one line on stderr; 130
+      where it was interrupted before there was anything to end in order; else what the command says.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     name = words[0] if words else ""
@@ -67,6 +69,9 @@ def _run(name: str, words: Sequence[str]) -> int:
         return work() or 0
     except (CheckpointError, PeerError, SweepError) as error:
         return _fail(name, str(error), 2)
+    except (RewardError, ImageError) as error:
+        text = " ".join([str(error), *getattr(error, "__notes__", ())])
+        return _fail(name, " ".join(text.split()), 2)  # a user's exception may have several lines
 
 
 def _fail(name: str, reason: str, status: int) -> int:

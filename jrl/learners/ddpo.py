@@ -23,13 +23,15 @@ from jrl.learners.state import TrainState, init_train_state
 from jrl.mesh import hold_split
 from jrl.ops.metrics import reduce_metrics
 from jrl.ops.noise_schedule import NoiseSchedule, denoising_steps
-from jrl.typing import DDPOBatch, DenoiserFns, Frozen, Mean, Metrics, Params, PRNGKey, Update
+from jrl.typing import DDPOBatch, DenoiserFns, Frozen, Max, Mean, Metrics, Params, PRNGKey, Update
 
 _FIRST = {
     "ddpo/ratio_max_dev": "ddpo/pre_update_ratio_max_dev",
     "ddpo/clip_fraction": "ddpo/pre_update_clip_fraction",
 }
 """Metrics that are also reported of the first optimizer step alone: no parameter has changed before it."""
+_RECOMPUTED = "ddpo/recomputed_logprob_max_dev"
+"""How far log-probabilities computed anew are from the sampler's, which no ratio shows any more."""
 
 
 @struct.dataclass
@@ -97,16 +99,21 @@ def make_ddpo_update(
 
     def update(state: DDPOState, frozen: Frozen, batch: DDPOBatch, key: PRNGKey) -> tuple[DDPOState, Metrics]:
         _check_batch(batch, num_steps=config.sample_num_steps)
+        extra: Metrics = {}
         if config.old_log_probs == "recompute":
+            sampled = batch
             batch = recompute_logprobs(
                 model,
                 state.train.params,
                 frozen,
-                batch,
+                sampled,
                 steps=steps,
                 schedule=schedule,
                 config=config,
                 minibatch_size=minibatch_size,
+            )
+            extra[_RECOMPUTED] = Max(
+                jnp.max(jnp.abs(batch.trajectories.logprobs - sampled.trajectories.logprobs))
             )
 
         def of_rows(params: Params, rows: Rows) -> Loss:
@@ -120,7 +127,7 @@ def make_ddpo_update(
             order, num_steps=config.sample_num_steps, batch_size=batch_size, minibatch_size=minibatch_size
         )
         state, stacked = jax.lax.scan(step, state, laid_out)
-        return state, _metrics_of_steps(stacked)
+        return state, _metrics_of_steps(stacked) | extra
 
     return update
 

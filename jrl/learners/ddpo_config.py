@@ -9,6 +9,17 @@ from jrl.learners.config import MethodConfig, check_fields
 
 ADVANTAGES = ("auto", "global", "per_prompt_buffer", "group")
 OLD_LOGPROBS = ("sampling", "recompute")
+_COUNTS = (
+    "sample_num_steps",
+    "sample_batch_size",
+    "sample_num_batches_per_epoch",
+    "train_num_inner_epochs",
+    "per_prompt_stat_tracking_buffer_size",
+    "per_prompt_stat_tracking_min_count",
+    "max_workers",
+    "sample_images_per_prompt",
+    "loss_scaling_growth_every",
+)
 
 
 @dataclass(kw_only=True)
@@ -113,52 +124,49 @@ class DDPOConfig(MethodConfig):
     def validate(self) -> None:
         """Refuses values outside their range."""
         super().validate()
-        window = self.train_timestep_range
+        self._check_counts()
+        self._check_sampling()
+        self._check_trained_steps()
+        self._check_advantages()
         check_fields(
             self,
-            *(
-                (name, vars(self)[name] >= 1, "at least 1")
-                for name in (
-                    "sample_num_steps",
-                    "sample_batch_size",
-                    "sample_num_batches_per_epoch",
-                    "train_num_inner_epochs",
-                    "per_prompt_stat_tracking_buffer_size",
-                    "per_prompt_stat_tracking_min_count",
-                    "max_workers",
-                    "sample_images_per_prompt",
-                    "loss_scaling_growth_every",
-                )
-            ),
+            ("train_adv_clip_max", self.train_adv_clip_max > 0, "positive"),
+            ("train_clip_range", self.train_clip_range > 0, "positive"),
+            ("beta_kl", self.beta_kl >= 0, "at least 0"),
+            ("old_log_probs", self.old_log_probs in OLD_LOGPROBS, f"one of {OLD_LOGPROBS}"),
+            ("ema_decay", 0 <= self.ema_decay < 1, "in [0, 1)"),
+            ("loss_scaling", self.loss_scaling >= 0, "at least 0"),
+        )
+
+    def _check_counts(self) -> None:
+        for name in _COUNTS:
+            check_fields(self, (name, vars(self)[name] >= 1, "at least 1"))
+        for name in ("sample_height", "sample_width"):
+            size = vars(self)[name]
+            check_fields(self, (name, size is None or size >= 1, "at least 1, or None"))
+
+    def _check_sampling(self) -> None:
+        check_fields(
+            self,
             (
                 "sample_eta",
                 0 < self.sample_eta <= 1,
                 "in (0, 1]: without noise a step has no density to train",
-            ),
-            ("train_adv_clip_max", self.train_adv_clip_max > 0, "positive"),
-            ("train_clip_range", self.train_clip_range > 0, "positive"),
-            ("train_timestep_fraction", 0 < self.train_timestep_fraction <= 1, "in (0, 1]"),
-            (
-                "per_prompt_stat_tracking_min_count",
-                self.per_prompt_stat_tracking_min_count <= self.per_prompt_stat_tracking_buffer_size
-                or self.advantage_kind != "per_prompt_buffer",
-                f"at most `per_prompt_stat_tracking_buffer_size` = {self.per_prompt_stat_tracking_buffer_size}, or no "
-                "prompt is ever judged by its own rewards",
             ),
             (
                 "sample_images_per_prompt",
                 self.num_samples % self.sample_images_per_prompt == 0,
                 f"a divisor of the {self.num_samples} samples of an epoch",
             ),
-            ("advantage", self.advantage in ADVANTAGES, f"one of {ADVANTAGES}"),
-            (
-                "advantage",
-                self.advantage != "group" or self.sample_images_per_prompt > 1,
-                "other than 'group' where `sample_images_per_prompt` is 1: a sample alone has advantage 0",
-            ),
-            ("advantage_std", self.advantage_std in ("group", "global"), "'group' or 'global'"),
-            ("beta_kl", self.beta_kl >= 0, "at least 0"),
-            ("old_log_probs", self.old_log_probs in OLD_LOGPROBS, f"one of {OLD_LOGPROBS}"),
+            ("guidance_rescale", 0 <= self.guidance_rescale <= 1, "in [0, 1]"),
+            ("eval_eta", 0 <= self.eval_eta <= 1, "in [0, 1]"),
+        )
+
+    def _check_trained_steps(self) -> None:
+        window = self.train_timestep_range
+        check_fields(
+            self,
+            ("train_timestep_fraction", 0 < self.train_timestep_fraction <= 1, "in (0, 1]"),
             (
                 "train_skip_last_steps",
                 0 <= self.train_skip_last_steps < self.sample_num_steps,
@@ -169,16 +177,31 @@ class DDPOConfig(MethodConfig):
                 window is None or (len(window) == 2 and 0 <= window[0] < window[1] <= self.sample_num_steps),
                 f"two numbers of steps in 0..{self.sample_num_steps}, the first one below the second, or None",
             ),
+        )
+        check_fields(
+            self,
             (
                 "train_timestep_fraction",
                 self.num_trained_steps >= 1,
                 f"so large that one of {len(self.trained_steps)} steps is trained",
             ),
-            ("guidance_rescale", 0 <= self.guidance_rescale <= 1, "in [0, 1]"),
-            ("ema_decay", 0 <= self.ema_decay < 1, "in [0, 1)"),
-            ("eval_eta", 0 <= self.eval_eta <= 1, "in [0, 1]"),
-            ("loss_scaling", self.loss_scaling >= 0, "at least 0"),
         )
-        for name in ("sample_height", "sample_width"):
-            size = vars(self)[name]
-            check_fields(self, (name, size is None or size >= 1, "at least 1, or None"))
+
+    def _check_advantages(self) -> None:
+        check_fields(
+            self,
+            ("advantage", self.advantage in ADVANTAGES, f"one of {ADVANTAGES}"),
+            (
+                "advantage",
+                self.advantage != "group" or self.sample_images_per_prompt > 1,
+                "other than 'group' where `sample_images_per_prompt` is 1: a sample alone has advantage 0",
+            ),
+            ("advantage_std", self.advantage_std in ("group", "global"), "'group' or 'global'"),
+            (
+                "per_prompt_stat_tracking_min_count",
+                self.per_prompt_stat_tracking_min_count <= self.per_prompt_stat_tracking_buffer_size
+                or self.advantage_kind != "per_prompt_buffer",
+                f"at most `per_prompt_stat_tracking_buffer_size` = {self.per_prompt_stat_tracking_buffer_size}, or no "
+                "prompt is ever judged by its own rewards",
+            ),
+        )

@@ -33,7 +33,7 @@ class DenoisingRows(NamedTuple):
       advantages: Of the sample.
       context: Of its prompt.
       negative: Context of the negative prompt, the same for all rows.
-      valid: False on padding.
+      valid: False on padding and on samples that are left out.
     """
 
     latents: Float[Array, "B Y X C"]
@@ -61,7 +61,7 @@ def rows_of_batch(batch: DDPOBatch, rows: Rows) -> DenoisingRows:
         advantages=take_rows(batch.advantages, sample),
         context=take_rows(context, sample),
         negative=batch.negative,
-        valid=rows.valid,
+        valid=rows.valid if batch.valid is None else rows.valid & take_rows(batch.valid, sample),
     )
 
 

@@ -41,7 +41,7 @@ def ddpo_loss(
       logprobs: Mean log-density per latent element of the stored step, in nats.
       old_logprobs: Under the policy that took the step; constant over all inner epochs.
       advantages: Of the sample that the step belongs to.
-      valid: False on padding.
+      valid: False on padding and on samples that are left out.
       clip_range: ε > 0.
       advantage_clip: c > 0.
       kl: KL of the step from that of the reference, per latent element; None: no KL term.

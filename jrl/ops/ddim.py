@@ -9,7 +9,6 @@ Reference: Song et al. 2021, arXiv:2010.02502, eqs. 12 and 16; as a policy Black
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from jrl.ops.checks import check_same_shape
 from jrl.ops.gaussian import gaussian_logprob
 from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
+from jrl.ops.predictions import PREDICTIONS
 
 
 class DDIMStep(NamedTuple):
@@ -70,14 +70,14 @@ def ddim_mean(
       ValueError: If the output has another shape than the latents.
     """
     check_same_shape("output", output, "latents", latents)
-    clean, noise = _PREDICTIONS[schedule.prediction_type](latents, output, _per_element(at))
+    each = _per_element(at)
+    clean, noise = PREDICTIONS[schedule.prediction_type](latents, output, each.signal, each.noise)
     if schedule.thresholding:
         clean = dynamic_threshold(
             clean, quantile=schedule.dynamic_thresholding_ratio, largest=schedule.sample_max_value
         )
     elif schedule.clip_sample:
         clean = jnp.clip(clean, -schedule.clip_sample_range, schedule.clip_sample_range)
-    each = _per_element(at)
     if use_clipped_model_output:
         noise = (latents - each.signal * clean) / each.noise
     return each.next_signal * clean + each.direction * noise
@@ -142,23 +142,3 @@ def dynamic_threshold(
 def _per_element(at: DenoisingSteps) -> DenoisingSteps:
     """Coefficients of rows, fit to be multiplied with latents."""
     return DenoisingSteps(*(x[:, None, None, None] for x in at))
-
-
-def _from_epsilon(latents: Array, output: Array, at: DenoisingSteps) -> tuple[Array, Array]:
-    return (latents - at.noise * output) / at.signal, output
-
-
-def _from_sample(latents: Array, output: Array, at: DenoisingSteps) -> tuple[Array, Array]:
-    return output, (latents - at.signal * output) / at.noise
-
-
-def _from_v(latents: Array, output: Array, at: DenoisingSteps) -> tuple[Array, Array]:
-    return at.signal * latents - at.noise * output, at.signal * output + at.noise * latents
-
-
-_PREDICTIONS: Mapping[str, Callable[[Array, Array, DenoisingSteps], tuple[Array, Array]]] = {
-    "epsilon": _from_epsilon,
-    "sample": _from_sample,
-    "v_prediction": _from_v,
-}
-"""Predicted clean latents and predicted noise, by what the network's output is."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-PREDICTION_TYPES = ("epsilon", "sample", "v_prediction")
+from jrl.ops.predictions import PREDICTIONS
 
 
 def _linear(start: float, end: float, count: int) -> np.ndarray:
@@ -56,7 +56,8 @@ def _linspace(count: int, steps: int, offset: int) -> np.ndarray:
 
 def _trailing(count: int, steps: int, offset: int) -> np.ndarray:
     del offset
-    return np.round(np.arange(count, 0, -count / steps)) - 1
+    # By numbers of steps: a range in strides of count/steps may have an entry too many.
+    return np.round(count - np.arange(steps) * count / steps) - 1
 
 
 SPACINGS: Mapping[str, Callable[[int, int, int], np.ndarray]] = {
@@ -128,9 +129,11 @@ class NoiseSchedule:
         Raises:
           ValueError: Naming the key of the scheduler's configuration.
         """
+        if self.num_train_timesteps < 1:
+            raise ValueError(f"`num_train_timesteps` must be at least 1, got {self.num_train_timesteps}.")
         for name, known in (
             ("beta_schedule", sorted(BETA_SCHEDULES)),
-            ("prediction_type", sorted(PREDICTION_TYPES)),
+            ("prediction_type", sorted(PREDICTIONS)),
             ("timestep_spacing", sorted(SPACINGS)),
         ):
             value = vars(self)[name]
@@ -194,17 +197,19 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
     Args:
       config: Keys of diffusers' schedulers.
     Raises:
-      ValueError: If the scheduler is one of flow matching, or a value is unknown.
+      ValueError: If the scheduler is one of flow matching, or a value is of a wrong kind or unknown.
     """
     kind = str(config.get("_class_name", ""))
     if kind.startswith("FlowMatch"):
         raise ValueError(
             f"the scheduler must be one of a diffusion model with β, got {kind!r} (flow matching)."
         )
-    fields = {field.name for field in dataclasses.fields(NoiseSchedule)}
-    given = {name: value for name, value in config.items() if name in fields}
+    given = {
+        field.name: _typed(field.name, str(field.type), config[field.name])
+        for field in dataclasses.fields(NoiseSchedule)
+        if field.name in config
+    }
     if given.get("trained_betas") is not None:
-        given["trained_betas"] = tuple(float(beta) for beta in given["trained_betas"])
         given.setdefault("num_train_timesteps", len(given["trained_betas"]))
     for name, default, repaired, why in (
         ("steps_offset", 0, 1, "at timestep 0 a step has no density"),
@@ -218,6 +223,20 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
             )
         given[name] = repaired
     return NoiseSchedule(**given)
+
+
+def _typed(name: str, kind: str, value: Any) -> Any:
+    """A value of a scheduler's configuration, once it is of the kind that its field has."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "float" and is_number:
+        return float(value)
+    if kind.startswith("tuple") and isinstance(value, list | tuple):
+        return tuple(_typed(name, "float", beta) for beta in value)
+    if not isinstance(value, {"int": int, "bool": bool, "str": str}.get(kind, type(None))) or (
+        kind == "int" and not is_number
+    ):
+        raise ValueError(f"the scheduler's configuration must have {kind} for `{name}`, got {value!r}.")
+    return value
 
 
 def denoising_steps(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import numbers
@@ -14,9 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from jrl.rollout.keywords import accepted_keywords
 from jrl.rollout.text import Texts
-
-RESERVED = ("samples", "prompts", "outputs", "tokenizer", "output_tokens")
 
 _logger = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ def call_reward_fn(
       RewardError: If it raises, takes too long, or answers with something else.
       ValueError: If it asks for an unknown keyword, or a metadata key is one of jrl's own keywords.
     """
-    keywords = _keywords(reward_fn, "reward_fn", texts, tokenizer, metadata)
+    keywords = accepted_keywords(reward_fn, "reward_fn", texts, tokenizer, metadata)
     try:
         answer = call_within(reward_fn, keywords, timeout)
     except RewardTimeoutError:
@@ -104,7 +102,7 @@ def call_metric_fn(
     Raises:
       ValueError: If it asks for an unknown keyword or answers with something else.
     """
-    answer = metric_fn(**_keywords(metric_fn, "metric_fn", texts, tokenizer, metadata))
+    answer = metric_fn(**accepted_keywords(metric_fn, "metric_fn", texts, tokenizer, metadata))
     if not isinstance(answer, Mapping):
         raise ValueError(
             f"`metric_fn` must return a dictionary from names to numbers, got {type(answer).__name__}."
@@ -149,53 +147,20 @@ def to_score_matrix(
     return scores
 
 
-def _keywords(
-    function: Callable[..., Any],
-    role: str,
-    texts: Texts,
-    tokenizer: Any,
-    metadata: Mapping[str, Sequence[Any]],
-) -> dict[str, Any]:
-    """The keywords that the function's signature accepts."""
-    clash = sorted(set(metadata) & set(RESERVED))
-    if clash:
-        raise ValueError(
-            f"Prompt metadata may not be called {clash}: `{role}` gets its own arguments under {RESERVED}."
-        )
-    offered: dict[str, Any] = {
-        "samples": list(texts.samples),
-        "prompts": list(texts.prompts),
-        "outputs": list(texts.outputs),
-        "tokenizer": tokenizer,
-        "output_tokens": [list(row) for row in texts.output_tokens],
-        **{name: list(column) for name, column in metadata.items()},
-    }
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # some built-in functions have no signature
-        return offered
-    needed = [
-        p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    for parameter in needed:
-        if parameter.kind is parameter.POSITIONAL_ONLY or parameter.name not in offered:
-            raise ValueError(
-                f"`{role}` takes `{parameter.name}`, which it cannot be given by keyword: there are {sorted(offered)} "
-                "(the last of them from the prompts' metadata). Give it a default, or use one of these names."
-            )
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return offered
-    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return {name: value for name, value in offered.items() if name in names}
-
-
-def call_within(reward_fn: Callable[..., Any], keywords: Mapping[str, Any], timeout: float | None) -> Any:
+def call_within(
+    reward_fn: Callable[..., Any],
+    keywords: Mapping[str, Any],
+    timeout: float | None,
+    *,
+    name: str = "reward_fn",
+) -> Any:
     """One call of the user's function.
 
     Args:
       reward_fn: The function.
       keywords: Its arguments.
       timeout: Seconds after which it is given up; None waits for ever.
+      name: What the user calls the argument that it came by.
     Raises:
       RewardTimeoutError: If it takes longer; else whatever it raises.
     """
@@ -214,7 +179,7 @@ def call_within(reward_fn: Callable[..., Any], keywords: Mapping[str, Any], time
     thread.start()
     thread.join(timeout)
     if not outcome:
-        raise RewardTimeoutError(f"`reward_fn` took longer than `train.reward_timeout`, {timeout:g} s.")
+        raise RewardTimeoutError(f"`{name}` took longer than `train.reward_timeout`, {timeout:g} s.")
     answer, error = outcome[0]
     if error is not None:
         raise error

@@ -24,7 +24,7 @@ from jrl.trainers.ddpo_gallery import Gallery, Tracker
 from jrl.trainers.ddpo_prompts import PromptFunction, PromptList
 from jrl.trainers.ddpo_rewards import Answers, ImageRewardCall, RewardFunction, judge
 from jrl.trainers.ddpo_sampling import Sampler
-from jrl.trainers.ddpo_watch import warn_of_clipping, warn_of_rate
+from jrl.trainers.ddpo_watch import ClippingWatch, warn_of_rate
 from jrl.trainers.diffusion_trainer import DiffusionTrainer
 from jrl.trainers.evaluation import Evaluation
 from jrl.trainers.loop import Run
@@ -88,6 +88,7 @@ class DDPOTrainer(DiffusionTrainer):
         self.reward_function, self.prompt_function = reward_function, prompt_function
         self.image_samples_hook = image_samples_hook
         self._eval_sampler: Sampler | None = None
+        self._name_batch: Callable[[int], str] = lambda number: f"sampling batch {number}"
         super().__init__(config, model=model, optimizer=optimizer)
 
     @property
@@ -122,7 +123,7 @@ class DDPOTrainer(DiffusionTrainer):
         )
         self.compile_learner(lambda p: init_ddpo_state(p, optimizer, method), update, params)
         self.memory = Collector.fresh_memory(train.seed)
-        self.gallery = Gallery(train, self.run_dir)
+        self.gallery, self._watch = Gallery(train, self.run_dir), ClippingWatch(method.train_clip_range)
         self.collect = Collector(
             self.make_sampler(method.sample_batch_size),
             method,
@@ -176,8 +177,7 @@ class DDPOTrainer(DiffusionTrainer):
             stopwatch=stopwatch,
         )
         if self.image_samples_hook is not None:
-            steps = epoch * self.steps_per_iteration
-            self.image_samples_hook(found.images, steps, self.gallery.tracker)
+            self.image_samples_hook(found.images, epoch * self.steps_per_iteration, self.gallery.tracker)
         self.gallery.last = found.images[-1]
         self.state, metrics = self.update(self.state, self.frozen, found.batch, update_key)
         self.memory = found.memory
@@ -188,19 +188,15 @@ class DDPOTrainer(DiffusionTrainer):
 
         def while_sampling() -> None:
             run.flush()
-            warn_of_clipping(self.history, self.method.train_clip_range)
+            self._watch.look(self.history)
 
         done = self.one_epoch(epoch, while_sampling=while_sampling, stopwatch=run.stopwatch)
         run.after(done.host, done.device, done.rows)
 
     def learn(self) -> None:
         """Runs up to `total_steps` or `epochs` epochs, whichever ends first."""
-        with (
-            jax.set_mesh(self.mesh),
-            Run(
-                self, steps_per_iteration=self.steps_per_iteration, num_iterations=self.num_iterations
-            ) as run,
-        ):
+        counts = {"steps_per_iteration": self.steps_per_iteration, "num_iterations": self.num_iterations}
+        with jax.set_mesh(self.mesh), Run(self, **counts) as run:
             self.gallery.tracker = Tracker(run.loggers.trackers)
             if run.iteration == 0:
                 run.evaluate()
@@ -224,7 +220,13 @@ class DDPOTrainer(DiffusionTrainer):
         with jax.set_mesh(self.mesh):
             key = jax.random.fold_in(self.root_key, EVALUATION_STREAM)
             found = evaluate_prompts(
-                self._eval_sampler, self.sampling_params, self.frozen, prompts, key, self.compute_rewards
+                self._eval_sampler,
+                self.sampling_params,
+                self.frozen,
+                prompts,
+                key,
+                self.compute_rewards,
+                skip_errors=self.config.train.reward_errors == "skip",
             )
         self.gallery.show("evaluation", found.images, found.prompts, found.rewards, step)
         return found.as_evaluation(self.method)
@@ -245,7 +247,8 @@ class DDPOTrainer(DiffusionTrainer):
         Args:
           params: As `params` has them, on the host or on devices.
         """
-        placed = place(params, tree_shardings(self.mesh, params)[0])
+        # Buffers of its own: state is donated, and `place` copies nothing that is in its place already.
+        placed = jax.tree.map(jnp.copy, place(params, tree_shardings(self.mesh, params)[0]))
         train = TrainState(self.state.train.step, placed, self.state.train.opt_state)
         ema = None if self.state.ema is None else jax.tree.map(jnp.copy, placed)
         self.state = DDPOState(train, ema, self.state.loss_scale)
@@ -276,10 +279,9 @@ class DDPOTrainer(DiffusionTrainer):
 
     def describe_data(self) -> dict[str, str]:
         """By whom prompts are drawn and images judged."""
-        prompts = self.prompt_function
-        drawn = (
-            f"{len(prompts.prompts):,}" if isinstance(prompts, PromptList) else f"drawn by `{_name(prompts)}`"
-        )
+        drawn = f"drawn by `{_name(self.prompt_function)}`"
+        if isinstance(self.prompt_function, PromptList):
+            drawn = f"{len(self.prompt_function.prompts):,}"
         return {"prompts": drawn, "rewards": f"by `{_name(self.reward_function)}`"}
 
     def data_sha256(self) -> dict[str, str]:

@@ -52,6 +52,8 @@ def evaluate_prompts(
     prompts: Sequence[str],
     key: PRNGKey,
     compute_rewards: ComputeRewards,
+    *,
+    skip_errors: bool,
 ) -> Judged:
     """One image a prompt, and its reward; the reward function gets {} as metadata of each.
 
@@ -62,6 +64,7 @@ def evaluate_prompts(
       prompts: Row i is always sampled with key i.
       key: The same in every evaluation.
       compute_rewards: As of a trainer.
+      skip_errors: Whether rewards may be missing.
     Raises:
       RewardError: If the reward function fails and errors are not skipped.
     """
@@ -75,7 +78,7 @@ def evaluate_prompts(
         batches.append([to_host(images)[:count], tuple(texts[:count]), ({},) * count])
     vectors, _ = compute_rewards(batches, False)
     rewards = [
-        check_rewards(vector, batch[1], "evaluation", skip_errors=True)
+        check_rewards(vector, batch[1], "evaluation", skip_errors=skip_errors)
         for vector, batch in zip(vectors, batches, strict=True)
     ]
     return Judged(np.concatenate([batch[0] for batch in batches]), tuple(prompts), np.concatenate(rewards))

@@ -116,7 +116,12 @@ class Collector:
         rewards = np.concatenate(vectors)
         keys = [prompt_key(tokens) for tokens in self.sampler.tokenize([p.text for p in prompts])]
         advantages, kept, metrics = self._advantages(rewards, keys, memory["rewards"])
-        batch = DDPOBatch(_joined(batches.trajectories), negative, jnp.asarray(advantages))
+        batch = DDPOBatch(
+            _joined(batches.take_trajectories()),
+            negative,
+            jnp.asarray(advantages),
+            valid=jnp.asarray(np.isfinite(rewards)),
+        )
         return Experience(
             batch,
             metrics,
@@ -131,7 +136,7 @@ class Collector:
     def _advantages(
         self, rewards: np.ndarray, keys: Sequence[str], kept: Mapping[str, list[float]]
     ) -> tuple[np.ndarray, dict[str, list[float]], dict[str, float]]:
-        """(advantages, rewards of prompts to keep, metrics); an image without a reward has the advantage 0."""
+        """(advantages, rewards of prompts to keep, metrics); an image without a reward counts in none, and has 0."""
         method, valid = self.method, np.isfinite(rewards)
         if not valid.any():
             raise RewardError(

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jrl.trainers.images import as_pixels, caption, named_images, save_grid
+from jrl.trainers.images import as_pixels, caption, has_pillow, named_images, save_grid
 from jrl.trainers.loggers import ImageLogger
 from jrl.trainers.sections import TrainConfig
 
@@ -49,7 +50,7 @@ class Tracker:
 
 
 class Gallery:
-    """Grids of a run's images.
+    """Grids of a run's images; without Pillow there are none, and a warning says so.
 
     Args:
       train: Says where samples go.
@@ -62,6 +63,12 @@ class Gallery:
 
     def __init__(self, train: TrainConfig, run_dir: Path) -> None:
         self._folder = Path(train.rollout_logging_dir or run_dir / "rollouts")
+        self._draws = has_pillow()
+        if not self._draws:
+            warnings.warn(
+                "Pillow is not installed, so no grids of images are written: pip install 'jrl[diffusion]'.",
+                stacklevel=4,
+            )
         self.tracker = Tracker()
         self.last: list[Any] | None = None
 
@@ -84,7 +91,8 @@ class Gallery:
           step: Optimizer steps so far.
         """
         captions = [caption(prompt, float(reward)) for prompt, reward in zip(prompts, rewards, strict=True)]
-        save_grid(self._folder / f"{kind}_{step:06d}.png", images, captions)
+        if self._draws:
+            save_grid(self._folder / f"{kind}_{step:06d}.png", images, captions)
         named = {
             f"{kind}/{name}": pixels.transpose(2, 0, 1) / np.float32(255)
             for name, pixels in named_images(images, captions).items()

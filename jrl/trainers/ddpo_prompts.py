@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -42,8 +43,9 @@ class PromptList:
             raise ValueError("`prompts` must hold at least one prompt, got none.")
 
     def __call__(self) -> tuple[str, Any]:
-        """One of them."""
-        return random.choice(self.prompts)
+        """One of them; its metadata is a copy, which whoever gets it may change."""
+        text, metadata = random.choice(self.prompts)
+        return text, copy.deepcopy(metadata)
 
     def sha256(self) -> str:
         """Fingerprint of the list."""

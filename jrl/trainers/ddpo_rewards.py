@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import numbers
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -59,22 +60,32 @@ class ImageRewardCall:
             if self.skip_errors:
                 _logger.warning("The images of a batch are left out: %s", error)
                 return np.full(len(prompts), np.nan, np.float32), {}
-            error.add_note(f"The images of this call are kept in {self._keep(batch, where)}.")
+            error.add_note(self._kept(batch, where))
             raise
 
     def _call(
         self, images: np.ndarray, prompts: tuple[str, ...], metadata: tuple[Any, ...], where: str
     ) -> tuple[np.ndarray, Any]:
         try:
-            answer = call_within(partial(self.reward_function, images, prompts, metadata), {}, self.timeout)
+            call = partial(self.reward_function, images, prompts, metadata)
+            answer = call_within(call, {}, self.timeout, name="reward_function")
         except RewardError as error:
             raise RewardError(f"{where}: {error}") from error
         except Exception as error:  # user code: anything may come
             raise RewardError(
                 f"{where}: `reward_function` raised {type(error).__name__}: {error}."
             ) from error
-        rewards, found = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
+        # A tuple of two numbers holds the rewards of two images.
+        is_pair = isinstance(answer, tuple) and len(answer) == 2 and not all(map(_is_number, answer))
+        rewards, found = answer if is_pair else (answer, {})
         return check_rewards(rewards, prompts, where, skip_errors=self.skip_errors), found
+
+    def _kept(self, batch: Sequence[Any], where: str) -> str:
+        """Says where the images are kept; where they cannot be written, why: that must not hide the first error."""
+        try:
+            return f"The images of this call are kept in {self._keep(batch, where)}."
+        except Exception as error:  # a full disk, or what metadata holds: anything may come
+            return f"The images of this call could not be kept: {error}."
 
     def _keep(self, batch: Sequence[Any], where: str) -> Path:
         """Writes images, prompts and metadata."""
@@ -83,9 +94,8 @@ class ImageRewardCall:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "prompts.jsonl").open("w", encoding="utf-8") as file:
             for number, image in enumerate(images):
-                save_image(folder / f"{number:04d}.png", image)
                 record = {
-                    "image": f"{number:04d}.png",
+                    "image": save_image(folder / f"{number:04d}", image),
                     "prompt": prompts[number],
                     "metadata": metadata[number],
                 }
@@ -147,9 +157,7 @@ def check_rewards(
             "Did it average or drop any?"
         )
     try:
-        found = np.asarray(
-            [np.asarray(row.tolist() if hasattr(row, "tolist") else row) for row in plain], np.float32
-        )
+        found = _as_floats([row.tolist() if hasattr(row, "tolist") else row for row in plain])
     except (TypeError, ValueError) as error:
         raise RewardError(f"{where}: rewards must be numbers, got {rewards!r:.80}.") from error
     if found.shape not in ((len(prompts),), (len(prompts), 1)):
@@ -165,6 +173,39 @@ def check_rewards(
             prompt=prompts[bad[0]],
         )
     return np.where(np.isfinite(found), found, np.float32(math.nan))
+
+
+def _as_floats(rows: list[Any]) -> np.ndarray:
+    """Numbers, or lists of them, as float32; None is NaN, and what is too large is infinite.
+
+    Raises:
+      TypeError: On a text, a complex number, or anything else that is no number.
+      ValueError: If the lists differ in length.
+    """
+    found = np.asarray(rows)
+    if found.dtype.kind == "O":  # None, or integers beyond 64 bits
+        found = np.reshape([_as_float(entry) for entry in found.flat], found.shape)
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"{found.dtype} is no type of rewards")
+    with np.errstate(over="ignore"):
+        return found.astype(np.float32)
+
+
+def _as_float(entry: Any) -> float:
+    if entry is None:
+        return math.nan
+    if not _is_number(entry):
+        raise TypeError(f"{type(entry).__name__} is no number")
+    try:
+        return float(entry)
+    except OverflowError:
+        return math.inf
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one real number, of Python or of any library."""
+    is_scalar = hasattr(value, "tolist") and np.ndim(value) == 0
+    return isinstance(value.tolist() if is_scalar else value, numbers.Real)
 
 
 class Waiting:

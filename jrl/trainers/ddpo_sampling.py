@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -16,6 +17,7 @@ from jrl.ops.noise_schedule import NoiseSchedule
 from jrl.rollout.diffuse import make_diffuse
 from jrl.trainers.ddpo_prompts import Prompt
 from jrl.trainers.ddpo_rewards import Waiting
+from jrl.trainers.images import ImageError
 from jrl.trainers.placing import place_rows, rows_sharding
 from jrl.typing import DenoiserFns, Frozen, Params, PRNGKey, Trajectories
 
@@ -113,12 +115,12 @@ def to_host(images: jax.Array) -> Float[np.ndarray, "B 3 Y X"]:
     """Images as callbacks get them: float32, channels first; waits for the device.
 
     Raises:
-      ValueError: If they do not lie in [0, 1].
+      ImageError: If they do not lie in [0, 1].
     """
     found = np.ascontiguousarray(np.moveaxis(np.asarray(images, np.float32), -1, 1))
     low, high = float(found.min()), float(found.max())
     if not (low >= -_TOLERANCE and high <= 1 + _TOLERANCE):  # NaN fails too
-        raise ValueError(
+        raise ImageError(
             f"The model's images must lie in [0, 1], got {low:g} to {high:g}. Did training diverge, or does `decode` "
             "leave out the shift to [0, 1]?"
         )
@@ -149,8 +151,8 @@ class Batches(Sequence[list[Any]]):
     ) -> None:
         self._dispatch, self._prompts, self._count = dispatch, prompts, count
         self._arrived: list[list[Any]] = []
-        self._images: list[jax.Array] = []
-        self.trajectories: list[Trajectories] = []
+        self._images: deque[jax.Array] = deque()  # on their way
+        self._trajectories: list[Trajectories] = []
         self.waiting = Waiting()
         self._send()
         while_sampling()
@@ -170,10 +172,16 @@ class Batches(Sequence[list[Any]]):
             self._receive()
         return self._arrived[number]
 
+    def take_trajectories(self) -> list[Trajectories]:
+        """Those of all batches so far, which are kept here no longer: whoever joins them has them once."""
+        found, self._trajectories = self._trajectories, []
+        return found
+
     def _send(self) -> None:
-        if len(self._images) < self._count:
-            trajectories, images = self._dispatch(len(self._images))
-            self.trajectories.append(trajectories)
+        number = len(self._arrived) + len(self._images)
+        if number < self._count:
+            trajectories, images = self._dispatch(number)
+            self._trajectories.append(trajectories)
             self._images.append(images)
 
     def _receive(self) -> None:
@@ -181,7 +189,7 @@ class Batches(Sequence[list[Any]]):
         number = len(self._arrived)
         self._send()
         with self.waiting:
-            images = to_host(self._images[number])
+            images = to_host(self._images.popleft())
         rows = len(self._prompts) // self._count
         prompts = self._prompts[number * rows : (number + 1) * rows]
         self._arrived.append([images, tuple(p.text for p in prompts), tuple(p.metadata for p in prompts)])

@@ -15,6 +15,7 @@ LARGE, HIGHEST_RATE = 10**8, 5e-5
 """Weights of a network that trains as a whole, and the rate above which it is warned of."""
 MOST_CLIPPED = 0.05
 """Share of ratios outside the clip before any update, above which a run is warned."""
+_CLIPPED = "ddpo/pre_update_clip_fraction"
 
 
 def warn_of_rate(rate: float, params: Params) -> None:
@@ -33,17 +34,28 @@ def warn_of_rate(rate: float, params: Params) -> None:
         )
 
 
-def warn_of_clipping(history: Sequence[Mapping[str, Any]], clip_range: float) -> None:
-    """Warns where ratios leave the clip before anything was learned: rounding then decides what is trained.
+class ClippingWatch:
+    """Warns once where ratios leave the clip before anything was learned: rounding then decides what is trained.
 
     Args:
-      history: Records of the run; the last one counts.
       clip_range: ε.
     """
-    clipped = history[-1].get("ddpo/pre_update_clip_fraction", 0.0) if history else 0.0
-    if clipped > MOST_CLIPPED:
+
+    def __init__(self, clip_range: float) -> None:
+        self._clip_range, self._told = clip_range, False
+
+    def look(self, history: Sequence[Mapping[str, Any]]) -> None:
+        """Looks at the last epoch.
+
+        Args:
+          history: Records of the run; those of evaluations, which may stand behind an epoch's, are passed over.
+        """
+        clipped = next((record[_CLIPPED] for record in reversed(history) if _CLIPPED in record), 0.0)
+        if self._told or clipped <= MOST_CLIPPED:
+            return
+        self._told = True
         warnings.warn(
-            f"{clipped:.0%} of the ratios leave 1 ± `train_clip_range` = {clip_range:g} before any update, so "
+            f"{clipped:.0%} of the ratios leave 1 ± `train_clip_range` = {self._clip_range:g} before any update, so "
             "rounding decides what is clipped. Sample and train at equal batch sizes, compute in float32, take a wider "
             "range, or set `old_log_probs` to recompute.",
             stacklevel=2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import abc
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from jrl.trainers.ddpo_sampling import Sampler
 from jrl.trainers.description import describe_denoiser
 from jrl.trainers.setup import ADAPTER_STREAM, COMPUTE_DTYPES, ModelBundle
 from jrl.typing import DenoiserFns, Params
+
+_FIELDS = {f"{name}`": f"method.sample_{name}`" for name in ("num_steps", "eta", "height", "width")}
+"""Arguments of what a trainer is built of → fields of its configuration."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,11 @@ class DiffusionTrainer(Trainer):
                 f"{type(self).__name__} runs in one process, on all of its devices; got {jax.process_count()}."
             )
         self._given_model = model
-        super().__init__(config, optimizer=optimizer)
+        try:
+            super().__init__(config, optimizer=optimizer)
+        except ValueError as error:
+            error.args = (in_terms_of(_FIELDS, str(error)),)
+            raise
 
     @property
     @abc.abstractmethod
@@ -176,6 +183,18 @@ class DiffusionTrainer(Trainer):
         return describe_denoiser(
             self.model.name, self.params, self.frozen, state=self.state, mesh=self.mesh
         ) | {"latents": " x ".join(map(str, self.latent_shape))}
+
+
+def in_terms_of(names: Mapping[str, str], text: str) -> str:
+    """A message that speaks of what somebody else has set under another name.
+
+    Args:
+      names: Its name, or the beginning of it → the other one.
+      text: The message, with names in backquotes.
+    """
+    for name, other in names.items():
+        text = text.replace(f"`{name}", f"`{other}")
+    return text
 
 
 def _read(path: Any) -> DiffusionModel:

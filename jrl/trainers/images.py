@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
-if TYPE_CHECKING:
-    pass
+
+class ImageError(ValueError):
+    """A model's images are none: they do not lie in [0, 1]."""
+
 
 SHOWN = 16
 """Most images of one grid."""
@@ -34,17 +37,23 @@ def to_pil(image: Float[np.ndarray, "3 Y X"]) -> Any:
     return _pil().fromarray(to_bytes(image))
 
 
-def save_image(path: Path, image: Float[np.ndarray, "3 Y X"]) -> None:
-    """Writes one image as PNG.
+def save_image(path: Path, image: Float[np.ndarray, "3 Y X"]) -> str:
+    """Writes one image as PNG, or as an array of NumPy's where Pillow is not installed.
 
     Args:
-      path: Of the file; its folder exists.
+      path: Of the file, without an ending; its folder exists.
       image: In [0, 1].
+    Returns:
+      The file's name.
     """
-    to_pil(image).save(path)
+    if has_pillow():
+        to_pil(image).save(path.with_suffix(".png"))
+        return f"{path.name}.png"
+    np.save(path.with_suffix(".npy"), image)
+    return f"{path.name}.npy"
 
 
-def save_grid(path: Path, images: Float[np.ndarray, "B 3 Y X"], captions: Sequence[str]) -> int:
+def save_grid(path: Path, images: Float[np.ndarray, "B 3 Y X"], captions: Sequence[str]) -> None:
     """Writes the first images as one PNG, in a square as far as they go, each over its caption.
 
     Small images are enlarged by whole factors, pixel by pixel, so that they can be looked at.
@@ -53,9 +62,10 @@ def save_grid(path: Path, images: Float[np.ndarray, "B 3 Y X"], captions: Sequen
       path: Of the file; its folder is made.
       images: In [0, 1].
       captions: One an image; what is too long is cut.
-    Returns:
-      How many are shown.
+    Raises:
+      ImportError: If Pillow is not installed.
     """
+    pillow = _pil()
     from PIL import ImageDraw
 
     count = min(len(images), SHOWN)
@@ -63,19 +73,18 @@ def save_grid(path: Path, images: Float[np.ndarray, "B 3 Y X"], captions: Sequen
     factor = max(1, _SMALLEST // min(images.shape[2:]))
     height, width = (size * factor for size in images.shape[2:])
     size = columns * (width + _GAP), math.ceil(count / columns) * (height + _CAPTION + _GAP)
-    sheet = _pil().new("RGB", size, "white")
+    sheet = pillow.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     letters = max(4, width // 6)  # of the built-in font, 6 pixels wide
     for number in range(count):
         row, column = divmod(number, columns)
         x, y = column * (width + _GAP), row * (height + _CAPTION + _GAP)
         pixels = np.kron(to_bytes(images[number]), np.ones((factor, factor, 1), np.uint8))
-        sheet.paste(_pil().fromarray(pixels), (x, y))
+        sheet.paste(pillow.fromarray(pixels), (x, y))
         text = captions[number].encode("ascii", "replace").decode()  # the built-in font has no other letters
         draw.text((x, y + height), f"{text[:letters]}\n{text[letters : 2 * letters]}", fill="black")
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
-    return count
 
 
 def caption(prompt: str, reward: float | None = None) -> str:
@@ -108,6 +117,11 @@ def as_pixels(image: Any) -> UInt8[np.ndarray, "Y X 3"]:
             f"`log_images` must be given images of the shape (3, height, width), got {np.shape(image)}."
         )
     return to_bytes(array)
+
+
+def has_pillow() -> bool:
+    """Whether Pillow is installed."""
+    return importlib.util.find_spec("PIL") is not None
 
 
 def _pil() -> Any:

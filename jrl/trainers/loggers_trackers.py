@@ -141,9 +141,16 @@ class WandbLogger:
         self._run.log({name: self._wandb.Table(columns=list(columns), data=cells)}, step=step)
 
     def log_images(self, images: Mapping[str, np.ndarray], step: int) -> None:
-        """One panel, its images over their names."""
-        shown = [self._wandb.Image(image, caption=name) for name, image in images.items()]
-        self._run.log({"images": shown}, step=step)
+        """One panel for what stands before a name's first slash, its images over the rest; "images" without one.
+
+        A step has several: the samples', the evaluation's, and those of the user's hook.
+        """
+        panels: dict[str, list[Any]] = {}
+        for name, image in images.items():
+            panel, slash, rest = name.partition("/")
+            key, caption = (panel, rest) if slash else ("images", name)
+            panels.setdefault(key, []).append(self._wandb.Image(image, caption=caption))
+        self._run.log(panels, step=step)
 
     def flush(self) -> None:
         """Nothing to do: wandb's own process writes as it goes."""

@@ -16,11 +16,13 @@ from jrl.learners.ddpo_objective import DenoisingRows, ddpo_objective
 from jrl.ops.ddim import step_of_timesteps
 from jrl.ops.metrics import finalize
 from jrl.ops.noise_schedule import DenoisingSteps, denoising_steps
+from jrl.ops.policy_gradient import clipped_surrogate
 from jrl.trainers.base import GENERATION_STREAM
 from jrl.trainers.checkpoint import CheckpointError
 from jrl.trainers.ddpo_prompts import PromptFunction, PromptRandomness, draw_prompts
 from jrl.trainers.ddpo_rewards import Answers, RewardFunction
 from jrl.trainers.ddpo_sampling import to_host
+from jrl.trainers.diffusion_trainer import in_terms_of
 from jrl.trl.ddpo_calling import channels_last
 from jrl.trl.ddpo_config import DDPOConfig
 from jrl.trl.ddpo_native import OwnedDDPO, native_config, steps_per_epoch
@@ -35,6 +37,7 @@ _FLAT_NAMES = {
     "train.overwrite: true": "overwrite=True",
     "train.checkpoint_dir": "logdir",
 }
+_SECTIONS = {"method.": "", "train.": ""}
 # What a compiled update does not call.
 _COMPILED = ("calculate_loss", "loss", "_generate_samples")
 
@@ -84,10 +87,17 @@ class DDPOTrainer(SavesPipeline):
         holds, reason = self._config_check()
         if not holds:
             raise ValueError(reason)
-        with self._precision():
-            self.native = OwnedDDPO(self._native_config(), owner=self, model=sd_pipeline.model)
+        try:
+            with self._precision():
+                self.native = OwnedDDPO(
+                    self._native_config(), owner=self, model=sd_pipeline.model, precision=self._precision
+                )
+        except ValueError as error:
+            error.args = (in_terms_of(_SECTIONS, str(error)),)
+            raise
         self.num_train_timesteps = self.native.method.num_trained_steps
-        self._generations = 0
+        self._generations, sampler = 0, self.native.collect.sampler
+        self._samplers = {sampler.rows: sampler}
         sd_pipeline.attach(self.native)
 
     def _native_config(self) -> Any:
@@ -100,7 +110,7 @@ class DDPOTrainer(SavesPipeline):
             self.config.check()
             self._native_config().validate()
         except (TypeError, ValueError) as error:
-            return False, str(error).replace("`method.", "`").replace("`train.", "`")
+            return False, in_terms_of(_SECTIONS, str(error))
         return True, ""
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -139,7 +149,7 @@ class DDPOTrainer(SavesPipeline):
         """
         self.native.take_functions(self.reward_fn, self.prompt_fn)
         with self._precision():
-            self.native.own_step(epoch)
+            self.native.own_step(epoch, global_step)
         return global_step + self.native.steps_per_iteration
 
     def compute_rewards(self, prompt_image_pairs: Sequence[list[Any]], is_async: bool = False) -> Answers:
@@ -160,9 +170,10 @@ class DDPOTrainer(SavesPipeline):
           clip_range: ε.
           ratio: ρ.
         """
-        advantages, ratio = jnp.asarray(advantages, jnp.float32), jnp.asarray(ratio, jnp.float32)
-        clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
-        return jnp.mean(jnp.maximum(-advantages * ratio, -advantages * clipped))
+        given = jnp.broadcast_arrays(jnp.log(jnp.asarray(ratio, jnp.float32)), jnp.float32(advantages))
+        return jnp.mean(
+            clipped_surrogate(given[0], jnp.zeros_like(given[0]), given[1], clip_range=clip_range)
+        )
 
     def calculate_loss(
         self, latents: Any, timesteps: Any, next_latents: Any, log_probs: Any, advantages: Any, embeds: Any
@@ -188,6 +199,11 @@ class DDPOTrainer(SavesPipeline):
             )
         count, context = len(times), np.asarray(embeds, np.float32)
         negative = context[:1]
+        if len(context) != count * (1 + method.train_cfg):
+            raise ValueError(
+                f"`embeds` must have {count * (1 + method.train_cfg)} rows for {count} timesteps where `train_cfg` is "
+                f"{method.train_cfg}, got {len(context)}. Are the negative prompt's there, in front?"
+            )
         if method.train_cfg:
             negative, context = context[:count], context[count:]
             if (negative != negative[:1]).any():
@@ -202,7 +218,8 @@ class DDPOTrainer(SavesPipeline):
             negative=jnp.asarray(negative[:1]),
             valid=jnp.ones(count, bool),
         )
-        total, weight, metrics = self._objective(native.params, native.frozen, rows)
+        with self._precision():
+            total, weight, metrics = self._objective(native.params, native.frozen, rows)
         found = finalize(jax.device_get(metrics))
         return (
             total / weight,
@@ -238,7 +255,9 @@ class DDPOTrainer(SavesPipeline):
           `next_latents` (B T C Y X), `log_probs` (B T).
         """
         native = self.native
-        sampler = native.make_sampler(batch_size)
+        if batch_size not in self._samplers:
+            self._samplers[batch_size] = native.make_sampler(batch_size)
+        sampler = self._samplers[batch_size]
         randomness = PromptRandomness(0)
         randomness.load(native.memory["random"])
         prompts = draw_prompts(self.prompt_fn, randomness, iterations * batch_size, images_per_prompt=1)
@@ -250,7 +269,7 @@ class DDPOTrainer(SavesPipeline):
         for start in range(0, len(prompts), batch_size):
             chosen = prompts[start : start + batch_size]
             texts, numbers = [prompt.text for prompt in chosen], np.arange(start, start + batch_size)
-            with jax.set_mesh(native.mesh):
+            with self._precision(), jax.set_mesh(native.mesh):
                 negative = sampler.negative(native.frozen)
                 found, images = sampler(
                     native.params, native.frozen, negative, texts, key, starts=numbers, steps=numbers

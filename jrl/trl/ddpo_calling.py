@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -70,7 +71,7 @@ class ImageCall:
 
     def __init__(self, model: DiffusionModel) -> None:
         self._model, self._calls = model, 0
-        self._programs: dict[tuple[Any, ...], Callable[..., Trajectories]] = {}
+        self._programs: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def key(self, generator: Any) -> jax.Array:
         """A seed or a key of JAX as a key; None: another one at every call."""
@@ -117,13 +118,14 @@ class ImageCall:
         noise = jax.random.normal(start, shape) if initial is None else _given_noise(initial, shape)
         program = self._program(parts.functions, num_steps, eta, guidance_scale, guidance_rescale)
         trajectories = program(parts.params, parts.frozen, context, away[:1], noise, on_way)
+        decode = self._compiled(parts.functions.decode, lambda: _decoder(parts.functions))
+        return Sampled(trajectories, functools.partial(decode, parts.frozen))
 
-        def decode(latents: jax.Array) -> jax.Array:
-            return decode_in_chunks(
-                lambda rows: parts.functions.decode(parts.frozen, rows), latents, decode_rows=_DECODED
-            )
-
-        return Sampled(trajectories, decode)
+    def _compiled(self, key: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """The compiled program of this key; it is made once."""
+        if key not in self._programs:
+            self._programs[key] = jax.jit(make())
+        return self._programs[key]
 
     def _program(
         self,
@@ -134,34 +136,32 @@ class ImageCall:
         guidance_rescale: float,
     ) -> Callable[..., Trajectories]:
         """The compiled loop of these settings."""
+        steps = denoising_steps(self._model.schedule, num_steps, eta)
+
+        def sample(
+            params: Params,
+            frozen: Frozen,
+            context: jax.Array,
+            away: jax.Array,
+            noise: jax.Array,
+            key: jax.Array,
+        ) -> Trajectories:
+            return denoise(
+                functions,
+                params,
+                frozen,
+                context,
+                away,
+                noise,
+                lambda step: jax.random.normal(jax.random.fold_in(key, step), noise.shape),
+                steps=steps,
+                schedule=self._model.schedule,
+                guidance_scale=guidance_scale,
+                guidance_rescale=guidance_rescale,
+            )
+
         settings = (functions, num_steps, eta, guidance_scale, guidance_rescale)
-        if settings not in self._programs:
-            steps = denoising_steps(self._model.schedule, num_steps, eta)
-
-            def sample(
-                params: Params,
-                frozen: Frozen,
-                context: jax.Array,
-                away: jax.Array,
-                noise: jax.Array,
-                key: jax.Array,
-            ) -> Trajectories:
-                return denoise(
-                    functions,
-                    params,
-                    frozen,
-                    context,
-                    away,
-                    noise,
-                    lambda step: jax.random.normal(jax.random.fold_in(key, step), noise.shape),
-                    steps=steps,
-                    schedule=self._model.schedule,
-                    guidance_scale=guidance_scale,
-                    guidance_rescale=guidance_rescale,
-                )
-
-            self._programs[settings] = jax.jit(sample)
-        return self._programs[settings]
+        return self._compiled(settings, lambda: sample)
 
     def _context(self, parts: Parts, name: str, texts: str | Sequence[str] | None, embeds: Any) -> jax.Array:
         """What the denoiser reads: of texts, or as it is given."""
@@ -170,7 +170,17 @@ class ImageCall:
         if texts is None:
             raise ValueError(f"`{name}` must be given, or `{name}_embeds`, got neither.")
         rows = [texts] if isinstance(texts, str) else list(texts)
-        return parts.functions.encode(parts.frozen, jnp.asarray(self._model.tokenizer(rows)))
+        encode = self._compiled(parts.functions.encode, lambda: parts.functions.encode)
+        return encode(parts.frozen, jnp.asarray(self._model.tokenizer(rows)))
+
+
+def _decoder(functions: DenoiserFns) -> Callable[[Frozen, jax.Array], jax.Array]:
+    """(frozen, latents) → images, channels last."""
+
+    def decode(frozen: Frozen, latents: jax.Array) -> jax.Array:
+        return decode_in_chunks(lambda rows: functions.decode(frozen, rows), latents, decode_rows=_DECODED)
+
+    return decode
 
 
 def _given_noise(initial: Any, shape: tuple[int, ...]) -> jax.Array:

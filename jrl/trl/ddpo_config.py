@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from jrl.trlx.ignored import warn_ignored
 
 __all__ = ["DDPOConfig"]
 
+TRACKED = ("entity", "group", "name", "tags")
 PRECISIONS = (None, "no", "fp16", "bf16")
 
 
@@ -31,7 +32,7 @@ class DDPOConfig:
     """One run of DDPO; fields, order and defaults are TRL's, and further options stand behind them.
 
     Attributes:
-      exp_name: A label; default: the script's name.
+      exp_name: The tracker's name of runs that belong together; default: the script's name.
       run_name: The tracker's name of the run.
       seed: Of samples, orders, fresh adapters, and of the generators that a prompt function finds.
       log_with: "wandb", "tensorboard" or None; metrics.jsonl is always written.
@@ -171,12 +172,17 @@ class DDPOConfig:
           ImportError: If the tracker's package is missing.
         """
         self.negative_prompts = _one_prompt(self.negative_prompts)
+        self.lora_targets, self.eval_prompts = _texts(self.lora_targets), _texts(self.eval_prompts)
+        for name in ("tracker_kwargs", "accelerator_kwargs", "project_kwargs"):
+            setattr(self, name, dict(vars(self)[name] or {}))
         self.mesh = _as_mesh(self.mesh)
         self.check()
         check_tracker(self.log_with)
         for name, why in self.MEANINGS.items():
             if why.kind == "ignored" and vars(self)[name]:
                 warn_ignored(f"DDPOConfig.{name}", why.text)
+        for name in sorted(tracker_fields(self.tracker_kwargs).keys() - set(TRACKED)):
+            warn_ignored(f"DDPOConfig.tracker_kwargs: {name}", f"a tracker gets {', '.join(TRACKED)}")
         for name in self.project_kwargs.keys() & PROJECT.keys():
             if PROJECT[name].kind == "ignored":
                 warn_ignored(f"DDPOConfig.project_kwargs: {name}", PROJECT[name].text)
@@ -252,6 +258,17 @@ _POSITIVE = (
     "lora_rank",
 )
 _NOT_NEGATIVE = ("seed", "save_freq", "eval_every", "lr_warmup_steps")
+
+
+def tracker_fields(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `tracker_kwargs` says of a run of wandb: as given, under "wandb", or there under "init_kwargs"."""
+    found = given.get("wandb") or ({} if "wandb" in given else given)
+    return found.get("init_kwargs") or found
+
+
+def _texts(given: str | Sequence[str] | None) -> list[str]:
+    """Several texts; one alone is a list of one."""
+    return [given] if isinstance(given, str) else list(given or [])
 
 
 def _as_mesh(given: Any) -> dict[str, int] | None:

@@ -24,10 +24,10 @@ def _refused(text: str) -> Meaning:
     return Meaning("refused", text)
 
 
-_TRACKER = "of the tracker: `train.project_name`, `train.run_name`, `train.entity_name`, ..."
+_TRACKER = "`entity`, `group`, `name` and `tags` of wandb: `train.entity_name`, `train.group_name`, ..."
 
 DDPO: Mapping[str, Meaning] = {
-    "exp_name": _mapped("a label; `.py` is dropped where it is there"),
+    "exp_name": _mapped("`train.group_name`, the tracker's name of runs that belong together"),
     "run_name": _mapped("`train.run_name`, the tracker's name of the run"),
     "seed": _mapped("`train.seed`"),
     "log_with": _mapped("`train.tracker`; the hook gets a tracker without it too"),

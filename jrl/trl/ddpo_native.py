@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any, Literal, Protocol
 
@@ -19,6 +20,7 @@ from jrl.trainers.ddpo import DDPOTrainer
 from jrl.trainers.ddpo_gallery import Tracker
 from jrl.trainers.ddpo_prompts import PromptFunction
 from jrl.trainers.ddpo_rewards import Answers, RewardFunction
+from jrl.trainers.evaluation import Evaluation
 from jrl.trainers.loop import Run
 from jrl.trainers.sections import (
     ModelConfig,
@@ -28,11 +30,14 @@ from jrl.trainers.sections import (
     TrainConfig,
 )
 from jrl.trainers.timing import Stopwatch
-from jrl.trl.ddpo_config import DDPOConfig
+from jrl.trl.ddpo_config import DDPOConfig, tracker_fields
 
 FIRST_LOSS_SCALE = 4096.0
 Dtype = Literal["float32", "bfloat16", "float16"]
 _DTYPES: dict[str, Dtype] = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+Precision = Callable[[], AbstractContextManager[Any]]
 
 
 class Owner(Protocol):
@@ -56,11 +61,17 @@ class OwnedDDPO(DDPOTrainer):
       config: The run's configuration.
       owner: Whose `step`, `compute_rewards` and `image_samples_callback` count, overridden or not.
       model: The diffusion model.
+      precision: A context in which everything is to be computed.
+
+    Attributes:
+      precision: As given.
     """
 
-    def __init__(self, config: TRLConfig, *, owner: Any, model: DiffusionModel) -> None:
+    def __init__(self, config: TRLConfig, *, owner: Any, model: DiffusionModel, precision: Precision) -> None:
         self._owner: Owner = owner
         self._run: Run | None = None
+        self._global_step = 0
+        self.precision = precision
         super().__init__(
             config,
             reward_function=owner.reward_fn,
@@ -70,8 +81,9 @@ class OwnedDDPO(DDPOTrainer):
         )
 
     def _show(self, data: list[list[Any]], global_step: int, tracker: Tracker) -> None:
+        del global_step  # the owner counts
         if self._owner.image_samples_callback is not None:
-            self._owner.image_samples_callback(data, global_step, tracker)
+            self._owner.image_samples_callback(data, self._global_step, tracker)
 
     def take_functions(self, reward_function: RewardFunction, prompt_function: PromptFunction) -> None:
         """The owner's, which a script may have replaced since."""
@@ -101,8 +113,14 @@ class OwnedDDPO(DDPOTrainer):
                 f"{type(self._owner).__name__}.step must call `super().step(epoch, global_step)`."
             )
 
-    def own_step(self, epoch: int) -> None:
-        """One epoch: of the run that goes on, with its checkpoints, or by itself."""
+    def run_evaluation(self, step: int) -> Evaluation | None:
+        """As of every DDPO trainer."""
+        with self.precision():
+            return super().run_evaluation(step)
+
+    def own_step(self, epoch: int, global_step: int) -> None:
+        """One epoch: of the run that goes on, with its checkpoints, or by itself; the hook gets `global_step`."""
+        self._global_step = global_step
         if self._run is not None:
             super().run_epoch(self._run, epoch)
             return
@@ -156,9 +174,7 @@ def native_config(config: DDPOConfig, *, model: str, use_lora: bool) -> TRLConfi
 
 def _train(config: DDPOConfig, dtype: Dtype) -> TrainConfig:
     devices, steps = data_devices(config), steps_per_epoch(config)
-    tracker = config.tracker_kwargs.get("wandb", config.tracker_kwargs)
-    tracker = tracker.get("init_kwargs", tracker) if isinstance(tracker, dict) else {}
-    project = config.project_kwargs
+    tracker, project = tracker_fields(config.tracker_kwargs), config.project_kwargs
     minibatch_size = config.train_batch_size * devices
     return TrainConfig(
         total_steps=config.num_epochs * steps,
@@ -172,7 +188,7 @@ def _train(config: DDPOConfig, dtype: Dtype) -> TrainConfig:
         project_name=config.tracker_project_name,
         run_name=config.run_name or tracker.get("name"),
         entity_name=tracker.get("entity"),
-        group_name=tracker.get("group"),
+        group_name=tracker.get("group") or config.exp_name or None,
         tags=list(tracker.get("tags") or ()),
         checkpoint_dir=os.path.expanduser(project.get("project_dir") or config.logdir),
         logging_dir=project.get("logging_dir"),

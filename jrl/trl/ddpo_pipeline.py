@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.models.diffusion.lora_files import has_lora, read_lora
 from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.ops.ddim import ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
 from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
-from jrl.trainers.ddpo import DDPOTrainer
 from jrl.trl.ddpo_calling import ImageCall, Parts, channels_last
 from jrl.trl.ddpo_loading import read_trained
+from jrl.trl.ddpo_native import OwnedDDPO
 from jrl.trl.ddpo_pipeline_base import (
     DDPOPipelineOutput,
     DDPOSchedulerOutput,
@@ -58,11 +61,11 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         self.pretrained_revision, self.use_lora = pretrained_model_revision, use_lora
         self.model = model if use_lora else model.merged()
         self._scheduler = DDIMScheduler(self.model.schedule)
-        self._trainer: DDPOTrainer | None = None
+        self._trainer: OwnedDDPO | None = None
         self._parts: Parts | None = None
         self._call = ImageCall(self.model)
 
-    def attach(self, trainer: DDPOTrainer) -> None:
+    def attach(self, trainer: OwnedDDPO) -> None:
         """From here on the pipeline samples and saves with this trainer's parameters."""
         self._trainer, self._parts = trainer, None
 
@@ -132,23 +135,24 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
                 raise ValueError(
                     f"`{name}` must be None: all steps are one compiled program, got {given!r:.60}."
                 )
-        found = self._call(
-            self.parts(),
-            texts=prompt,
-            negative=negative_prompt,
-            embeds=prompt_embeds,
-            negative_embeds=negative_prompt_embeds,
-            repeats=num_images_per_prompt,
-            size=(height, width),
-            initial=latents,
-            generator=generator,
-            num_steps=num_inference_steps,
-            eta=eta,
-            guidance_scale=guidance_scale,
-            guidance_rescale=guidance_rescale,
-        )
+        with contextlib.nullcontext() if self._trainer is None else self._trainer.precision():
+            found = self._call(
+                self.parts(),
+                texts=prompt,
+                negative=negative_prompt,
+                embeds=prompt_embeds,
+                negative_embeds=negative_prompt_embeds,
+                repeats=num_images_per_prompt,
+                size=(height, width),
+                initial=latents,
+                generator=generator,
+                num_steps=num_inference_steps,
+                eta=eta,
+                guidance_scale=guidance_scale,
+                guidance_rescale=guidance_rescale,
+            )
+            images = found.output(output_type)
         self._scheduler.set_timesteps(num_inference_steps)
-        images = found.output(output_type)
         states = [np.moveaxis(np.asarray(x), -1, 1) for x in jnp.moveaxis(found.trajectories.latents, 1, 0)]
         log_probs = list(np.asarray(found.trajectories.logprobs).T)
         result = DDPOPipelineOutput(images, states, log_probs)
@@ -201,7 +205,10 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         return self._scheduler
 
     def get_trainable_layers(self) -> Params:
-        """What trains: the adapter's matrices, or the denoiser's weights."""
+        """A copy of what trains: the adapter's matrices, or the denoiser's weights."""
+        return jax.tree.map(jnp.copy, self._training())  # training gives its own buffers away
+
+    def _training(self) -> Params:
         return self.parts().params if self._trainer is None else self._trainer.params
 
     def save_pretrained(self, output_dir: str | os.PathLike[str]) -> None:
@@ -221,6 +228,9 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
     ) -> None:
         """Writes what trains: `pytorch_lora_weights.safetensors`, or the folder `unet`.
 
+        That is what the next step starts from, and not the running mean that `save_pretrained` writes where there is
+        one.
+
         Args:
           models: One, which is not looked at: the pipeline has it.
           weights: One tree, as `get_trainable_layers` gives it; empty: the present ones.
@@ -229,11 +239,10 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
           ValueError: If there are several models.
         """
         _check_one(models)
-        params = next(iter(weights), self.get_trainable_layers())
-        self.model.writer(params, self._lora())(Path(output_dir))
+        self.model.writer(next(iter(weights), self._training()), self._lora())(Path(output_dir))
 
     def load_checkpoint(self, models: Sequence[Any], input_dir: str | os.PathLike[str]) -> None:
-        """Reads what `save_checkpoint` wrote, and goes on from it.
+        """Reads what `save_checkpoint` wrote, and goes on from it; so does a trainer that is made later.
 
         Args:
           models: One, which is not looked at.
@@ -242,7 +251,12 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
           ValueError: If there are several models, or the folder holds other tensors.
         """
         _check_one(models)
-        self._put(read_trained(self.model, Path(input_dir), self._lora()))
+        folder = Path(input_dir)
+        if self._trainer is None and self.use_lora and self._lora() is None and has_lora(folder):
+            # No adapter has been made yet: the file's is the one that will train.
+            self.model, self._parts = replace(self.model, found_lora=read_lora(folder, self.model.unet)), None
+            return
+        self._put(read_trained(self.model, folder, self._lora()))
 
     def _lora(self) -> Any:
         if self._trainer is not None:
@@ -253,6 +267,7 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         """Makes these the present parameters."""
         if self._trainer is None:
             parts = self.parts()
+            self.model = self.model.trained(params, self._lora())
             self._parts = Parts(parts.functions, params, parts.frozen)
             return
         self._trainer.replace_params(params)

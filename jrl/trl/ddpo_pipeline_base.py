@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jrl.models.diffusion.pipeline import DiffusionModel
-from jrl.trainers.ddpo import DDPOTrainer
+from jrl.trl.ddpo_native import OwnedDDPO
 from jrl.trl.ddpo_scheduler import DDIMScheduler
 
 __all__ = ["DDPOPipelineOutput", "DDPOSchedulerOutput", "DDPOStableDiffusionPipeline"]
@@ -59,7 +59,7 @@ class DDPOStableDiffusionPipeline(abc.ABC):
     use_lora: bool
 
     @abc.abstractmethod
-    def attach(self, trainer: DDPOTrainer) -> None:
+    def attach(self, trainer: OwnedDDPO) -> None:
         """From here on the pipeline samples and saves with this trainer's parameters."""
 
     @property

@@ -38,7 +38,8 @@ def learn(reward, folder, *, epochs, weight_decay=0.0):
         sample_batch_size=32,
         sample_num_batches_per_epoch=2,
         train_batch_size=16,
-        train_learning_rate=1e-3,
+        train_skip_last_steps=2,
+        train_learning_rate=3e-4,
         train_adam_weight_decay=weight_decay,
         train_clip_range=5e-3,
     )

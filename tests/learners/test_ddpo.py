@@ -153,6 +153,7 @@ class TestOptions:
         wrong = batch()._replace(trajectories=trajectories._replace(logprobs=trajectories.logprobs + 0.01))
         state, metrics = run(bandit_config(old_log_probs="recompute"), samples=wrong)
         assert metrics["ddpo/pre_update_ratio_max_dev"] <= 1e-6
+        assert metrics["ddpo/recomputed_logprob_max_dev"] == pytest.approx(0.01, rel=1e-3)
         np.testing.assert_allclose(moved(state), moved(plain()[0]), rtol=1e-4, atol=1e-8)
 
     @pytest.mark.slow
@@ -165,6 +166,19 @@ class TestOptions:
         np.testing.assert_allclose(moved(state), wanted, rtol=1e-4)
         kl = 0.5 * np.mean(slopes**2) * np.mean(np.square(theta()["theta"]))
         assert metrics["ddpo/kl"] == pytest.approx(kl, rel=1e-4)
+
+    @pytest.mark.slow
+    def test_samples_left_out_are_as_if_they_were_not_there(self) -> None:
+        """In the loss, its weight, the KL and every metric."""
+        kept = jnp.array([0, 2])
+        trajectories = jax.tree.map(lambda x: x[kept], batch().trajectories)
+        alone = DDPOBatch(trajectories, batch().negative, batch().advantages[kept])
+        among = batch()._replace(valid=jnp.array([True, False, True, False]))
+        (wanted, figures), (found, metrics) = (
+            run(bandit_config(beta_kl=0.5), samples=samples) for samples in (alone, among)
+        )
+        np.testing.assert_allclose(moved(found), moved(wanted), rtol=1e-5, atol=1e-9)
+        assert metrics == pytest.approx(figures, rel=1e-5, abs=1e-6)
 
     def test_guidance_in_sampling_alone_is_said_aloud(self) -> None:
         config = bandit_config(sample_guidance_scale=5.0, train_cfg=False)

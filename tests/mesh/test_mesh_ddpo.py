@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One device and several sample the same images and compute the same DDPO update, of a toy and of a small U-Net."""
+"""One device and several sample the same images and compute the same DDPO update: a toy, a small U-Net, an adapter."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jrl.learners.ddpo import DDPOState, init_ddpo_state, make_ddpo_update
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
+from jrl.models.adapters.config import LoraConfig
 from jrl.ops.metrics import finalize
 from jrl.rollout.diffuse import make_diffuse
 from jrl.typing import DDPOBatch, DenoiserFns, Trajectories
@@ -67,6 +68,32 @@ def small_unet() -> Model:
     )
     changed = jax.tree.map(lambda x: 1.01 * x, weights)
     return Model(functions, changed, {"embedding": toy_frozen()["embedding"], "reference": weights})
+
+
+def adapter() -> Model:
+    """The small U-Net with an adapter that has moved; its base is the reference."""
+    unet, around = tiny_parts()["unet"], toy_denoiser()
+    base = jax.tree.map(jnp.asarray, random_weights(unet))
+    lora = unet.bind_lora(LoraConfig(r=4, lora_alpha=4, init_lora_weights="gaussian"))
+    rng = np.random.default_rng(0)
+
+    def predict(params: Any, frozen: Any, latents: Any, timesteps: Any, context: Any) -> jax.Array:
+        variables = None if params is None else lora.variables(params["lora"])
+        return unet.apply(
+            frozen["unet"], variables, latents, timesteps, context, dtype=jnp.float32, remat=False
+        )
+
+    moved = jax.tree.map(
+        lambda x: x + jnp.asarray(rng.normal(size=x.shape) * 0.1, jnp.float32),
+        lora.init(jax.random.key(0), base),
+    )
+    functions = DenoiserFns(
+        encode=around.encode,
+        predict=predict,
+        reference=lambda frozen, *rest: predict(None, frozen, *rest),
+        decode=around.decode,
+    )
+    return Model(functions, {"lora": moved}, {"embedding": toy_frozen()["embedding"], "unet": base})
 
 
 def on(mesh: Mesh | None, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -181,7 +208,7 @@ def test_samples_agree(make: Callable[[], Model], mesh: Mesh, capfd: pytest.Capt
     np.testing.assert_allclose(images, wanted_images, atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [toy, small_unet])
+@pytest.mark.parametrize("make", [toy, small_unet, adapter])
 def test_lore_5_2_a_whole_update_agrees(
     make: Callable[[], Model], mesh: Mesh, capfd: pytest.CaptureFixture[str]
 ) -> None:

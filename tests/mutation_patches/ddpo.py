@@ -13,6 +13,8 @@ LOSS = "jrl/losses/ddpo.py"
 SAMPLER = "jrl/rollout/diffuse.py"
 OBJECTIVE = "jrl/learners/ddpo_objective.py"
 ORDER = "jrl/learners/ddpo_order.py"
+COLLECTOR = "jrl/trainers/ddpo_experience.py"
+TOGETHER = "tests/trainers/test_ddpo_collecting.py::test_lore_4_13_samples_of_a_prompt_stay_together"
 
 PATCHES = [
     Mutation(  # the density of all elements together: a ratio that no clip range fits
@@ -121,5 +123,19 @@ PATCHES = [
         new="        zero_masked(x, valid) for x in (old_logprobs, advantages)\n",
         test="tests/losses/test_ddpo.py::TestGradient::"
         "test_lore_5_6_none_flows_into_old_log_probs_and_advantages",
+    ),
+    Mutation(  # samples are judged by those of other prompts
+        rule="4.13",
+        file=COLLECTOR,
+        old="            groups = np.arange(len(rewards)) // method.sample_images_per_prompt\n",
+        new="            groups = np.arange(len(rewards)) % method.sample_images_per_prompt\n",
+        test=TOGETHER,
+    ),
+    Mutation(  # prompts are drawn once an image
+        rule="4.13",
+        file="jrl/trainers/ddpo_prompts.py",
+        old="    return [prompt for prompt in drawn for _ in range(images_per_prompt)]\n",
+        new="    return [prompt for _ in range(images_per_prompt) for prompt in drawn]\n",
+        test=TOGETHER,
     ),
 ]

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jrl.ops.noise_schedule import NoiseSchedule, denoising_steps, make_noise_schedule
+from jrl.ops.noise_schedule import SPACINGS, NoiseSchedule, denoising_steps, make_noise_schedule
 from tests.diffusion_toy import SD_SCHEDULE
 
 SD_PNDM = {
@@ -103,6 +103,13 @@ class TestSteps:
         with pytest.warns(UserWarning, match="a step does not end where the next one begins"):
             denoising_steps(schedule, 30, 0.0)
 
+    @pytest.mark.parametrize("spacing", sorted(SPACINGS))
+    def test_every_number_of_steps_has_as_many_timesteps(self, spacing: str) -> None:
+        for num_steps in range(1, 1000):
+            timesteps = SPACINGS[spacing](1000, num_steps, 1)
+            assert len(timesteps) == num_steps and timesteps.min() >= 0, num_steps
+            assert np.all(np.diff(timesteps) < 0), num_steps
+
     def test_zero_terminal_snr_ends_in_pure_noise(self) -> None:
         schedule = dataclasses.replace(
             SD_SCHEDULE,
@@ -132,7 +139,8 @@ class TestConfigurations:
 
     def test_given_betas_are_used(self) -> None:
         betas = [0.1, 0.2, 0.3, 0.4]
-        schedule = make_noise_schedule({"trained_betas": betas, "clip_sample": False, "steps_offset": 1})
+        config = {"trained_betas": betas, "clip_sample": False, "steps_offset": 1, "clip_sample_range": 1}
+        schedule = make_noise_schedule(config)
         np.testing.assert_allclose(schedule.alphas_cumprod, [0.9, 0.72, 0.504, 0.3024])
 
 
@@ -148,12 +156,30 @@ class TestRefusals:
                 {"trained_betas": (0.1,)},
                 "`trained_betas` must have `num_train_timesteps` = 1000 entries, got 1",
             ),
+            ({"num_train_timesteps": 0}, "`num_train_timesteps` must be at least 1, got 0"),
             ({"beta_start": -0.1, "beta_schedule": "linear"}, r"β must lie in \(0, 1\), got -0.1"),
         ],
     )
     def test_a_schedule_without_meaning(self, change: dict[str, object], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(SD_SCHEDULE, **change)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "kind"),
+        [
+            ("beta_start", "a", "float"),
+            ("beta_end", True, "float"),
+            ("num_train_timesteps", "1000", "int"),
+            ("num_train_timesteps", False, "int"),
+            ("clip_sample", 1, "bool"),
+            ("prediction_type", None, "str"),
+            ("trained_betas", ["a"], "float"),
+            ("trained_betas", "0.1", "tuple"),
+        ],
+    )
+    def test_a_value_of_another_kind(self, name: str, value: object, kind: str) -> None:
+        with pytest.raises(ValueError, match=rf"must have {kind}.* for `{name}`, got "):
+            make_noise_schedule(SD_PNDM | {name: value})
 
     def test_flow_matching(self) -> None:
         with pytest.raises(ValueError, match="got 'FlowMatchEulerDiscreteScheduler'"):

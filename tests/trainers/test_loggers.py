@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from jrl.trainers.defaults import default_ppo_config
 from jrl.trainers.loggers import Loggers, make_loggers
 from jrl.trainers.loggers_console import RichConsole
 from jrl.trainers.loggers_jsonl import JSONLLogger
+from jrl.trainers.loggers_trackers import WandbLogger
 
 DESCRIPTION = {"algorithm": "PPOTrainer"}
 ROWS = [{"prompt": "a", "output": "[bold]b\n", "reward": 0.5}, {"prompt": "c", "output": "d", "reward": 1.0}]
@@ -221,6 +223,16 @@ class TestTrackers:
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ImportError, match=rf"pip install 'jrl\[{tracker}\]'"):
             begin(tmp_path, tracker=tracker)
+
+    def test_images_of_one_step_do_not_hide_each_other_in_wandb(self, tmp_path, monkeypatch):
+        """The samples', the evaluation's and a hook's have a panel each."""
+        monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Image=lambda image, caption: caption))
+        logger, logged = WandbLogger(tmp_path, {}, run_id_file=tmp_path / "id"), {}
+        logger._run = SimpleNamespace(log=lambda values, step: logged.update(values))
+        image = np.zeros((4, 6, 3), np.uint8)
+        for name in ("samples/0.5 | a/b", "evaluation/0.5 | a", "0.5 | a"):
+            logger.log_images({name: image}, 1)
+        assert logged == {"samples": ["0.5 | a/b"], "evaluation": ["0.5 | a"], "images": ["0.5 | a"]}
 
     @pytest.mark.slow
     def test_wandb_works_offline(self, tmp_path, monkeypatch):

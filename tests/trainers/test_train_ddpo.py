@@ -17,7 +17,7 @@ from jrl.trainers.checkpoint import CheckpointError
 from jrl.trainers.ddpo import DDPOTrainer
 from jrl.trainers.ddpo_prompts import PromptRandomness, draw_prompts
 from jrl.trainers.ddpo_sampling import to_host
-from jrl.trainers.ddpo_watch import warn_of_clipping
+from jrl.trainers.ddpo_watch import ClippingWatch
 from jrl.trainers.timing import Stopwatch
 from tests.trainers.diffusion_runs import (
     PROMPTS,
@@ -240,7 +240,6 @@ class TestRewards:
 
         trainer.reward_function = waits
         batch = [np.full((2, 3, 8, 8), 0.5, np.float32), ("a", "b"), ({}, {})]
-        trainer._name_batch = str
         vectors, found = trainer.compute_rewards(Batches([batch, batch]), True)
         assert [vector.tolist() for vector in vectors] == [[0.5, 0.5], [0.5, 0.5]] and len(found) == 2
 
@@ -297,9 +296,21 @@ class TestRewards:
         assert done.host["reward/failed"] == 4 and np.isfinite(done.host["reward/mean"])
         assert [row["reward"] is None for row in done.rows] == [True, True, False, False] * 2
 
+    def test_an_epoch_without_any_reward_stops_the_run(self, whole, tmp_path):
+        nothing = again(
+            whole,
+            tmp_path,
+            reward=lambda *batch: (np.full(4, np.nan), {}),
+            train={"reward_errors": "skip"},
+        )
+        with pytest.raises(RewardError, match="failed on every image of the epoch"):
+            one_epoch(nothing)
+
     def test_one_that_hangs_is_given_up(self, whole, tmp_path):
         trainer = again(whole, tmp_path, reward=lambda *batch: time.sleep(30), train={"reward_timeout": 0.05})
-        with pytest.raises(RewardError, match=r"took longer than `train\.reward_timeout`, 0\.05 s"):
+        with pytest.raises(
+            RewardError, match=r"`reward_function` took longer than `train\.reward_timeout`, 0\.05 s"
+        ):
             one_epoch(trainer)
 
 
@@ -369,7 +380,8 @@ def test_images_must_lie_between_0_and_1():
     ("arguments", "sections", "reason"),
     [
         ({}, {"train": {"batch_size": 3, "minibatch_size": 3}}, "`train.batch_size` must divide the samples"),
-        ({}, {"method": {"sample_height": 7}}, "`height` must be a positive multiple of 2"),
+        ({}, {"method": {"sample_height": 7}}, "`method.sample_height` must be a positive multiple of 2"),
+        ({}, {"method": {"sample_num_steps": 1001}}, "`method.sample_num_steps` must be in 1..1000"),
         ({}, {"method": {"sample_eta": 0.0}}, "`method.sample_eta` must be in"),
         ({}, {"model": {"num_layers_unfrozen": 2}}, "`model.num_layers_unfrozen` must be -1"),
         (
@@ -392,6 +404,25 @@ def test_what_is_refused(arguments, sections, reason, tmp_path):
         DDPOTrainer(ddpo_config(tmp_path, **sections), model=toy_model(), **given)
 
 
+def test_weights_that_are_put_in_stay_the_callers(whole, tmp_path):
+    """The update gives its own buffers away."""
+    trainer = again(whole, tmp_path)
+    given = jax.tree.map(lambda leaf: leaf + 0, trainer.params)
+    trainer.replace_params(given)
+    one_epoch(trainer)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+
+
+def test_evaluations_see_the_running_mean(whole, tmp_path):
+    trainer = again(whole, tmp_path)
+    mean = jax.tree.map(lambda leaf: leaf + 1, trainer.params)
+    trainer.state = trainer.state.replace(ema=mean)
+    assert trainer.sampling_params is mean and trainer.exported_params is mean
+    assert trainer.params is trainer.state.train.params
+    without = again(whole, tmp_path).run_evaluation(0).metrics
+    assert trainer.run_evaluation(0).metrics["reward/mean"] != without["reward/mean"]
+
+
 def test_the_steps_of_denoising_are_those_of_the_configuration(whole):
     assert whole.method.num_trained_steps == STEPS
 
@@ -409,10 +440,13 @@ def test_a_large_network_at_an_adapters_rate_is_warned_of(monkeypatch, tmp_path)
 
 
 def test_ratios_that_rounding_moved_are_said_aloud():
+    """Once, whether or not an evaluation was logged behind the epoch."""
     records = [{"ddpo/pre_update_clip_fraction": share} for share in (0.06, 0.05)]
-    warn_of_clipping(records, 0.1)
-    warn_of_clipping([], 0.1)
+    watch = ClippingWatch(0.1)
+    watch.look(records)
+    watch.look([])
     with pytest.warns(
         UserWarning, match=r"6% of the ratios leave 1 ± `train_clip_range` = 0\.1 before any update"
     ):
-        warn_of_clipping(records[:1], 0.1)
+        watch.look([records[0], {"evaluation": 0, "reward/mean": 0.5}])
+    watch.look([{"ddpo/pre_update_clip_fraction": 0.07}])

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keywords of the user's reward and metric functions: each is given those that it takes, and no others."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jrl.rollout.text import Texts
+
+RESERVED = ("samples", "prompts", "outputs", "tokenizer", "output_tokens")
+"""jrl's own; the metadata of prompts adds its keys to them."""
+
+
+def accepted_keywords(
+    function: Callable[..., Any],
+    role: str,
+    texts: Texts,
+    tokenizer: Any,
+    metadata: Mapping[str, Sequence[Any]],
+) -> dict[str, Any]:
+    """What a user's function is called with: of all that is offered, the keywords that its signature takes.
+
+    Args:
+      function: The user's.
+      role: What the user calls the argument that it came by, for messages.
+      texts: Completions.
+      tokenizer: Handed through.
+      metadata: One list a key, aligned with the rows.
+    Raises:
+      ValueError: If it asks for an unknown keyword, or a metadata key is one of jrl's own keywords.
+    """
+    clash = sorted(set(metadata) & set(RESERVED))
+    if clash:
+        raise ValueError(
+            f"Prompt metadata may not be called {clash}: `{role}` gets its own arguments under {RESERVED}."
+        )
+    offered: dict[str, Any] = {
+        "samples": list(texts.samples),
+        "prompts": list(texts.prompts),
+        "outputs": list(texts.outputs),
+        "tokenizer": tokenizer,
+        "output_tokens": [list(row) for row in texts.output_tokens],
+        **{name: list(column) for name, column in metadata.items()},
+    }
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some built-in functions have no signature
+        return offered
+    needed = [
+        p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    for parameter in needed:
+        if parameter.kind is parameter.POSITIONAL_ONLY or parameter.name not in offered:
+            raise ValueError(
+                f"`{role}` takes `{parameter.name}`, which it cannot be given by keyword: there are {sorted(offered)} "
+                "(the last of them from the prompts' metadata). Give it a default, or use one of these names."
+            )
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return offered
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {name: value for name, value in offered.items() if name in names}
