@@ -100,6 +100,19 @@ def test_what_stops_a_run_is_one_line_too(error, line, monkeypatch, capsys):
     assert line in said and said.count("\n") == 1 and said.startswith("jrl ddpo: ")
 
 
+def test_the_line_says_where_a_function_of_the_user_raised(monkeypatch, capsys):
+    def work():
+        try:
+            int("three")
+        except ValueError as error:
+            raise RewardError("the reward function raised.") from error
+
+    monkeypatch.setattr(jrl.cli, "_understand", lambda name, words: work)
+    assert main(["ddpo"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"Raised at {__file__}:" in said
+
+
 @pytest.mark.slow
 def test_from_a_recipe_to_a_model(files, tmp_path, capsys):
     _, recipe = files

@@ -7,6 +7,7 @@ A configuration is nested, of six sections and dotted flags, or flat, of TRL's f
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 import jax
@@ -70,8 +71,14 @@ def _run(name: str, words: Sequence[str]) -> int:
     except (CheckpointError, PeerError, SweepError) as error:
         return _fail(name, str(error), 2)
     except (RewardError, ImageError) as error:
-        text = " ".join([str(error), *getattr(error, "__notes__", ())])
+        text = " ".join([str(error), *getattr(error, "__notes__", ()), *_origin(error)])
         return _fail(name, " ".join(text.split()), 2)  # a user's exception may have several lines
+
+
+def _origin(error: BaseException) -> list[str]:
+    """Where the user's own function raised, if that is what was behind an error."""
+    frames = [] if error.__cause__ is None else traceback.extract_tb(error.__cause__.__traceback__)
+    return [f"Raised at {frames[-1].filename}:{frames[-1].lineno}."] if frames else []
 
 
 def _fail(name: str, reason: str, status: int) -> int:
