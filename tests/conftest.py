@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ import pytest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 TIERS = ("parity", "slow", "mesh")
-SECONDS = 5.0
+# What a test without a mark may take on a quiet machine, and at what it fails anywhere: processor time too depends on
+# the neighbours, and the same test has been seen to take 3 s and 8 s on one machine.
+SECONDS, FAIL_SECONDS = 5.0, 12.0
 HARD_SECONDS = 60.0
-# What `_busy_work` takes on the machine on which the limit was set (two cores of a server, both busy).
-REFERENCE_SECONDS = 0.13
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -54,32 +54,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-time-limit", action="store_true", help="let tests without a mark take any time")
 
 
-def _busy_work() -> float:
-    """Processor time of a fixed piece of work."""
-    began = time.process_time()
-    total = 0
-    for number in range(2_000_000):
-        total += number * number % 7
-    return time.process_time() - began
-
-
-def slowness() -> float:
-    """How many times as long as on the reference machine work takes here and now; at least 1."""
-    return max(1.0, min(_busy_work() for _ in range(3)) / REFERENCE_SECONDS)
-
-
-def too_slow(*, wall: float, cpu: float, machine: Callable[[], float] = slowness) -> str | None:
+def too_slow(*, wall: float, cpu: float) -> str | None:
     """Why a test of the default tier breaks its limit, or None.
 
-    Other work on the machine stretches the wall clock but not the processor time; several threads stretch the
+    Other work on the machine stretches the wall clock more than the processor time; several threads stretch the
     processor time but not the wall clock. A test is slow when both are over the limit, and also when the wall
-    clock alone is far over it (it sleeps or waits). Processor time too differs between machines, and on one machine
-    with what its neighbours do: before a test is called slow, the machine is measured.
+    clock alone is far over it (it sleeps or waits).
     """
-    if (min(wall, cpu) > SECONDS and min(wall, cpu) > SECONDS * machine()) or wall > HARD_SECONDS:
+    if min(wall, cpu) > FAIL_SECONDS or wall > HARD_SECONDS:
         return (
-            f"took {wall:.1f} s ({cpu:.1f} s of processor time); without a mark it may take {SECONDS:.0f}. "
-            f"Share what it builds in a fixture, make it smaller, or mark it with one of {', '.join(TIERS)}."
+            f"took {wall:.1f} s ({cpu:.1f} s of processor time); without a mark it may take {SECONDS:.0f} on a quiet "
+            f"machine. Share what it builds in a fixture, make it smaller, or mark it with one of {', '.join(TIERS)}."
         )
     return None
 
