@@ -85,13 +85,13 @@ TASKS = {
         },
     ),
     # The size of a file says little of each of its pixels: twice the samples, each judged by others of its prompt, and
-    # fewer steps among which to divide the praise.
+    # fewer steps among which to divide the praise. More epochs at this rate are not safe: see examples/README.md.
     "jpeg": Task(
         32,
         jpeg_compressibility,
         "minus kB of JPEG",
         {
-            "num_epochs": 12,
+            "num_epochs": 8,
             "sample_num_steps": 6,
             "sample_guidance_scale": 1.0,
             "sample_num_batches_per_epoch": 4,
@@ -119,7 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = dataclasses.replace(settings, seed=seed, logdir=str(folder / f"seed_{seed}"))
         outcomes.append(tune(model, task.reward, config, lora=flags.lora, count=flags.evaluation_samples))
         with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"task": flags.task, **outcomes[-1].record()}) + "\n")
+            named = {name: vars(settings)[name] for name in {**SETTINGS, **task.settings}}
+            file.write(json.dumps({"task": flags.task, **outcomes[-1].record(), "settings": named}) + "\n")
     samples = settings.sample_batch_size * settings.sample_num_batches_per_epoch
     draw_report(folder / "report.png", outcomes, reward=task.label, samples_per_epoch=samples)
     print_table(console, outcomes, reward=task.label)

@@ -138,11 +138,12 @@ class Epoch:
         params, frozen = model.split(
             lora=lora, key=jax.random.key(1), compute_dtype=dtype, with_reference=False
         )
+        params, self._frozen = jax.device_put((params, frozen))
         functions = model.functions(compute_dtype=dtype, remat=shapes.remat, lora=lora)
         optimizer = make_optimizer(
             "adamw", {"lr": 3e-4, "weight_decay": 1e-4}, make_schedule("constant", {}), max_grad_norm=1.0
         )
-        self._state, self._frozen = init_ddpo_state(params, optimizer, method), jax.device_put(frozen)
+        self._state = init_ddpo_state(params, optimizer, method)
         self._latent_shape = model.latent_shape()
         diffuse = make_diffuse(
             functions,

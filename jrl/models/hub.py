@@ -37,22 +37,38 @@ def find_folder(
       FileNotFoundError: If there is no such folder, it holds no model, or the hub does not give it.
       ValueError: If the path is empty.
     """
-    if not str(path_or_id).strip():
-        raise ValueError(f"{argument} must be a folder or a name on the hub, got an empty text.")
-    folder = Path(path_or_id).expanduser()
-    recover_folder(folder)
-    if not folder.is_dir():
-        name = str(path_or_id)
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise FileNotFoundError(
-                f"{argument} must be a folder or a name on the hub; there is no folder {name!r}."
-            )
-        folder = download(name, files)
+    folder = local_folder(path_or_id, argument=argument)
+    if folder is None:
+        folder = download(str(path_or_id), files)
         if _WEIGHTS in files and (folder / CONFIG).is_file() and not any(folder.glob(_WEIGHTS)):
-            raise FileNotFoundError(_no_weights_on_hub(name))
+            raise FileNotFoundError(no_weights_on_hub(str(path_or_id), {".": "model"}))
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} is not a model checkpoint: it has no {CONFIG}.{_hint(folder)}")
     return folder
+
+
+def local_folder(path_or_id: str | os.PathLike[str], *, argument: str) -> Path | None:
+    """The folder on the disk; None: there is none, and it may be a name on the hub.
+
+    Args:
+      path_or_id: A folder, or "organisation/name" on the hub.
+      argument: What `path_or_id` is called in messages.
+    Raises:
+      FileNotFoundError: If there is no such folder, and the hub has no such names.
+      ValueError: If the path is empty.
+    """
+    name = str(path_or_id)
+    if not name.strip():
+        raise ValueError(f"{argument} must be a folder or a name on the hub, got an empty text.")
+    folder = Path(path_or_id).expanduser()
+    recover_folder(folder)
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(
+            f"{argument} must be a folder or a name on the hub; there is no folder {name!r}."
+        )
+    return None
 
 
 def read_hf_config(folder: Path, changes: Mapping[str, Any] | None = None) -> Any:
@@ -192,15 +208,23 @@ def download(
         ) from error
 
 
-def _no_weights_on_hub(name: str) -> str:
+def no_weights_on_hub(name: str, stems: Mapping[str, str]) -> str:
+    """What to do where the hub gives no tensors that can be read without danger.
+
+    Args:
+      name: "organisation/name".
+      stems: Of the files that are missing, by their folder in the repository.
+    """
     folder = name.rpartition("/")[2]
+    convert = " && ".join(conversion_line(Path(folder) / inner, stem) for inner, stem in stems.items())
+    missing = " or ".join((Path(inner) / _WEIGHTS).as_posix() for inner in stems)
     fetch = (
         f"from huggingface_hub import snapshot_download; snapshot_download('{name}', local_dir='{folder}')"
     )
     return (
-        f"{name!r} came from the Hugging Face hub (or its cache) without a {_WEIGHTS}. The hub may hold it only as a "
+        f"{name!r} came from the Hugging Face hub (or its cache) without a {missing}. The hub may hold it only as a "
         "pickle, which can run code when it is read and is never downloaded. Convert it on a machine that you trust "
-        f'with it: python -c "{fetch}" && {conversion_line(Path(folder))}, and name that folder.'
+        f'with it: python -c "{fetch}" && {convert}, and name that folder.'
     )
 
 

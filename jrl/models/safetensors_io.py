@@ -70,6 +70,7 @@ class TensorFiles:
     Args:
       folder: Holds `<stem>.safetensors`, or `<stem>.safetensors.index.json` and the files it lists.
       stem: "adapter_model" for adapters.
+      index: Name of the index where it has another one.
 
     Attributes:
       folder: As given.
@@ -81,13 +82,13 @@ class TensorFiles:
       ValueError: If a file or the index is damaged, or they contradict each other.
     """
 
-    def __init__(self, folder: Path, stem: str = "model"):
+    def __init__(self, folder: Path, stem: str = "model", index: str | None = None):
         self.folder = folder
-        weights, index = folder / f"{stem}{SUFFIX}", folder / f"{stem}{INDEX_SUFFIX}"
+        weights, listing = folder / f"{stem}{SUFFIX}", folder / (index or f"{stem}{INDEX_SUFFIX}")
         if weights.is_file():
             self.source, self.info = weights, read_header(weights)
-        elif index.is_file():
-            self.source, self.info = index, _read_index(index)
+        elif listing.is_file():
+            self.source, self.info = listing, _read_index(listing)
         else:
             raise FileNotFoundError(_no_weights(folder, stem))
 

@@ -188,6 +188,9 @@ def _zero_terminal_snr(betas: np.ndarray) -> np.ndarray:
     return 1.0 - np.concatenate([remaining[:1], remaining[1:] / remaining[:-1]])
 
 
+_OTHER_PROCESSES = {"FlowMatch": "flow matching", "EDM": "levels of noise σ in place of timesteps"}
+
+
 def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
     """The schedule of a Stable Diffusion checkpoint, from the dictionary of its `scheduler_config.json`.
 
@@ -197,13 +200,12 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
     Args:
       config: Keys of diffusers' schedulers.
     Raises:
-      ValueError: If the scheduler is one of flow matching, or a value is of a wrong kind or unknown.
+      ValueError: If the scheduler is one of another process, or a value is of a wrong kind or unknown.
     """
     kind = str(config.get("_class_name", ""))
-    if kind.startswith("FlowMatch"):
-        raise ValueError(
-            f"the scheduler must be one of a diffusion model with β, got {kind!r} (flow matching)."
-        )
+    for prefix, meaning in _OTHER_PROCESSES.items():
+        if kind.startswith(prefix):
+            raise ValueError(f"the scheduler must be one of a model with β, got {kind!r} ({meaning}).")
     given = {
         field.name: _typed(field.name, str(field.type), config[field.name])
         for field in dataclasses.fields(NoiseSchedule)

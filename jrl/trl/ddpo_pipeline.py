@@ -81,7 +81,7 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
                 lora=lora, key=jax.random.key(0), compute_dtype=jnp.float32, with_reference=False
             )
             functions = self.model.functions(compute_dtype=jnp.float32, lora=lora)
-            self._parts = Parts(functions, params, jax.device_put(frozen))
+            self._parts = Parts(functions, *jax.device_put((params, frozen)))
         return self._parts
 
     def __call__(

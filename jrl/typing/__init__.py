@@ -6,8 +6,8 @@ completion window, **V** vocabulary, **D** width, **N** heads, **K** key/value h
 position, **C** position of a seq2seq encoder's input. Of images: **T** step of denoising, **Y X C** height, width and
 channels of latents, always in this order, **Z W** height and width of images, **Q** position of a prompt's embedding.
 
-An algorithm knows a model only as `PolicyFns` or `DenoiserFns`. What a model stores where (hydra branch, adapters, encoder) stays
-behind those functions, so a new kind of model changes no algorithm and a new algorithm changes no model.
+An algorithm knows a model only as `PolicyFns` or `DenoiserFns`. What a model stores where (hydra branch, adapters,
+encoder) stays behind those functions, so a new kind of model changes no algorithm and a new algorithm changes no model.
 """
 
 from __future__ import annotations

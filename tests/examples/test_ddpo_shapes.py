@@ -54,7 +54,7 @@ def learn(reward, folder, *, epochs, weight_decay=0.0):
 @pytest.mark.parametrize(("reward", "sign"), [(brightness, 1.0), (dark, -1.0)], ids=["bright", "dark"])
 def test_an_untrained_network_learns_what_is_rewarded(reward, sign, tmp_path):
     """Brightness rises by more than its deviation over the first samples, or falls where that is rewarded."""
-    _, _, epochs = learn(reward, tmp_path, epochs=12)
+    _, _, epochs = learn(reward, tmp_path, epochs=8)
     means = [sign * record["reward/mean"] for record in epochs]
     assert sign * (np.mean(means[-3:]) - means[0]) > epochs[0]["reward/std"]
     assert all(np.isfinite(record["ddpo/approx_kl"]) for record in epochs)

@@ -181,9 +181,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match=rf"must have {kind}.* for `{name}`, got "):
             make_noise_schedule(SD_PNDM | {name: value})
 
-    def test_flow_matching(self) -> None:
-        with pytest.raises(ValueError, match="got 'FlowMatchEulerDiscreteScheduler'"):
-            make_noise_schedule({"_class_name": "FlowMatchEulerDiscreteScheduler"})
+    @pytest.mark.parametrize(
+        "name",
+        ["FlowMatchEulerDiscreteScheduler", "EDMEulerScheduler", "EDMDPMSolverMultistepScheduler"],
+    )
+    def test_other_processes(self, name: str) -> None:
+        with pytest.raises(ValueError, match=f"got '{name}'"):
+            make_noise_schedule({"_class_name": name})
 
     def test_a_timestep_without_density(self) -> None:
         schedule = dataclasses.replace(SD_SCHEDULE, steps_offset=0)

@@ -22,25 +22,44 @@ _KINDS: Mapping[str, Kind] = {
     "layer_norm_eps": POSITIVE,
 }
 _FIXED: Mapping[str, tuple[Any, ...]] = {"model_type": (MODEL_TYPE,)}
-# Of training and of a pooled output, which nobody reads here; ids that the tokenizer's overrule; notes.
+# Of training, of a pooled output, of classes and of generated text, which nobody reads here; ids that the tokenizer's
+# overrule; notes. Most are keys that transformers gives to the configs of all models.
 _SILENT = frozenset(
     {
         "architectures",
         "attention_dropout",
+        "attn_implementation",
         "bos_token_id",
+        "chunk_size_feed_forward",
         "dropout",
         "dtype",
         "eos_token_id",
+        "finetuning_task",
         "gradient_checkpointing",
+        "id2label",
         "initializer_factor",
         "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
         "output_attentions",
         "output_hidden_states",
         "pad_token_id",
+        "prefix",
+        "problem_type",
         "projection_dim",
+        "pruned_heads",
         "return_dict",
+        "sep_token_id",
+        "task_specific_params",
+        "tf_legacy_loss",
+        "tie_encoder_decoder",
+        "tie_word_embeddings",
+        "tokenizer_class",
         "torch_dtype",
+        "torchscript",
         "transformers_version",
+        "use_bfloat16",
         "use_cache",
     }
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -25,7 +26,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    # JSON has no infinity, but 1e400 is read as one.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value <= sys.float_info.max
 
 
 COUNT = Kind("a positive whole number", _is_count)
@@ -41,6 +44,8 @@ SIZE = Kind(
 )
 POSITIVE = Kind("a positive number", _is_number)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+# How alike an unknown key and a known one must be for a slip of the pen: at 0.6, difflib's own, most names are alike.
+NEAR = 0.85
 
 
 def one_of(*values: Any) -> Kind:
@@ -52,7 +57,7 @@ def all_of(name: str) -> Kind:
     """A list of one name, repeated."""
     return Kind(
         f"a list of {name!r} only (nothing else is implemented)",
-        lambda value: isinstance(value, tuple) and bool(value) and set(value) == {name},
+        lambda value: isinstance(value, tuple) and bool(value) and all(kind == name for kind in value),
     )
 
 
@@ -68,7 +73,7 @@ def read_values(
     Args:
       what: "VAE", for messages.
       values: The content of the file. Keys that begin with `_` are notes of the writer's.
-      kinds: What each field may be.
+      kinds: What each field may be. A null for a `FLAG` is false, as it is to those who write such files.
       fixed: Keys of which a few values are implemented alone, the first of them the usual one.
       silent: Keys that say nothing of what is computed here.
     Raises:
@@ -78,13 +83,14 @@ def read_values(
     for key, value in values.items():
         plain = tuple(value) if isinstance(value, list) else value
         if key in kinds:
+            plain = False if value is None and kinds[key] is FLAG else plain
             require(what, key, kinds[key].holds(plain), kinds[key].says, value)
             found[key] = plain
         elif key in fixed:
             says = " or ".join(map(repr, fixed[key]))
             require(what, key, plain in fixed[key], f"{says} (else not implemented)", value)
         elif not key.startswith("_") and key not in silent:
-            near = difflib.get_close_matches(key, [*kinds, *fixed], n=1)
+            near = difflib.get_close_matches(key, [*kinds, *fixed], n=1, cutoff=NEAR)
             hint = f" Did you mean `{near[0]}`?" if near else ""
             raise ValueError(
                 f"{what} config: `{key}` is unknown, and what it asks for may not be implemented.{hint}"

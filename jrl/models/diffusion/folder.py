@@ -12,7 +12,7 @@ from typing import Any
 from jrl.models.diffusion.clip_config import read_clip_config
 from jrl.models.diffusion.clip_text import ClipText
 from jrl.models.diffusion.lora_files import LORA_FILE, has_lora, read_lora
-from jrl.models.diffusion.part_files import PART_FILES, Part, read_part
+from jrl.models.diffusion.part_files import PART_FILES, VARIANT, Part, read_part
 from jrl.models.diffusion.pipeline import TEXT_ENCODER, UNET, VAE_PART, DiffusionModel
 from jrl.models.diffusion.saving import (
     CONFIG,
@@ -28,8 +28,8 @@ from jrl.models.diffusion.unet import UNet
 from jrl.models.diffusion.unet_config import read_unet_config
 from jrl.models.diffusion.vae import VAE
 from jrl.models.diffusion.vae_config import read_vae_config
-from jrl.models.folders import recover_folder
-from jrl.models.hub import download, named_folder, read_json
+from jrl.models.hub import download, local_folder, named_folder, no_weights_on_hub, read_json
+from jrl.models.safetensors_io import SUFFIX
 from jrl.ops.noise_schedule import make_noise_schedule
 
 # What each component has to be; None: anything, for its config is read whatever class it names.
@@ -103,22 +103,13 @@ def load_diffusion_model(
 
 def _find(path_or_repo: str | os.PathLike[str], revision: str, variant: str | None) -> Path:
     """The folder, downloaded first where it is one of the hub."""
-    name = str(path_or_repo)
-    if not name.strip():
-        raise ValueError("the model must be a folder or a name on the hub, got an empty text.")
-    folder = Path(path_or_repo).expanduser()
-    recover_folder(folder)
-    if folder.is_file():
+    name, file = str(path_or_repo), Path(path_or_repo).expanduser()
+    if file.is_file():
         raise ValueError(
-            f"{folder} is a file; a diffusers folder is needed. Make one of it where diffusers is: "
+            f"{file} is a file; a diffusers folder is needed. Make one of it where diffusers is: "
             f"StableDiffusionPipeline.from_single_file({name!r}).save_pretrained(...)"
         )
-    if not folder.is_dir():
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise FileNotFoundError(
-                f"the model must be a folder or a name on the hub; there is no folder {name!r}."
-            )
-        folder = download(name, _wanted(variant), ignored=(), revision=revision)
+    folder = local_folder(path_or_repo, argument="the model") or _fetch(name, revision, variant)
     if not (folder / MODEL_INDEX).is_file():
         raise FileNotFoundError(
             f"{folder} is not a diffusers folder: it has no {MODEL_INDEX}.{_hint(folder)}"
@@ -126,15 +117,28 @@ def _find(path_or_repo: str | os.PathLike[str], revision: str, variant: str | No
     return folder
 
 
-def _wanted(variant: str | None) -> list[str]:
-    """Patterns of the files that are read: of each part the tensors of one variant."""
-    ending = ".safetensors" if variant is None else f".{variant}.safetensors"
+def _fetch(name: str, revision: str, variant: str | None) -> Path:
+    """The folder of a repository of the hub; where parts have no tensors of the variant, with those of another one."""
     wanted = [MODEL_INDEX, LORA_FILE, f"{SCHEDULER}/*.json", f"{TOKENIZER}/*.json", f"{TOKENIZER}/*.txt"]
-    for name, files in PART_FILES.items():
-        # Where a part has no such variant, its plain files are read.
-        wanted += [f"{name}/*.json", f"{name}/{files.stem}{ending}", f"{name}/{files.stem}-*{ending}"]
-        wanted += [f"{name}/{files.stem}.safetensors"] * (variant is not None)
-    return wanted
+    parts: list[str] = list(PART_FILES)
+    for asked in (variant, VARIANT if variant is None else None):
+        wanted += [pattern for part in parts for pattern in _patterns(part, asked)]
+        folder = download(name, wanted, ignored=(), revision=revision)
+        parts = [
+            part
+            for part in parts
+            if (folder / part / CONFIG).is_file() and not any((folder / part).glob(f"*{SUFFIX}"))
+        ]
+        if not parts:
+            return folder
+    raise FileNotFoundError(no_weights_on_hub(name, {part: PART_FILES[part].stem for part in parts}))
+
+
+def _patterns(part: str, variant: str | None) -> list[str]:
+    """Of a part's config and of its tensors of one variant, in one file or in several, in either order of the names."""
+    stem = f"{part}/{PART_FILES[part].stem}"
+    ends = ("", "-*-of-?????") if variant is None else (f".{variant}", f".{variant}-*", f"-*.{variant}")
+    return [f"{part}/*.json", *(f"{stem}{end}{SUFFIX}" for end in ends)]
 
 
 def _hint(folder: Path) -> str:

@@ -9,7 +9,8 @@
 | kohya | `lora_unet_<module with _ for .>.lora_down.weight`, and `.alpha` |
 
 Down is A (r, in) and up is B (out, r), as in memory. A scale s = α / r other than 1 is said by `.alpha` tensors or by
-the file's metadata, and where neither is, α is r.
+the file's metadata, and where neither is, α is r. A file that also adapts the text encoder or a convolution wider than
+1 × 1, as those of kohya often do, is refused whole.
 """
 
 from __future__ import annotations

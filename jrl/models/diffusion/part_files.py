@@ -71,7 +71,7 @@ def read_part(folder: Path, part: Part, filed: PartFiles, variant: str | None) -
       FileNotFoundError: If there are no tensors, or only pickled ones.
       ValueError: If tensors are missing, unknown, of another shape or not finite; the message names file and tensor.
     """
-    files = TensorFiles(folder, _stem(folder, filed.stem, variant))
+    files = _tensor_files(folder, filed.stem, variant)
     names: dict[str, str] = {}
     for name in files:
         current = filed.current_name(name)
@@ -101,18 +101,25 @@ def _shapes(part: Part) -> dict[str, Shape]:
     }
 
 
-def _stem(folder: Path, stem: str, variant: str | None) -> str:
+def _tensor_files(folder: Path, stem: str, variant: str | None) -> TensorFiles:
     """The files that are asked for, or else, said aloud, those that are there."""
+    asked, other = (_names(stem, kind) for kind in (variant, VARIANT if variant is None else None))
+    for weights, index in (asked, other):
+        if not any((folder / name).is_file() for name in (f"{weights}{SUFFIX}", index)):
+            continue
+        if weights != asked[0]:
+            warnings.warn(
+                f"{folder} has no {asked[0]}{SUFFIX}: {weights}{SUFFIX} is read in its place.", stacklevel=4
+            )
+        return TensorFiles(folder, weights, index)
+    return TensorFiles(folder, stem)
 
-    def is_there(name: str) -> bool:
-        return any((folder / f"{name}{suffix}").is_file() for suffix in (SUFFIX, INDEX_SUFFIX))
 
-    asked = stem if variant is None else f"{stem}.{variant}"
-    other = stem if variant is not None else f"{stem}.{VARIANT}"
-    if is_there(asked) or not is_there(other):
-        return asked if is_there(asked) else stem
-    warnings.warn(f"{folder} has no {asked}{SUFFIX}: {other}{SUFFIX} is read in its place.", stacklevel=4)
-    return other
+def _names(stem: str, variant: str | None) -> tuple[str, str]:
+    """Stem of the only file of a variant, and name of the index of several."""
+    if variant is None:
+        return stem, f"{stem}{INDEX_SUFFIX}"
+    return f"{stem}.{variant}", f"{stem}{SUFFIX}.index.{variant}.json"
 
 
 def _check_names(

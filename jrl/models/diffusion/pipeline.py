@@ -93,6 +93,9 @@ class DiffusionModel:
           remat: As for `Denoiser.apply`.
           lora: The adapter that trains; None: the whole denoiser does.
         """
+        # The parts and not the model, whose weights they would keep alive.
+        unet, vae, text_encoder = self.unet, self.vae, self.text_encoder
+        is_fresh = lora is not None and self.found_lora is None
 
         def predict(
             params: Params, frozen: Frozen, latents: Array, timesteps: Array, context: Array
@@ -100,14 +103,12 @@ class DiffusionModel:
             base, adapter = (
                 (params[UNET], None) if lora is None else (frozen[UNET], lora.variables(params[LORA]))
             )
-            return self.unet.apply(
-                base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat
-            )
+            return unet.apply(base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat)
 
         def reference(frozen: Frozen, latents: Array, timesteps: Array, context: Array) -> Array:
             # A fresh adapter changes nothing, so its base alone is the denoiser as it was.
             kept = REFERENCE in frozen
-            if not kept and (lora is None or self.found_lora is not None):
+            if not kept and not is_fresh:
                 raise ValueError(
                     "the denoiser as it was before training was not kept: call `split` with `with_reference=True`."
                 )
@@ -116,15 +117,13 @@ class DiffusionModel:
                 if lora is None
                 else (frozen[UNET], lora.variables(frozen[REFERENCE]) if kept else None)
             )
-            return self.unet.apply(
-                base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat
-            )
+            return unet.apply(base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat)
 
         def encode(frozen: Frozen, tokens: Array) -> Array:
-            return self.text_encoder.encode(frozen[TEXT_ENCODER], tokens, dtype=compute_dtype)
+            return text_encoder.encode(frozen[TEXT_ENCODER], tokens, dtype=compute_dtype)
 
         def decode(frozen: Frozen, latents: Array) -> Array:
-            return self.vae.decode(frozen[VAE_PART], latents, dtype=decoding_dtype(compute_dtype))
+            return vae.decode(frozen[VAE_PART], latents, dtype=decoding_dtype(compute_dtype))
 
         return DenoiserFns(encode=encode, predict=predict, reference=reference, decode=decode)
 
@@ -134,7 +133,8 @@ class DiffusionModel:
         """What trains and what does not: {"lora": ...} or {"unet": ...}, and the rest.
 
         What trains is float32 and shares no memory with `weights`, so that it may be donated. What does not is in the
-        dtype it is used in, on the host where `weights` is.
+        dtype it is used in. Both are on the host where `weights` is, for the caller to place: a mesh may hold what no
+        device of it does.
 
         Args:
           lora: The adapter that trains: a fresh one, or `found_lora.lora`, which goes on from what was found. None: the
@@ -229,9 +229,21 @@ def _cast(tree: Params, dtype: Any) -> Any:
 
 
 def _own(tree: Params) -> Any:
-    """Float32 device arrays of their own: a device may otherwise take the host's memory as it is."""
-    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), dict(tree))
+    """Float32 arrays of their own, where they are: a device may otherwise take the host's memory as it is."""
+
+    def own(leaf: Any) -> Any:
+        make: Any = jnp.array if isinstance(leaf, jax.Array) else np.array
+        return make(leaf, dtype=np.float32, copy=True)
+
+    return jax.tree.map(own, dict(tree))
 
 
 def _on_host(tree: Params) -> Any:
-    return jax.tree.map(np.array, jax.device_get(dict(tree)))
+    """The same arrays in the host's memory, leaf by leaf: what was copied from a device is not copied again."""
+
+    def host(leaf: Any) -> np.ndarray:
+        found: np.ndarray = jax.device_get(leaf)
+        # On a CPU it is a view of the device's memory, which is reused where the leaf is donated.
+        return found if isinstance(leaf, jax.Array) and found.flags.owndata else np.array(found)
+
+    return jax.tree.map(host, dict(tree))

@@ -7,20 +7,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jrl.mesh import constrain, constrain_rows
+from jrl.mesh import constrain, constrain_rows, rows_parts
 from jrl.models.diffusion.layers import Conv, GroupNorm, fan_in_range, linear
 from jrl.models.layers import Norm, Projection
 
 GROUP_NORM_EPSILON = 1e-6
 LAYER_NORM_EPSILON = 1e-5
-# Scores of one row and head above which they are made in chunks of queries. An image of 512 pixels has 4096 places on
-# its first level: 2^24 scores, 64 MB in float32, for each of 8 heads and each row, forward and backward. The next level
-# has a sixteenth of that, which fits, and is faster at once.
-MOST_SCORES = 1 << 22
-QUERIES = 1024
+# Of the scores that one device holds at once, in bytes; more are made in chunks of queries. An image of 512 pixels has
+# 4096 places on its first level: 2^24 scores, 64 MiB in float32, for each of 8 heads and each row, which the backward
+# pass would keep. The next level has a sixteenth of that, which fits for 8 rows, and is faster at once.
+SCORES_BYTES = 1 << 28
+# Fewer queries at a time would not fill a matrix product, however many rows there are.
+LEAST_QUERIES = 64
 
 
 def attend(
@@ -32,7 +34,8 @@ def attend(
     float32, and are never rounded. A fused kernel would not need the chunks; cuDNN's has limits on head widths that
     Stable Diffusion 1.5 passes (160), and bounds no memory on other devices.
     """
-    if q.shape[1] * k.shape[1] <= MOST_SCORES:
+    queries = queries_at_once(q.shape, k.shape[1])
+    if q.shape[1] <= queries:
         return _attend_at_once(q, k, v)
 
     # The backward pass makes the scores of a chunk anew: kept, they would be all scores again.
@@ -40,7 +43,21 @@ def attend(
     def one_query(query: Float[Array, "B N H"]) -> Float[Array, "B N H"]:
         return _attend_at_once(query[:, None], k, v)[:, 0]
 
-    return jax.lax.map(one_query, q.swapaxes(0, 1), batch_size=QUERIES).swapaxes(0, 1)
+    return jax.lax.map(one_query, q.swapaxes(0, 1), batch_size=queries).swapaxes(0, 1)
+
+
+def queries_at_once(shape: tuple[int, ...], num_keys: int) -> int:
+    """Queries whose scores fit into `SCORES_BYTES` of a device, a power of two.
+
+    Args:
+      shape: (rows, queries, heads, width); the rows are split over the mesh in force.
+      num_keys: S.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    rows = -(-shape[0] // (1 if mesh.empty else rows_parts(mesh)))
+    fitting = SCORES_BYTES // (rows * shape[2] * num_keys * np.dtype(np.float32).itemsize)
+    # Places are divisible by powers of two: no chunk is left over.
+    return 1 << (max(LEAST_QUERIES, fitting).bit_length() - 1)
 
 
 def _attend_at_once(

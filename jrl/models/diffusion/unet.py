@@ -135,7 +135,7 @@ class UNetModule(nn.Module):
 
     Attributes:
       config: The architecture.
-      dtype: Of the computation; norms, softmax and the timestep's sinusoids are float32 always.
+      dtype: Of the computation; norms, softmax, sinusoids and the last convolution are float32 always.
       remat: Keeps the input of each block, and computes the rest anew in the backward pass.
     """
 
@@ -165,7 +165,8 @@ class UNetModule(nn.Module):
         for index, level in enumerate(config.up_levels()):
             x = UpStage(*options, level, name=f"up_blocks_{index}")(x, skips, time, context)
         x = nn.silu(GroupNorm(config.norm_num_groups, config.norm_eps, name="conv_norm_out")(x))
-        return Conv(config.out_channels, 3, self.dtype, name="conv_out")(x).astype(jnp.float32)
+        # In float32: guidance multiplies what is rounded here by its scale.
+        return Conv(config.out_channels, 3, jnp.float32, name="conv_out")(x)
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "downsample_padding": (1,),
     "act_fn": ("silu", "swish"),
     "num_attention_heads": (None,),
-    "dual_cross_attention": (False,),
+    "dual_cross_attention": (False, None),
     "resnet_time_scale_shift": ("default",),
-    "resnet_skip_time_act": (False,),
+    "resnet_skip_time_act": (False, None),
     "resnet_out_scale_factor": (1.0,),
     "time_embedding_type": ("positional",),
     "time_embedding_dim": (None,),
@@ -48,7 +48,7 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "conv_out_kernel": (3,),
     "class_embed_type": (None,),
     "num_class_embeds": (None,),
-    "class_embeddings_concat": (False,),
+    "class_embeddings_concat": (False, None),
     "projection_class_embeddings_input_dim": (None,),
     "addition_embed_type": (None,),
     "addition_time_embed_dim": (None,),
@@ -66,6 +66,10 @@ _NAMES = Kind(
     "a list of names of blocks",
     lambda value: isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value),
 )
+_SAME_COUNT = Kind(
+    f"{COUNT.says}, or the same one for each level",
+    lambda value: COUNT.holds(value) or (COUNTS.holds(value) and len(set(value)) == 1),
+)
 _KINDS: Mapping[str, Kind] = {
     "sample_size": Kind(f"{SIZE.says}, or null", lambda value: value is None or SIZE.holds(value)),
     "in_channels": COUNT,
@@ -76,12 +80,12 @@ _KINDS: Mapping[str, Kind] = {
     "down_block_types": _NAMES,
     "up_block_types": _NAMES,
     "block_out_channels": COUNTS,
-    "layers_per_block": COUNT,
+    "layers_per_block": _SAME_COUNT,
     "mid_block_scale_factor": POSITIVE,
     "norm_num_groups": COUNT,
     "norm_eps": POSITIVE,
-    "cross_attention_dim": COUNT,
-    "transformer_layers_per_block": COUNT,
+    "cross_attention_dim": _SAME_COUNT,
+    "transformer_layers_per_block": _SAME_COUNT,
     "attention_head_dim": Kind(
         f"{COUNT.says}, or one for each level", lambda value: COUNT.holds(value) or COUNTS.holds(value)
     ),
@@ -168,6 +172,8 @@ class UNetConfig:
             WHAT, "block_out_channels", not bad_widths, f"multiples of {self.norm_num_groups} groups", widths
         )
         require(WHAT, "block_out_channels", widths[0] % 2 == 0, "even at first: sines and cosines", widths)
+        below = f"below {widths[0] // 2}, half the first width"
+        require(WHAT, "freq_shift", self.freq_shift < widths[0] // 2, below, self.freq_shift)
         for index, (width, count) in enumerate(zip(widths, self.heads, strict=True)):
             divides = not self._attends(index) or width % count == 0
             require(WHAT, "attention_head_dim", divides, f"divisors of the widths {widths}", heads)
@@ -235,7 +241,12 @@ def read_unet_config(values: Mapping[str, Any]) -> UNetConfig:
     per_level = values.get("only_cross_attention")
     if isinstance(per_level, list | tuple) and not any(per_level):
         values["only_cross_attention"] = False
-    return UNetConfig(**read_values(WHAT, values, _KINDS, _FIXED))
+    found = read_values(WHAT, values, _KINDS, _FIXED)
+    count = len(found.get("block_out_channels", UNetConfig.block_out_channels))
+    for key in [key for key in found if _KINDS[key] is _SAME_COUNT and isinstance(found[key], tuple)]:
+        require(WHAT, key, len(found[key]) == count, f"one number or {count}, one for each width", found[key])
+        found[key] = found[key][0]
+    return UNetConfig(**found)
 
 
 def stored_unet_config(config: UNetConfig) -> dict[str, Any]:

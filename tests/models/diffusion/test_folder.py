@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ import pytest
 from jrl.models.diffusion.folder import load_diffusion_model
 from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.models.diffusion.saving import write_unet_folder
-from jrl.models.safetensors_io import TensorFiles
+from jrl.models.safetensors_io import TensorFiles, conversion_line
 from jrl.models.safetensors_write import LazyTensor, write_file
 from tests.models.diffusion.tiny_folder import INDEX, SCHEDULER, change_json
 
@@ -79,6 +80,19 @@ def test_a_unet_in_several_files(tiny_model: DiffusionModel, changed_folder: Cop
     write_unet_folder(folder, unet.stored_config(), unet.entries(), params, max_shard_bytes=20_000)
     assert len(list((folder / "unet").glob("*-of-*.safetensors"))) > 2
     assert same(load_diffusion_model(folder).weights["unet"], params)
+
+
+def test_a_variant_in_several_files(tiny_model: DiffusionModel, changed_folder: CopyFolder) -> None:
+    """The index has the variant before its last ending, the files have it before their number."""
+    folder = changed_folder()
+    unet = folder / "unet"
+    shard = "diffusion_pytorch_model.fp16-00001-of-00001.safetensors"
+    (unet / WEIGHTS).rename(unet / shard)
+    weight_map = {entry.name: shard for entry in tiny_model.unet.entries()}
+    (unet / f"{WEIGHTS}.index.fp16.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.warns(UserWarning, match="is read in its place"):
+        found = load_diffusion_model(folder, variant="fp16")
+    assert same(found.weights["unet"], tiny_model.weights["unet"])
 
 
 def test_half_precision_stays(tiny_model: DiffusionModel, changed_folder: CopyFolder) -> None:
@@ -270,3 +284,36 @@ class TestNames:
         assert not [
             pattern for pattern in patterns if ".bin" in pattern or "safety" in pattern or "fp16" in pattern
         ]
+
+    def test_what_the_hub_has_in_half_precision_alone(
+        self, monkeypatch: pytest.MonkeyPatch, changed_folder: CopyFolder, tmp_path: Path
+    ) -> None:
+        """Asked a second time; a part of pickles alone is never downloaded."""
+        hub, cache = changed_folder(), tmp_path / "cache"
+        asked = []
+        (hub / "unet" / WEIGHTS).rename(hub / "unet/diffusion_pytorch_model.fp16.safetensors")
+
+        def download(name: str, *, allow_patterns: list[str], **options: Any) -> str:
+            asked.append(allow_patterns)
+            for path in hub.rglob("*.*"):
+                inner = path.relative_to(hub)
+                if any(fnmatch.fnmatch(inner.as_posix(), pattern) for pattern in allow_patterns):
+                    (cache / inner).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, cache / inner)
+            return str(cache)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        with pytest.warns(UserWarning, match="unet has no"):
+            load_diffusion_model("a/b")
+        assert len(asked) == 2 and "unet/diffusion_pytorch_model.fp16.safetensors" in asked[1]
+        assert not [pattern for pattern in asked[1] if "vae" in pattern and "fp16" in pattern]
+
+        (hub / "vae" / WEIGHTS).rename(hub / "vae/diffusion_pytorch_model.bin")
+        (hub / "text_encoder/model.safetensors").rename(hub / "text_encoder/pytorch_model.bin")
+        shutil.rmtree(cache)
+        with pytest.raises(FileNotFoundError, match="may hold it only as a pickle") as error:
+            load_diffusion_model("a/b")
+        said = str(error.value)
+        assert "'a/b' came from" in said and "without a vae/*.safetensors or text_encoder/*" in said
+        assert conversion_line(Path("b/vae"), "diffusion_pytorch_model") in said and "\n" not in said
+        assert conversion_line(Path("b/text_encoder")) in said and not list(cache.rglob("*.bin"))

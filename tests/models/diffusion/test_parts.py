@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jrl.models.diffusion import clip_entries, vae_entries
-from jrl.models.diffusion.clip_config import ClipTextConfig
+from jrl.models.diffusion.clip_config import ClipTextConfig, read_clip_config, stored_clip_config
 from jrl.models.diffusion.clip_text import ClipText
 from jrl.models.diffusion.part_files import PART_FILES, read_part
 from jrl.models.diffusion.vae import VAE
@@ -95,6 +95,25 @@ def test_names_of_older_files() -> None:
     assert not any(clip_entries.is_ignored(entry.name) for entry in ENCODER.entries())
 
 
+def test_keys_that_transformers_gives_to_all_models() -> None:
+    """And no nearest name for a key that resembles none."""
+    keys = {
+        "tie_word_embeddings": True,
+        "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+        "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+        "return_dict": True,
+        "chunk_size_feed_forward": 0,
+        "is_encoder_decoder": False,
+        "problem_type": None,
+        "pruned_heads": {},
+        "torchscript": False,
+    }
+    config = stored_clip_config(ENCODER.config)
+    assert read_clip_config(config | keys) == ENCODER.config
+    with pytest.raises(ValueError, match=r"`num_hidden_states` is unknown.*implemented\.$"):
+        read_clip_config(config | {"num_hidden_states": 2})
+
+
 def test_longer_than_the_table() -> None:
     with pytest.raises(ValueError, match=r"`tokens` must have at most 77 columns.*got 78"):
         ENCODER.encode({}, jnp.zeros((1, 78), jnp.int32), dtype=jnp.float32)
@@ -116,6 +135,7 @@ def test_a_config_is_written_as_it_is_read() -> None:
         ("act_fn", "gelu", "'silu' or 'swish'"),
         ("use_quant_conv", 1, "true or false"),
         ("scaling_factor", -1, "a positive number"),
+        ("down_block_types", [["DownEncoderBlock2D"]], "a list of 'DownEncoderBlock2D' only"),
         ("layers_per_block", True, "a positive whole number"),
     ],
 )

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from jrl.models.adapters.config import LoraConfig
+from jrl.models.diffusion import pipeline
 from jrl.models.diffusion.folder import load_diffusion_model
 from jrl.models.diffusion.lora_files import LORA_FILE, read_lora
 from jrl.models.diffusion.pipeline import DiffusionModel, FoundLora
@@ -52,14 +55,44 @@ def test_the_whole_denoiser_trains(with_reference: bool, tiny_model: DiffusionMo
 
 
 def test_what_trains_may_be_donated(tiny_model: DiffusionModel) -> None:
+    """And is where the weights are: a mesh may hold what its first device does not."""
     on_device = replace(tiny_model, weights=jax.tree.map(jnp.asarray, tiny_model.weights))
-    for model in (tiny_model, on_device):
+    for model, kind in ((tiny_model, np.ndarray), (on_device, jax.Array)):
         params, _ = model.split(lora=None, key=KEY, compute_dtype=jnp.float32, with_reference=True)
-        hosts = jax.tree.leaves(tiny_model.weights["unet"])
-        taken = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)]
-        assert not set(taken) & {leaf.ctypes.data for leaf in hosts}
-        jax.tree.map(lambda leaf: leaf.delete(), params)
+        assert all(isinstance(leaf, kind) for leaf in jax.tree.leaves(params))
+        weights, taken = (jax.tree.leaves(tree) for tree in (model.weights["unet"], params))
+        assert not set(map(address, taken)) & set(map(address, weights))
+        placed = jax.device_put(params)
+        jax.tree.map(lambda leaf: leaf.delete(), placed)
         assert np.isfinite(model.weights["unet"]["conv_in"]["bias"]).all()
+
+
+def address(leaf: Any) -> int:
+    return int(leaf.unsafe_buffer_pointer() if isinstance(leaf, jax.Array) else leaf.ctypes.data)
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_the_functions_keep_no_weights_alive(with_lora: bool, tiny_model: DiffusionModel) -> None:
+    model = replace(tiny_model, weights=jax.tree.map(np.array, tiny_model.weights))
+    kept = [weakref.ref(leaf) for leaf in jax.tree.leaves(model.weights)]
+    lora = model.unet.bind_lora(LoraConfig(r=2)) if with_lora else None
+    functions = model.functions(compute_dtype=jnp.float32, lora=lora)
+    del model
+    assert functions is not None and not any(leaf() is not None for leaf in kept)
+
+
+def test_what_came_from_a_device_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is a view of its memory, or the caller's own, is."""
+    fetched = {"gpu": np.ones(3), "cpu": np.ones(3)[:]}
+    leaves = {name: jnp.zeros(3) for name in fetched}
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    monkeypatch.setattr(
+        jax, "device_get", lambda leaf: fetched[names[id(leaf)]] if id(leaf) in names else leaf
+    )
+    own = np.ones(3)
+    host = pipeline._on_host(leaves | {"own": own})
+    assert host["gpu"] is fetched["gpu"]
+    assert not np.shares_memory(host["cpu"], fetched["cpu"]) and not np.shares_memory(host["own"], own)
 
 
 def test_a_reference_that_was_not_kept(tiny_model: DiffusionModel) -> None:

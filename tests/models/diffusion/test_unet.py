@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from jrl.mesh import abstract_mesh, path_name, tree_shardings
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.diffusion import transformer
 from jrl.models.diffusion.layers import Conv, GroupNorm, sinusoids, upsample_nearest
-from jrl.models.diffusion.transformer import attend
+from jrl.models.diffusion.transformer import attend, queries_at_once
 from jrl.models.diffusion.unet import UNet
 from jrl.models.diffusion.unet_config import UNetConfig
 from jrl.models.layers import Projection, adapted_kernel
@@ -111,9 +112,9 @@ def test_the_low_rank_path_is_not_merged() -> None:
 
 
 def test_chunks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the result nor its gradient; and the scores of no two chunks, 2 · 2 · 3 · 50 each, are kept together."""
+    """Neither the result nor its gradient; and the scores of no two chunks, 2 · 2 · 2 · 50 each, are kept together."""
     random = np.random.default_rng(0)
-    q, k, v = (random.standard_normal((2, length, 2, 4)).astype(np.float32) for length in (7, 50, 50))
+    q, k, v = (random.standard_normal((2, length, 2, 2)).astype(np.float32) for length in (7, 50, 50))
 
     def total(q: Any, k: Any, v: Any) -> Any:
         return (attend(q, k, v) * q).sum()
@@ -125,12 +126,35 @@ def test_chunks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
     whole = jax.jit(jax.value_and_grad(total, (0, 1, 2)))(q, k, v)
     assert largest() == 2 * 2 * 7 * 50
-    monkeypatch.setattr(transformer, "MOST_SCORES", 48)
-    monkeypatch.setattr(transformer, "QUERIES", 3)  # 7 = 3 + 3 + 1
-    assert largest() < 2 * 2 * 2 * 3 * 50
+    monkeypatch.setattr(transformer, "SCORES_BYTES", 3 * (2 * 2 * 50 * 4))
+    monkeypatch.setattr(transformer, "LEAST_QUERIES", 1)  # 3 fit, so 7 = 2 + 2 + 2 + 1
+    assert largest() < 2 * 2 * 2 * 2 * 50
     chunked = jax.jit(jax.value_and_grad(lambda *qkv: total(*qkv), (0, 1, 2)))(q, k, v)
     for got, wanted in zip(jax.tree.leaves(chunked), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_chunk_is_what_fits_for_all_rows_and_heads() -> None:
+    """Of 256 MiB: a query of 8 heads at 4096 places takes 128 KiB a row. A device has the rows that are its own."""
+    assert [queries_at_once((rows, 4096, 8, 40), 4096) for rows in (1, 2, 3, 16, 1000)] == [
+        2048,
+        1024,
+        512,
+        128,
+        64,
+    ]
+    assert queries_at_once((8, 1024, 8, 80), 1024) == 1024 and queries_at_once((8, 4096, 8, 40), 77) >= 4096
+    with jax.sharding.use_abstract_mesh(abstract_mesh(2, 2, 2, num_devices=8)):
+        assert queries_at_once((16, 4096, 8, 40), 4096) == queries_at_once((13, 4096, 8, 40), 4096) == 512
+
+
+def test_the_output_is_not_rounded(tiny: UNet) -> None:
+    """By the last convolution: guidance would multiply its error."""
+    trace = jax.make_jaxpr(partial(tiny.apply, dtype=jnp.bfloat16, remat=False))
+    data = np.zeros((1, 4, 4, 4), np.float32), np.zeros(1, np.int32), np.zeros((1, 3, 8), np.float32)
+    equations = trace(tiny.shapes, None, *data).jaxpr.eqns
+    made = [eqn.outvars[0].aval.dtype for eqn in equations if eqn.primitive.name == "conv_general_dilated"]
+    assert made[-1] == jnp.float32 and set(made[:-1]) == {jnp.dtype(jnp.bfloat16)}
 
 
 def test_scores_beyond_half_precision_are_finite() -> None:

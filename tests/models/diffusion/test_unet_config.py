@@ -27,11 +27,11 @@ UNSUPPORTED = {
     "up_block_types": ["SimpleCrossAttnUpBlock2D"] * 4,
     "mid_block_type": "UNetMidBlock2DSimpleCrossAttn",
     "only_cross_attention": [True, False, False, False],
-    "layers_per_block": [2, 2, 2, 2],
+    "layers_per_block": [2, 2, 2, 3],
     "downsample_padding": 0,
     "act_fn": "mish",
     "norm_num_groups": None,
-    "cross_attention_dim": [768, 768, 768, 768],
+    "cross_attention_dim": [768, 768, 768, 1024],
     "transformer_layers_per_block": [1, 2, 10, 10],
     "num_attention_heads": 8,
     "dual_cross_attention": True,
@@ -48,6 +48,7 @@ UNSUPPORTED = {
     "class_embed_type": "timestep",
     "num_class_embeds": 10,
     "class_embeddings_concat": True,
+    "flip_sin_to_cos": 1,
     "projection_class_embeddings_input_dim": 10,
     "addition_embed_type": "text_time",
     "addition_time_embed_dim": 256,
@@ -94,11 +95,32 @@ def test_other_values_that_mean_the_same_pass() -> None:
         read_unet_config({"dropout": 0.1})
 
 
+def test_what_a_converter_of_single_files_writes() -> None:
+    """Flags that nobody set are null, and numbers are given for each level."""
+    config = {
+        **stored_unet_config(SD15),
+        "upcast_attention": None,
+        "use_linear_projection": None,
+        "center_input_sample": None,
+        "dual_cross_attention": None,
+        "resnet_skip_time_act": None,
+        "class_embeddings_concat": None,
+        "layers_per_block": [2] * 4,
+        "cross_attention_dim": [768] * 4,
+        "transformer_layers_per_block": [1] * 4,
+    }
+    assert read_unet_config(config) == SD15
+    with pytest.raises(ValueError, match="`layers_per_block` must be one number or 4, one for each width"):
+        read_unet_config(config | {"layers_per_block": [2] * 3})
+
+
 def test_unknown_keys_are_refused_with_the_nearest_name() -> None:
     with pytest.raises(
         ValueError, match=r"`atention_head_dim` is unknown.*Did you mean `attention_head_dim`"
     ):
         read_unet_config({"atention_head_dim": 8})
+    with pytest.raises(ValueError, match=r"`head_dimension` is unknown.*implemented\.$"):
+        read_unet_config({"head_dimension": 8})
 
 
 @pytest.mark.parametrize(
@@ -110,6 +132,11 @@ def test_unknown_keys_are_refused_with_the_nearest_name() -> None:
         ({"norm_num_groups": 33}, "`block_out_channels` must be multiples of 33 groups"),
         ({"norm_num_groups": 5, "block_out_channels": [5, 5, 5, 5]}, "even at first"),
         ({"in_channels": True}, "`in_channels` must be a positive whole number; got True"),
+        ({"freq_shift": 160}, "`freq_shift` must be below 160, half the first width; got 160"),
+        ({"norm_eps": float("inf")}, "`norm_eps` must be a positive number; got inf"),
+        ({"mid_block_scale_factor": 10**400}, "`mid_block_scale_factor` must be a positive number"),
+        ({"block_out_channels": [[320]]}, "`block_out_channels` must be a list of positive whole numbers"),
+        ({"layers_per_block": [[2], [2]]}, "`layers_per_block` must be a positive whole number, or the same"),
         ({"sample_size": [64]}, "`sample_size` must be a positive whole number, or two, or null"),
     ],
 )
