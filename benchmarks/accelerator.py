@@ -20,6 +20,7 @@ _SMALL = ("--model", "qwen2-0.5b")
 ROWS = (
     ("update.py", *_MIDDLE, "--remat"),
     ("update.py", *_LARGE, "--remat"),
+    ("update.py", *_MIDDLE, "--remat", "--attn-implementation", "einsum"),
     ("decode.py", *_MIDDLE, "--rows", "64"),
     ("decode.py", *_MIDDLE, "--rows", "256"),
     ("decode.py", *_LARGE, "--rows", "64"),
@@ -27,6 +28,7 @@ ROWS = (
     ("decode.py", *_SMALL),
     ("ppo_iteration.py", *_SMALL, "--remat"),
     ("score.py", *_MIDDLE),
+    ("score.py", *_MIDDLE, "--attn-implementation", "einsum"),
     ("sft_step.py", *_MIDDLE, "--remat"),
     ("dpo_step.py", *_MIDDLE, "--remat"),
     ("ddpo.py", "--precision", "bfloat16"),

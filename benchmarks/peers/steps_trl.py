@@ -34,24 +34,24 @@ from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, S
 
 
 class Stopwatch(TrainerCallback):
-    """Takes a step when it is told to, and says how long it took."""
+    """Takes two steps when it is told to, and says how long the second one took."""
 
     def __init__(self) -> None:
-        self._is_warm = False
+        self._done = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Waits for a line, but before the first step."""
-        if self._is_warm and not is_asked():
+        """Waits for a line before every second step; the first one is the warm-up."""
+        if self._done % 2 == 1 and not is_asked():
             os._exit(0)
         self._begin = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Prints the seconds, or that the first step is done."""
-        if self._is_warm:
-            say_seconds(time.perf_counter() - self._begin)
-        else:
+        """Prints the seconds, or that the warm-up is done."""
+        if self._done == 0:
             say_ready()
-            self._is_warm = True
+        elif self._done % 2 == 0:
+            say_seconds(time.perf_counter() - self._begin)
+        self._done += 1
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -14,6 +14,7 @@ from transformers import GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from jrl.models.adapters.config import AdapterConfig, read_adapter_config
 from jrl.models.checkpoint import load_checkpoint, read_model
+from jrl.models.fused_attention import AttnImplementation, choose_attention
 from jrl.models.heads import init_value_head
 from jrl.models.hub import find_folder
 from jrl.models.model import CausalLM, make_model
@@ -155,6 +156,7 @@ class Options:
       lora_rank: Rank of an adapter on queries and values that trains instead; 0: none.
       frozen_dtype: "float32" or "bfloat16", of what does not train.
       remat: Whether layers are computed again in the backward pass.
+      attn_implementation: How scoring and training attend, as `model.attn_implementation` of a run.
     """
 
     compute_dtype: Dtype = "float32"
@@ -162,6 +164,7 @@ class Options:
     lora_rank: int = 0
     frozen_dtype: Dtype = "float32"
     remat: bool = False
+    attn_implementation: AttnImplementation = "auto"
 
     @property
     def peft_config(self) -> dict[str, Any] | None:
@@ -197,8 +200,18 @@ class Subject:
     @property
     def policy(self) -> PolicyFns:
         """The model as algorithms see it."""
-        dtype = jnp.dtype(self.options.compute_dtype)
-        return self.lm.policy(compute_dtype=dtype, remat=self.options.remat, **self.options.split)
+        return self.lm.policy(
+            compute_dtype=jnp.dtype(self.options.compute_dtype),
+            remat=self.options.remat,
+            attn_implementation=self.options.attn_implementation,
+            **self.options.split,
+        )
+
+    @property
+    def attention(self) -> str:
+        """How scoring and training attend on this process's devices."""
+        options = self.options
+        return choose_attention(options.attn_implementation, self.lm.config, jnp.dtype(options.compute_dtype))
 
     @property
     def is_random(self) -> bool:

@@ -94,6 +94,7 @@ def _config(subject: Subject, shapes: Shapes, tokenizer: str, folder: str) -> TR
             num_layers_unfrozen=options.num_layers_unfrozen,
             peft_config=options.peft_config,
             frozen_dtype=options.frozen_dtype,
+            attn_implementation=options.attn_implementation,
         ),
         optimizer=OptimizerConfig(name="adamw", kwargs={"lr": 1e-6}),
         scheduler=SchedulerConfig(name="constant", kwargs={}),

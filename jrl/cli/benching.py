@@ -39,6 +39,12 @@ def add_bench_flags(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--frozen-dtype", choices=_DTYPES, default="float32", help="of what does not train")
     command.add_argument("--remat", action="store_true", help="compute layers again in the backward pass")
+    command.add_argument(
+        "--attn-implementation",
+        choices=("auto", "einsum", "xla", "cudnn"),
+        default="auto",
+        help="how scoring and training attend",
+    )
 
 
 def bench(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], None]:
@@ -70,6 +76,7 @@ def bench(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], N
         lora_rank=flags.lora_rank,
         frozen_dtype=flags.frozen_dtype,
         remat=flags.remat,
+        attn_implementation=flags.attn_implementation,
     )
     given: dict[str, Any] = {name: vars(flags)[name] for name in _SHAPES if vars(flags)[name] is not None}
     shapes = replace(preset.shapes if preset else Shapes(), **given)

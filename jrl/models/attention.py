@@ -2,7 +2,7 @@
 """Causal attention with grouped key/value heads, windows, rotary positions or ALiBi, and an explicit cache.
 
 Plain einsums with a float32 softmax: exact, and on a CPU as fast as fused forms. Padding may be on either
-side.
+side. Whole rows that are padded on the right may go through `jrl.models.fused_attention` instead.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.mesh import constrain
 from jrl.models.cache import Cache, LayerCache, spread_kv_heads
 from jrl.models.config import LayerConfig, TransformerConfig
+from jrl.models.fused_attention import FusedImplementation, FusedRows, attend_fused, fused_rows
 from jrl.models.layers import Norm, Projection
 from jrl.models.positions import Rotation, alibi_slopes, rotate, rotations
 
@@ -30,16 +31,18 @@ class AttentionContext(NamedTuple):
     """What every layer's attention needs to know of the rows.
 
     Attributes:
-      masks: True where query q may read key s; one for each of `config.windows`.
+      masks: True where query q may read key s; one for each of `config.windows`. None where a kernel knows it.
       rotations: One for each of `config.ropes`.
       distance: Position of query q minus that of key s, for ALiBi; None without it.
       column: Where the cache takes the next keys; None without a cache.
+      fused: Rows that go through one kernel; None: through einsums and `masks`.
     """
 
-    masks: tuple[Bool[Array, "B Q S"], ...]
+    masks: tuple[Bool[Array, "B Q S"], ...] | None
     rotations: tuple[Rotation, ...]
     distance: Int[Array, "B Q S"] | None = None
     column: Int[Array, ""] | None = None
+    fused: FusedRows | None = None
 
 
 def full_context(
@@ -54,6 +57,18 @@ def full_context(
     if segment_ids is not None:
         mask &= segment_ids[:, :, None] == segment_ids[:, None, :]
     return _context(config, mask, positions, positions)
+
+
+def fused_context(
+    config: TransformerConfig,
+    attention_mask: Bool[Array, "B L"],
+    positions: Int[Array, "B L"],
+    implementation: FusedImplementation,
+) -> AttentionContext:
+    """Context of whole rows that are padded on the right and go through one kernel. There is no mask."""
+    return AttentionContext(
+        None, rotations(config, positions), fused=fused_rows(attention_mask, implementation)
+    )
 
 
 def cached_context(config: TransformerConfig, cache: Cache, positions: Int[Array, "B Q"]) -> AttentionContext:
@@ -144,17 +159,30 @@ class Attention(nn.Module):
             assert context.column is not None
             cache = cache.append(k, v, context.column)
             k, v = cache
-        out = attend(
+        out = self._attend(q, k, v, context)
+        return self.o(constrain(out, "batch", None, "heads", None)), cache
+
+    def _attend(
+        self,
+        q: Float[Array, "B Q N H"],
+        k: Float[Array, "B K S H"],
+        v: Float[Array, "B K S H"],
+        context: AttentionContext,
+    ) -> Float[Array, "B Q N H"]:
+        config, layer = self.config, self.layer
+        if context.fused is not None:
+            return attend_fused(q, k, v, context.fused, scale=layer.attention_scale, window=layer.window)
+        assert context.masks is not None
+        return attend(
             q,
             k,
             v,
-            context.masks[config.windows.index(self.layer.window)],
-            scale=self.layer.attention_scale,
+            context.masks[config.windows.index(layer.window)],
+            scale=layer.attention_scale,
             softcap=config.attention_softcap,
             bias=self._alibi(context),
             dropout=self.dropout if self.has_rng("dropout") and config.attention_dropout else None,
         )
-        return self.o(constrain(out, "batch", None, "heads", None)), cache
 
     def _alibi(self, context: AttentionContext) -> Float[Array, "B N Q S"] | None:
         if context.distance is None:

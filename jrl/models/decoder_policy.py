@@ -13,9 +13,10 @@ from jaxtyping import Array, Float
 
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
-from jrl.models.attention import AttentionContext, cached_context, full_context
+from jrl.models.attention import AttentionContext, cached_context, full_context, fused_context
 from jrl.models.cache import Cache, LayerCache, cache_tokens, empty_layer_cache, spread_kv_heads
 from jrl.models.config import TransformerConfig
+from jrl.models.fused_attention import FusedImplementation
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.positions import token_positions
 from jrl.models.transformer import Decoder
@@ -41,6 +42,7 @@ class DecoderPolicy:
       num_value_layers: Layers that the value function has its own copy of.
       adapter: What trains beside the frozen model; None: parts of the model itself.
       noise: What a dropout key draws on the embeddings; None: nothing.
+      attention: The kernel that whole rows go through, padded on the right then; None: einsums.
     """
 
     config: TransformerConfig
@@ -49,6 +51,7 @@ class DecoderPolicy:
     num_value_layers: int
     adapter: Lora | VirtualTokens | None = None
     noise: EmbeddingNoise | None = None
+    attention: FusedImplementation | None = None
 
     def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
         """Hidden states before layer `cut`."""
@@ -65,7 +68,7 @@ class DecoderPolicy:
         """The layers above the trunk, and the value function's own copy of the last of them."""
         if self._virtual(params) is not None:
             return self._branch_after_virtual_tokens(params, frozen, inputs, dropout_key)
-        context, positions = self._context(inputs)
+        context, positions = self._context(inputs, dropout_key)
         key, value_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         variables = self._variables(params, frozen)
         x = jax.lax.stop_gradient(trunk)
@@ -203,9 +206,16 @@ class DecoderPolicy:
             variables[LORA] = self.adapter.variables(params[LORA])
         return variables
 
-    def _context(self, inputs: ModelInputs) -> tuple[AttentionContext, Array]:
-        positions = token_positions(inputs.attention_mask, inputs.segment_ids)
-        return full_context(self.config, inputs.attention_mask, positions, inputs.segment_ids), positions
+    def _context(
+        self, inputs: ModelInputs, dropout_key: PRNGKey | None = None
+    ) -> tuple[AttentionContext, Array]:
+        mask, segment_ids = inputs.attention_mask, inputs.segment_ids
+        positions = token_positions(mask, segment_ids)
+        # The kernels know neither segments nor, by the interface they are called through, dropout of the weights.
+        drops = self._rngs(dropout_key) is not None and self.config.attention_dropout > 0
+        if self.attention is None or segment_ids is not None or drops:
+            return full_context(self.config, mask, positions, segment_ids), positions
+        return fused_context(self.config, mask, positions, self.attention), positions
 
     def _embed(
         self, variables: Variables, inputs: ModelInputs, positions: Array, key: PRNGKey | None = None
@@ -219,7 +229,9 @@ class DecoderPolicy:
         return self._run(variables, tokens, positions, noise, method="embed_tokens", dropout_key=key)
 
     def _run(self, variables: Variables, *args: Any, method: str, dropout_key: PRNGKey | None = None) -> Any:
-        if self.noise is not None and self.noise.alone:
-            dropout_key = None
-        rngs = None if dropout_key is None else {"dropout": dropout_key}
-        return self.decoder.apply(variables, *args, method=method, rngs=rngs)
+        return self.decoder.apply(variables, *args, method=method, rngs=self._rngs(dropout_key))
+
+    def _rngs(self, dropout_key: PRNGKey | None) -> dict[str, PRNGKey] | None:
+        if dropout_key is None or (self.noise is not None and self.noise.alone):
+            return None
+        return {"dropout": dropout_key}

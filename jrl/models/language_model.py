@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jrl.models.adapters.config import AdapterConfig
 from jrl.models.families.base import Entry, Family
+from jrl.models.fused_attention import AttnImplementation
 from jrl.models.heads import init_q_heads, init_value_head
 from jrl.models.noise import EmbeddingNoise
 from jrl.typing import Params, PolicyFns, PRNGKey
@@ -76,6 +77,7 @@ class BaseLM(abc.ABC):
         compute_dtype: Any = jnp.float32,
         remat: bool = False,
         noise: EmbeddingNoise | None = None,
+        attn_implementation: AttnImplementation = "einsum",
     ) -> PolicyFns:
         """This model as `PolicyFns`; the arguments are those of `make_policy`."""
         return self.make_policy(
@@ -86,6 +88,7 @@ class BaseLM(abc.ABC):
             compute_dtype=compute_dtype,
             remat=remat,
             noise=noise,
+            attn_implementation=attn_implementation,
         )
 
     def split_params(

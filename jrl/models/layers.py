@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,7 +42,8 @@ def contract(
 
     The gradient of W is computed as xᵀ·g. The derived one is (gᵀ·x)ᵀ, for which XLA's CPU compiler copies g transposed
     and, fused with that copy, adds up the residual stream's gradient anew from the last layer down: time quadratic in
-    the number of layers.
+    the number of layers. Both are matrices there: of three axes the copy of x transposed, with what made x fused into
+    it, took longer than the product (GPT-2's `down`, 16 rows of 64: 40 ms, now 17).
     """
     start = x.ndim - num_inputs
     contracted = tuple(range(start, x.ndim)), tuple(range(num_inputs))
@@ -54,12 +56,11 @@ def _contract_forward(x: Array, kernel: Array, num_inputs: int) -> tuple[Array, 
 
 def _contract_backward(num_inputs: int, kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, kernel = kept
-    rows = tuple(range(x.ndim - num_inputs))
-    outputs = tuple(range(len(rows), g.ndim)), tuple(range(num_inputs, kernel.ndim))
-    return (
-        jax.lax.dot_general(g, kernel, (outputs, ((), ()))),
-        jax.lax.dot_general(x, g, ((rows, rows), ((), ()))),
-    )
+    start = x.ndim - num_inputs
+    outputs = tuple(range(start, g.ndim)), tuple(range(num_inputs, kernel.ndim))
+    num_rows = math.prod(x.shape[:start])
+    by_rows = jax.lax.dot_general(x.reshape(num_rows, -1), g.reshape(num_rows, -1), (((0,), (0,)), ((), ())))
+    return jax.lax.dot_general(g, kernel, (outputs, ((), ()))), by_rows.reshape(kernel.shape)
 
 
 contract.defvjp(_contract_forward, _contract_backward)

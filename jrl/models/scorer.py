@@ -17,6 +17,7 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.classifier import HEADS, SCORE, Classifier, read_scores
 from jrl.models.decoder_policy import LORA
 from jrl.models.encoder import Encoder, EncoderConfig
+from jrl.models.fused_attention import AttnImplementation, require_einsum
 from jrl.models.policy import branch_start, make_policy, split_params
 from jrl.typing import Frozen, ModelInputs, Params, PRNGKey, Scorer
 
@@ -28,6 +29,7 @@ def make_scorer(
     adapter: Lora | None = None,
     compute_dtype: Any = jnp.float32,
     remat: bool = False,
+    attn_implementation: AttnImplementation = "einsum",
 ) -> Scorer:
     """The function by which algorithms know this classifier.
 
@@ -40,8 +42,10 @@ def make_scorer(
       adapter: Trains in place of layers, whatever `num_layers_unfrozen` says; bound to this model.
       compute_dtype: Of activations and matrix products in the body; scores are float32.
       remat: Recompute each layer in the backward pass.
+      attn_implementation: As in `make_policy`: other than by einsums, padding must be on the right.
     Raises:
-      ValueError: If there is more than one label, or the number of layers is out of range.
+      ValueError: If there is more than one label, the number of layers is out of range, or the implementation does not
+        serve this model on these devices.
     """
     if len(model.labels) != 1:
         raise ValueError(
@@ -50,6 +54,7 @@ def make_scorer(
         )
     branch_start(model.body, num_layers_unfrozen, adapter=adapter)
     if isinstance(model.config, EncoderConfig):
+        require_einsum(attn_implementation, "an encoder reads in both directions")
         return _encoder_scorer(Encoder(model.config, compute_dtype, remat), adapter)
     policy = make_policy(
         model.config,
@@ -57,6 +62,7 @@ def make_scorer(
         adapter=adapter,
         compute_dtype=compute_dtype,
         remat=remat,
+        attn_implementation=attn_implementation,
     )
 
     def score(

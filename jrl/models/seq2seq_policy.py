@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.models.adapters.lora import Lora
 from jrl.models.cache import LayerCache, cached_kv_heads, constrain_cache
 from jrl.models.decoder_policy import LORA
+from jrl.models.fused_attention import AttnImplementation, require_einsum
 from jrl.models.heads import HEADS, read_heads
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.seq2seq import EncoderDecoder, Rows
@@ -70,17 +71,19 @@ def make_seq2seq_policy(
     compute_dtype: Any = jnp.float32,
     remat: bool = False,
     noise: EmbeddingNoise | None = None,
+    attn_implementation: AttnImplementation = "einsum",
 ) -> PolicyFns:
     """The functions by which algorithms know this model; the arguments are those of `make_policy`.
 
     Raises:
-      ValueError: If a count is out of range, the value function shall have layers of its own, or there is to be noise.
+      ValueError: If a count is out of range, or for layers of the value function's own, noise, or a kernel.
     """
     if noise is not None:
         raise ValueError(
             f"`neftune_noise_alpha` must be None for a seq2seq model, which has two embedded rows to put noise on, got "
             f"{noise.alpha}."
         )
+    require_einsum(attn_implementation, "a seq2seq model has a learned bias on the scores")
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
     policy = _Seq2SeqPolicy(config, EncoderDecoder(config, compute_dtype, remat), cut, adapter)
     return PolicyFns(

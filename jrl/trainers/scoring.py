@@ -76,7 +76,10 @@ def load_scorer(config: TRLConfig, mesh: Mesh, *, dropout: bool) -> ScorerBundle
     adapter = bind_classifier(described, plan.config)
     options: dict[str, Any] = {"num_layers_unfrozen": section.num_layers_unfrozen, "adapter": adapter}
     dtype = COMPUTE_DTYPES[train.compute_dtype]
-    scorer = make_scorer(described, **options, compute_dtype=dtype, remat=train.remat)
+    attention = section.attn_implementation
+    scorer = make_scorer(
+        described, **options, compute_dtype=dtype, remat=train.remat, attn_implementation=attention
+    )
     root_key = jax.random.key(train.seed)
     start = load_start(
         plan.base,

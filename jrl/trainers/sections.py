@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jrl.models.adapters.config import plain_peft_config, read_adapter_config
+from jrl.models.fused_attention import AttnImplementation
 
 
 class Section:
@@ -46,6 +47,9 @@ class ModelConfig(Section):
         trains is float32 whatever this says. Where all layers train nothing is frozen, and this must be "float32".
       model_extra_configs: Fields that replace those of the checkpoint's own config.
       value_head: "mlp" (two layers, trlX's) or "linear" (TRL's), for a checkpoint that brings none.
+      attn_implementation: How scoring and training attend. "auto": by cuDNN's fused kernel on NVIDIA GPUs, in bfloat16
+        or float16, for models that it serves; by einsums with a mask elsewhere. "einsum", "xla" and "cudnn" ask for one
+        by name. Sampling, packed rows and attention dropout always go through einsums.
     """
 
     model_path: Any
@@ -55,6 +59,7 @@ class ModelConfig(Section):
     frozen_dtype: Literal["float32", "bfloat16", "int8", "nf4"] = "float32"
     model_extra_configs: dict[str, Any] = field(default_factory=dict)
     value_head: Literal["mlp", "linear"] = "mlp"
+    attn_implementation: AttnImplementation = "auto"
 
     def validate(self) -> None:
         """Refuses values outside their range."""

@@ -126,8 +126,13 @@ def load_policy(
     described = described_model(config, plan)
     check_vocabulary(tokenizer, described.vocab_size)
     _check_model(config, plan, described, options)
-    # Refused by the models that have none, before any weight is read.
-    described.policy(noise=noise)
+    # What does not fit the model, or these devices, is refused before any weight is read.
+    computed: dict[str, Any] = {
+        "compute_dtype": COMPUTE_DTYPES[config.train.compute_dtype],
+        "attn_implementation": config.model.attn_implementation,
+        "noise": noise,
+    }
+    described.policy(**computed)
     lm, params = _load_model(config, mesh, wanted, plan, described)
     report = tree_shardings(mesh, params)[1]
     quantize = partial(quantize_frozen, kind=config.model.frozen_dtype, mesh=mesh)
@@ -140,12 +145,7 @@ def load_policy(
         frozen = quantize(frozen)
     # What was not read with the model, a fresh adapter or one of a folder of its own, is not on the mesh yet.
     trainable = place(trainable, tree_shardings(mesh, trainable)[0])
-    policy = lm.policy(
-        compute_dtype=COMPUTE_DTYPES[config.train.compute_dtype],
-        remat=config.train.remat,
-        noise=noise,
-        **options,
-    )
+    policy = lm.policy(remat=config.train.remat, **computed, **options)
     return PolicyBundle(trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report, lm, policy)
 
 

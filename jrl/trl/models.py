@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _IGNORED = {
-    "attn_implementation": "jrl has one attention, which compiles for every device",
+    "attn_implementation": "jrl takes cuDNN's kernel where it serves (`model.attn_implementation`)",
     "cache_dir": "the hub's own cache is used; HF_HOME moves it",
     "device_map": "the mesh places arrays (`train.mesh`)",
     "force_download": "the hub's own cache is used",
@@ -46,7 +46,7 @@ _IGNORED = {
     "trust_remote_code": "jrl runs no code of a checkpoint",
     "use_auth_token": "the hub's client knows its token",
     "use_cache": "sampling has a cache and training has none",
-    "use_flash_attention_2": "jrl has one attention, which compiles for every device",
+    "use_flash_attention_2": "jrl takes cuDNN's kernel where it serves (`model.attn_implementation`)",
     "use_safetensors": "only safetensors are read",
 }
 _REFUSED = {

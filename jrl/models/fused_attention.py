@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of whole rows by one kernel that knows their lengths, where `jax.nn.dot_product_attention` has one.
+
+No mask is made, and no (Q, S) scores are kept for the backward pass. It serves rows that are padded on the right:
+scoring and training, never the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.models.config import TransformerConfig
+
+AttnImplementation = Literal["auto", "einsum", "xla", "cudnn"]
+"""How whole rows attend: einsums with a mask (everything, everywhere), or `jax.nn.dot_product_attention` by one of its
+implementations; "auto" is cuDNN's kernel where it serves, and einsums elsewhere."""
+FusedImplementation = Literal["xla", "cudnn"]
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("lengths", "real", "fill"), meta_fields=("implementation",)
+)
+@dataclass(frozen=True)
+class FusedRows:
+    """What a kernel is told of the rows.
+
+    Attributes:
+      lengths: Real tokens of each row; 1 in a row that is mere padding, as no kernel is asked for an empty row.
+      real: True on real tokens.
+      fill: What stands at padding: 0; NaN in a row whose padding is not on the right.
+      implementation: Of `jax.nn.dot_product_attention`.
+    """
+
+    lengths: Int[Array, "B"]
+    real: Bool[Array, "B L"]
+    fill: Float[Array, "B"]
+    implementation: FusedImplementation
+
+
+def fused_rows(attention_mask: Bool[Array, "B L"], implementation: FusedImplementation) -> FusedRows:
+    """Rows as a kernel is told of them.
+
+    A kernel that knows lengths cannot read a row that is padded on the left: all of that row becomes NaN, rather than
+    something that looks like a result.
+    """
+    lengths = attention_mask.sum(axis=1, dtype=jnp.int32)
+    before = jnp.arange(attention_mask.shape[1])[None, :] < lengths[:, None]
+    readable = (attention_mask == before).all(axis=1)
+    return FusedRows(
+        lengths=jnp.maximum(lengths, 1),
+        real=attention_mask & readable[:, None],
+        fill=jnp.where(readable, 0.0, jnp.nan),
+        implementation=implementation,
+    )
+
+
+def attend_fused(
+    q: Float[Array, "B L N H"],
+    k: Float[Array, "B K L H"],
+    v: Float[Array, "B K L H"],
+    rows: FusedRows,
+    *,
+    scale: float,
+    window: int | None,
+) -> Float[Array, "B L N H"]:
+    """Causal softmax attention of right-padded rows, N query heads over K key/value heads.
+
+    Args:
+      q: Queries.
+      k: Keys, heads before positions.
+      v: Values, likewise.
+      rows: Their lengths.
+      scale: Multiplies the scores.
+      window: Keys that a query reads, its own among them; None: all before it.
+    """
+    real = rows.real[:, :, None, None]
+
+    # A kernel may leave whatever was in memory where there is padding, in the output and in its gradients: neither
+    # may reach a matrix product, where NaN times 0 is NaN.
+    def clean(x: Float[Array, "B L _ H"]) -> Float[Array, "B L _ H"]:
+        return jnp.where(real, x, 0)
+
+    out = jax.nn.dot_product_attention(
+        clean(q),
+        clean(k.swapaxes(1, 2)),
+        clean(v.swapaxes(1, 2)),
+        scale=scale,
+        is_causal=True,
+        query_seq_lengths=rows.lengths,
+        key_value_seq_lengths=rows.lengths,
+        local_window_size=None if window is None or window >= q.shape[1] else (window - 1, 0),
+        implementation=rows.implementation,
+    )
+    return jnp.where(real, out, rows.fill[:, None, None, None].astype(out.dtype))
+
+
+def choose_attention(
+    requested: AttnImplementation, config: TransformerConfig, compute_dtype: Any
+) -> Literal["einsum", "xla", "cudnn"]:
+    """The implementation that this model gets on this process's devices.
+
+    Args:
+      requested: What the run asks for.
+      config: The architecture.
+      compute_dtype: Of activations and matrix products.
+    Raises:
+      ValueError: If a kernel is asked for by name that does not serve here, with the reason.
+    """
+    if requested == "einsum":
+        return requested
+    reason = _no_kernel(config) or (None if requested == "xla" else _no_cudnn(config, compute_dtype))
+    if requested == "auto":
+        return "cudnn" if reason is None else "einsum"
+    if reason is not None:
+        _refuse(requested, reason)
+    return requested
+
+
+def require_einsum(requested: AttnImplementation, reason: str) -> None:
+    """Refuses a kernel by name, for models that none serves.
+
+    Raises:
+      ValueError: With the reason.
+    """
+    if requested not in ("auto", "einsum"):
+        _refuse(requested, reason)
+
+
+def _refuse(requested: str, reason: str) -> NoReturn:
+    raise ValueError(
+        f'`model.attn_implementation` {requested!r} does not serve here: {reason}; "auto" takes what serves.'
+    )
+
+
+def _no_kernel(config: TransformerConfig) -> str | None:
+    """Why no kernel computes this model's attention; None where one may."""
+    if config.alibi:
+        return "the model has ALiBi, a bias on the scores"
+    if config.attention_softcap is not None:
+        return f"the model caps its scores (attention_softcap = {config.attention_softcap})"
+    return None
+
+
+def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
+    """Why cuDNN's kernel does not serve; None where it does. The limits are those that jax checks."""
+    device = jax.devices()[0]
+    if not device.device_kind.startswith("NVIDIA"):
+        return f"it needs an NVIDIA GPU, and this process computes on {device.device_kind}"
+    capability = tuple(int(part) for part in device.compute_capability.split("."))
+    if capability < (8, 0):
+        return f"it needs compute capability 8.0, and {device.device_kind} has {device.compute_capability}"
+    if jnp.dtype(compute_dtype) not in (jnp.bfloat16, jnp.float16):
+        return f"it computes in bfloat16 or float16, and `train.compute_dtype` is {jnp.dtype(compute_dtype).name}"
+    widest = 256 if capability >= (9, 0) else 128
+    if config.head_dim % 8 or config.head_dim > widest:
+        return (
+            f"its heads are a multiple of 8 and at most {widest} wide, and the model's are {config.head_dim}"
+        )
+    return None

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention by one kernel against einsums with a mask: same results, same gradients, and what each cannot read."""
+
+import types
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.models import fused_attention
+from jrl.models.fused_attention import choose_attention
+from jrl.models.model import make_model
+from jrl.models.noise import EmbeddingNoise
+from jrl.models.scorer import make_scorer, split_scorer
+from jrl.typing import ModelInputs
+from tests.models.classifier_cases import DECODERS, ENCODERS, labelled, random_classifier
+from tests.models.family_cases import CASES
+from tests.tiny import PAD_ID, VOCAB_SIZE, tiny_hf_config, tiny_lm
+
+# What each of these has that the others have not: learned positions, grouped heads, a window, norms of queries and
+# keys, scales that differ by layer, partial rotary positions in a parallel block.
+CHOSEN = ("gpt2", "llama", "phi3-window", "qwen3", "gpt_neo", "gptj")
+EINSUM_ONLY = ("bloom", "gemma2")
+
+
+def right_padded(lengths=(11, 4, 1, 0), width=11, seed=0):
+    rng = np.random.default_rng(seed)
+    mask = np.arange(width) < np.asarray(lengths)[:, None]
+    tokens = np.where(mask, rng.integers(2, VOCAB_SIZE, size=mask.shape), PAD_ID)
+    return ModelInputs(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask))
+
+
+def results(lm, params, inputs, implementation, *, dropout_key=None, **options):
+    """Log-probabilities of all tokens, and the gradient of a number made of them."""
+    policy = lm.policy(attn_implementation=implementation, **options)
+    params, frozen = lm.split_params(
+        params, **{k: v for k, v in options.items() if k == "num_layers_unfrozen"}
+    )
+
+    @jax.jit
+    def compute(params):
+        features = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, dropout_key)
+        logits = policy.logits(params, frozen, features.policy)[..., :VOCAB_SIZE]
+        logprobs = jnp.where(inputs.attention_mask[..., None], jax.nn.log_softmax(logits), 0.0)
+        # Weights, so that the softmax's own invariance does not hide a gradient.
+        return jnp.sum(logprobs * jnp.cos(jnp.arange(logprobs.size)).reshape(logprobs.shape)), logprobs
+
+    (_, logprobs), gradient = jax.value_and_grad(compute, has_aux=True)(params)
+    return logprobs, gradient
+
+
+def assert_same(first, second):
+    np.testing.assert_allclose(first[0], second[0], atol=1e-5)
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(first[1]))
+    for one, two in zip(jax.tree.leaves(first[1]), jax.tree.leaves(second[1]), strict=True):
+        # Some gradients are 0 in truth, that of a key's bias; only rounding is left of them.
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6 * largest)
+
+
+def check_family(name):
+    lm = make_model(CASES[name])
+    params = lm.init(jax.random.key(0))
+    inputs = right_padded()
+    assert_same(*(results(lm, params, inputs, kind) for kind in ("einsum", "xla")))
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_kernel_and_einsums_give_the_same(name):
+    check_family(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name not in CHOSEN])
+def test_of_every_family(name):
+    if make_model(CASES[name]).config.alibi or make_model(CASES[name]).config.attention_softcap is not None:
+        with pytest.raises(ValueError, match="attn_implementation"):
+            check_family(name)
+    else:
+        check_family(name)
+
+
+@pytest.mark.parametrize("options", [{"num_layers_unfrozen": 1}, {"remat": True}])
+def test_trunk_and_remat(options):
+    lm, params = tiny_lm("llama")
+    assert_same(*(results(lm, params, right_padded(), kind, **options) for kind in ("einsum", "xla")))
+
+
+def test_bfloat16_is_as_near_to_float32_as_einsums_are():
+    lm, params = tiny_lm("llama")
+    exact = results(lm, params, right_padded(), "einsum")[0]
+    far = [
+        float(jnp.abs(results(lm, params, right_padded(), kind, compute_dtype=jnp.bfloat16)[0] - exact).max())
+        for kind in ("einsum", "xla")
+    ]
+    assert far[1] < 1.5 * far[0] + 1e-3, far
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """A list that grows with every layer that is traced through the kernel."""
+    kernel, calls = jax.nn.dot_product_attention, []
+
+    def counted(*args, **options):
+        calls.append(options["implementation"])
+        return kernel(*args, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", counted)
+    return calls
+
+
+def test_packed_rows_go_through_einsums(kernel_calls):
+    lm, params = tiny_lm("llama")
+    packed = right_padded((11, 8))._replace(segment_ids=jnp.asarray([[0] * 5 + [1] * 6, [0] * 4 + [1] * 7]))
+    one, two = (results(lm, params, packed, kind) for kind in ("einsum", "xla"))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    assert not kernel_calls
+
+
+def test_attention_dropout_goes_through_einsums_and_noise_does_not(kernel_calls):
+    lm, params = make_model(tiny_hf_config("llama", attention_dropout=0.5)), tiny_lm("llama")[1]
+    key = jax.random.key(3)
+    one, two = (results(lm, params, right_padded(), kind, dropout_key=key) for kind in ("einsum", "xla"))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    assert not kernel_calls
+    # Noise on the embeddings alone drops nothing, whatever rate the model has.
+    noise = EmbeddingNoise(5.0, alone=True)
+    assert_same(
+        *(
+            results(lm, params, right_padded(), kind, dropout_key=key, noise=noise)
+            for kind in ("einsum", "xla")
+        )
+    )
+    assert kernel_calls == ["xla"] * lm.config.num_layers
+
+
+def test_rows_padded_on_the_left_become_nan_and_leave_the_others_alone():
+    lm, params = tiny_lm("gpt2")
+    inputs = right_padded((11, 4, 7))
+    mask = inputs.attention_mask.at[1].set(inputs.attention_mask[1, ::-1]).at[2, 3].set(False)
+    policy = lm.policy(attn_implementation="xla")
+    hidden = jax.jit(policy.branch)(params, {}, None, inputs._replace(attention_mask=mask), None).policy
+    assert np.isnan(hidden).all((1, 2)).tolist() == [False, True, True]
+    assert np.isfinite(hidden[0]).all()
+
+
+def test_garbage_of_a_kernel_at_padding_reaches_nothing(monkeypatch):
+    """cuDNN may leave memory as it was where there is padding, in the output and in the gradients."""
+    real_kernel = jax.nn.dot_product_attention
+
+    def dirty_kernel(q, k, v, *, query_seq_lengths, key_value_seq_lengths, **options):
+        def run(q, k, v, lengths):
+            return real_kernel(
+                q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, **options
+            )
+
+        def soiled(x, lengths):
+            padding = jnp.arange(x.shape[1])[None, :] >= lengths[:, None]
+            return jnp.where(padding[:, :, None, None], jnp.nan, x)
+
+        @jax.custom_vjp
+        def attend(q, k, v, lengths):
+            return soiled(run(q, k, v, lengths), lengths)
+
+        def forward(*args):
+            return attend(*args), args
+
+        def backward(args, gradient):
+            *pulled, _ = jax.vjp(run, *args)[1](gradient)
+            return *(soiled(x, args[3]) for x in pulled), np.zeros(args[3].shape, jax.dtypes.float0)
+
+        attend.defvjp(forward, backward)
+        return attend(q, k, v, query_seq_lengths)
+
+    lm, params = tiny_lm("llama")
+    clean = results(lm, params, right_padded(), "xla")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", dirty_kernel)
+    dirty = results(lm, params, right_padded(), "xla")
+    assert_same(clean, dirty)
+
+
+def test_no_mask_of_queries_and_keys_is_made(monkeypatch):
+    """The kernel is told lengths alone: with one that makes no mask, no (L, L) array is left in the program."""
+
+    def kernel(q, k, v, bias=None, mask=None, **options):
+        assert bias is None and mask is None and options["is_causal"]
+        assert options["query_seq_lengths"] is options["key_value_seq_lengths"]
+        return q + (k + v).repeat(q.shape[2] // k.shape[2], axis=2)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
+    lm, params = tiny_lm("llama")
+    width = 23
+
+    def square(implementation):
+        policy = lm.policy(attn_implementation=implementation)
+        inputs = right_padded((23, 5), width)
+        jaxpr = jax.make_jaxpr(lambda p: policy.branch(p, {}, None, inputs, None))(params)
+        return f"{width},{width}]" in str(jaxpr)
+
+    assert square("einsum") and not square("xla")
+
+
+def gpu(kind="NVIDIA H100 80GB HBM3", capability="9.0"):
+    return types.SimpleNamespace(device_kind=kind, compute_capability=capability)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "changes", "chosen"),
+    [
+        (gpu(), jnp.bfloat16, {}, "cudnn"),
+        (gpu(), jnp.float16, {}, "cudnn"),
+        (gpu(), jnp.float32, {}, "einsum"),
+        (gpu(), jnp.bfloat16, {"head_dim": 12}, "einsum"),
+        (gpu(), jnp.bfloat16, {"head_dim": 256}, "cudnn"),
+        (gpu("NVIDIA A100-SXM4-80GB", "8.0"), jnp.bfloat16, {"head_dim": 128}, "cudnn"),
+        (gpu("NVIDIA A100-SXM4-80GB", "8.0"), jnp.bfloat16, {"head_dim": 256}, "einsum"),
+        (gpu("Tesla V100"), jnp.bfloat16, {}, "einsum"),
+        (gpu("NVIDIA TITAN V", "7.0"), jnp.float16, {}, "einsum"),
+        (gpu("AMD Instinct MI300X", "gfx942"), jnp.bfloat16, {}, "einsum"),
+        (gpu("TPU v5e", ""), jnp.bfloat16, {}, "einsum"),
+        (gpu(), jnp.bfloat16, {"alibi": True}, "einsum"),
+        (gpu(), jnp.bfloat16, {"attention_softcap": 50.0}, "einsum"),
+    ],
+)
+def test_auto_is_the_kernel_exactly_where_it_serves(monkeypatch, device, dtype, changes, chosen):
+    monkeypatch.setattr(fused_attention.jax, "devices", lambda: [device])
+    config = replace(tiny_lm("llama")[0].config, **changes)
+    assert choose_attention("auto", config, dtype) == chosen
+    if chosen == "einsum":
+        with pytest.raises(ValueError, match=r"`model.attn_implementation` 'cudnn' does not serve here: "):
+            choose_attention("cudnn", config, dtype)
+    else:
+        assert choose_attention("cudnn", config, dtype) == "cudnn"
+
+
+def test_on_this_machine():
+    config = tiny_lm("llama")[0].config
+    assert choose_attention("einsum", config, jnp.float32) == "einsum"
+    assert choose_attention("xla", config, jnp.float32) == "xla"
+    if jax.default_backend() == "cpu":
+        assert choose_attention("auto", config, jnp.bfloat16) == "einsum"
+        with pytest.raises(ValueError, match="needs an NVIDIA GPU, and this process computes on cpu"):
+            choose_attention("cudnn", config, jnp.bfloat16)
+
+
+@pytest.mark.parametrize("name", EINSUM_ONLY)
+def test_models_that_no_kernel_serves(name):
+    lm = make_model(CASES[name])
+    lm.policy(attn_implementation="auto")
+    with pytest.raises(ValueError, match=r"ALiBi|caps its scores"):
+        lm.policy(attn_implementation="xla")
+
+
+def test_other_kinds_of_models_have_einsums_alone():
+    lm, _ = tiny_lm("t5")
+    lm.policy(attn_implementation="auto")
+    with pytest.raises(ValueError, match="learned bias"):
+        lm.policy(attn_implementation="cudnn")
+
+
+def test_an_encoder_has_einsums_alone():
+    model, _ = random_classifier(labelled(ENCODERS["distilbert"], 1))
+    make_scorer(model, num_layers_unfrozen=-1, attn_implementation="auto")
+    with pytest.raises(ValueError, match="both directions"):
+        make_scorer(model, num_layers_unfrozen=-1, attn_implementation="xla")
+
+
+def test_a_reward_model_scores_the_same(kernel_calls):
+    model, params = random_classifier(labelled(DECODERS["llama"], 1))
+    params, frozen = split_scorer(params, model)
+    inputs = right_padded((11, 4, 1))
+
+    def gradient(implementation):
+        score = make_scorer(model, num_layers_unfrozen=-1, attn_implementation=implementation)
+
+        def total(params):
+            scores = score(params, frozen, inputs, None)
+            return jnp.sum(scores * jnp.arange(1.0, 4.0)), scores
+
+        (_, scores), found = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
+        return scores, found
+
+    assert_same(gradient("einsum"), gradient("xla"))
+    assert kernel_calls
