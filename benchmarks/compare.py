@@ -6,7 +6,8 @@
 
 Prints one JSON line a case: median seconds of both, and their ratio, which is how many times as fast jrl is. Workers
 are the scripts of `benchmarks/peers/`; each has warmed up before the first round. trlX is in no package registry, so
-there is no case of it: `benchmarks/randomwalks.py` prints jrl's figure beside the one once recorded for trlX.
+there is no case of it: `randomwalks` has the arithmetic of its iteration in plain torch, without its trainer, and
+`benchmarks/randomwalks.py` prints jrl's figure beside the one once recorded for trlX.
 """
 
 from __future__ import annotations
@@ -104,6 +105,14 @@ CASES = {
     "ppo_iteration": ppo("every layer trained, full reference"),
     "ppo_iteration_last_2": ppo(
         "jrl trains the last 2 layers, trl all of them", "--num-layers-unfrozen", "2"
+    ),
+    "randomwalks": Case(
+        ours=("ppo_jrl.py", "--model", "randomwalks", "--iterations", "5"),
+        peer=("ppo_torch.py", "--iterations", "5"),
+        environment=None,
+        packages=("transformers", "torch"),
+        shapes="trlX's random walks, GPT-2 of 1.7M, float32; 5 iterations of 128 rollouts of 1 + 9 tokens and 8 steps",
+        here_too=True,
     ),
     "sft": step("sft", "rows"),
     "dpo": step("dpo", "pairs"),

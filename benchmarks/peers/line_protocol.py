@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker says to `benchmarks/compare.py`. Every peer's environment imports it: the standard library alone.
 
-A worker prints "ready" once it is warm; then, for every line on stdin, it runs twice and prints the seconds of the second
-time. While the other one has its turn the system takes back the memory that this one freed, and a first run after that
-pays for having it again, which no run of many steps in a row does.
+A worker prints "ready" once it is warm; then, for every line on stdin, it runs twice and prints the seconds of the
+second time. While the other one has its turn the system takes back the memory that this one freed, and a first run
+after that pays for having it again, which no run of many steps in a row does.
 """
 
 from __future__ import annotations

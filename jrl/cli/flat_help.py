@@ -41,7 +41,6 @@ _USUAL: Mapping[str, str] = {
 # Shown by `--help-all` alone.
 _WITHOUT_EFFECT = {
     "accelerator_kwargs",
-    "attn_implementation",
     "bnb_4bit_quant_storage",
     "backward_batch_size",
     "bnb_4bit_quant_type",

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jrl.mesh import constrain_rows
 from jrl.models.config import TransformerConfig
 
 AttnImplementation = Literal["auto", "einsum", "xla", "cudnn"]
@@ -53,7 +54,7 @@ def fused_rows(attention_mask: Bool[Array, "B L"], implementation: FusedImplemen
     before = jnp.arange(attention_mask.shape[1])[None, :] < lengths[:, None]
     readable = (attention_mask == before).all(axis=1)
     return FusedRows(
-        lengths=jnp.maximum(lengths, 1),
+        lengths=constrain_rows(jnp.maximum(lengths, 1)),
         real=attention_mask & readable[:, None],
         fill=jnp.where(readable, 0.0, jnp.nan),
         implementation=implementation,
@@ -148,16 +149,20 @@ def _no_kernel(config: TransformerConfig) -> str | None:
 
 
 def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
-    """Why cuDNN's kernel does not serve; None where it does. The limits are those that jax checks."""
+    """Why cuDNN's kernel does not serve; None where it does.
+
+    The limits are those that jax checks, and cuDNN's own on the width of heads in the backward pass.
+    """
     device = jax.devices()[0]
-    if not device.device_kind.startswith("NVIDIA"):
+    # ROCm's GPUs have names of architectures there.
+    if device.platform != "gpu" or not device.compute_capability[:1].isdigit():
         return f"it needs an NVIDIA GPU, and this process computes on {device.device_kind}"
     capability = tuple(int(part) for part in device.compute_capability.split("."))
     if capability < (8, 0):
         return f"it needs compute capability 8.0, and {device.device_kind} has {device.compute_capability}"
     if jnp.dtype(compute_dtype) not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 or float16, and `train.compute_dtype` is {jnp.dtype(compute_dtype).name}"
-    widest = 256 if capability >= (9, 0) else 128
+    widest = 256 if capability[0] == 9 else 128
     if config.head_dim % 8 or config.head_dim > widest:
         return (
             f"its heads are a multiple of 8 and at most {widest} wide, and the model's are {config.head_dim}"

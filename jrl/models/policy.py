@@ -19,7 +19,7 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
 from jrl.models.config import TransformerConfig
 from jrl.models.decoder_policy import LORA, VALUE_BRANCH, DecoderPolicy
-from jrl.models.fused_attention import AttnImplementation, choose_attention
+from jrl.models.fused_attention import AttnImplementation, choose_attention, require_einsum
 from jrl.models.heads import HEADS, read_heads
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.quantize import QuantizedKernel
@@ -51,11 +51,16 @@ def make_policy(
       remat: Recompute each layer in the backward pass: less memory for about a third more compute.
       noise: On the embeddings, where a dropout key is given. There is no frozen trunk then: the noise comes first.
       attn_implementation: How trunk and branch attend. Other than by einsums they read rows padded on the right alone:
-        any other becomes NaN. Packed rows and attention dropout go through einsums in any case, as the cache does.
+        any other becomes NaN. Packed rows, attention dropout and virtual tokens go through einsums in any case, as the
+        cache does.
     Raises:
       ValueError: If a count is out of range, a value branch is to follow virtual tokens, or the implementation does not
         serve this model on these devices.
     """
+    if isinstance(adapter, VirtualTokens):
+        # The reference too, so that it differs from the fresh policy by the tokens alone and not by rounding.
+        require_einsum(attn_implementation, "virtual tokens are read from a cache")
+        attn_implementation = "einsum"
     chosen = choose_attention(attn_implementation, config, compute_dtype)
     attention = None if chosen == "einsum" else chosen
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)

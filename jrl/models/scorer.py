@@ -33,8 +33,8 @@ def make_scorer(
 ) -> Scorer:
     """The function by which algorithms know this classifier.
 
-    A decoder's score is read at its last real token, an encoder's from its first; padding may be on either side, of any
-    length and of any id. Dropout acts where a key is given, above the frozen trunk.
+    A decoder's score is read at its last real token, an encoder's from its first; padding may be of any length and id,
+    and by einsums on either side. Dropout acts where a key is given, above the frozen trunk.
 
     Args:
       model: With one label.

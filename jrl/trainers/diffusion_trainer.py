@@ -19,6 +19,7 @@ from jrl.mesh import place, tree_shardings
 from jrl.models.adapters.config import LoraConfig, read_adapter_config
 from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.pipeline import DiffusionModel
+from jrl.models.fused_attention import require_einsum
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.ddpo_sampling import Sampler
@@ -98,6 +99,7 @@ class DiffusionTrainer(Trainer):
                 "`model.num_layers_unfrozen` must be -1 for a diffusion model: either all of its UNet trains or an "
                 f"adapter (`model.peft_config`), got {section.num_layers_unfrozen}."
             )
+        require_einsum(section.attn_implementation, "a diffusion model has its own attention")
         self.latent_shape = model.latent_shape(self.method.sample_height, self.method.sample_width)
         lora = _adapter(model, section.peft_config)
         dtype = COMPUTE_DTYPES[train.compute_dtype]

@@ -45,7 +45,8 @@ class PolicyTrainer(Trainer):
 
     Attributes:
       lm: The architecture.
-      policy: The model as algorithms see it.
+      policy: The model as algorithms see it, for rows that are padded on the right.
+      lenient_policy: The same for rows that are padded anywhere.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class PolicyTrainer(Trainer):
 
     def use_model(self, bundle: PolicyBundle) -> None:
         """Makes the sampler."""
-        self.lm, self.policy = bundle.lm, bundle.policy
+        self.lm, self.policy, self.lenient_policy = bundle.lm, bundle.policy, bundle.lenient_policy
         forbidden = check_logit_mask(self.logit_mask, self.lm.vocab_size)
         self.sampler = Sampler(self.policy, forbidden=forbidden, mesh=self.mesh)
         self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)

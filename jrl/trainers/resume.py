@@ -46,7 +46,7 @@ _FREE_FIELDS = frozenset(
         "save_optimizer",
         "mesh",
     ]
-) | {"model.model_path", "tokenizer.tokenizer_path"}
+) | {"model.model_path", "model.attn_implementation", "tokenizer.tokenizer_path"}
 
 
 def environment_record() -> dict[str, Any]:
@@ -78,7 +78,8 @@ def check_environment(saved: Mapping[str, Any], notify: Callable[[str], None]) -
 def check_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Refuses a configuration that would silently make another run of it.
 
-    `total_steps`, `epochs`, the intervals, tracker, paths, the mesh and what is kept on disk may differ.
+    `total_steps`, `epochs`, the intervals, tracker, paths, the mesh, the kernel of attention and what is kept on disk
+    may differ.
 
     Args:
       saved: Plain configuration of the checkpoint, section → field → value.

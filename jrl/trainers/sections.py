@@ -49,7 +49,7 @@ class ModelConfig(Section):
       value_head: "mlp" (two layers, trlX's) or "linear" (TRL's), for a checkpoint that brings none.
       attn_implementation: How scoring and training attend. "auto": by cuDNN's fused kernel on NVIDIA GPUs, in bfloat16
         or float16, for models that it serves; by einsums with a mask elsewhere. "einsum", "xla" and "cudnn" ask for one
-        by name. Sampling, packed rows and attention dropout always go through einsums.
+        by name. Sampling, packed rows, attention dropout and virtual tokens go through einsums in any case.
     """
 
     model_path: Any

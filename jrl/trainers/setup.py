@@ -64,11 +64,13 @@ class PolicyBundle(ModelBundle):
 
     Attributes:
       lm: Architecture and checkpoint names.
-      policy: The model as algorithms see it.
+      policy: The model as algorithms see it, for rows that are padded on the right.
+      lenient_policy: The same for rows that are padded anywhere, which only einsums can read.
     """
 
     lm: LanguageModel
     policy: PolicyFns
+    lenient_policy: PolicyFns
 
 
 def mesh_of(config: TRLConfig) -> Mesh:
@@ -145,8 +147,12 @@ def load_policy(
         frozen = quantize(frozen)
     # What was not read with the model, a fresh adapter or one of a folder of its own, is not on the mesh yet.
     trainable = place(trainable, tree_shardings(mesh, trainable)[0])
-    policy = lm.policy(remat=config.train.remat, **computed, **options)
-    return PolicyBundle(trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report, lm, policy)
+    computed["remat"] = config.train.remat
+    policies = (
+        lm.policy(**computed, **options),
+        lm.policy(**computed | {"attn_implementation": "einsum"}, **options),
+    )
+    return PolicyBundle(trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report, lm, *policies)
 
 
 def described_model(config: TRLConfig, plan: AdapterPlan) -> LanguageModel:

@@ -256,6 +256,7 @@ class FlatBase(abc.ABC):
                 model_arch_type=handle.arch_type,  # type: ignore[arg-type]
                 peft_config=handle.peft_config,
                 frozen_dtype=handle.frozen_dtype,  # type: ignore[arg-type]
+                attn_implementation=handle.attn_implementation,
                 model_extra_configs=dict(handle.model_extra_configs),
             ),
             optimizer=optimizer,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jrl.models.adapters.peft_format import is_adapter_folder, read_adapter_folder
+from jrl.models.fused_attention import AttnImplementation
 from jrl.models.hub import CONFIG_FILES, find_folder, read_hf_config
 from jrl.notebook import Model, save_model
 from jrl.trainers.base import Trainer
@@ -28,6 +29,7 @@ class ModelHandle:
       peft_config: Of a fresh adapter, as a dict of PEFT's keys; None: no adapter, or that of the folder.
       frozen_dtype: What does not train is kept in this, as `TRLConfig.model.frozen_dtype`.
       compute_dtype: As `TRLConfig.train.compute_dtype`.
+      attn_implementation: As `TRLConfig.model.attn_implementation`.
       model_extra_configs: Fields that replace those of the checkpoint's own config.
       kind: "causal", "seq2seq", or "classifier"; None: the config tells.
       with_value_head: Whether a script that uses the handle alone expects a value head.
@@ -40,6 +42,7 @@ class ModelHandle:
     peft_config: dict[str, Any] | None = None
     frozen_dtype: str = "float32"
     compute_dtype: str = "float32"
+    attn_implementation: AttnImplementation = "auto"
     model_extra_configs: dict[str, Any] = field(default_factory=dict)
     kind: str | None = None
     with_value_head: bool = False

@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 _IGNORED = {
-    "attn_implementation": "jrl takes cuDNN's kernel where it serves (`model.attn_implementation`)",
     "cache_dir": "the hub's own cache is used; HF_HOME moves it",
     "device_map": "the mesh places arrays (`train.mesh`)",
     "force_download": "the hub's own cache is used",
@@ -46,7 +45,7 @@ _IGNORED = {
     "trust_remote_code": "jrl runs no code of a checkpoint",
     "use_auth_token": "the hub's client knows its token",
     "use_cache": "sampling has a cache and training has none",
-    "use_flash_attention_2": "jrl takes cuDNN's kernel where it serves (`model.attn_implementation`)",
+    "use_flash_attention_2": "cuDNN's kernel is used where it serves",
     "use_safetensors": "only safetensors are read",
 }
 _REFUSED = {
@@ -75,6 +74,7 @@ class _AutoModel(ModelHandle):
         quantization_config: Any = None,
         torch_dtype: Any = None,
         dtype: Any = None,
+        attn_implementation: str | None = None,
         num_labels: int | None = None,
         v_head_init_strategy: str | None = None,
         v_head_initializer_range: float = 0.2,
@@ -92,6 +92,7 @@ class _AutoModel(ModelHandle):
           quantization_config: Of transformers, for its `load_in_8bit` and `load_in_4bit`.
           torch_dtype: "bfloat16" (or float16) computes in bfloat16; parameters that train stay float32.
           dtype: The same under its newer name.
+          attn_implementation: "eager" attends by products with a mask; anything else by cuDNN's kernel where it serves.
           num_labels: Of a classifier; 1.
           v_head_init_strategy: None starts all values at 0, "normal" draws the head's weights.
           v_head_initializer_range: Standard deviation of "normal".
@@ -125,6 +126,7 @@ class _AutoModel(ModelHandle):
             peft_config=known.peft_config if peft_config is None else plain_peft_config(peft_config),
             frozen_dtype="nf4" if in_4bit else "int8" if in_8bit else known.frozen_dtype,
             compute_dtype="bfloat16" if half else known.compute_dtype,
+            attn_implementation="einsum" if attn_implementation == "eager" else known.attn_implementation,
             model_extra_configs=changes,
             kind=cls._kind,
             with_value_head=cls._has_value_head,

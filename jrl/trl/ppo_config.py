@@ -210,6 +210,7 @@ def native_config(
             num_layers_unfrozen=unfrozen_layers(model, num_shared_layers),
             peft_config=model.peft_config,
             frozen_dtype=model.frozen_dtype,  # type: ignore[arg-type]
+            attn_implementation=model.attn_implementation,
             model_extra_configs=dict(model.model_extra_configs),
             value_head="linear",
         ),

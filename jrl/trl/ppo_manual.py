@@ -233,7 +233,7 @@ def _forward(native: StepwisePPO) -> Any:
 def _whole_rows(
     native: StepwisePPO, params: Params, frozen: Frozen, sequences: Sequences, with_logits: bool
 ) -> tuple[Any, Any, Any]:
-    policy = native.policy
+    policy = native.lenient_policy
     trunk = policy.trunk(frozen, sequences.inputs)
     features = window_features(policy, params, frozen, trunk, sequences)
     logprobs = window_logprobs(
@@ -261,7 +261,7 @@ def _step(native: StepwisePPO) -> Any:
 def _one_step(
     native: StepwisePPO, state: TrainState, frozen: Frozen, sequences: Sequences, targets: PPOTargets
 ) -> tuple[TrainState, Metrics]:
-    policy, train = native.policy, native.config.train
+    policy, train = native.lenient_policy, native.config.train
     count = sequences.starts.shape[0]
     rows = min(train.minibatch_size or train.batch_size, count)
     batch = -(-count // rows) * rows

@@ -106,7 +106,7 @@ class ModelConfig:
       model_revision: Of the hub's repository; only "main" is read.
       dtype: Of the weights; "float32", or "bfloat16" (computes in it; what trains stays float32).
       trust_remote_code: Code of a checkpoint is never run; must be False.
-      attn_implementation: jrl chooses its own; no effect.
+      attn_implementation: "eager" attends by products with a mask; anything else by cuDNN's kernel where it serves.
       use_peft: Trains LoRA beside the frozen model.
       lora_r: Rank.
       lora_alpha: Scale is `lora_alpha / lora_r`.
@@ -132,7 +132,9 @@ class ModelConfig:
         "float32", "of the loaded weights; bfloat16 also computes in it"
     )
     trust_remote_code: bool = described(False, "must be false: code of a checkpoint is never run")
-    attn_implementation: str | None = described(None, "no effect: jrl chooses its own")
+    attn_implementation: str | None = described(
+        None, "eager: products with a mask; else cuDNN's kernel where it serves"
+    )
     use_peft: bool = described(False, "train LoRA beside the frozen model")
     lora_r: int = described(16, "rank")
     lora_alpha: int = described(32, "the update is scaled by alpha / r")

@@ -65,7 +65,7 @@ class AccelerateILQLTrainer(AccelerateRLTrainer):
         self, params: Params, frozen: Frozen, targets: Params, batch: ILQLBatch | ILQLSeq2SeqBatch
     ) -> Loss:
         out: Loss = ilql_objective(
-            self.native.policy,
+            self.native.lenient_policy,
             params,
             frozen,
             targets,

@@ -124,7 +124,7 @@ class TrainedModel:
         return ModelInputs(rows, real, None, tokens, mask)
 
     def _outputs(self, params: Params, targets: Params, frozen: Frozen, inputs: ModelInputs) -> ModelOutput:
-        policy, size = self._trainer.policy, self._trainer.lm.vocab_size
+        policy, size = self._trainer.lenient_policy, self._trainer.lm.vocab_size
         features = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None)
         heads, of_targets = policy.heads(params, features.value), policy.heads(targets, features.value)
         return ModelOutput(

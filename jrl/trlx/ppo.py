@@ -153,10 +153,10 @@ class AcceleratePPOTrainer(AccelerateRLTrainer):
             whiten_rewards=method.whiten_rewards,
         )
         return ppo_objective(
-            trainer.policy,
+            trainer.lenient_policy,
             params,
             frozen,
-            trainer.policy.trunk(frozen, sequences.inputs),
+            trainer.lenient_policy.trunk(frozen, sequences.inputs),
             sequences,
             learned,
             config=method,

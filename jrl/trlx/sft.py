@@ -66,7 +66,8 @@ class AccelerateSFTTrainer(AccelerateRLTrainer):
         # Position t speaks of the label in the next column, wherever the padding is.
         sequences = Rows(inputs, jnp.zeros(tokens.shape[0], jnp.int32), learned[:, 1:])
         chunk_bytes = self.config.train.logprob_chunk_bytes
-        return sft_objective(self.native.policy, params, frozen, sequences, logprob_chunk_bytes=chunk_bytes)
+        policy = self.native.lenient_policy
+        return sft_objective(policy, params, frozen, sequences, logprob_chunk_bytes=chunk_bytes)
 
     def _fill_store(self) -> None:
         if self._store is not None or "samples" not in vars(self.native):

@@ -23,7 +23,8 @@ class ModelInputs(NamedTuple):
 
     Attributes:
       tokens: Ids of the decoder.
-      attention_mask: True on real tokens. Padding may be on either side; positions are counted over real tokens.
+      attention_mask: True on real tokens; positions are counted over them. Prompts of `decode` are padded on the left.
+        Whole rows of `trunk` and `branch` are padded on the right, unless the policy attends by einsums alone.
       segment_ids: Of packed rows: nothing attends across two segments, and positions restart. None: one segment.
       context_tokens: Ids an encoder reads (seq2seq only).
       context_mask: True on the encoder's real tokens (seq2seq only).

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import MistralConfig
 
 from jrl.models import fused_attention
-from jrl.models.fused_attention import choose_attention
+from jrl.models.adapters.config import LoraConfig, PrefixConfig
+from jrl.models.fused_attention import choose_attention, fused_rows
 from jrl.models.model import make_model
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.scorer import make_scorer, split_scorer
@@ -142,7 +144,74 @@ def test_rows_padded_on_the_left_become_nan_and_leave_the_others_alone():
     policy = lm.policy(attn_implementation="xla")
     hidden = jax.jit(policy.branch)(params, {}, None, inputs._replace(attention_mask=mask), None).policy
     assert np.isnan(hidden).all((1, 2)).tolist() == [False, True, True]
-    assert np.isfinite(hidden[0]).all()
+    alone = jax.jit(lm.policy().branch)(params, {}, None, inputs, None).policy
+    np.testing.assert_allclose(hidden[0], alone[0], atol=1e-5)
+
+
+def test_what_a_kernel_is_told_of_the_rows():
+    rows = fused_rows(right_padded((11, 4, 0)).attention_mask.at[1, 0].set(False), "xla")
+    assert rows.lengths.dtype == jnp.int32
+    assert rows.lengths.tolist() == [11, 3, 1]  # never an empty row
+    assert rows.real.sum(1).tolist() == [11, 0, 0]
+    np.testing.assert_array_equal(rows.fill, [0.0, np.nan, 0.0])
+
+
+def test_virtual_tokens_have_einsums_alone(kernel_calls):
+    """Policy and reference alike: in low precision the KL between them would hold the rounding of two kernels."""
+    lm, params = tiny_lm("llama")
+    adapter = PrefixConfig(num_virtual_tokens=3)
+    policy = lm.policy(adapter=adapter)
+    _, frozen = lm.split_params(params, adapter=adapter, key=jax.random.key(0))
+    policy.branch({}, frozen, policy.trunk(frozen, right_padded()), right_padded(), None)
+    assert not kernel_calls
+    with pytest.raises(ValueError, match="virtual tokens"):
+        lm.policy(adapter=adapter, attn_implementation="xla")
+
+
+def test_a_value_branch_and_an_adapter_go_through_the_kernel(kernel_calls):
+    lm, params = tiny_lm("llama")
+    inputs = right_padded()
+    for options in ({"num_value_layers_unfrozen": 1}, {"adapter": LoraConfig(r=2)}):
+        trainable, frozen = lm.split_params(params, key=jax.random.key(0), **options)
+        hidden = []
+        for kind in ("einsum", "xla"):
+            policy = lm.policy(attn_implementation=kind, **options)
+            features = policy.branch(trainable, frozen, policy.trunk(frozen, inputs), inputs, None)
+            hidden.append([np.where(inputs.attention_mask[..., None], x, 0) for x in features])
+        np.testing.assert_allclose(hidden[0], hidden[1], atol=1e-5)
+        assert kernel_calls
+        kernel_calls.clear()
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="cuDNN's kernel needs an NVIDIA GPU")
+@pytest.mark.parametrize(("head_dim", "window"), [(64, None), (64, 40), (96, None), (128, 7), (256, None)])
+def test_on_a_gpu_the_kernel_is_einsums_too(head_dim, window):
+    """Widths that no tile divides, grouped heads, rows of one token and of none; gradients included."""
+    fields = {"hidden_size": 128, "head_dim": head_dim, "attention_dropout": 0.0}
+    lm = make_model(
+        tiny_hf_config("llama", **fields)
+        if window is None
+        else MistralConfig(**tiny_hf_config("llama", **fields).to_dict() | {"sliding_window": window})
+    )
+    params = lm.init(jax.random.key(0))
+    inputs = right_padded((77, 64, 33, 1, 0), 77)
+    exact, by_einsum, by_kernel = (
+        results(lm, params, inputs, kind, compute_dtype=dtype)
+        for kind, dtype in (
+            ("einsum", jnp.float32),
+            ("einsum", jnp.bfloat16),
+            ("cudnn", jnp.bfloat16),
+        )
+    )
+
+    def far(found):
+        return [
+            float(jnp.linalg.norm(a - b)) for a, b in zip(*map(jax.tree.leaves, (found, exact)), strict=True)
+        ]
+
+    sizes = [float(jnp.linalg.norm(leaf)) for leaf in jax.tree.leaves(exact)]
+    for kernel, einsum, size in zip(far(by_kernel), far(by_einsum), sizes, strict=True):
+        assert kernel <= 1.5 * einsum + 1e-3 * size
 
 
 def test_garbage_of_a_kernel_at_padding_reaches_nothing(monkeypatch):
@@ -151,9 +220,7 @@ def test_garbage_of_a_kernel_at_padding_reaches_nothing(monkeypatch):
 
     def dirty_kernel(q, k, v, *, query_seq_lengths, key_value_seq_lengths, **options):
         def run(q, k, v, lengths):
-            return real_kernel(
-                q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, **options
-            )
+            return real_kernel(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, **options)
 
         def soiled(x, lengths):
             padding = jnp.arange(x.shape[1])[None, :] >= lengths[:, None]
@@ -201,8 +268,8 @@ def test_no_mask_of_queries_and_keys_is_made(monkeypatch):
     assert square("einsum") and not square("xla")
 
 
-def gpu(kind="NVIDIA H100 80GB HBM3", capability="9.0"):
-    return types.SimpleNamespace(device_kind=kind, compute_capability=capability)
+def gpu(kind="NVIDIA H100 80GB HBM3", capability="9.0", platform="gpu"):
+    return types.SimpleNamespace(device_kind=kind, compute_capability=capability, platform=platform)
 
 
 @pytest.mark.parametrize(
@@ -215,10 +282,12 @@ def gpu(kind="NVIDIA H100 80GB HBM3", capability="9.0"):
         (gpu(), jnp.bfloat16, {"head_dim": 256}, "cudnn"),
         (gpu("NVIDIA A100-SXM4-80GB", "8.0"), jnp.bfloat16, {"head_dim": 128}, "cudnn"),
         (gpu("NVIDIA A100-SXM4-80GB", "8.0"), jnp.bfloat16, {"head_dim": 256}, "einsum"),
-        (gpu("Tesla V100"), jnp.bfloat16, {}, "einsum"),
-        (gpu("NVIDIA TITAN V", "7.0"), jnp.float16, {}, "einsum"),
+        (gpu("Tesla V100-SXM2-32GB", "7.0"), jnp.float16, {}, "einsum"),
+        (gpu("NVIDIA B200", "10.0"), jnp.bfloat16, {"head_dim": 128}, "cudnn"),
+        (gpu("NVIDIA B200", "10.0"), jnp.bfloat16, {"head_dim": 256}, "einsum"),
+        (gpu("NVIDIA GeForce RTX 5090", "12.0"), jnp.bfloat16, {"head_dim": 256}, "einsum"),
         (gpu("AMD Instinct MI300X", "gfx942"), jnp.bfloat16, {}, "einsum"),
-        (gpu("TPU v5e", ""), jnp.bfloat16, {}, "einsum"),
+        (gpu("TPU v5e", "", "tpu"), jnp.bfloat16, {}, "einsum"),
         (gpu(), jnp.bfloat16, {"alibi": True}, "einsum"),
         (gpu(), jnp.bfloat16, {"attention_softcap": 50.0}, "einsum"),
     ],

@@ -384,6 +384,7 @@ def test_images_must_lie_between_0_and_1():
         ({}, {"method": {"sample_num_steps": 1001}}, "`method.sample_num_steps` must be in 1..1000"),
         ({}, {"method": {"sample_eta": 0.0}}, "`method.sample_eta` must be in"),
         ({}, {"model": {"num_layers_unfrozen": 2}}, "`model.num_layers_unfrozen` must be -1"),
+        ({}, {"model": {"attn_implementation": "xla"}}, "diffusion model has its own attention"),
         (
             {},
             {"model": {"peft_config": {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 2}}},

@@ -29,8 +29,12 @@ def run_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prepared(checkpoint, run_dir):
-    """Before learning, with the experience that learning begins with."""
-    trainer = alone(ppo_config(checkpoint, run_dir, train={"total_steps": 8}))
+    """Before learning, with the experience that learning begins with.
+
+    Native updates go through a kernel that reads right-padded rows alone; trlX's batches are padded on either side.
+    """
+    config = ppo_config(checkpoint, run_dir, train={"total_steps": 8}, model={"attn_implementation": "xla"})
+    trainer = alone(config)
     trainer.make_experience(8)
     return trainer
 
