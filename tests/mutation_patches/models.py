@@ -28,8 +28,8 @@ PATCHES = [
     Mutation(
         rule="2.6",
         file="jrl/models/decoder_policy.py",
-        old='rngs = None if dropout_key is None else {"dropout": dropout_key}',
-        new='rngs = {"dropout": jax.random.key(0) if dropout_key is None else dropout_key}',
+        old='            return None\n        return {"dropout": dropout_key}',
+        new='            dropout_key = jax.random.key(0)\n        return {"dropout": dropout_key}',
         test="tests/models/test_policy.py::test_lore_2_6_no_dropout_unless_a_key_asks_for_it",
     ),
     Mutation(

@@ -22,6 +22,12 @@ def alone(config, **others):
     return trainer
 
 
+def learning_config(checkpoint, run_dir):
+    """Two iterations, through a kernel that reads right-padded rows alone; trlX's batches are padded on either side."""
+    sections = {"train": {"total_steps": 8}, "model": {"attn_implementation": "xla"}}
+    return ppo_config(checkpoint, run_dir, **sections)
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("ppo") / "run"
@@ -29,12 +35,8 @@ def run_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prepared(checkpoint, run_dir):
-    """Before learning, with the experience that learning begins with.
-
-    Native updates go through a kernel that reads right-padded rows alone; trlX's batches are padded on either side.
-    """
-    config = ppo_config(checkpoint, run_dir, train={"total_steps": 8}, model={"attn_implementation": "xla"})
-    trainer = alone(config)
+    """Before learning, with the experience that learning begins with."""
+    trainer = alone(learning_config(checkpoint, run_dir))
     trainer.make_experience(8)
     return trainer
 
@@ -163,8 +165,7 @@ class TestGeneration:
 
 class TestLearning:
     def test_it_is_the_run_of_jrls_own_trainer(self, learned, checkpoint, tmp_path):
-        config = ppo_config(checkpoint, tmp_path, train={"total_steps": 8})
-        native = PPOTrainer(config, reward_fn=count_vowels)
+        native = PPOTrainer(learning_config(checkpoint, tmp_path), reward_fn=count_vowels)
         native.add_data(samples=None, rewards=None, prompts=PROMPTS, eval_prompts=PROMPTS[:2])
         native.learn()
         assert repeatable(native.history) == repeatable(learned.native.history)
