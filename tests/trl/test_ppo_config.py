@@ -174,6 +174,15 @@ class TestModels:
         assert quantised.frozen_dtype == "int8"
 
     @pytest.mark.parametrize(
+        ("name", "meant"),
+        [("eager", "einsum"), ("sdpa", "auto"), ("flash_attention_2", "auto"), (None, "auto")],
+    )
+    def test_the_kernel_of_attention_can_be_declined(self, name, meant):
+        model = AutoModelForCausalLM.from_pretrained(tiny_hf_config(), attn_implementation=name)
+        assert model.attn_implementation == meant
+        assert native(PPOConfig(), model).model.attn_implementation == meant
+
+    @pytest.mark.parametrize(
         ("options", "message"),
         [
             (dict(load_in_8bit=True, load_in_4bit=True), "exclude each other"),
