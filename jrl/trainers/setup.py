@@ -127,14 +127,13 @@ def load_policy(
     check_what_trains(config, plan, with_value_head=with_value_head)
     described = described_model(config, plan)
     check_vocabulary(tokenizer, described.vocab_size)
-    _check_model(config, plan, described, options)
-    # What does not fit the model, or these devices, is refused before any weight is read.
-    computed: dict[str, Any] = {
+    computed: dict[str, Any] = options | {
         "compute_dtype": COMPUTE_DTYPES[config.train.compute_dtype],
         "attn_implementation": config.model.attn_implementation,
+        "remat": config.train.remat,
         "noise": noise,
     }
-    described.policy(**computed)
+    _check_model(config, plan, described, computed)
     lm, params = _load_model(config, mesh, wanted, plan, described)
     report = tree_shardings(mesh, params)[1]
     quantize = partial(quantize_frozen, kind=config.model.frozen_dtype, mesh=mesh)
@@ -147,11 +146,7 @@ def load_policy(
         frozen = quantize(frozen)
     # What was not read with the model, a fresh adapter or one of a folder of its own, is not on the mesh yet.
     trainable = place(trainable, tree_shardings(mesh, trainable)[0])
-    computed["remat"] = config.train.remat
-    policies = (
-        lm.policy(**computed, **options),
-        lm.policy(**computed | {"attn_implementation": "einsum"}, **options),
-    )
+    policies = lm.policy(**computed), lm.policy(**computed | {"attn_implementation": "einsum"})
     return PolicyBundle(trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report, lm, *policies)
 
 
@@ -169,7 +164,7 @@ def described_model(config: TRLConfig, plan: AdapterPlan) -> LanguageModel:
 
 
 def _check_model(config: TRLConfig, plan: AdapterPlan, lm: LanguageModel, options: dict[str, Any]) -> None:
-    """What the run asks for must fit the model; `options` are those of `lm.policy` and `lm.split_params`."""
+    """What the run asks for must fit the model and these devices; `options` are those of `lm.policy`."""
     if lm.family.kind != config.model.model_arch_type:
         raise ValueError(
             f"`model.model_arch_type` must be {lm.family.kind!r} for a {lm.family.model_type} model, got "

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jrl.mesh import make_mesh
+from jrl.trainers import setup
 from jrl.trainers.resume import check_config
 from jrl.trainers.scoring import load_scorer
 from jrl.trainers.setup import load_policy
@@ -49,6 +50,17 @@ def test_of_a_reward_model(checkpoint, tmp_path, mesh):
 def test_what_does_not_serve_is_refused_before_weights_are_read(checkpoint, tmp_path, mesh):
     config = sft_config(checkpoint, tmp_path, **sections("cudnn"))  # which computes in float32
     with pytest.raises(ValueError, match=r"`model.attn_implementation` 'cudnn' does not serve here"):
+        load_policy(config, mesh, with_value_head=False)
+
+
+def test_virtual_tokens_are_refused_a_kernel_before_weights_are_read(checkpoint, tmp_path, mesh, monkeypatch):
+    def read(*arguments):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(setup, "_load_model", read)
+    config = sft_config(checkpoint, tmp_path, **sections("xla"))
+    config.model.peft_config = {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 2}
+    with pytest.raises(ValueError, match="virtual tokens are read from a cache"):
         load_policy(config, mesh, with_value_head=False)
 
 
