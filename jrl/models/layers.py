@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +12,12 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain
+from jrl.models.products import FEWEST_ROWS, LEAST_SIZE, MOST_ROWS, contract, rows_first, table_first
 from jrl.models.quantize import QuantizedKernel
+from jrl.models.turned import TurnedKernel
+
+Kernel = Float[Array, "..."] | QuantizedKernel | TurnedKernel
+"""A kernel in any of the ways it is stored."""
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -23,51 +26,10 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
 }
 
-# Rows between which `table_first` is the faster form on a CPU (GPT-2's table, two cores: 1.5 to 1.9 times at 4 to 32
-# rows, 1.1 times at 64), and numbers in the least table for which it is: smaller ones stay in the cache of a core.
-FEWEST_ROWS, MOST_ROWS = 4, 64
-LEAST_TABLE = 2**19
-
 
 def as_row(vector: Array, ndim: int) -> Array:
     """A parameter with leading axes of 1: rank promotion hides mistakes, so shapes are made to agree."""
     return vector.reshape((1,) * (ndim - vector.ndim) + vector.shape)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def contract(
-    x: Float[Array, "*rows *inputs"], kernel: Float[Array, "*inputs *outputs"], num_inputs: int
-) -> Float[Array, "*rows *outputs"]:
-    """x · W over the last `num_inputs` axes of x and the first of W.
-
-    The gradient of W is computed as xᵀ·g. The derived one is (gᵀ·x)ᵀ, for which XLA's CPU compiler copies g transposed
-    and, fused with that copy, adds up the residual stream's gradient anew from the last layer down: time quadratic in
-    the number of layers. The axes of the rows are one there: of two, the copy of x transposed, with what made x fused
-    into it, took longer than the product (GPT-2's `down`, 16 rows of 64: 40 ms, now 17). The other axes stay as they
-    are: each may be split over devices.
-    """
-    start = x.ndim - num_inputs
-    contracted = tuple(range(start, x.ndim)), tuple(range(num_inputs))
-    return jax.lax.dot_general(x, kernel, (contracted, ((), ())))
-
-
-def _contract_forward(x: Array, kernel: Array, num_inputs: int) -> tuple[Array, tuple[Array, Array]]:
-    return contract(x, kernel, num_inputs), (x, kernel)
-
-
-def _contract_backward(num_inputs: int, kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    x, kernel = kept
-    start = x.ndim - num_inputs
-    outputs = tuple(range(start, g.ndim)), tuple(range(num_inputs, kernel.ndim))
-    num_rows = math.prod(x.shape[:start])
-    x_rows, g_rows = (part.reshape(num_rows, *part.shape[start:]) for part in (x, g))
-    return (
-        jax.lax.dot_general(g, kernel, (outputs, ((), ()))),
-        jax.lax.dot_general(x_rows, g_rows, (((0,), (0,)), ((), ()))),
-    )
-
-
-contract.defvjp(_contract_forward, _contract_backward)
 
 
 class Projection(nn.Module):
@@ -95,7 +57,9 @@ class Projection(nn.Module):
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """(..., *inputs) to (..., *outputs)."""
         kernel = self._kernel()
-        if isinstance(kernel, QuantizedKernel):
+        if isinstance(kernel, TurnedKernel):
+            y = kernel.product(x.astype(self.dtype), self.dtype)
+        elif isinstance(kernel, QuantizedKernel):
             # Expanded for this product and once more for its gradient: else all expanded kernels would be kept from the
             # forward pass to the backward pass, or from before the loop over tokens to its end.
             x, kernel = jax.lax.optimization_barrier((x, kernel))
@@ -112,22 +76,19 @@ class Projection(nn.Module):
     def _product(
         self, x: Float[Array, "..."], kernel: Float[Array, "..."] | QuantizedKernel
     ) -> Float[Array, "..."]:
-        return contract(x.astype(self.dtype), kernel.astype(self.dtype), len(self.inputs))
+        return contract(x.astype(self.dtype), kernel.astype(self.dtype), len(self.inputs), self.dtype)
 
-    def _kernel(self) -> Float[Array, "..."] | QuantizedKernel:
-        # Linen compares the shape of a parameter with its initialiser's: a rounded kernel is several arrays.
+    def _kernel(self) -> Kernel:
+        # Linen compares the shape of a parameter with its initialiser's: these are no single array, or of another.
         stored: Any = self.get_variable("params", "kernel")
-        if isinstance(stored, QuantizedKernel):
+        if isinstance(stored, QuantizedKernel | TurnedKernel):
             return stored
         init = nn.initializers.normal(self.init_range)
         return self.param("kernel", init, (*self.inputs, *self.outputs), jnp.float32)
 
 
 def add_adapter(
-    module: nn.Module,
-    x: Float[Array, "..."],
-    kernel: Float[Array, "..."] | QuantizedKernel,
-    y: Float[Array, "..."],
+    module: nn.Module, x: Float[Array, "..."], kernel: Kernel, y: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     """What the low-rank adapter of a module, if there is one, makes of its product y = x · W.
 
@@ -149,17 +110,13 @@ def add_adapter(
     return y * as_row(_norm_ratio(kernel, leaf).astype(y.dtype), y.ndim)
 
 
-def adapted_kernel(
-    kernel: Float[Array, "..."] | QuantizedKernel, leaf: Mapping[str, Array]
-) -> Float[Array, "..."]:
+def adapted_kernel(kernel: Kernel, leaf: Mapping[str, Array]) -> Float[Array, "..."]:
     """The kernel with which a plain projection does what `add_adapter` does, float32."""
     whole = kernel.astype(jnp.float32) + jnp.tensordot(leaf["a"], leaf["b"], 1)
     return whole * as_row(_norm_ratio(kernel, leaf), whole.ndim) if "magnitude" in leaf else whole
 
 
-def _norm_ratio(
-    kernel: Float[Array, "..."] | QuantizedKernel, leaf: Mapping[str, Array]
-) -> Float[Array, "..."]:
+def _norm_ratio(kernel: Kernel, leaf: Mapping[str, Array]) -> Float[Array, "..."]:
     """DoRA's m / ‖W + a·b‖, 0 where the weight is 0 (columns that pad the vocabulary). The norm is a constant."""
     w, a, b = jax.lax.stop_gradient((kernel.astype(jnp.float32), leaf["a"], leaf["b"]))
     inputs = tuple(range(a.ndim - 1))
@@ -234,22 +191,6 @@ class Table(nn.Module):
         """Products with every row of the table, accumulated and returned in float32."""
         hidden, table = hidden.astype(dtype), self.embedding.astype(dtype)
         is_thin = hidden.ndim == 2 and FEWEST_ROWS <= len(hidden) <= MOST_ROWS
-        if is_thin and table.size >= LEAST_TABLE:
+        if is_thin and table.size >= LEAST_SIZE:
             return jax.lax.platform_dependent(hidden, table, cpu=table_first, default=rows_first)
         return rows_first(hidden, table)
-
-
-def rows_first(rows: Float[Array, "*rows D"], table: Float[Array, "V D"]) -> Float[Array, "*rows V"]:
-    """Products of all rows with all rows of a table, in float32: the form for accelerators, and for many rows."""
-    return jnp.einsum("...d,vd->...v", rows, table, preferred_element_type=jnp.float32)
-
-
-def table_first(rows: Float[Array, "B D"], table: Float[Array, "V D"]) -> Float[Array, "B V"]:
-    """The same for a few rows on a CPU, as a step of decoding has them.
-
-    There XLA copies the right operand of a product into tiles before it multiplies, and reads the left one as it lies.
-    With few rows, nearly all there is to read is the table: on the left it is not copied.
-    """
-    products = jnp.einsum("vd,bd->vb", table, rows, preferred_element_type=jnp.float32)
-    # Without the barrier XLA would swap the operands, to be spared the transposition.
-    return jax.lax.optimization_barrier(products).T

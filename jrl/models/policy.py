@@ -24,6 +24,7 @@ from jrl.models.heads import HEADS, read_heads
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.transformer import Decoder
+from jrl.models.turned import turn_kernels
 from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 
 ADAPTERS = (LORA, PREFIX, PROMPT)
@@ -74,6 +75,7 @@ def make_policy(
         partial(read_heads, config.vocab_size, config.padded_vocab_size),
         policy.init_cache,
         policy.decode,
+        adapter.loop_weights if isinstance(adapter, Lora) else turn_kernels,
     )
 
 

@@ -27,7 +27,9 @@ from jrl.typing import Params
 
 BLOCK = 64
 """Inputs that share a scale under nf4, as in bitsandbytes."""
-_KERNEL = re.compile(r"layers_\d+/((attn|cross|mlp)/\w+/kernel|experts/(gate|up|down))$")
+BLOCK_KERNEL = re.compile(r"layers_\d+/(attn|cross|mlp)/\w+/kernel$")
+"""Paths of the projections' kernels in the blocks of every architecture."""
+_EXPERTS = re.compile(r"layers_\d+/experts/(gate|up|down)$")
 
 
 class QuantizedKernel(struct.PyTreeNode):
@@ -121,7 +123,7 @@ def quantize_frozen(
         name = path_name(path)
         if name.split("/")[0] in keep:
             return leaf
-        if kind == "bfloat16" or not _KERNEL.search(name):
+        if kind == "bfloat16" or not (BLOCK_KERNEL.search(name) or _EXPERTS.search(name)):
             return leaf.astype(jnp.bfloat16)
         return _quantize_leaf(name, leaf, kind, mesh)
 
@@ -132,7 +134,7 @@ def _quantize_leaf(name: str, leaf: Array, kind: str, mesh: Mesh | None) -> Quan
     """A kernel of this path rounded, and placed as `jrl.mesh` says."""
     options: dict[str, Any] = {
         "kind": kind,
-        "input_axes": 2 if name.endswith("/o/kernel") else 1,
+        "input_axes": num_input_axes(name),
         "stacked": not name.endswith("/kernel"),
     }
     shardings = None
@@ -142,6 +144,11 @@ def _quantize_leaf(name: str, leaf: Array, kind: str, mesh: Mesh | None) -> Quan
         shardings = tree_shardings(mesh, {name: shape})[0][name]
     compiled = jax.jit(quantize_kernel, static_argnames=tuple(options), out_shardings=shardings)
     return compiled(leaf, **options)
+
+
+def num_input_axes(name: str) -> int:
+    """Leading axes of a block's kernel that are inputs: the one that follows attention reads heads and their width."""
+    return 2 if name.endswith("/o/kernel") else 1
 
 
 def num_weights(tree: Params) -> int:

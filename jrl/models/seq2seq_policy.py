@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encoder-decoder as `PolicyFns`: what trains, what is frozen, and the cut between trunk and branch.
 
-With `num_layers_unfrozen = k > 0` the last k decoder layers, the decoder's final norm and an untied head train; the
-encoder, the embedding, both tables of relative positions and the lower decoder layers are a frozen trunk. It is the
-rule of the causal policy. trlX freezes the final norm as well, and its branch of upper layers reads no relative
-positions, because they live in its lowest layer; here they are parameters of their own, which both sides read.
-LoRA overrides the number: the whole model is frozen, and is the reference.
+With `num_layers_unfrozen = k > 0` the last k decoder layers, the decoder's final norm and an untied head train; all
+else is a frozen trunk, as in the causal policy. trlX freezes the final norm as well, and its branch of upper layers
+reads no relative positions, because they live in its lowest layer; here both sides read them. LoRA overrides the
+number: the whole model is frozen, and is the reference.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from jrl.models.heads import HEADS, read_heads
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.seq2seq import EncoderDecoder, Rows
 from jrl.models.seq2seq_config import Seq2SeqConfig
+from jrl.models.turned import turn_kernels
 from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey
 
 Variables = Mapping[str, Any]
@@ -80,8 +80,7 @@ def make_seq2seq_policy(
     """
     if noise is not None:
         raise ValueError(
-            f"`neftune_noise_alpha` must be None for a seq2seq model, which has two embedded rows to put noise on, got "
-            f"{noise.alpha}."
+            f"`neftune_noise_alpha` must be None for a seq2seq model, which embeds two rows, got {noise.alpha}."
         )
     require_einsum(attn_implementation, "a seq2seq model has a learned bias on the scores")
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
@@ -93,6 +92,7 @@ def make_seq2seq_policy(
         partial(read_heads, config.vocab_size, config.padded_vocab_size),
         policy.init_cache,
         policy.decode,
+        turn_kernels if adapter is None else adapter.loop_weights,
     )
 
 

@@ -120,6 +120,7 @@ def make_generate(
     ) -> Completions:
         rows, width = prompts.tokens.shape
         params, frozen = gather_fsdp(params), gather_fsdp(frozen)
+        loop_params, loop_frozen = (policy.loop_weights(tree, rows) for tree in (params, frozen))
         row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
 
         def sample(loop: _Loop, features: Features) -> _Loop:
@@ -134,7 +135,7 @@ def make_generate(
                 advantages=None if knobs.beta is None else _advantages(policy, params, last.value),
                 beta=knobs.beta,
             )
-            logits = policy.logits(params, frozen, last.policy)
+            logits = policy.logits(loop_params, loop_frozen, last.policy)
             drawn = _draw(logits, context, processors, row_keys if do_sample else None)
             return _append(loop, drawn, eos_token_ids, pad_token_id)
 
@@ -144,7 +145,7 @@ def make_generate(
         def next_token(loop: _Loop) -> _Loop:
             newest = loop.last_tokens[:, None]
             inputs = ModelInputs(newest, jnp.ones_like(newest, dtype=bool))
-            features, cache = policy.decode(params, frozen, inputs, loop.cache)
+            features, cache = policy.decode(loop_params, loop_frozen, inputs, loop.cache)
             return sample(loop._replace(cache=cache), features)
 
         cache = policy.init_cache(params, frozen, prompts, width + max_new_tokens - 1)

@@ -58,5 +58,5 @@ def test_a_kernel_on_eight_devices_is_einsums_on_one(mesh: Mesh, capfd: pytest.C
     capfd.readouterr()
     actual, metrics = ppo(mesh, "xla")
     assert REMATERIALIZED not in capfd.readouterr().err
-    assert_metrics_agree(metrics, wanted_metrics)
+    assert_metrics_agree(metrics, wanted_metrics, ratio_noise("llama", 1))
     assert largest(difference, actual.params, wanted.params) < 1e-6

@@ -136,11 +136,23 @@ def expected(
 OPTIMIZERS = {"sgd": lambda: sgd(0.1), "t5_sgd": lambda: sgd(1e-3), "adam": lambda: adam(LR)}
 
 
-def assert_metrics_agree(actual: dict[str, float], wanted: dict[str, float]) -> None:
+def ratio_noise(family: str, unfrozen: int = -1) -> float:
+    """How far rounding takes the first ratio from 1: four ulp of the largest |log-prob| on either side.
+
+    The tiny T5's log-probs reach 35 nats, Llama's 6.5: one bound for both would be too tight or too wide.
+    """
+    rollouts = stored_rollouts(family, unfrozen, num_rows=NUM_ROWS, temperature=0.8)
+    return float(8 * np.spacing(np.float32(np.max(np.abs(rollouts.scored.logprobs)))))
+
+
+def assert_metrics_agree(
+    actual: dict[str, float], wanted: dict[str, float], noise: float | None = None
+) -> None:
+    """`noise`: the largest deviation of PPO's first ratio, which is rounding and so differs."""
     assert actual.keys() == wanted.keys()
     for name, value in wanted.items():
         if name == "ppo/ratio_max_dev_first_minibatch":
-            assert actual[name] < 1e-5  # rounding noise on either side
+            assert noise is not None and actual[name] <= noise
         else:
             assert actual[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
 
@@ -176,7 +188,7 @@ def test_lore_5_2_gradients_and_metrics_agree(
     capfd.readouterr()
     actual, metrics = algorithm(adam(LR), mesh, steps=1)
     assert REMATERIALIZED not in capfd.readouterr().err
-    assert_metrics_agree(metrics, wanted_metrics)
+    assert_metrics_agree(metrics, wanted_metrics, ratio_noise("llama"))
     assert largest(relative_to_norm, first_moment(actual), first_moment(wanted)) < 1e-5
     moved = jax.tree.map(significant, first_moment(wanted), actual.params, wanted.params)
     assert max(jax.tree.leaves(moved)) < 0.05 * LR
@@ -192,7 +204,7 @@ def test_lore_4_4_a_whole_ppo_update_agrees(
     capfd.readouterr()
     actual, metrics = ppo(OPTIMIZERS[rule](), mesh, steps=4, unfrozen=unfrozen, family=family)
     assert REMATERIALIZED not in capfd.readouterr().err
-    assert_metrics_agree(metrics, wanted_metrics)
+    assert_metrics_agree(metrics, wanted_metrics, ratio_noise(family, unfrozen))
     assert largest(difference, actual.params, wanted.params) < 1e-6
     assert int(actual.step) == 4
 

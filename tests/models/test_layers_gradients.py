@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hand-written gradient of a projection's product."""
+"""The hand-written gradients of products with kernels and tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.layers import contract
+from jrl.models.products import contract, rows_first
 
 # Rows, inputs and outputs of the four kinds of projection: MLP, queries, attention's output, a single vector.
 SHAPES = [((2, 3), (4,), (5,)), ((2, 3), (4,), (2, 3)), ((2, 3), (2, 4), (5,)), ((), (4,), (5,))]
@@ -26,7 +26,7 @@ def test_gradients_are_the_derived_ones(
     def derived(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return jnp.tensordot(x, kernel, len(inputs))
 
-    y, gradients = jax.vjp(lambda x, kernel: contract(x, kernel, len(inputs)), x, kernel)
+    y, gradients = jax.vjp(lambda x, kernel: contract(x, kernel, len(inputs), jnp.float32), x, kernel)
     expected_y, expected = jax.vjp(derived, x, kernel)
     for got, wanted in zip((y, *gradients(g)), (expected_y, *expected(g)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
@@ -34,7 +34,39 @@ def test_gradients_are_the_derived_ones(
 
 def test_the_gradient_of_the_kernel_is_not_transposed() -> None:
     x, kernel = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
-    jaxpr = jax.make_jaxpr(jax.grad(lambda kernel: jnp.sum(jnp.sin(contract(x, kernel, 1)))))(kernel)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda kernel: jnp.sum(jnp.sin(contract(x, kernel, 1, jnp.float32)))))(
+        kernel
+    )
     products = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
     assert products[-1].outvars[0].aval.shape == (4, 5)
     assert jaxpr.jaxpr.outvars == [products[-1].outvars[0]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [(), (6,), (2, 3)])
+def test_gradients_of_a_table_are_the_derived_ones(rows: tuple[int, ...], dtype: str) -> None:
+    x_key, table_key, g_key = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(x_key, (*rows, 4)).astype(dtype)
+    table = jax.random.normal(table_key, (5, 4)).astype(dtype)
+    g = jax.random.normal(g_key, (*rows, 5))
+
+    def derived(x: jax.Array, table: jax.Array) -> jax.Array:
+        return jnp.einsum("...d,vd->...v", x, table, preferred_element_type=jnp.float32)
+
+    y, gradients = jax.vjp(rows_first, x, table)
+    expected_y, expected = jax.vjp(derived, x, table)
+    for got, wanted in zip((y, *gradients(g)), (expected_y, *expected(g)), strict=True):
+        assert got.dtype == wanted.dtype and got.shape == wanted.shape
+        tolerance = (
+            1e-5 if dtype == "float32" else 2.0**-7
+        )  # an ulp of bfloat16, whose sums differ in their order
+        np.testing.assert_allclose(
+            *(np.float32(part) for part in (got, wanted)), rtol=tolerance, atol=tolerance
+        )
+
+
+def test_a_head_in_bfloat16_adds_up_in_float32() -> None:
+    x, kernel = jnp.ones((2, 3, 4), jnp.bfloat16), jnp.full((4, 5), 1 + 2.0**-7, jnp.bfloat16)
+    y, gradients = jax.vjp(lambda *operands: contract(*operands, 1, jnp.float32), x, kernel)
+    assert y.dtype == jnp.float32 and [g.dtype for g in gradients(y)] == [jnp.bfloat16] * 2
+    np.testing.assert_array_equal(y, np.full((2, 3, 5), 4 + 2.0**-5, np.float32))

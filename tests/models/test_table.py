@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.layers import FEWEST_ROWS, LEAST_TABLE, MOST_ROWS, Table, rows_first, table_first
+from jrl.models.layers import Table
+from jrl.models.products import FEWEST_ROWS, LEAST_SIZE, MOST_ROWS, rows_first, table_first
 
 WIDTH = 256
-LARGE = LEAST_TABLE // WIDTH
+LARGE = LEAST_SIZE // WIDTH
 
 
 def case(rows: int, size: int, dtype: str = "float32") -> tuple[jax.Array, jax.Array]:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.families.base import Shape
 from jrl.models.layers import adapted_kernel
+from jrl.models.turned import turn_kernels
 from jrl.typing import Params, PRNGKey
 
 _ABOVE = int(np.iinfo(np.int32).max)
@@ -118,6 +119,10 @@ class Lora:
                     leaf["rate"] = self.config.lora_dropout
                 _place(tree, part.path, leaf)
         return tree
+
+    def loop_weights(self, weights: Params, num_rows: int) -> Params:
+        """`PolicyFns.loop_weights`. DoRA reads the norms of kernels for every token: they stay as they are trained."""
+        return weights if self.config.use_dora else turn_kernels(weights, num_rows)
 
     def merge(self, params: Params, adapters: Params) -> dict[str, Any]:
         """The whole model with W + s·B·A in place of every adapted W, computed in float32, in the dtype of W."""
