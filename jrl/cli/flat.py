@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl.cli.flat_help import FlatParser
+from jrl.cli.joining import tell
 from jrl.data.records import RecordStream
 from jrl.trl.arguments import FlatArguments
 from jrl.trl.configs import DPOConfig, RewardConfig, SFTConfig
@@ -90,10 +91,10 @@ def flat(name: str, words: Sequence[str]) -> Callable[[], None]:
     def work() -> None:
         trainer.train()
         if trainer.native.interrupted:
-            print(f"stopped early; to go on: --resume_from_checkpoint {config.output_dir}")
+            tell(f"stopped early; to go on: --resume_from_checkpoint {config.output_dir}")
             return
         trainer.save_model()
-        print(f"model and model card: {config.output_dir}")
+        tell(f"model and model card: {config.output_dir}")
 
     return work
 

@@ -10,6 +10,7 @@ from typing import Any
 from jrl import image_rewards
 from jrl.cli.finding import load_function
 from jrl.cli.flat_help import FlatParser
+from jrl.cli.joining import tell
 from jrl.data.sources import load_prompts
 from jrl.trainers.ddpo_prompts import PromptFunction, PromptList
 from jrl.trl.arguments import described
@@ -124,9 +125,9 @@ def flat_ddpo(words: Sequence[str]) -> Callable[[], None]:
         trainer.train()
         folder = trainer.native.run_dir
         if trainer.native.interrupted:
-            print(f"stopped early; to go on: --resume_from {folder}")
+            tell(f"stopped early; to go on: --resume_from {folder}")
             return
-        print(f"model and model card: {trainer.native.save_pretrained()}")
+        tell(f"model and model card: {trainer.native.save_pretrained()}")
 
     return work
 

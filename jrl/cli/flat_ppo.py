@@ -12,6 +12,7 @@ from jrl.api import prepare
 from jrl.cli.finding import load_function, load_reward, names_function
 from jrl.cli.flat import init_kwargs, peft_config_of
 from jrl.cli.flat_help import FlatParser
+from jrl.cli.joining import tell
 from jrl.data.sources import load_prompts
 from jrl.trainers.setup import reward_mesh
 from jrl.trl.arguments import described
@@ -128,6 +129,6 @@ def flat_ppo(words: Sequence[str]) -> Callable[[], None]:
     def work() -> None:
         trainer.learn()
         if not trainer.interrupted:
-            print(f"model and model card: {trainer.save_pretrained(native.train.checkpoint_dir)}")
+            tell(f"model and model card: {trainer.save_pretrained(native.train.checkpoint_dir)}")
 
     return work

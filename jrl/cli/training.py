@@ -11,6 +11,7 @@ from jrl.api import prepare
 from jrl.cli.finding import load_function, load_reward
 from jrl.data.records import read_records
 from jrl.data.sources import load_prompts, load_rewarded_samples, load_samples
+from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.defaults import (
     default_dpo_config,
@@ -41,25 +42,35 @@ def ilql(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl ilql`."""
     config = _config(flags, overrides, default_ilql_config)
     samples, rewards = load_rewarded_samples(flags.samples)
-    return prepare(config=config, samples=samples, rewards=rewards, **_evaluation(flags)).learn
+    return _learning(prepare(config=config, samples=samples, rewards=rewards, **_evaluation(flags)))
 
 
 def sft(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl sft`."""
     config = _config(flags, overrides, default_sft_config)
-    return prepare(config=config, samples=load_samples(flags.samples), **_evaluation(flags)).learn
+    return _learning(prepare(config=config, samples=load_samples(flags.samples), **_evaluation(flags)))
 
 
 def dpo(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl dpo` with a nested configuration."""
     config = _config(flags, overrides, default_dpo_config)
-    return prepare(config=config, samples=_pairs(flags), **_evaluation(flags)).learn
+    return _learning(prepare(config=config, samples=_pairs(flags), **_evaluation(flags)))
 
 
 def reward(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl reward` with a nested configuration."""
     config = _config(flags, overrides, default_reward_config)
-    return prepare(config=config, samples=_pairs(flags)).learn
+    return _learning(prepare(config=config, samples=_pairs(flags)))
+
+
+def _learning(trainer: Trainer) -> Work:
+    """Trains; status 1 where the last checkpoint could not be written: what was trained is gone with the process."""
+
+    def work() -> int:
+        trainer.learn()
+        return int(trainer.unsaved)
+
+    return work
 
 
 def _pairs(flags: argparse.Namespace) -> Sequence[Any]:
@@ -73,7 +84,7 @@ def _online(flags: argparse.Namespace, config: TRLConfig) -> Work:
         flags.reward, label=flags.reward_label, output=flags.reward_output, mesh=reward_mesh(config)
     )
     prompts = load_prompts(flags.prompts)
-    return prepare(config=config, reward_fn=reward, prompts=prompts, **_evaluation(flags)).learn
+    return _learning(prepare(config=config, reward_fn=reward, prompts=prompts, **_evaluation(flags)))
 
 
 def _config(flags: argparse.Namespace, overrides: list[str], default: Callable[[], TRLConfig]) -> TRLConfig:

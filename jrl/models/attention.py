@@ -18,6 +18,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
+from jrl.models.attention_products import mix_values, score_keys
 from jrl.models.cache import Cache, LayerCache, spread_kv_heads
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.fused_attention import FusedImplementation, FusedRows, attend_fused, fused_rows
@@ -218,7 +219,7 @@ def attend(
     kv_heads = k.shape[1]
     # All queries that read one key/value head form one matrix: the cache is multiplied as it lies.
     folded = (q * scale).astype(q.dtype).swapaxes(1, 2).reshape(rows, kv_heads, -1, head_dim)
-    scores = jnp.einsum("bkmh,bksh->bkms", folded, k, preferred_element_type=jnp.float32)
+    scores = score_keys(folded, k)
     scores = scores.reshape(rows, heads, queries, -1)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
@@ -230,5 +231,5 @@ def attend(
     if dropout is not None:
         weights = dropout(weights, deterministic=False)
     weights = weights.astype(v.dtype).reshape(rows, kv_heads, -1, scores.shape[-1])
-    out = jnp.einsum("bkms,bksh->bkmh", weights, v, preferred_element_type=jnp.float32)
+    out = mix_values(weights, v)
     return out.astype(q.dtype).reshape(rows, heads, queries, head_dim).swapaxes(1, 2)

@@ -55,6 +55,7 @@ class Trainer(abc.ABC):
       state: What trains: an immutable pytree, replaced by every update.
       history: Training records and evaluations, as in `metrics.jsonl`.
       interrupted: Whether `learn` ended early because the process was asked to stop.
+      unsaved: Whether `learn` ended without its last checkpoint, because the disk refused it.
       hooks: What is called as the run goes on.
       dataset_names: What the data are called, for the model card; whoever read them by name sets it.
     """
@@ -66,7 +67,7 @@ class Trainer(abc.ABC):
         join()  # before anything of JAX is computed
         use_compilation_cache()
         self.history: list[dict[str, Any]] = []
-        self.interrupted = False
+        self.interrupted = self.unsaved = False
         self.hooks = current_hooks()
         self.config = copy.deepcopy(config)
         self.config.validate()

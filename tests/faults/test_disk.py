@@ -4,6 +4,7 @@
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -70,6 +71,21 @@ def test_a_disk_that_stays_full_leaves_the_older_checkpoints(checkpoint, whole, 
     assert [record["step"] for record in records(copy)] == sorted(record["step"] for record in records(copy))
     start("ppo", checkpoint, copy, steps=steps, branch=True).finish()
     assert_same_run(copy, whole_folder)
+
+
+@pytest.mark.parametrize(("size", "status"), [("8m", 0), ("128k", 1)])
+def test_the_command_fails_where_its_last_checkpoint_does(size, status, checkpoint, disk, tmp_path):
+    (tmp_path / "texts.jsonl").write_text('"the cat"\n"the dog"\n')
+    command = [
+        *(sys.executable, "-m", "jrl", "sft", "--samples", str(tmp_path / "texts.jsonl")),
+        *("--model.model_path", checkpoint, "--tokenizer.tokenizer_path", checkpoint),
+        *("--train.checkpoint_dir", str(disk / "run"), "--train.batch_size", "2", "--train.seq_length", "16"),
+        *("--train.total_steps", "1", "--train.eval_interval", "0"),
+    ]
+    launcher = mounted(f'mount -t tmpfs -o size={size} none "$1"', disk)
+    done = subprocess.run([*launcher, *command], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert ("Checkpoint 1 could not be written to" in done.stderr) is bool(status)
 
 
 def test_a_read_only_folder_ends_the_run_before_its_first_step(checkpoint, disk):

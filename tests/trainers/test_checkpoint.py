@@ -309,7 +309,7 @@ class TestFailure:
             UserWarning, match=r"Checkpoint 3 could not be written.*No space left.*kept: checkpoint_1"
         ):
             checkpoints.wait()
-        assert checkpoints.failed_saves == 1
+        assert checkpoints.failed_in_a_row == 1
         assert names(saved) == ["checkpoint_1", "checkpoint_2"]
         save(checkpoints, 4)
         checkpoints.close()
