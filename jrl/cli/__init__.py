@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       0; 2 where the flags, or what they name, are mistaken, a reward function among them, with one line on stderr; 130
-      where it was interrupted before there was anything to end in order; else what the command says.
+      where it was interrupted before there was anything to end in order; else what the command says: 1 of a training
+      whose last checkpoint could not be written.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     name = words[0] if words else ""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jrl.cli.ending import Work, end_early, tell
 from jrl.cli.flat_help import FlatParser
-from jrl.cli.joining import tell
 from jrl.data.records import RecordStream
 from jrl.trl.arguments import FlatArguments
 from jrl.trl.configs import DPOConfig, RewardConfig, SFTConfig
@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 
-def flat(name: str, words: Sequence[str]) -> Callable[[], None]:
+def flat(name: str, words: Sequence[str]) -> Work:
     """Flags, file and data are read and the model is loaded at once; training starts when the result is called.
 
     Args:
@@ -88,13 +88,13 @@ def flat(name: str, words: Sequence[str]) -> Callable[[], None]:
     )
     trainer.native.dataset_names = data_names(script, mixture)
 
-    def work() -> None:
+    def work() -> int:
         trainer.train()
         if trainer.native.interrupted:
-            tell(f"stopped early; to go on: --resume_from_checkpoint {config.output_dir}")
-            return
+            return end_early(trainer.native, f"--resume_from_checkpoint {config.output_dir}")
         trainer.save_model()
         tell(f"model and model card: {config.output_dir}")
+        return 0
 
     return work
 

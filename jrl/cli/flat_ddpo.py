@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jrl import image_rewards
+from jrl.cli.ending import Work, end_early, tell
 from jrl.cli.finding import load_function
 from jrl.cli.flat_help import FlatParser
-from jrl.cli.joining import tell
 from jrl.data.sources import load_prompts
 from jrl.trainers.ddpo_prompts import PromptFunction, PromptList
 from jrl.trl.arguments import described
@@ -96,7 +96,7 @@ def make_parser() -> FlatParser:
     )
 
 
-def flat_ddpo(words: Sequence[str]) -> Callable[[], None]:
+def flat_ddpo(words: Sequence[str]) -> Work:
     """Flags and file are read and the model is loaded at once; training starts when the result is called.
 
     Args:
@@ -121,13 +121,12 @@ def flat_ddpo(words: Sequence[str]) -> Callable[[], None]:
     trainer = DDPOTrainer(config, reward, prompt_function, pipeline, hook)
     trainer.native.dataset_names = (script.prompts,)
 
-    def work() -> None:
+    def work() -> int:
         trainer.train()
-        folder = trainer.native.run_dir
         if trainer.native.interrupted:
-            tell(f"stopped early; to go on: --resume_from {folder}")
-            return
+            return end_early(trainer.native, f"--resume_from {trainer.native.run_dir}")
         tell(f"model and model card: {trainer.native.save_pretrained()}")
+        return 0
 
     return work
 

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jrl.api import prepare
+from jrl.cli.ending import Work, end_early, tell
 from jrl.cli.finding import load_function, load_reward, names_function
 from jrl.cli.flat import init_kwargs, peft_config_of
 from jrl.cli.flat_help import FlatParser
-from jrl.cli.joining import tell
 from jrl.data.sources import load_prompts
 from jrl.trainers.setup import reward_mesh
 from jrl.trl.arguments import described
@@ -74,7 +74,7 @@ class _Parser(FlatParser):
         return super().set_defaults_with_config(**kwargs)
 
 
-def flat_ppo(words: Sequence[str]) -> Callable[[], None]:
+def flat_ppo(words: Sequence[str]) -> Work:
     """Flags, file and data are read and the model is loaded at once; training starts when the result is called.
 
     Args:
@@ -126,9 +126,11 @@ def flat_ppo(words: Sequence[str]) -> Callable[[], None]:
     )
     trainer.dataset_names = (source,)
 
-    def work() -> None:
+    def work() -> int:
         trainer.learn()
-        if not trainer.interrupted:
-            tell(f"model and model card: {trainer.save_pretrained(native.train.checkpoint_dir)}")
+        if trainer.interrupted:
+            return end_early(trainer, f"--resume_from_checkpoint {trainer.run_dir}")
+        tell(f"model and model card: {trainer.save_pretrained(native.train.checkpoint_dir)}")
+        return 0
 
     return work

@@ -6,16 +6,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from jrl.distributed import HEARTBEAT_TIMEOUT_SECONDS, is_main, join
+from jrl.distributed import HEARTBEAT_TIMEOUT_SECONDS, join
 
 TRAINING = ("ppo", "rft", "ilql", "sft", "dpo", "reward")
 """Commands that run on many processes."""
-
-
-def tell(text: str) -> None:
-    """Prints a closing line, once for all processes of a job."""
-    if is_main():
-        print(text)
 
 
 def add_job_flags(command: argparse.ArgumentParser) -> None:

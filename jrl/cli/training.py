@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrl.api import prepare
+from jrl.cli.ending import Work, status_of
 from jrl.cli.finding import load_function, load_reward
 from jrl.data.records import read_records
 from jrl.data.sources import load_prompts, load_rewarded_samples, load_samples
@@ -23,9 +24,6 @@ from jrl.trainers.defaults import (
 )
 from jrl.trainers.overrides import apply_overrides
 from jrl.trainers.setup import reward_mesh
-
-Work = Callable[[], int | None]
-"""What a command does once its flags are understood; a status other than 0 is returned."""
 
 
 def ppo(flags: argparse.Namespace, overrides: list[str]) -> Work:
@@ -64,11 +62,9 @@ def reward(flags: argparse.Namespace, overrides: list[str]) -> Work:
 
 
 def _learning(trainer: Trainer) -> Work:
-    """Trains; status 1 where the last checkpoint could not be written: what was trained is gone with the process."""
-
     def work() -> int:
         trainer.learn()
-        return int(trainer.unsaved)
+        return status_of(trainer)
 
     return work
 

@@ -27,9 +27,7 @@ from jrl.typing import Params
 
 BLOCK = 64
 """Inputs that share a scale under nf4, as in bitsandbytes."""
-BLOCK_KERNEL = re.compile(r"layers_\d+/(attn|cross|mlp)/\w+/kernel$")
-"""Paths of the projections' kernels in the blocks of every architecture."""
-_EXPERTS = re.compile(r"layers_\d+/experts/(gate|up|down)$")
+_KERNEL = re.compile(r"layers_\d+/((attn|cross|mlp)/\w+/kernel|experts/(gate|up|down))$")
 
 
 class QuantizedKernel(struct.PyTreeNode):
@@ -123,7 +121,7 @@ def quantize_frozen(
         name = path_name(path)
         if name.split("/")[0] in keep:
             return leaf
-        if kind == "bfloat16" or not (BLOCK_KERNEL.search(name) or _EXPERTS.search(name)):
+        if kind == "bfloat16" or not _KERNEL.search(name):
             return leaf.astype(jnp.bfloat16)
         return _quantize_leaf(name, leaf, kind, mesh)
 

@@ -18,10 +18,13 @@ from jaxtyping import Array, Float
 
 from jrl.mesh import path_name
 from jrl.models.products import FEWEST_ROWS, LEAST_SIZE, MOST_ROWS
-from jrl.models.quantize import BLOCK_KERNEL, QuantizedKernel, num_input_axes
+from jrl.models.quantize import QuantizedKernel, num_input_axes
 from jrl.typing import Params
 
-_READ_EVERY_TOKEN = re.compile(rf"({BLOCK_KERNEL.pattern}|^lm_head/kernel$)")
+# Of cross-attention k and v read the encoder's answer once.
+_READ_EVERY_TOKEN = re.compile(r"(^|/)layers_\d+/(attn/\w+|cross/[qo]|mlp/\w+)/kernel$|^lm_head/kernel$")
+_FEWEST_TOKENS = 16
+"""Tokens of a loop from which turning pays for itself: GPT-2's kernels, 8 rows, broke even at 10."""
 
 
 class TurnedKernel(struct.PyTreeNode):
@@ -34,12 +37,6 @@ class TurnedKernel(struct.PyTreeNode):
 
     values: Float[Array, "*outputs *inputs"]
     num_inputs: int = struct.field(pytree_node=False)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the kernel as it is trained: (*inputs, *outputs)."""
-        start = self.values.ndim - self.num_inputs
-        return (*self.values.shape[start:], *self.values.shape[:start])
 
     def astype(self, dtype: Any) -> Float[Array, "*inputs *outputs"]:
         """The kernel as it is trained."""
@@ -56,17 +53,19 @@ class TurnedKernel(struct.PyTreeNode):
         return _turn(jax.lax.optimization_barrier(y), num_outputs)
 
 
-def turn_kernels(tree: Params, num_rows: int) -> Params:
+def turn_kernels(tree: Params, num_rows: int, num_tokens: int) -> Params:
     """The weights that a loop over tokens reads, with kernels of the blocks and of the head turned where that pays.
 
-    It does for a few rows, on a CPU, without a mesh, and for large kernels in float32; all others stay as they are.
+    It does for a few rows, on a CPU that is one device, and for large kernels in float32; all others stay as they are.
 
     Args:
       tree: Parameters.
       num_rows: B of the loop.
+      num_tokens: Most tokens that it makes: each kernel is copied once for all of them.
     """
-    on_cpu = jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().empty
-    if not (on_cpu and FEWEST_ROWS <= num_rows <= MOST_ROWS):
+    mesh = jax.sharding.get_abstract_mesh()
+    on_one_cpu = jax.default_backend() == "cpu" and (mesh.empty or mesh.size == 1)
+    if not (on_one_cpu and FEWEST_ROWS <= num_rows <= MOST_ROWS and num_tokens >= _FEWEST_TOKENS):
         return tree
 
     def turned(path: tuple[Any, ...], leaf: Any) -> Any:

@@ -20,6 +20,8 @@ from jrl.ops.checks import Scalar, check_positive
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.masking import at_least_float32
 
+_LARGE_VOCABULARY = 2**13
+"""Columns from which a sum of exponentials is worth another form on a CPU."""
 LogitsFn = Callable[[Float[Array, "*rows D"]], Float[Array, "*rows V"]]
 """The language-model head with its parameters bound: hidden states to float32 logits."""
 
@@ -47,7 +49,14 @@ def _normalizer(logits: Float[Array, "*rows V"]) -> tuple[Float[Array, "*rows"],
     """The largest logit m of a row and log Σ exp(logit − m): their sum is the row's log-sum-exp."""
     largest = jnp.max(logits, axis=-1)
     exponentials = jnp.exp(logits - largest[..., None])
-    return largest, jnp.log(jax.lax.platform_dependent(exponentials, cpu=_sum_by_product, default=_sum_last))
+    return largest, jnp.log(_sum_exponentials(exponentials))
+
+
+def _sum_exponentials(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    if x.shape[-1] < _LARGE_VOCABULARY:
+        return _sum_last(x)
+    total: Array = jax.lax.platform_dependent(x, cpu=_sum_by_product, default=_sum_last)
+    return total
 
 
 def _sum_last(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:

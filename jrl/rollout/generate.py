@@ -120,7 +120,9 @@ def make_generate(
     ) -> Completions:
         rows, width = prompts.tokens.shape
         params, frozen = gather_fsdp(params), gather_fsdp(frozen)
-        loop_params, loop_frozen = (policy.loop_weights(tree, rows) for tree in (params, frozen))
+        loop_params, loop_frozen = (
+            policy.loop_weights(tree, rows, max_new_tokens) for tree in (params, frozen)
+        )
         row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
 
         def sample(loop: _Loop, features: Features) -> _Loop:

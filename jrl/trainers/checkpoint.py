@@ -104,7 +104,7 @@ class Checkpointer:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: tuple[int, Future[None]] | None = None
         self._abandoned = False
-        self.failed_in_a_row = 0
+        self.last_failed = False
 
     def _open(
         self, run_dir: Path, resume_from: str | os.PathLike[str] | None, overwrite: bool
@@ -178,9 +178,9 @@ class Checkpointer:
         told = [word.plain for word in gather(None if error is None else [_kind(error), str(error)])]
         failures = dict(entry for entry in reversed(told) if entry is not None)
         if not failures:
-            self.failed_in_a_row = 0
+            self.last_failed = False
             return
-        self.failed_in_a_row += 1
+        self.last_failed = True
         reasons = " ".join(dict.fromkeys(failures.values()))
         if OTHER in failures or DISK not in failures:
             raise error if error is not None and _kind(error) == OTHER else CheckpointError(reasons)

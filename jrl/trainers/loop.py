@@ -137,7 +137,7 @@ class Run:
             if unsaved and not self.trainer.state_is_deleted():
                 self.save()
             self.checkpoints.wait()
-            self.trainer.unsaved = self.checkpoints.failed_in_a_row > 0
+            self.trainer.unsaved = self.checkpoints.last_failed
 
     def remaining(self) -> Iterator[int]:
         """Numbers of the iterations still to do; ends early when the process is asked to stop."""

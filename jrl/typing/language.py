@@ -49,7 +49,7 @@ class Features(NamedTuple):
     value: Float[Array, "*rows D"]
 
 
-def as_they_are(weights: Params, num_rows: int) -> Params:
+def as_they_are(weights: Params, num_rows: int, num_tokens: int) -> Params:
     """`PolicyFns.loop_weights` of a model whose `decode` reads its weights as they are trained."""
     return weights
 
@@ -76,8 +76,8 @@ class PolicyFns:
         own tokens nothing is in it yet.
       decode: `(params, frozen, inputs, cache) -> (Features, cache)` with rows (B, L of inputs). Appends the inputs to
         the cache: the left-padded prompt first (prefill), then one token a call.
-      loop_weights: `(params or frozen, B) -> the same`, as a loop of `decode` over single tokens of B rows reads them
-        fastest: another arrangement of the same numbers, understood by `decode` and `logits` alone.
+      loop_weights: `(params or frozen, B, T) -> the same`, as a loop of `decode` over T single tokens of B rows reads
+        them fastest: another arrangement of the same numbers, understood by `decode` and `logits` alone.
     """
 
     trunk: Callable[[Frozen, ModelInputs], Trunk]
@@ -86,7 +86,7 @@ class PolicyFns:
     heads: Callable[[Params, Float[Array, "*rows D"]], dict[str, Array]]
     init_cache: Callable[[Params, Frozen, ModelInputs, int], Cache]
     decode: Callable[[Params, Frozen, ModelInputs, Cache], tuple[Features, Cache]]
-    loop_weights: Callable[[Params, int], Params] = as_they_are
+    loop_weights: Callable[[Params, int, int], Params] = as_they_are
 
 
 class Sequences(NamedTuple):

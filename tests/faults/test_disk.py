@@ -79,7 +79,7 @@ def test_the_command_fails_where_its_last_checkpoint_does(size, status, checkpoi
     command = [
         *(sys.executable, "-m", "jrl", "sft", "--samples", str(tmp_path / "texts.jsonl")),
         *("--model.model_path", checkpoint, "--tokenizer.tokenizer_path", checkpoint),
-        *("--train.checkpoint_dir", str(disk / "run"), "--train.batch_size", "2", "--train.seq_length", "16"),
+        *("--train.checkpoint_dir", str(disk / "run"), "--train.batch_size", "2", "--train.seq_length", "64"),
         *("--train.total_steps", "1", "--train.eval_interval", "0"),
     ]
     launcher = mounted(f'mount -t tmpfs -o size={size} none "$1"', disk)

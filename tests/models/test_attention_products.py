@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.attention_products import MOST_SCORES, mix_values, score_keys
+from jrl.models.attention_products import MOST_TOKENS, mix_values, score_keys
 
 ROWS, HEADS, WIDTH = 2, 3, 8
 FORMS: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
@@ -44,9 +44,10 @@ def test_products_and_gradients_are_the_derived_ones(name: str, queries: int, ke
 
 
 @pytest.mark.parametrize(
-    ("edge", "turned"), [(int(MOST_SCORES**0.5), True), (int(MOST_SCORES**0.5) + 1, False)]
+    ("queries", "keys", "turned"),
+    [(MOST_TOKENS, MOST_TOKENS, True), (MOST_TOKENS + 1, 2, False), (2, MOST_TOKENS + 1, False)],
 )
-def test_an_operand_is_turned_where_matrices_are_small(edge: int, turned: bool) -> None:
-    given = operands("scores", edge, edge, "float32")
+def test_an_operand_is_turned_where_matrices_are_small(queries: int, keys: int, turned: bool) -> None:
+    given = operands("scores", queries, keys, "float32")
     gradient = jax.make_jaxpr(jax.grad(lambda q, k: score_keys(q, k).sum(), 1))(*given)
     assert ("optimization_barrier" in str(gradient)) is turned

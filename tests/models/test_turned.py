@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.mesh import make_mesh
+from jrl.mesh import abstract_mesh, make_mesh
 from jrl.models import turned
 from jrl.models.adapters import LoraConfig
 from jrl.models.products import FEWEST_ROWS, LEAST_SIZE, MOST_ROWS
 from jrl.models.quantize import quantize_frozen
 from jrl.models.turned import TurnedKernel, turn_kernels
 from jrl.rollout.generate import make_generate
+from jrl.trainers.generation import GenerationSettings, Sampler
 from jrl.typing import Completions, ModelInputs, PolicyFns
 from jrl.typing.language import as_they_are
 from tests.rollout.programs import knobs
@@ -28,6 +29,7 @@ from tests.tiny import PAD_ID, tiny_contexts, tiny_lm, tiny_policy, tiny_prompts
 # Rows, inputs and outputs of the kinds of kernels: MLP, queries, attention's output.
 SHAPES = [((4, 1), (6,), (10,)), ((4, 1), (6,), (2, 3)), ((4, 1), (2, 3), (6,)), ((4,), (6,), (10,))]
 EDGE = 728  # the square is just large enough
+TOKENS = 16
 
 
 def turn(kernel: jax.Array, num_inputs: int) -> TurnedKernel:
@@ -44,7 +46,6 @@ def test_the_product_is_that_of_the_kernel(
     x = jnp.asarray(draws.normal(size=(*rows, *inputs)), dtype)
     kernel = jnp.asarray(draws.normal(size=(*inputs, *outputs)), jnp.float32)
     stored = turn(kernel, len(inputs))
-    assert stored.shape == kernel.shape
     np.testing.assert_array_equal(stored.astype(jnp.float32), kernel)
     found = jax.jit(lambda x, kernel: kernel.product(x, jnp.float32))(x, stored)
     assert found.dtype == jnp.float32
@@ -85,7 +86,7 @@ def turned_paths(weights: Any) -> dict[str, tuple[int, ...]]:
 class TestWhichAreTurned:
     def test_large_kernels_of_the_blocks_and_of_the_head(self):
         assert EDGE * EDGE >= LEAST_SIZE
-        assert turned_paths(turn_kernels(tree(), 8)) == {
+        assert turned_paths(turn_kernels(tree(), 8, 48)) == {
             "layers_0/attn/q/kernel": (4, EDGE // 4, EDGE),
             "layers_0/attn/o/kernel": (EDGE, 4, EDGE // 4),
             "layers_0/mlp/up/kernel": (EDGE, EDGE),
@@ -98,27 +99,33 @@ class TestWhichAreTurned:
         [(FEWEST_ROWS - 1, False), (FEWEST_ROWS, True), (MOST_ROWS, True), (MOST_ROWS + 1, False)],
     )
     def test_for_a_few_rows(self, rows, some):
-        assert bool(turned_paths(turn_kernels(tree(), rows))) is some
+        assert bool(turned_paths(turn_kernels(tree(), rows, 48))) is some
+
+    @pytest.mark.parametrize(("tokens", "some"), [(15, False), (16, True)])
+    def test_for_as_many_tokens_as_pay_for_the_copies(self, tokens, some):
+        assert bool(turned_paths(turn_kernels(tree(), 8, tokens))) is some
 
     def test_not_in_fewer_bits(self):
-        assert not turned_paths(turn_kernels(tree(jnp.bfloat16), 8))
+        assert not turned_paths(turn_kernels(tree(jnp.bfloat16), 8, 48))
         pytest.importorskip("qwix")
         rounded = quantize_frozen(tree(), "int8")
-        assert jax.tree.structure(turn_kernels(rounded, 8)) == jax.tree.structure(rounded)
+        assert jax.tree.structure(turn_kernels(rounded, 8, 48)) == jax.tree.structure(rounded)
 
-    def test_not_on_a_mesh(self):
-        with jax.set_mesh(make_mesh(1, 1, 1, devices=jax.devices()[:1])):
-            assert not turned_paths(turn_kernels(tree(), 8))
+    @pytest.mark.parametrize(("devices", "some"), [(1, True), (2, False)])
+    def test_not_on_a_mesh_of_several_devices(self, devices, some):
+        """Every trainer has a mesh in force, and be it of one device."""
+        with jax.sharding.use_abstract_mesh(abstract_mesh(num_devices=devices)):
+            assert bool(turned_paths(turn_kernels(tree(), 8, 48))) is some
 
     def test_not_on_an_accelerator(self, monkeypatch):
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-        assert not turned_paths(turn_kernels(tree(), 8))
+        assert not turned_paths(turn_kernels(tree(), 8, 48))
 
     @pytest.mark.parametrize("use_dora", [False, True])
     def test_not_where_an_adapter_reads_their_norms(self, use_dora):
         lm, _ = tiny_lm("llama")
         policy = lm.policy(adapter=LoraConfig(r=2, target_modules=("q_proj",), use_dora=use_dora))
-        assert bool(turned_paths(policy.loop_weights(tree(), 8))) is not use_dora
+        assert bool(turned_paths(policy.loop_weights(tree(), 8, 48))) is not use_dora
 
 
 @functools.cache
@@ -140,8 +147,8 @@ def case(name: str) -> tuple[PolicyFns, Any, Any, ModelInputs]:
 
 
 def sample(policy: PolicyFns, params: Any, frozen: Any, prompts: ModelInputs) -> tuple[Completions, str]:
-    """12 tokens a row, and the compiled program."""
-    generate = jax.jit(make_generate(policy, max_new_tokens=12, eos_token_ids=(), pad_token_id=PAD_ID))
+    """16 tokens a row, and the compiled program."""
+    generate = jax.jit(make_generate(policy, max_new_tokens=TOKENS, eos_token_ids=(), pad_token_id=PAD_ID))
     arguments = (params, frozen, prompts, np.arange(8, dtype=np.int32), knobs(), jax.random.key(0))
     return generate(*arguments), generate.lower(*arguments).compile().as_text()
 
@@ -153,17 +160,57 @@ def test_samples_are_those_of_the_kernels_as_they_are(name: str, monkeypatch: py
     monkeypatch.setattr(turned, "LEAST_SIZE", 1)
     wanted, plain = sample(dataclasses.replace(policy, loop_weights=as_they_are), params, frozen, prompts)
     found, program = sample(policy, params, frozen, prompts)
-    assert turned_paths(policy.loop_weights({**frozen, **params}, 8))
+    assert turned_paths(policy.loop_weights({**frozen, **params}, 8, TOKENS))
     assert plain != program
     np.testing.assert_array_equal(found.tokens, wanted.tokens)
     np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=1e-5)
 
 
-def test_in_the_loop_the_kernel_is_the_left_operand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read off the compiled program: products of 8 rows have them on the right, but for attention's own."""
+def reached(program: str, names: set[str]) -> list[str]:
+    """Lines of these computations of a compiled program and of all that they call."""
+    blocks = {
+        name: body.splitlines()
+        for name, body in re.findall(
+            r"^(?:ENTRY )?%([\w.\-]+) \(.*?\{\n(.*?)^\}", program, re.DOTALL | re.MULTILINE
+        )
+    }
+    todo, done = list(names), set()
+    while todo:
+        name = todo.pop()
+        if name not in done:
+            done.add(name)
+            calls = re.findall(r"(?:calls|to_apply|body|condition)=%([\w.\-]+)", "\n".join(blocks[name]))
+            branches = re.findall(r"branch_computations=\{([^}]*)\}", "\n".join(blocks[name]))
+            todo += calls + [part.strip(" %") for branch in branches for part in branch.split(",")]
+    return [line for name in done for line in blocks[name]]
+
+
+def copies(lines: list[str]) -> list[str]:
+    """Those that lay out the kernel of `up`, (32, 64), anew."""
+    return [line for line in lines if re.search(r"= f32\[(32,64|64,32)\]\S* (copy|transpose)\(", line)]
+
+
+def test_in_the_loop_the_kernel_is_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read off the compiled program: products have it on the left, and all copies of it lie before the loop."""
     monkeypatch.setattr(turned, "LEAST_SIZE", 1)
     program = sample(*case("gpt2"))[1]
     products = set(
         re.findall(r"= f32\[([\d,]+)\]\S* dot\(.*run_layers/layers_0/[\w./]+/(\w+)/dot_general", program)
     )
     assert {("32,8", "q"), ("32,8", "o"), ("64,8", "up"), ("32,8", "down")} <= products
+    bodies = set(re.findall(r" while\(.*body=%([\w.\-]+)", program))
+    assert not copies(reached(program, bodies))
+    assert copies(program.splitlines())
+
+
+def test_the_sampler_of_a_trainer_turns_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer has a mesh in force, and be it of one device."""
+    monkeypatch.setattr(turned, "LEAST_SIZE", 1)
+    policy, params, frozen, prompts = case("gpt2")
+    mesh = make_mesh(devices=jax.devices()[:1])
+    settings = GenerationSettings(max_new_tokens=TOKENS, eos_token_id=(), pad_token_id=PAD_ID)
+    program = Sampler(policy, mesh=mesh).program(settings, 8)
+    with jax.set_mesh(mesh):
+        traced = jax.make_jaxpr(program)(params, frozen, prompts, np.arange(8), knobs(), jax.random.key(0))
+    # One a kernel: q, k, v, o, up and down of two layers.
+    assert str(traced).count("optimization_barrier") == 12

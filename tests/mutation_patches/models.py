@@ -20,7 +20,7 @@ PATCHES = [
     ),
     Mutation(
         rule="2.5",
-        file="jrl/models/layers.py",
+        file="jrl/models/products.py",
         old='"...d,vd->...v", rows, table, preferred_element_type=jnp.float32)',
         new='"...d,vd->...v", rows, table).astype(jnp.float32)',
         test="tests/models/test_transformer.py::test_lore_2_5_head_accumulates_and_answers_in_float32",
@@ -77,9 +77,9 @@ PATCHES = [
     ),
     Mutation(
         rule="2.13",
-        file="jrl/models/attention.py",
-        old='jnp.einsum("bkmh,bksh->bkms", folded, k, preferred_element_type=jnp.float32)',
-        new='jnp.einsum("bkmh,bksh->bkms", folded, k, precision="default", preferred_element_type=jnp.float32)',
+        file="jrl/models/attention_products.py",
+        old='jnp.einsum("bkmh,bksh->bkms", q, k, preferred_element_type=jnp.float32)',
+        new='jnp.einsum("bkmh,bksh->bkms", q, k, precision="default", preferred_element_type=jnp.float32)',
         test="tests/models/test_precision.py::test_lore_2_13_a_precision_that_is_asked_for_reaches_every_product",
     ),
 ]

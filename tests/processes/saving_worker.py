@@ -76,7 +76,7 @@ def full(folder: Path) -> None:
     save(checkpoints, 2, placed_state(2, rows=20_000))
     checkpoints.wait()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    print("failed", checkpoints.failed_in_a_row, flush=True)
+    print("failed", checkpoints.last_failed, flush=True)
     save(checkpoints, 3, placed_state(3))
     checkpoints.close()
 

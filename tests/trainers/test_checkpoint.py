@@ -309,10 +309,11 @@ class TestFailure:
             UserWarning, match=r"Checkpoint 3 could not be written.*No space left.*kept: checkpoint_1"
         ):
             checkpoints.wait()
-        assert checkpoints.failed_in_a_row == 1
+        assert checkpoints.last_failed
         assert names(saved) == ["checkpoint_1", "checkpoint_2"]
         save(checkpoints, 4)
         checkpoints.close()
+        assert not checkpoints.last_failed
         assert names(saved) == ["checkpoint_2", "checkpoint_4"]
 
     def test_a_mistake_in_the_program_is_raised(self, saved):

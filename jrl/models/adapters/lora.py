@@ -120,9 +120,9 @@ class Lora:
                 _place(tree, part.path, leaf)
         return tree
 
-    def loop_weights(self, weights: Params, num_rows: int) -> Params:
+    def loop_weights(self, weights: Params, num_rows: int, num_tokens: int) -> Params:
         """`PolicyFns.loop_weights`. DoRA reads the norms of kernels for every token: they stay as they are trained."""
-        return weights if self.config.use_dora else turn_kernels(weights, num_rows)
+        return weights if self.config.use_dora else turn_kernels(weights, num_rows, num_tokens)
 
     def merge(self, params: Params, adapters: Params) -> dict[str, Any]:
         """The whole model with W + s·B·A in place of every adapted W, computed in float32, in the dtype of W."""

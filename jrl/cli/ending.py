@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a command that trains ends: its closing line and its status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jrl.distributed import is_main
+from jrl.trainers.base import Trainer
+
+Work = Callable[[], int | None]
+"""What a command does once its flags are understood; a status other than 0 is returned."""
+
+
+def tell(text: str) -> None:
+    """Prints a closing line, once for all processes of a job."""
+    if is_main():
+        print(text)
+
+
+def status_of(trainer: Trainer) -> int:
+    """1 where the last checkpoint could not be written: with the process goes what was trained since the one before."""
+    return int(trainer.unsaved)
+
+
+def end_early(trainer: Trainer, flag: str) -> int:
+    """Says how a run that was asked to stop goes on, if it was saved, and gives its status."""
+    if not trainer.unsaved:
+        tell(f"stopped early; to go on: {flag}")
+    return status_of(trainer)
