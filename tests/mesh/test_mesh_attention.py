@@ -22,6 +22,7 @@ from tests.mesh.test_mesh_updates import (
     assert_metrics_agree,
     difference,
     largest,
+    ratio_noise,
     run,
 )
 from tests.tiny import tiny_lm, tiny_policy
