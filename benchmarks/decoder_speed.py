@@ -29,14 +29,15 @@ import jrl
 import jax, jax.numpy as jnp, optax
 from transformers import GPT2Config
 from jrl.learners.optimizers import make_optimizer, make_schedule
-from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.ppo import PPOConfig
+from tests.learners.ppo_parts import ppo_state, ppo_update
 from jrl.models.heads import init_value_head
 from jrl.models.model import CausalLM
 from jrl.models.policy import init_reference, split_params
 from jrl.ops.alignment import join
 from jrl.rollout.generate import make_generate
 from jrl.rollout.score import make_score
-from jrl.typing import ModelInputs, PPOBatch, SamplingKnobs
+from jrl.typing import ModelInputs, Rollouts, SamplingKnobs
 
 assert jrl.__file__.startswith(os.getcwd()), jrl.__file__
 shape, rows, prompt, new = json.loads(sys.argv[1]), 16, 16, 48
@@ -53,14 +54,14 @@ generate = jax.jit(make_generate(policy, max_new_tokens=new, eos_token_ids=(), p
 score = jax.jit(make_score(policy, logprob_chunk_bytes=2**28))
 config = PPOConfig(num_rollouts=rows, chunk_size=rows, ppo_epochs=2, gen_kwargs=dict(max_new_tokens=new))
 optimizer = make_optimizer("adamw", dict(lr=1e-5), make_schedule("constant", {}), max_grad_norm=1.0)
-update = jax.jit(make_ppo_update(policy, optimizer, config, batch_size=rows, minibatch_size=8,
+update = jax.jit(ppo_update(policy, optimizer, config, batch_size=rows, minibatch_size=8,
                                  logprob_chunk_bytes=2**28, temperature=1.0), donate_argnums=0)
 sample = lambda: generate(trainable, frozen, inputs, jnp.arange(rows), knobs, jax.random.key(3))
 completions = sample()
 sequences = join(inputs, completions, pad_token_id=0)
 scored = score(trainable, frozen, reference, sequences, jnp.float32(1))
-batch = PPOBatch(sequences, scored, jnp.ones_like(scored.values))
-state = [init_ppo_state(jax.tree.map(jnp.copy, trainable), optimizer, config)]
+batch = Rollouts(sequences, scored, jnp.ones_like(scored.values))
+state = [ppo_state(jax.tree.map(jnp.copy, trainable), optimizer, config)]
 
 def learn():
     state[0], metrics = update(state[0], frozen, batch, jax.random.key(4))

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from jrl.models import experts as module
 from jrl.models.config import Experts
-from jrl.models.grouped_dot import blocked_dot, blocked_gradients, ragged_dot
+from jrl.models.products import PLAIN, blocks
 
 # Tokens, width, inner width, experts, experts a token.
 SHAPES = {
@@ -54,18 +54,7 @@ def dense(experts: Experts, x: Any, scores: Any, gate: Any, up: Any, down: Any) 
     return jnp.einsum("bqef,efd,bqe->bqd", hidden, down, share)
 
 
-@jax.custom_vjp
-def blocks(rows: Any, kernels: Any, sizes: Any) -> Any:
-    """`grouped_dot` by blocks on every platform."""
-    return blocked_dot(rows, kernels, sizes)
-
-
-blocks.defvjp(
-    lambda *arguments: (blocked_dot(*arguments), arguments),
-    lambda arguments, cotangent: (*blocked_gradients(*arguments, cotangent), None),
-)
-
-FORMS = {"blocks": routed(blocks), "ragged": routed(ragged_dot), "dense": dense}
+FORMS = {"blocks": routed(blocks.grouped_dot), "ragged": routed(PLAIN.grouped_dot), "dense": dense}
 
 
 def arguments(shape: tuple[int, ...]) -> tuple[Experts, list[Any]]:

@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from jrl.data.packing import STRATEGIES, pack_rows
-from jrl.data.rows import DialogueRow
+from jrl.data.demonstrations.packing import STRATEGIES, pack_rows
+from jrl.data.demonstrations.rows import DialogueRow
 
 
 def main() -> None:

@@ -43,7 +43,6 @@ def main() -> None:
         task = make_randomwalks(seed=GRAPH_SEED)
         config = jrl.TRLConfig.load_yaml(ROOT / "configs" / "ppo_randomwalks.yaml").evolve(
             train={"checkpoint_dir": f"{parent}/run", "epochs": iterations, "eval_interval": 0},
-            tokenizer={"tokenizer_path": str(model)},
         )
         with contextlib.redirect_stdout(io.StringIO()):  # the run's own tables
             trainer = jrl.train(

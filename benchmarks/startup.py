@@ -39,7 +39,7 @@ from curves import GRAPH_SEED, SAMPLES_PER_START
 from randomwalks import make_randomwalks
 task = make_randomwalks(seed=GRAPH_SEED)
 config = jrl.TRLConfig.load_yaml(recipe).evolve(
-    train={"checkpoint_dir": folder, "epochs": 1}, tokenizer={"tokenizer_path": model})
+    train={"checkpoint_dir": folder, "epochs": 1})
 trainer = prepare(model_path=model, reward_fn=task.reward_fn, prompts=task.eval_prompts,
                   eval_prompts=task.eval_prompts * SAMPLES_PER_START, metric_fn=task.metric_fn, config=config)
 mark("trainer")

@@ -6,7 +6,7 @@
 Prints one JSON line; benchmarks/README.md describes its fields and lists the presets. `--help` lists all flags.
 """
 
-from jrl.cli.benching import run_script
+from jrl.cli.bench import run_script
 
 if __name__ == "__main__":
     run_script("update", __doc__)

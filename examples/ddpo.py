@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import jrl
-from jrl.cli.finding import load_function
-from jrl.cli.flat_ddpo import REWARDS, make_parser
+from jrl.named_functions import load_function
+from jrl.trl.commands import REWARDS, ddpo_parser
 
 SETTINGS = {
     "pretrained_model": "stable-diffusion-v1-5/stable-diffusion-v1-5",
@@ -47,7 +47,7 @@ ANIMALS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the example."""
-    parser = make_parser()
+    parser = ddpo_parser()
     parser.set_defaults_with_config(**SETTINGS)
     script, config = parser.parse_args_and_config(sys.argv[1:] if argv is None else argv)
     config.num_epochs = script.epochs or config.num_epochs

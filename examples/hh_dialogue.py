@@ -37,7 +37,7 @@ from sentiment.tokenizer import train_tokenizer
 from stages import RECIPES, add_flags, report, split_overrides, stopped
 
 import jrl
-from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.config.overrides import apply_overrides
 
 DIALOGUES = Path(__file__).resolve().parent / "dialogue" / "dialogues.jsonl"
 STOP_SEQUENCES = ("Human:", "human:", "Assistant:", "assistant:")
@@ -79,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         metric_fn=preference_metrics(preference),
         config=config.evolve(
             train={"seed": flags.seed, "checkpoint_dir": str(folder / flags.method)},
-            tokenizer={"tokenizer_path": str(start)},
         ),
         stop_sequences=list(STOP_SEQUENCES),
     )
@@ -170,7 +169,6 @@ def pretrain(records: Sequence[Record], folder: Path, *, config: jrl.TRLConfig, 
         eval_prompts=[prompt_of(record) for record in records[:4]],
         config=config.evolve(
             train={"seed": seed, "checkpoint_dir": str(folder / "sft")},
-            tokenizer={"tokenizer_path": str(folder / "initial")},
         ),
     )
     return None if trainer.interrupted else Path(trainer.save_pretrained(folder / "sft_model"))

@@ -28,7 +28,7 @@ from sentiment.rewards import vader
 from stages import RECIPES, add_flags, report, split_overrides, stopped
 
 import jrl
-from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.config.overrides import apply_overrides
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         metric_fn=sentiment,
         config=config.evolve(
             train={"seed": flags.seed, "checkpoint_dir": str(folder / "ilql")},
-            tokenizer={"tokenizer_path": str(start)},
         ),
     )
     if trainer.interrupted:

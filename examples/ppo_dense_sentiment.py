@@ -29,7 +29,7 @@ from sentiment.rewards import vader
 from stages import RECIPES, add_flags, report, split_overrides, stopped
 
 import jrl
-from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.config.overrides import apply_overrides
 
 NAMES = ("reward/mean", "metrics/first_half", "metrics/second_half")
 
@@ -62,7 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         metric_fn=half_sentiments,
         config=config.evolve(
             train={"seed": flags.seed, "checkpoint_dir": str(folder / "ppo")},
-            tokenizer={"tokenizer_path": str(start)},
         ),
     )
     if trainer.interrupted:

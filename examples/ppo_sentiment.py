@@ -33,8 +33,8 @@ from stages import RECIPES, add_flags, split_overrides, stopped
 
 import jrl
 from jrl.cli import add_reward_flags
-from jrl.trainers.overrides import apply_overrides
-from jrl.trainers.setup import reward_mesh
+from jrl.trainers.config.overrides import apply_overrides
+from jrl.trainers.loading.setup import reward_mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -35,7 +35,7 @@ from stages import MAIN, RECIPES, add_flags, split_by_stage, stopped
 
 import jrl
 from jrl.trainers.base import Trainer
-from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.config.overrides import apply_overrides
 
 STAGE_RECIPES = {
     "sft": "sft_sentiment.yaml",
@@ -117,7 +117,6 @@ class Chain:
         run = self.folder / stage
         return self.configs[stage].evolve(
             model={"model_path": str(start)},
-            tokenizer={"tokenizer_path": str(start)},
             train={
                 "seed": self.flags.seed,
                 "checkpoint_dir": str(run),

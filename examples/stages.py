@@ -55,7 +55,7 @@ def split_by_stage(words: Sequence[str], stages: Iterable[str]) -> dict[str, lis
 
 def stopped(console: Console, argv: Sequence[str], folder: Path, *resume: str | Path) -> int:
     """Says how to go on after Ctrl-C: the same flags, and `resume`; of a flag given twice, the last one counts."""
-    words = ["python", sys.argv[0], *argv, "--output-dir", folder, *resume]
+    words = [sys.executable, sys.argv[0], *argv, "--output-dir", folder, *resume]
     console.print("Stopped early; all is saved. To go on:\n")
     console.print(shlex.join(map(str, words)), style="bold", soft_wrap=True, highlight=False, markup=False)
     return 0

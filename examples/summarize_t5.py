@@ -30,7 +30,7 @@ from summaries.rouge import rouge
 from transformers import T5Config
 
 import jrl
-from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.config.overrides import apply_overrides
 
 ARTICLES = Path(__file__).resolve().parent / "summaries" / "articles.jsonl"
 ARCHITECTURE = dict(d_model=128, d_kv=32, num_heads=4, d_ff=512, num_layers=2, dropout_rate=0.0)
@@ -69,7 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         metric_fn=summary_metrics,
         config=config.evolve(
             train={"seed": flags.seed, "checkpoint_dir": str(folder / "ppo")},
-            tokenizer={"tokenizer_path": str(start)},
         ),
     )
     if trainer.interrupted:
@@ -115,7 +114,6 @@ def pretrain(
         metric_fn=summary_metrics,
         config=config.evolve(
             train={"seed": seed, "checkpoint_dir": str(folder / "sft")},
-            tokenizer={"tokenizer_path": str(folder / "initial")},
         ),
     )
     return None if trainer.interrupted else Path(trainer.save_pretrained(folder / "sft_model"))

@@ -10,27 +10,20 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 # A configuration knows these by name; `jrl.DDPOTrainer`, `jrl.DPOTrainer` and `jrl.RewardTrainer` are the other face of
 # them.
-import jrl.trainers.ddpo
+import jrl.trainers.diffusion.ddpo
 import jrl.trainers.dpo
 import jrl.trainers.reward  # noqa: F401
-from jrl import distributed, losses, ops
+from jrl import distributed, learners, losses, ops
 from jrl.api import train
+from jrl.data.sources.records import RecordStream, read_records
 from jrl.data.tokenizer import load_tokenizer
-from jrl.learners.config import MethodConfig
+from jrl.learners.config import MethodConfig, OnlineConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
+from jrl.learners.recipe import KLControl, PolicyLoss, Recipe
 from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
-from jrl.notebook import Model, estimate_cost, load_model, save_model
-from jrl.trainers.config import (
-    ModelConfig,
-    OptimizerConfig,
-    SchedulerConfig,
-    TokenizerConfig,
-    TrainConfig,
-    TRLConfig,
-)
-from jrl.trainers.defaults import (
+from jrl.methods import (
     default_ddpo_config,
     default_dpo_config,
     default_ilql_config,
@@ -39,12 +32,30 @@ from jrl.trainers.defaults import (
     default_rft_config,
     default_sft_config,
 )
+from jrl.notebook import Model, estimate_cost, load_model, save_model
+from jrl.trainers.config.defaults import default_config
+from jrl.trainers.config.layouts import register_layout
+from jrl.trainers.config.method import Footprint, Method, register
+from jrl.trainers.config.registry import register_method, register_pipeline, register_trainer
+from jrl.trainers.config.trl_config import (
+    ModelConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TRLConfig,
+)
 from jrl.trainers.ilql import ILQLTrainer
+from jrl.trainers.loading.reward_model import RewardModel, load_reward_model
+from jrl.trainers.online import OnlineTrainer
 from jrl.trainers.ppo import PPOTrainer
-from jrl.trainers.registry import register_method, register_pipeline, register_trainer
-from jrl.trainers.reward_model import RewardModel, load_reward_model
 from jrl.trainers.rft import RFTTrainer
 from jrl.trainers.sft import SFTTrainer
+from jrl.trlx.old_layouts import LAYOUT
+from jrl.version import __version__ as __version__
+
+# Files and names of every trlX release are read wherever a configuration is.
+register_layout(LAYOUT)
 
 # Of TRL's shape, and imported when they are asked for: they bring transformers along, which takes seconds.
 _FLAT = {
@@ -66,16 +77,24 @@ __all__ = [
     "DPOConfig",
     "DPOTrainer",
     "DefaultDDPOStableDiffusionPipeline",
+    "Footprint",
     "ILQLConfig",
     "ILQLTrainer",
+    "KLControl",
+    "Method",
     "MethodConfig",
     "Model",
     "ModelConfig",
+    "OnlineConfig",
+    "OnlineTrainer",
     "OptimizerConfig",
     "PPOConfig",
     "PPOTrainer",
+    "PolicyLoss",
     "RFTConfig",
     "RFTTrainer",
+    "Recipe",
+    "RecordStream",
     "RewardConfig",
     "RewardModel",
     "RewardTrainer",
@@ -85,6 +104,7 @@ __all__ = [
     "TRLConfig",
     "TokenizerConfig",
     "TrainConfig",
+    "default_config",
     "default_ddpo_config",
     "default_dpo_config",
     "default_ilql_config",
@@ -95,11 +115,14 @@ __all__ = [
     "distributed",
     "estimate_cost",
     "image_rewards",
+    "learners",
     "load_model",
     "load_reward_model",
     "load_tokenizer",
     "losses",
     "ops",
+    "read_records",
+    "register",
     "register_method",
     "register_pipeline",
     "register_trainer",

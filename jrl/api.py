@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from jrl.data.records import RecordStream
+from jrl.data.sources.named_sources import sample_of
+from jrl.data.sources.records import READERS, RecordStream, is_table, read_records
 from jrl.distributed import join
+from jrl.methods import default_ilql_config, default_ppo_config, default_sft_config
+from jrl.suggestions import did_you_mean
 from jrl.trainers.base import Trainer
-from jrl.trainers.coerce import hint
-from jrl.trainers.config import TRLConfig
-from jrl.trainers.defaults import default_ilql_config, default_ppo_config, default_sft_config
+from jrl.trainers.config.registry import get_pipeline, get_trainer
+from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.trainers.registry import get_pipeline, get_trainer
 
 # Of every trainer's constructor; the rest of its arguments come from `train.trainer_kwargs`.
 _GIVEN_BY_TRAIN = ("config", "reward_fn", "metric_fn", "stop_sequences")
@@ -49,14 +52,14 @@ def train(
     """Trains a language model: online with a reward function, or offline on samples.
 
     Args:
-      model_path: Directory or hub id of a Hugging Face checkpoint, or a transformers config object for random
-        weights; replaces `config.model.model_path`.
+      model_path: Directory or hub id of a Hugging Face checkpoint, a transformers model object of torch, or a
+        transformers config object for random weights; replaces `config.model.model_path`.
       reward_fn: Called with keywords `samples`, `prompts`, `outputs`, `tokenizer`, `output_tokens` and one for each
         metadata key, as far as its signature accepts them; returns one float a sample, or one list a sample with a
         float for each of its `output_tokens`.
       dataset: `(samples, rewards)`; deprecated, use those arguments.
       samples: Strings, `[prompt, output]` pairs or longer dialogues; to trainers that say so, mappings with columns, or
-        a `RecordStream`.
+        a `RecordStream`. A `datasets.Dataset` or a table of pandas is its rows.
       rewards: One a sample, for offline reinforcement learning.
       prompts: Strings, or dicts with `"prompt"` and metadata; left untouched. Default: the BOS text.
       eval_prompts: Likewise; default: the first `batch_size` prompts, or the BOS text.
@@ -104,6 +107,9 @@ def prepare(
     join()  # before anything of JAX is computed
     if dataset is not None:
         samples, rewards = unpack_dataset(dataset, samples, rewards)
+    if rewards is not None and is_table(samples):
+        samples = [sample_of(record, row) for row, record in enumerate(_rows(samples))]
+    samples, prompts, eval_prompts = map(_rows, (samples, prompts, eval_prompts))
     check_data(reward_fn, samples, rewards)
     check_config(config)
     check_sampling(prompts, eval_prompts, metric_fn, stop_sequences)
@@ -214,10 +220,19 @@ def check_sampling(
         raise ValueError(f"`stop_sequences` must be a list of texts, got the text {stop_sequences!r} alone.")
 
 
+def _rows(given: Any) -> Any:
+    """The rows of a table; what is none stays as it is."""
+    return read_records(given) if is_table(given) else given
+
+
 def _check_list(name: str, given: Any) -> None:
     """Whether an argument is a list, and holds something where it is given."""
     if given is None:
         return
+    if isinstance(given, os.PathLike) or (isinstance(given, str) and Path(given).suffix in READERS):
+        raise ValueError(
+            f"`{name}` must be a list, got the path {str(given)!r}: `jrl.read_records(path)` reads it."
+        )
     if isinstance(given, str | Mapping):
         raise ValueError(f"`{name}` must be a list, got a single {type(given).__name__}: put it in a list.")
     if not hasattr(given, "__len__"):
@@ -255,7 +270,7 @@ def check_kwargs(trainer_class: type, kwargs: Mapping[str, Any]) -> None:
         if name not in accepted:
             raise ValueError(
                 f"Unknown argument `train.trainer_kwargs.{name}`: beside what `train` gives it, "
-                f"{trainer_class.__name__} takes {accepted}.{hint(name, accepted)}"
+                f"{trainer_class.__name__} takes {accepted}.{did_you_mean(name, accepted)}"
             )
 
 

@@ -147,7 +147,7 @@ def _jpeg_sizes(images: np.ndarray) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError(f"JPEG rewards need Pillow: pip install 'jrl[diffusion]' ({error}).") from error
+        raise ImportError(f"JPEG rewards need Pillow: pip install pillow ({error}).") from error
     pixels = np.rint(images * 255.0).astype(np.uint8)  # the tolerance is less than half a level
     sizes = []
     for image in np.moveaxis(pixels, 1, -1):

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from jrl.compilation import compiled, use_compilation_cache
 from jrl.distributed import join
 from jrl.mesh import place, tree_shardings
 from jrl.models import cost
@@ -29,11 +30,10 @@ from jrl.models.adapters.peft_format import (
 )
 from jrl.models.checkpoint import MAX_SHARD_BYTES, load_checkpoint, read_model, save_checkpoint
 from jrl.models.cost import Cost
-from jrl.models.hub import CONFIG_FILES, find_folder
+from jrl.models.hub import CONFIG_FILES, find_checkpoint, is_checkpoint
 from jrl.models.model import CausalLM, LanguageModel, make_model
 from jrl.models.seq2seq_model import Seq2SeqLM
 from jrl.rollout.generate import Generate, make_generate
-from jrl.trainers.compilation import use_compilation_cache
 from jrl.typing import Params, PRNGKey, SamplingKnobs
 
 
@@ -104,7 +104,8 @@ class Model:
           temperature: > 0; traced under jit, as `top_p`.
           top_k: 0 keeps all.
           top_p: 1 keeps all.
-          eos_token_id: Default: the checkpoint's.
+          eos_token_id: Default: the checkpoint's, of generation_config.json or else config.json. Nothing else of
+            generation_config.json is read.
           pad_token_id: Default: the checkpoint's, else the first EOS.
           beta: Weight of Q − V beside the log-probabilities, of a model that ILQL trained; traced as `temperature`.
             None: Q heads are not read.
@@ -118,7 +119,9 @@ class Model:
                 f"`tokens` has {width} columns and `max_new_tokens` is {max_new_tokens}, but the model has {positions} "
                 "positions: shorten one of them, or pad the prompts no further than to the longest."
             )
-        eos = self.lm.hf_config.eos_token_id if eos_token_id is None else eos_token_id
+        eos: Any = (
+            self.lm.eos_token_ids or self.lm.hf_config.eos_token_id if eos_token_id is None else eos_token_id
+        )
         eos_ids = () if eos is None else tuple(eos) if isinstance(eos, Sequence) else (int(eos),)
         pad = self.lm.hf_config.pad_token_id if pad_token_id is None else pad_token_id
         generate = _generator(
@@ -145,7 +148,7 @@ def _generator(
     lm: LanguageModel, max_new_tokens: int, eos_token_ids: tuple[int, ...], pad_token_id: int, top_k: int
 ) -> Generate:
     """A compiled sampler, kept: a loop in a notebook must not compile it anew on every call."""
-    program: Generate = jax.jit(
+    return compiled(
         make_generate(
             lm.policy(),
             max_new_tokens=max_new_tokens,
@@ -154,7 +157,6 @@ def _generator(
             top_k=top_k,
         )
     )
-    return program
 
 
 def load_model(
@@ -173,7 +175,8 @@ def load_model(
     up to rounding, in bfloat16 not (docs/adapters.md).
 
     Args:
-      path_or_id_or_config: Directory, hub id, or config object; also a directory with an adapter.
+      path_or_id_or_config: Directory, hub id, or config object; also a directory with an adapter, or a transformers or
+        PEFT model object of torch.
       dtype: Of the parameters; default float32.
       mesh: Where they go; default: the first device.
       key: Of the random parameters; required with a config object.
@@ -186,7 +189,7 @@ def load_model(
         print(_cost(lm, dtype=dtype, mesh=mesh), file=sys.stderr)
     if is_adapter_folder(path_or_id_or_config):
         return _load_adapted(read_adapter_folder(path_or_id_or_config), dtype or jnp.float32, mesh)
-    if isinstance(path_or_id_or_config, str | os.PathLike):
+    if is_checkpoint(path_or_id_or_config):
         loaded = load_checkpoint(path_or_id_or_config, dtype=dtype or jnp.float32, mesh=mesh)
         return Model(loaded.model), loaded.params
     if key is None:
@@ -213,7 +216,7 @@ def _load_adapted(found: AdapterFolder, dtype: Any, mesh: jax.sharding.Mesh | No
     return Model(loaded.model), merged
 
 
-def _base_of(found: AdapterFolder) -> str:
+def _base_of(found: AdapterFolder) -> Any:
     if found.base_model is None:
         raise ValueError(
             f"{found.folder} holds an adapter, but its adapter_config.json has no `base_model_name_or_path`: name the "
@@ -265,8 +268,8 @@ def _describe(path_or_id_or_config: Any) -> LanguageModel:
     """The model without its weights."""
     if is_adapter_folder(path_or_id_or_config):
         path_or_id_or_config = _base_of(read_adapter_folder(path_or_id_or_config))
-    if isinstance(path_or_id_or_config, str | os.PathLike):
-        return read_model(find_folder(path_or_id_or_config, files=CONFIG_FILES))
+    if is_checkpoint(path_or_id_or_config):
+        return read_model(find_checkpoint(path_or_id_or_config, files=CONFIG_FILES))
     return make_model(path_or_id_or_config)
 
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 import jrl
-from jrl.cli import flat_ddpo
-from jrl.cli.flat import COMMANDS, init_kwargs, peft_config_of
-from jrl.cli.flat_help import FlatParser
-from jrl.trl.base import FlatBase
+from jrl.trl import commands
+from jrl.trl.command_help import FlatParser
+from jrl.trl.commands import COMMANDS, init_kwargs, peft_config_of
 from jrl.trl.ddpo_native import native_config
+from jrl.trl.flat_trainer import FlatTrainer
 from tests.recipe_shapes import ARCHITECTURES
 from tests.tiny import tiny_tokenizer
 
@@ -54,7 +54,7 @@ def is_ddpo(path: Path) -> bool:
 
 def ddpo_sections(path: Path) -> tuple[Any, Any, jrl.TRLConfig]:
     """(script arguments, configuration, what the run would be configured by) of a recipe of DDPO."""
-    parser = flat_ddpo.make_parser()
+    parser = commands.ddpo_parser()
     script, config = parser.parse_args_and_config(["--config", str(path)])
     with warnings.catch_warnings():  # recipes are written for accelerators, and read here on a CPU
         warnings.filterwarnings("ignore", message="`mixed_precision` bf16 computes in float32 on a CPU")
@@ -84,7 +84,7 @@ def sections(path: Path) -> jrl.TRLConfig:
     def stop(self: Any, handle: Any, optimizer: Any) -> None:
         raise Configured(self._native_config(handle, given_optimizer=optimizer is not None))
 
-    with mock.patch.object(FlatBase, "_make_native", stop), pytest.raises(Configured) as found:
+    with mock.patch.object(FlatTrainer, "_make_native", stop), pytest.raises(Configured) as found:
         command.trainer_class(
             model=handle,
             args=config,

@@ -125,7 +125,7 @@ _TEST = re.compile(
 _HEAD = """# Lore: which test holds which rule
 
 The rules are those of `RULES` in `tests/lore.py`; a test is named after its rule. `python tests/mutations.py`
-breaks each rule on purpose in a copy of the tree and shows its test going red. This page is written by
+breaks each rule on purpose and shows its test going red. This page is written by
 `python tests/mutations.py --write-table`.
 
 | rule | what it says | tests |

@@ -1,36 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Breaks every covered lore rule on purpose, in a copy of the tree, and shows its test going red.
+"""Breaks every covered lore rule on purpose, in a process of its own, and shows its test going red.
 
     python tests/mutations.py [ONLY ...]     # everything, or rules such as 5.6, or areas such as learners
 
-Each entry of `tests/mutation_patches/*.py` replaces one piece of source text; its test must fail with the patch
-(and pass without it: the default suite shows that, `--baseline` shows it here). Rules without a patch are listed
-with what they wait for. Exits 1 if any test stays green.
+Each entry of `tests/mutation_patches/*.py` changes one function as it is imported; no file is touched. Its test must
+fail with the change (and pass without it: the default suite shows that, `--baseline` shows it here). Rules without a
+mutation are listed with what they wait for. Exits 1 if any test stays green.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.machinery
 import importlib.util
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
+import warnings
 from collections.abc import Collection
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.lore import RULES, TABLE, WAITS, lore_table  # noqa: E402
-from tests.mutation_patches.base import Mutation  # noqa: E402
+from tests.mutation_patches.base import Mutation, mutate  # noqa: E402
 
-COPIED = ("jrl", "tests", "configs", "examples", "docs", "pyproject.toml", "README.md")
-IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 MESH_FLAG = "--xla_force_host_platform_device_count=8"
 
 
@@ -48,18 +49,16 @@ def load_patches(only: Collection[str] = ()) -> list[Mutation]:
     return sorted(found, key=lambda mutation: list(RULES).index(mutation.rule))
 
 
-def problems(mutation: Mutation, root: Path = ROOT) -> str | None:
-    """Why a patch cannot be applied or its test cannot be found, or None."""
-    source = root / mutation.file
-    if not source.is_file():
-        return f"there is no file {mutation.file}"
-    count = source.read_text(encoding="utf-8").count(mutation.old)
-    if count != 1:
-        return f"the text to replace occurs {count} times in {mutation.file}"
+def problems(mutation: Mutation) -> str | None:
+    """Why a mutation cannot be made or its test cannot be found, or None."""
+    try:
+        mutate(mutation)
+    except (LookupError, SyntaxError) as error:
+        return str(error)
     path, *parts = mutation.test.split("::")
     name = parts[-1].split("[")[0] if parts else ""
-    if not (root / path).is_file() or not re.search(
-        rf"^\s*def {re.escape(name)}\(", (root / path).read_text(encoding="utf-8"), re.MULTILINE
+    if not (ROOT / path).is_file() or not re.search(
+        rf"^\s*def {re.escape(name)}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE
     ):
         return f"there is no test {mutation.test}"
     if not name.startswith(f"test_lore_{mutation.rule.replace('.', '_')}_"):
@@ -67,42 +66,81 @@ def problems(mutation: Mutation, root: Path = ROOT) -> str | None:
     return None
 
 
-def run_test(root: Path, test: str) -> tuple[bool, str]:
-    """Whether the test passes in that tree, and the end of what it printed."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    environment |= {"XLA_FLAGS": f"{flags} {MESH_FLAG}".strip()} if test.startswith("tests/mesh/") else {}
-    # Every tier may hold a rule's test. A slow machine must not pass for a red test.
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-m",
-        "",
-        "-p",
-        "no:cacheprovider",
-        "--no-time-limit",
-        test,
-    ]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f"{test} did not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.returncode == 0, done.stdout[-2000:]
+def install(mutation: Mutation) -> None:
+    """Lets Python read the changed source instead of the file, and no bytecode of that file."""
+    file, changed = mutate(mutation)
+    read = importlib.machinery.SourceFileLoader.get_data
+
+    def get_data(self: importlib.machinery.SourceFileLoader, path: str) -> bytes:
+        here = Path(path)
+        if here == file:
+            return changed.encode()
+        if here.suffix == ".pyc" and here.parents[1] == file.parent and here.name.startswith(f"{file.stem}."):
+            raise OSError("bytecode of the unchanged source")
+        return read(self, path)
+
+    importlib.machinery.SourceFileLoader.get_data = get_data  # type: ignore[method-assign]
+    sys.dont_write_bytecode = True
 
 
-def copy_tree(target: Path) -> None:
-    """What tests need of the repository, with its compilation cache within reach."""
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=IGNORED)
-        elif source.is_file():
-            shutil.copy2(source, target / name)
-    cache = ROOT / ".jax_cache"
-    cache.mkdir(exist_ok=True)
-    (target / ".jax_cache").symlink_to(cache)
+def run_test(test: str, mutation: Mutation | None = None) -> bool:
+    """Whether a test passes in a process of its own, with that mutation."""
+    with tempfile.TemporaryFile("w+") as said:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of forks: nothing of JAX but its modules is there yet
+            child = os.fork()
+        if child == 0:
+            _run_in_child(test, mutation, said.fileno())
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        if status not in (0, 1):
+            raise RuntimeError(f"{test} did not run:\n{said.read()[-4000:]}")
+    return status == 0
+
+
+def _run_in_child(test: str, mutation: Mutation | None, output: int) -> None:
+    status = 70
+    try:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(ROOT)
+        if test.startswith("tests/mesh/"):
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {MESH_FLAG}".strip()
+        if mutation is not None:
+            install(mutation)
+        # Every tier may hold a rule's test. A slow machine must not pass for a red test.
+        status = int(
+            pytest.main(
+                [
+                    "-x",
+                    "-m",
+                    "",
+                    "-W",
+                    "ignore:Module already imported",
+                    "-p",
+                    "no:cacheprovider",
+                    test,
+                ]
+            )
+        )
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def preload() -> None:
+    """Imports what every child would import anyway, but nothing of jrl."""
+    import jax
+    import jaxtyping
+    import optax
+    import transformers
+
+    assert jax and jaxtyping and optax
+    assert transformers.GPT2Config and transformers.PreTrainedTokenizerFast
+    assert not any(name.split(".")[0] == "jrl" for name in sys.modules)
 
 
 def main() -> int:
@@ -116,22 +154,15 @@ def main() -> int:
         TABLE.write_text(lore_table(), encoding="utf-8")
         return 0
     patches = load_patches(arguments.only)
+    preload()
     red = 0
     for mutation in patches:
         reason = problems(mutation)
         start = time.perf_counter()
-        if reason is None:
-            with tempfile.TemporaryDirectory(prefix="jrl-mutation-") as name:
-                root = Path(name)
-                copy_tree(root)
-                if arguments.baseline and not run_test(root, mutation.test)[0]:
-                    reason = "the test fails without the patch"
-                else:
-                    file = root / mutation.file
-                    text = file.read_text(encoding="utf-8")
-                    file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
-                    if run_test(root, mutation.test)[0]:
-                        reason = "STAYS GREEN"
+        if reason is None and arguments.baseline and not run_test(mutation.test):
+            reason = "the test fails without the mutation"
+        if reason is None and run_test(mutation.test, mutation):
+            reason = "STAYS GREEN"
         red += reason is None
         print(
             f"{mutation.rule:>5}  {reason or 'red'}  {mutation.test}  ({time.perf_counter() - start:.0f} s)",

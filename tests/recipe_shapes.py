@@ -21,7 +21,7 @@ from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
 from jrl.learners.optimizers import make_optimizer, make_schedule
-from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.ppo import PPOConfig
 from jrl.learners.reward_model import make_reward_model_update
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.sft import make_sft_update
@@ -36,16 +36,17 @@ from jrl.models.model import LanguageModel, make_model
 from jrl.models.policy import ADAPTERS
 from jrl.models.quantize import quantize_frozen
 from jrl.models.scorer import make_scorer, split_scorer
-from jrl.trainers.setup import COMPUTE_DTYPES
+from jrl.trainers.loading.setup import COMPUTE_DTYPES
 from jrl.typing import (
     ComparisonBatch,
     ILQLBatch,
     ModelInputs,
-    PPOBatch,
     PreferenceBatch,
+    Rollouts,
     Scored,
     Sequences,
 )
+from tests.learners.ppo_parts import ppo_state, ppo_update
 
 REAL_CONFIGS = Path(__file__).parent / "models" / "real_configs"
 # The models that recipes name -> the architecture, as its config.json has it. Where an example makes a smaller model of
@@ -187,7 +188,7 @@ def abstract_run(config: jrl.TRLConfig) -> AbstractRun:
         has_context=lm.family.kind == "seq2seq",
     )
     trunk = (
-        jax.eval_shape(policy.trunk, frozen, batch.sequences.inputs) if isinstance(batch, PPOBatch) else None
+        jax.eval_shape(policy.trunk, frozen, batch.sequences.inputs) if isinstance(batch, Rollouts) else None
     )
     state = jax.eval_shape(init, params)
     return AbstractRun(config, mesh, params, state, frozen, batch, update, cache, trunk, weights)
@@ -238,12 +239,12 @@ def _learner(config: jrl.TRLConfig, policy: Any, lm: LanguageModel) -> tuple[Any
     optimizer = _optimizer(config)
     sizes = {**_sizes(config), "logprob_chunk_bytes": train.logprob_chunk_bytes}
     if isinstance(method, PPOConfig):
-        update = make_ppo_update(policy, optimizer, method, temperature=1.0, **sizes)
+        update = ppo_update(policy, optimizer, method, temperature=1.0, **sizes)
         rows, width = method.num_rollouts, method.gen_kwargs["max_new_tokens"]
         sequences = _sequences(lm, rows, train.seq_length, width)
         number = jax.ShapeDtypeStruct((rows, width), jnp.float32)
-        batch: Any = PPOBatch(sequences, Scored(number, number, number), number)
-        return lambda params: init_ppo_state(params, optimizer, method), update, batch
+        batch: Any = Rollouts(sequences, Scored(number, number, number), number)
+        return lambda params: ppo_state(params, optimizer, method), update, batch
     rows, width = train.batch_size, train.seq_length
     sequences = _sequences(lm, rows, width, width - 1)
     if isinstance(method, ILQLConfig):

@@ -24,7 +24,7 @@ from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
-from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.ppo import PPOConfig
 from jrl.learners.reward_model import make_reward_model_update
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.sft import make_sft_update
@@ -44,6 +44,7 @@ from tests.learners.batches import (
     stored_rollouts,
 )
 from tests.learners.ddpo_bandit import FROZEN, SHAPE, STEPS, bandit, bandit_config, theta
+from tests.learners.ppo_parts import ppo_state, ppo_update
 from tests.tiny import tiny_policy
 
 NUM_ROWS = 8
@@ -71,7 +72,7 @@ class Case(NamedTuple):
 
 
 def _ppo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
-    return make_ppo_update(
+    return ppo_update(
         policy,
         adam(),
         PPOConfig(ppo_epochs=2, target=1.0, scale_reward="running"),
@@ -164,9 +165,9 @@ CASES = {
         lambda: rewarded_samples(NUM_ROWS),
         num_q_heads=2,
     ),
-    "ppo": Case(
+    "online": Case(
         _ppo,
-        lambda params: init_ppo_state(params, adam(), PPOConfig()),
+        lambda params: ppo_state(params, adam(), PPOConfig()),
         lambda: stored_rollouts("llama", 1, num_rows=NUM_ROWS, drift=0.1),
     ),
     "reward_model": Case(
@@ -228,7 +229,9 @@ def test_every_learner_has_a_case() -> None:
 
 
 def test_an_update_takes_state_frozen_batch_and_key(result: dict[str, Any]) -> None:
-    assert list(inspect.signature(result["update"]).parameters) == ["state", "frozen", "batch", "key"]
+    parameters = inspect.signature(result["update"]).parameters
+    assert list(parameters) in (names := ["state", "frozen", "batch", "key"], [*names, "last_step"])
+    assert "last_step" not in parameters or parameters["last_step"].default is None
 
 
 def test_the_state_keeps_its_tree_shapes_and_types(result: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import jrl.distributed
 from jrl.cli import COMMANDS, main
-from jrl.cli.joining import join_job
+from jrl.cli.multihost import join_job
 from jrl.distributed import HEARTBEAT_TIMEOUT_SECONDS, from_main, gather, initialize, join, on_main
 
 ADDRESS = {

@@ -16,6 +16,7 @@ MODULES = [
     for package in (jrl.ops, jrl.losses)
     for module in pkgutil.iter_modules(package.__path__)
 ]
+MODULES.append("jrl.suggestions")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -172,4 +172,4 @@ except ImportError as error:
     done = subprocess.run(
         [sys.executable, "-c", code, str(image_rewards.__file__)], capture_output=True, text=True, check=True
     )
-    assert "pip install 'jrl[diffusion]'" in done.stdout and len(done.stdout.splitlines()) == 1
+    assert "pip install pillow" in done.stdout and len(done.stdout.splitlines()) == 1

@@ -16,19 +16,22 @@ JAX = {"jax", "jaxtyping", "numpy"}
 TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.typing": ({"jrl.typing"}, JAX),
     "jrl.mesh": (set(), JAX),
+    "jrl.version": (set(), set()),
+    "jrl.suggestions": (set(), set()),
     "jrl.rewards": (set(), set()),
     "jrl.image_rewards": (set(), {"numpy", "PIL"}),
     "jrl.ops": ({"jrl.typing", "jrl.ops"}, JAX),
     "jrl.ops.chunks": ({"jrl.mesh", "jrl.ops"}, JAX),
     "jrl.losses": ({"jrl.typing", "jrl.ops", "jrl.losses"}, JAX),
     "jrl.models": (
-        {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.models"},
+        {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.models"},
         JAX | {"flax", "ml_dtypes"},
     ),
-    "jrl.models.hub": ({"jrl.models"}, {"huggingface_hub", "transformers"}),
+    "jrl.models.hub": ({"jrl.models", "jrl.suggestions"}, {"huggingface_hub", "transformers"}),
+    "jrl.models.model_object": ({"jrl.models"}, {"numpy", "ml_dtypes", "transformers"}),
     "jrl.models.diffusion.tokenizer": ({"jrl.models"}, {"numpy", "jaxtyping", "transformers"}),
     "jrl.models.adapters": (
-        {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},
+        {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.models"},
         JAX | {"flax", "ml_dtypes", "safetensors"},
     ),
     "jrl.models.quantize": (
@@ -43,21 +46,48 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"jrl.typing", "jrl.ops.alignment", "jrl.data"},
         {"numpy", "jaxtyping", "tokenizers", "transformers", "datasets"},
     ),
-    "jrl.data.mapping": (set(), {"numpy", "rich", "transformers"}),
-    "jrl.data.chat_rendering": (
+    "jrl.data.sources.mapping": (set(), {"numpy", "rich", "transformers"}),
+    "jrl.data.chat.rendering": (
         {"jrl.typing", "jrl.data"},
         {"transformers", "jinja2"},
     ),
-    "jrl.rollout": ({"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.rollout"}, JAX),
+    "jrl.data.chat.template_limits": (set(), {"jinja2"}),
+    "jrl.forward": ({"jrl.typing", "jrl.ops"}, JAX),
+    "jrl.distributed": (set(), JAX | {"orbax"}),
+    "jrl.placement": ({"jrl.mesh", "jrl.distributed"}, JAX),
+    "jrl.compilation": ({"jrl.data.sources.mapping"}, JAX),
+    "jrl.rollout": (
+        {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.forward", "jrl.rollout"},
+        JAX,
+    ),
+    # What meets the host: prompts, processes, compiled samplers.
+    **{
+        f"jrl.rollout.{name}": (
+            {
+                "jrl.typing",
+                "jrl.mesh",
+                "jrl.ops",
+                "jrl.data.prompts",
+                "jrl.compilation",
+                "jrl.distributed",
+                "jrl.placement",
+                "jrl.rollout",
+            },
+            JAX,
+        )
+        for name in ("collect", "experience", "gathering", "sampler")
+    },
     "jrl.learners": (
-        {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.learners"},
+        {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.forward", "jrl.learners"},
         {"jax", "jaxtyping", "optax", "flax"},
     ),
 }
 # Above the learners everything below is open, and the loops may use any declared dependency.
 OPEN = (
     "jrl.trainers",
-    "jrl.distributed",
+    "jrl.methods",
+    "jrl.interop",
+    "jrl.named_functions",
     "jrl.api",
     "jrl.bench",
     "jrl.cli",
@@ -68,11 +98,33 @@ OPEN = (
     "jrl.__main__",
     "jrl",
 )
-TOP = ("jrl.api", "jrl.bench", "jrl.cli", "jrl.notebook", "jrl.sweep", "jrl.trlx", "jrl.trl", "jrl.__main__")
+TOP = (
+    "jrl.api",
+    "jrl.bench",
+    "jrl.cli",
+    "jrl.interop",
+    "jrl.notebook",
+    "jrl.sweep",
+    "jrl.trlx",
+    "jrl.trl",
+    "jrl.__main__",
+)
 # Algorithms of one folder know nothing of each other; what they share is named here.
 SHARED = {
-    "jrl.learners": {"state", "config", "guards", "optimizers", "accumulate", "forward"},
-    "jrl.losses": set(),
+    "jrl.learners": {
+        "state",
+        "config",
+        "guards",
+        "optimizers",
+        "accumulate",
+        "steps",
+        "forward",
+        "recipe",
+        "credit",
+        "epochs",
+        "online",
+    },
+    "jrl.losses": {"policy_gradient"},
 }
 
 
@@ -164,6 +216,55 @@ def test_a_module_imports_only_what_lies_below_it(module: str) -> None:
 )
 def test_a_breach_is_seen(module: str, name: str) -> None:
     assert breaches(module, {name})
+
+
+@pytest.mark.parametrize(("face", "other"), [("jrl.trl", "jrl.trlx"), ("jrl.trlx", "jrl.trl")])
+def test_the_faces_know_nothing_of_each_other(face: str, other: str) -> None:
+    for module, path in MODULES.items():
+        if within(module, {face}):
+            assert not [name for name in imports(path, module) if within(name, {other})], module
+
+
+# What a face may not name, and why it does so still.
+NOT_YET_OFFERED: dict[tuple[str, str], str] = {}
+
+
+def is_room(name: str) -> bool:
+    return name in MODULES and MODULES[name].name == "__init__.py"
+
+
+def offered(room: str) -> list[str] | None:
+    """What a room's `__all__` lists; None where it lists nothing, so that its modules are what it offers."""
+    for node in ast.parse(MODULES[room].read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+def is_inside(name: str) -> bool:
+    """Whether this is a module of a room that offers names instead of modules."""
+    room = name.rpartition(".")[0]
+    return name in MODULES and not is_room(name) and room.count(".") > 1 and offered(room) is not None
+
+
+def reaches(module: str) -> list[str]:
+    """What a face takes from the inside of a room, or under a private name."""
+    face, found = ".".join(module.split(".")[:2]), []
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not within(str(node.module), {"jrl"}):
+            continue
+        home = str(node.module)
+        for name in (alias.name for alias in node.names):
+            full = f"{home}.{name}"
+            module_of = full if full in MODULES and name not in (offered(home) or ()) else home
+            if not within(home, {face}) and (name.startswith("_") or is_inside(module_of)):
+                found.append(full)
+    return [name for name in found if (module, name) not in NOT_YET_OFFERED]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if within(name, {"jrl.trl", "jrl.trlx"})])
+def test_a_face_takes_what_rooms_offer(module: str) -> None:
+    assert reaches(module) == []
 
 
 def test_the_package_itself_needs_no_torch() -> None:

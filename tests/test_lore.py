@@ -27,7 +27,7 @@ def test_every_rule_with_a_test_has_a_mutation() -> None:
     assert [rule for rule in lore_tests() if rule not in {mutation.rule for mutation in MUTATIONS}] == []
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: f"{m.rule}-{m.file.rsplit('/', 1)[-1]}")
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: f"{m.rule}-{m.target}")
 def test_a_mutation_still_fits_the_source(mutation: object) -> None:
     assert problems(mutation) is None
 

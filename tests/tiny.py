@@ -107,13 +107,17 @@ def tiny_contexts(B: int = 4, C: int = 8, L: int = 1, seed: int = 0) -> ModelInp
     return ModelInputs(jnp.asarray(tokens), jnp.ones((B, L), bool), None, *context[:2])
 
 
-@functools.cache
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A real fast tokenizer of 97 ids: printable ASCII but "~" by character, and one merge.
 
     Id 0 is "<pad>", 1 "<eos>", 96 the merged "th": encode(decode([t, h])) is ["th"], so ids → text → ids
-    is not the identity.
+    is not the identity. Each caller owns what it gets: a template or token set on it stays its own.
     """
+    return copy.deepcopy(_first_tokenizer())
+
+
+@functools.cache
+def _first_tokenizer() -> PreTrainedTokenizerFast:
     printable = [chr(code) for code in range(32, 127)]
     # "~" gives up its place to the merge: 2 special + 94 characters + 1 merge = 97.
     vocabulary = {"<pad>": PAD_ID, "<eos>": EOS_ID}
@@ -131,10 +135,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-@functools.cache
 def tiny_t5_tokenizer() -> PreTrainedTokenizerFast:
     """The same for T5: no BOS, and EOS behind every text that is tokenised with special tokens."""
-    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer = tiny_tokenizer()
     tokenizer.bos_token = None
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <eos>", special_tokens=[("<eos>", EOS_ID)]

@@ -14,7 +14,7 @@ from randomwalks import make_randomwalks
 from rich.console import Console
 
 import jrl
-from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.config.overrides import apply_overrides
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
 
@@ -59,7 +59,6 @@ def run_online(
                 metric_fn=task.metric_fn,
                 config=config.evolve(
                     train={"seed": seed, "checkpoint_dir": str(folder / str(seed) / algorithm)},
-                    tokenizer={"tokenizer_path": str(start)},
                 ),
             )
         if trainer.interrupted:

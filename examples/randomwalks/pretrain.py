@@ -37,7 +37,6 @@ def pretrain(walks: list[str], letters: str, folder: Path, *, config: jrl.TRLCon
         eval_prompts=sorted({walk[0] for walk in walks}),
         config=config.evolve(
             train={"seed": seed, "checkpoint_dir": str(folder / "sft")},
-            tokenizer={"tokenizer_path": str(folder / "initial")},
         ),
     )
     if trainer.interrupted:

@@ -22,7 +22,7 @@ from randomwalks import make_randomwalks
 from rich.console import Console
 
 import jrl
-from jrl.trainers.overrides import apply_overrides
+from jrl.trainers.config.overrides import apply_overrides
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "sft_randomwalks.yaml"
 

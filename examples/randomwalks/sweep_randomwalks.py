@@ -30,7 +30,7 @@ def main(hparams: dict[str, Any]) -> None:
     task = make_randomwalks(seed=GRAPH_SEED)
     start = str(starting_model(task))
     recipe = jrl.TRLConfig.load_yaml(RECIPES / "ppo_randomwalks.yaml")
-    recipe = recipe.evolve(tokenizer={"tokenizer_path": start}, train={"seed": 0, "save_best": False})
+    recipe = recipe.evolve(train={"seed": 0, "save_best": False})
     jrl.train(
         model_path=start,
         reward_fn=task.reward_fn,

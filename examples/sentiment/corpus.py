@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from jrl.data.sources import load_samples
+from jrl.data.sources.named_sources import load_samples
 
 from .grammar import Grammar, Writer, load_grammar, tidy
 

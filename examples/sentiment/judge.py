@@ -17,6 +17,7 @@ import numpy as np
 
 import jrl
 from jrl.data.batching import bucket_length, pad_left, pad_right
+from jrl.data.tokenizer import begun, prompt_prefix, tokenize
 from jrl.rollout.rewards import call_reward_fn
 from jrl.rollout.text import Texts, decode_rows
 
@@ -89,9 +90,9 @@ class Checkpoint:
         """
         names = ("max_new_tokens", "temperature", "top_k", "top_p")
         options = {name: gen_kwargs[name] for name in names if name in gen_kwargs}
-        eos, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
+        ends, pad = (self.tokenizer.eos_token_id, *self.model.lm.eos_token_ids), self.tokenizer.pad_token_id
         generate = jax.jit(
-            functools.partial(self.model.generate, eos_token_id=eos, pad_token_id=pad, **options)
+            functools.partial(self.model.generate, eos_token_id=ends, pad_token_id=pad, **options)
         )
         encoded = self._encode(prompts)
         width = max(map(len, encoded))
@@ -104,9 +105,9 @@ class Checkpoint:
                 generate(self.params, ids, mask, jax.random.fold_in(jax.random.key(seed), start))
             )
             tokens = tokens[: len(chunk)]
-            ended = tokens == eos
+            ended = np.isin(tokens, ends)
             lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, tokens.shape[1])
-            parts.append(decode_rows(self.tokenizer, chunk, tokens, lengths, eos_token_ids=(eos,)))
+            parts.append(decode_rows(self.tokenizer, chunk, tokens, lengths, eos_token_ids=ends))
         return Texts.concatenate(parts)
 
     def perplexity(self, texts: Texts, *, rows: int = 64) -> float:
@@ -136,7 +137,8 @@ class Checkpoint:
         return jax.jit(nll)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        prefix = prompt_prefix(self.tokenizer)
+        return [begun(prefix, row) for row in tokenize(self.tokenizer, list(texts))]
 
 
 def judge(texts: Texts, reward_fn: Callable[..., Any], reference: Checkpoint) -> Judgement:

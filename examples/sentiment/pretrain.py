@@ -53,7 +53,6 @@ def pretrain(
         eval_prompts=corpus.eval_prompts[:4],
         config=config.evolve(
             train={"seed": seed, "checkpoint_dir": str(folder / "sft")},
-            tokenizer={"tokenizer_path": str(folder / "initial")},
         ),
     )
     if trainer.interrupted:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from jrl.cli import load_reward
-from jrl.trainers.reward_model import Output
+from jrl.trainers.loading.reward_model import Output
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jrl.bench.counts import Counts
 from jrl.bench.models import Shapes, Subject
 from jrl.bench.work import Work
+from jrl.compilation import COMPILER_OPTIONS
 from jrl.rollout.generate import make_generate
 from jrl.typing import ModelInputs, SamplingKnobs
 
@@ -17,7 +18,8 @@ def decode(subject: Subject, shapes: Shapes) -> Work:
     """One call of the compiled sampler."""
     params, frozen = subject.load()
     generate = jax.jit(
-        make_generate(subject.policy, max_new_tokens=shapes.response, eos_token_ids=(), pad_token_id=0)
+        make_generate(subject.policy, max_new_tokens=shapes.response, eos_token_ids=(), pad_token_id=0),
+        compiler_options=COMPILER_OPTIONS,
     )
     tokens = subject.tokens(shapes.rows, shapes.prompt, seed=1)
     prompts = ModelInputs(tokens, jnp.ones(tokens.shape, bool))

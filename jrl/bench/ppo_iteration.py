@@ -17,7 +17,7 @@ from jrl.bench.models import Shapes, Subject
 from jrl.bench.work import Work
 from jrl.data.prompts import PromptSet
 from jrl.learners.ppo import PPOConfig
-from jrl.trainers.config import (
+from jrl.trainers.config.trl_config import (
     ModelConfig,
     OptimizerConfig,
     SchedulerConfig,
@@ -25,8 +25,8 @@ from jrl.trainers.config import (
     TrainConfig,
     TRLConfig,
 )
+from jrl.trainers.loop.stopwatch import Stopwatch
 from jrl.trainers.ppo import PPOTrainer
-from jrl.trainers.timing import Stopwatch
 
 
 def ppo_iteration(subject: Subject, shapes: Shapes) -> Work:
@@ -59,7 +59,7 @@ def ppo_iteration(subject: Subject, shapes: Shapes) -> Work:
             )
             with stopwatch("update"):
                 trainer.state, metrics = trainer.update(
-                    trainer.state, trainer.frozen, experience.batch, update_key
+                    trainer.state, trainer.frozen, experience.rollouts, update_key
                 )
                 jax.block_until_ready((trainer.state, metrics))
         for name, seconds in stopwatch.take().items():

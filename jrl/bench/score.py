@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jrl.bench.counts import Counts
 from jrl.bench.models import Shapes, Subject
 from jrl.bench.work import Work, full_rows
+from jrl.compilation import COMPILER_OPTIONS
 from jrl.models.policy import init_reference
 from jrl.rollout.score import make_score
 
@@ -17,7 +18,10 @@ def score(subject: Subject, shapes: Shapes) -> Work:
     """One scoring pass over all rows."""
     params, frozen = subject.load()
     reference = init_reference(params)
-    program = jax.jit(make_score(subject.policy, logprob_chunk_bytes=shapes.logprob_chunk_bytes))
+    program = jax.jit(
+        make_score(subject.policy, logprob_chunk_bytes=shapes.logprob_chunk_bytes),
+        compiler_options=COMPILER_OPTIONS,
+    )
     rows, temperature = full_rows(subject, shapes, seed=1), jnp.float32(1)
     return Work(
         call=lambda: program(params, frozen, reference, rows, temperature),

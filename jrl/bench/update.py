@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from jrl.bench.counts import Counts
 from jrl.bench.models import Shapes, Subject
 from jrl.bench.work import Stepper, Work, full_rows
+from jrl.forward import Reader
+from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.optimizers import make_optimizer, make_schedule
-from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
-from jrl.typing import PPOBatch, Scored
+from jrl.learners.ppo import PPOConfig, ppo_recipe
+from jrl.typing import Rollouts, Scored
 
 
 def update(subject: Subject, shapes: Shapes) -> Work:
@@ -25,23 +27,22 @@ def update(subject: Subject, shapes: Shapes) -> Work:
         gen_kwargs={"max_new_tokens": shapes.response},
     )
     optimizer = make_optimizer("adamw", {"lr": 1e-6}, make_schedule("constant", {}), max_grad_norm=1.0)
-    program = make_ppo_update(
-        subject.policy,
+    recipe = ppo_recipe(config)
+    program = make_online_update(
+        Reader(subject.policy, chunk_bytes=shapes.logprob_chunk_bytes),
         optimizer,
-        config,
+        recipe,
         batch_size=shapes.batch_size,
         minibatch_size=shapes.minibatch_size,
-        logprob_chunk_bytes=shapes.logprob_chunk_bytes,
-        temperature=1.0,
     )
     rows = full_rows(subject, shapes, seed=1)
     # About what a fresh model gives to every token, so that ratios are near 1 as in training.
     logprobs = jnp.full(rows.mask.shape, -math.log(subject.lm.vocab_size), jnp.float32)
     scored = Scored(logprobs, logprobs, jnp.zeros_like(logprobs))
     scores = jnp.zeros_like(logprobs).at[:, -1].set(jnp.arange(shapes.rows) / shapes.rows)
-    batch = PPOBatch(rows, scored, scores)
+    rollouts = Rollouts(rows, scored, scores)
     return Work(
-        call=Stepper(program, init_ppo_state(params, optimizer, config), frozen, batch),
+        call=Stepper(program, init_online_state(params, optimizer, recipe), frozen, rollouts),
         tokens=shapes.epochs * shapes.rows * shapes.length,
         samples=shapes.rows,
         phases=Counts(subject).update(shapes),

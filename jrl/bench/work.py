@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jrl.bench.counts import Phase
 from jrl.bench.models import Shapes, Subject
+from jrl.compilation import COMPILER_OPTIONS
 from jrl.typing import ModelInputs, Sequences
 
 
@@ -55,7 +56,7 @@ class Stepper:
     """
 
     def __init__(self, update: Any, state: Any, frozen: Any, batch: Any) -> None:
-        self._update = jax.jit(update, donate_argnums=0)
+        self._update = jax.jit(update, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
         self._state, self._frozen, self._batch = state, frozen, batch
 
     def __call__(self) -> Any:

@@ -9,41 +9,40 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
-from jrl.cli.benching import bench
+from jrl.cli.bench import bench
 from jrl.cli.environment import show_environment
-from jrl.cli.finding import load_function, load_reward
 from jrl.cli.flags import add_reward_flags, parser
-from jrl.cli.joining import TRAINING, join_job
-from jrl.cli.layout import wants_flat
-from jrl.cli.planning import plan
-from jrl.cli.sampling import generate
-from jrl.cli.sweeping import sweep
-from jrl.cli.training import dpo, ilql, ppo, reward, rft, sft
+from jrl.cli.flat import flat, wants_flat
+from jrl.cli.generate import generate
+from jrl.cli.multihost import join_job
+from jrl.cli.plan import plan
+from jrl.cli.sweep import sweep
+from jrl.cli.train import train
 from jrl.distributed import PeerError, end_now
+from jrl.named_functions import load_function, load_reward
 from jrl.rollout.rewards import RewardError
 from jrl.sweep import SweepError
-from jrl.trainers.checkpoint import CheckpointError
-from jrl.trainers.images import ImageError
-from jrl.trainers.loggers_trackers import MissingTrackerError
+from jrl.trainers.checkpoints.checkpointer import CheckpointError
+from jrl.trainers.config.method import entries
+from jrl.trainers.diffusion.images import ImageError
+from jrl.trainers.loggers.safe_text import for_terminal
+from jrl.trainers.loggers.trackers import MissingTrackerError
+from jrl.trainers.loop.run import UnfinishedError
 
 __all__ = ["add_reward_flags", "load_function", "load_reward", "main"]
 
-COMMANDS = {
-    "ppo": ppo,
-    "ilql": ilql,
-    "sft": sft,
-    "rft": rft,
-    "dpo": dpo,
-    "reward": reward,
+COMMANDS: dict[str, Callable[..., Any]] = {
     "generate": generate,
     "plan": plan,
     "bench": bench,
     "sweep": sweep,
     "env": show_environment,
 }
+"""The tools; all other commands are names of algorithms."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +68,7 @@ def _run(name: str, words: Sequence[str]) -> int:
         return _fail(name, str(error), 2)
     try:
         return work() or 0
-    except (CheckpointError, PeerError, SweepError) as error:
+    except (CheckpointError, PeerError, SweepError, UnfinishedError) as error:
         return _fail(name, str(error), 2)
     except (RewardError, ImageError) as error:
         text = " ".join([str(error), *getattr(error, "__notes__", ()), *_origin(error)])
@@ -84,7 +83,7 @@ def _origin(error: BaseException) -> list[str]:
 
 def _fail(name: str, reason: str, status: int) -> int:
     """Says why a command ends, and gives its status; a process of a job ends here, or it would wait for the others."""
-    print(f"jrl {name}: {reason}", file=sys.stderr)
+    print(f"jrl {name}: {for_terminal(reason)}", file=sys.stderr)
     if jax.distributed.is_initialized():
         end_now(status)
     return status
@@ -92,20 +91,9 @@ def _fail(name: str, reason: str, status: int) -> int:
 
 def _understand(name: str, words: Sequence[str]) -> Callable[[], int | None]:
     """Reads flags and files, and gives what is to be done."""
-    if name == "ddpo":
-        from jrl.cli.flat_ddpo import flat_ddpo  # transformers' arguments, here too
-
-        return flat_ddpo(words[1:])
-    if name in TRAINING:
+    if name in entries():
         words = [name, *join_job(words[1:])]
     if wants_flat(name, words[1:]):
-        # transformers' arguments take a second to import
-        if name == "ppo":
-            from jrl.cli.flat_ppo import flat_ppo
-
-            return flat_ppo(words[1:])
-        from jrl.cli.flat import flat
-
         return flat(name, words[1:])
     flags, overrides = parser().parse_known_args(words)
-    return COMMANDS[flags.command](flags, overrides)
+    return COMMANDS.get(flags.command, train)(flags, overrides)

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from jrl.cli.benching import WHAT, add_bench_flags
-from jrl.cli.joining import add_job_flags
-from jrl.cli.planning import add_plan_flags
-from jrl.trainers.reward_model import OUTPUTS
+from jrl.cli.bench import WHAT, add_bench_flags
+from jrl.cli.flat import BOTH
+from jrl.cli.multihost import add_job_flags
+from jrl.cli.plan import add_plan_flags
+from jrl.trainers.config.method import Method, entries
+from jrl.trainers.loading.reward_model import OUTPUTS
+from jrl.version import __version__
 
 
 def add_reward_flags(command: argparse.ArgumentParser) -> None:
@@ -26,48 +30,53 @@ def parser() -> argparse.ArgumentParser:
         description="Reinforcement-learning post-training of language models in JAX.",
         epilog="Every field of the configuration is a flag: --train.seed 3 --method.cliprange=0.1; flat: --beta 0.1",
     )
+    top.add_argument("--version", action="version", version=f"jrl {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
-    for name, what in {
-        "ppo": "online PPO against a reward function",
-        "rft": "rejection fine-tuning: trains on those of its own samples that score best",
-    }.items():
-        online = commands.add_parser(name, help=what)
-        online.add_argument(
-            "--reward",
-            required=True,
-            metavar="MODULE:FUNCTION_OR_CLASSIFIER",
-            help="reward function, or folder or hub id of a classifier",
-        )
-        add_reward_flags(online)
-        online.add_argument(
-            "--prompts", required=True, metavar="FILE_OR_DATASET", help="one prompt a line, record or row"
-        )
-        _add_training_flags(online)
-    pairs = "records with a prompt, a chosen and a rejected completion"
-    flat = (
-        "With a flat YAML file, or --dataset_name, this command takes TRL's fields: add --help to see them."
-    )
-    for name, what, samples, epilog in (
-        (
-            "ilql",
-            "offline reinforcement learning from samples with a reward each",
-            "samples with a reward each",
-            None,
-        ),
-        ("sft", "supervised fine-tuning", "texts, prompt-output pairs or dialogues", flat),
-        ("dpo", "direct preference optimisation; --help lists TRL's flat fields", pairs, flat),
-        ("reward", "a reward model from preferences; --help lists TRL's flat fields", pairs, flat),
-    ):
-        offline = commands.add_parser(name, help=what, epilog=epilog)
-        offline.add_argument("--samples", required=True, metavar="FILE_OR_DATASET", help=samples)
-        _add_training_flags(offline)
-    commands.add_parser("ddpo", help="reinforcement learning of a diffusion model; --help lists its fields")
+    for entry in entries().values():
+        _add_training(commands, entry)
     _add_generate(commands.add_parser("generate", help="complete prompts with a checkpoint"))
     _add_bench(commands.add_parser("bench", help="how fast a model samples and learns on this machine"))
     add_plan_flags(commands.add_parser("plan", help="memory and traffic of a recipe on devices not yet here"))
     commands.add_parser("env", help="versions and devices, for a bug report")
     _add_sweep(commands.add_parser("sweep", help="search hyperparameters of a script with Ray Tune"))
     return top
+
+
+_SAMPLES = {
+    "rewarded": "samples with a reward each",
+    "samples": "texts, prompt-output pairs or dialogues",
+    "pairs": "records with a prompt, a chosen and a rejected completion",
+}
+"""What `--samples` names, by what an algorithm learns from."""
+
+
+def _add_training(commands: Any, entry: Method) -> None:
+    """The command of an algorithm."""
+    if entry.data == "images":  # its flags are all of the flat kind
+        commands.add_parser(entry.name, help=entry.summary)
+        return
+    flat = entry.name in BOTH and entry.data != "prompts"
+    command = commands.add_parser(
+        entry.name,
+        help=entry.summary,
+        epilog="With a flat YAML file, or --dataset_name, this command takes TRL's fields: add --help to see them."
+        if flat
+        else None,
+    )
+    if entry.data == "prompts":
+        command.add_argument(
+            "--reward",
+            required=True,
+            metavar="MODULE:FUNCTION_OR_CLASSIFIER",
+            help="reward function, or folder or hub id of a classifier",
+        )
+        add_reward_flags(command)
+        command.add_argument(
+            "--prompts", required=True, metavar="FILE_OR_DATASET", help="one prompt a line, record or row"
+        )
+    else:
+        command.add_argument("--samples", required=True, metavar="FILE_OR_DATASET", help=_SAMPLES[entry.data])
+    _add_training_flags(command)
 
 
 def _add_training_flags(command: argparse.ArgumentParser) -> None:
@@ -82,7 +91,7 @@ def _add_training_flags(command: argparse.ArgumentParser) -> None:
 
 def _add_generate(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--model", required=True, metavar="DIRECTORY", help="checkpoint, or the adapter that a run wrote"
+        "--model", required=True, metavar="DIRECTORY", help="model, adapter, checkpoint or run"
     )
     command.add_argument("--prompt", action="append", required=True, help="repeatable")
     command.add_argument("--max-new-tokens", type=int, default=40)

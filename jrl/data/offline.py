@@ -12,15 +12,73 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jrl.data.batching import bucket_length
-from jrl.data.dialogue import DialogueSet
-from jrl.data.fingerprint import fingerprint
+from jrl.data.demonstrations.dialogue import DialogueSet
+from jrl.data.demonstrations.pairs import PairSet
+from jrl.data.demonstrations.rows import DialogueRow, RowSet
 from jrl.data.ordering import batch_rows
-from jrl.data.pairs import PairSet
-from jrl.data.rows import DialogueRow
+from jrl.data.sources.fingerprint import fingerprint
 from jrl.typing import ILQLBatch
 
 
-class RewardedSet:
+class RewardedRows:
+    """Rows whose learned tokens are actions, what each action earned, and their batches.
+
+    Args:
+      samples: The rows, in an order of `seed`.
+      earned: One array a row, one number an action.
+      seed: Of the order.
+
+    Attributes:
+      rows: The samples; of a pair, the decoder's row.
+      contexts: What the encoder reads for each; None for a causal model.
+      earned: As given.
+      num_truncated: Samples that were cut.
+      num_dropped: Samples that were left out.
+    """
+
+    def __init__(self, samples: RowSet, earned: Sequence[Float[np.ndarray, "T"]], *, seed: int) -> None:
+        self._samples, self._seed = samples, seed
+        self.rows, self.contexts, self.earned = samples.rows, samples.contexts, earned
+        self.num_truncated, self.num_dropped = samples.num_truncated, samples.num_dropped
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sha256(self) -> str:
+        """Fingerprint of the tokens, of which are actions, and of their order."""
+        return self._samples.sha256()
+
+    def rewards_sha256(self) -> str:
+        """Fingerprint of the rewards."""
+        return fingerprint([row.tolist() for row in self.earned])
+
+    def batch(self, step: int, batch_size: int) -> ILQLBatch:
+        """The rows of optimizer step `step`, a pure function of (seed, step, batch_size).
+
+        Every pass has an order of its own. The last batch of a pass is filled up with masked copies, so that every
+        batch has `batch_size` rows and no sample comes twice in a pass.
+
+        Args:
+          step: At least 0.
+          batch_size: Number of rows.
+        Returns:
+          NumPy arrays. Rows (batch_size, L) and windows of actions (batch_size, T), right-padded, have buckets of
+          their own: there may be as many programs as pairs of the two occur.
+        """
+        indices, real = batch_rows(step, batch_size, size=len(self), seed=self._seed)
+        sequences = self._samples.batch(step, batch_size)
+        learned = np.asarray(sequences.mask)
+        width = min(bucket_length(int(learned.sum(axis=1).max())), learned.shape[1])
+        columns, mask = _compact(learned, width)
+        earned = np.zeros(mask.shape, np.float32)
+        for row, index in enumerate(indices[real]):
+            earned[row, : len(self.earned[index])] = self.earned[index]
+        # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
+        arrays: Any = (columns, mask, earned)
+        return ILQLBatch(sequences.inputs, *arrays)
+
+
+class RewardedSet(RewardedRows):
     """Tokenised samples, their standardised rewards, and their batches.
 
     Actions are the tokens of outputs, EOS included. In `[prompt, output, prompt, output, ...]` they are tokenised and
@@ -34,6 +92,7 @@ class RewardedSet:
       max_length: Most tokens of a sample; of a pair, of either part.
       seed: Of the order.
       decoder_start_token_id: First id of every decoder row of a seq2seq model; None: a causal model.
+      add_special_tokens: As in `DialogueSet`.
 
     Attributes:
       rows: The samples that are in the set; of a pair, the decoder's row.
@@ -41,6 +100,8 @@ class RewardedSet:
       rewards: Of each row, standardised over those in the set.
       num_truncated: Samples that were cut; they are warned of once.
       num_dropped: Samples of which truncation left no action; they are left out.
+
+    Further attributes are those of `RewardedRows`.
 
     Raises:
       ValueError: If there are no samples, one is malformed or an empty text, or no actions are left at all; if there
@@ -57,64 +118,39 @@ class RewardedSet:
         max_length: int,
         seed: int,
         decoder_start_token_id: int | None = None,
+        add_special_tokens: bool = True,
     ) -> None:
         self._given = check_rewards(rewards, num_samples=len(samples))
         options: dict[str, int] = {"max_length": max_length, "seed": seed}
-        self._samples: DialogueSet | PairSet
+        found: DialogueSet | PairSet
         if decoder_start_token_id is None:
-            self._samples = DialogueSet(_after_bos(samples, tokenizer), tokenizer, **options)
-            self.rows, self.contexts = self._samples.rows, None
+            found = DialogueSet(
+                _after_bos(samples, tokenizer), tokenizer, add_special_tokens=add_special_tokens, **options
+            )
         else:
-            start = decoder_start_token_id
-            self._samples = PairSet(samples, tokenizer, decoder_start_token_id=start, **options)
-            self.rows = [pair.row for pair in self._samples.pairs]
-            self.contexts = [pair.context for pair in self._samples.pairs]
-        self.num_truncated, self.num_dropped = self._samples.num_truncated, self._samples.num_dropped
-        self.rewards = standardized(self._given[self._samples.kept])
-        self._seed = seed
-        if len(self.rows) > 1 and not self.rewards.any():
+            found = PairSet(samples, tokenizer, decoder_start_token_id=decoder_start_token_id, **options)
+        self.rewards = standardized(self._given[found.kept])
+        super().__init__(found, earned_at_end(found.rows, self.rewards), seed=seed)
+        if len(self) > 1 and not self.rewards.any():
             warnings.warn(
-                f"All {len(self.rows)} rewards are {self._given[self._samples.kept[0]]:g}: no sample is better than "
-                "another, so only their likelihood is learned.",
+                f"All {len(self)} rewards are {self._given[found.kept[0]]:g}: no sample is better than another, so "
+                "only their likelihood is learned.",
                 stacklevel=2,
             )
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def sha256(self) -> str:
-        """Fingerprint of the tokens, of which are actions, and of their order."""
-        return self._samples.sha256()
 
     def rewards_sha256(self) -> str:
         """Fingerprint of the rewards as they were given, those of dropped samples included."""
         return fingerprint(self._given.tolist())
 
-    def batch(self, step: int, batch_size: int) -> ILQLBatch:
-        """The rows of optimizer step `step`, a pure function of (seed, step, batch_size).
 
-        Every pass has an order of its own. The last batch of a pass is filled up with masked copies, so that every
-        batch has `batch_size` rows and no sample comes twice in a pass.
-
-        Args:
-          step: At least 0.
-          batch_size: Number of rows.
-        Returns:
-          NumPy arrays. Rows (batch_size, L) and windows of actions (batch_size, T), right-padded, have buckets of
-          their own: there may be as many programs as pairs of the two occur.
-        """
-        indices, _ = batch_rows(step, batch_size, size=len(self), seed=self._seed)
-        sequences = self._samples.batch(step, batch_size)
-        learned = np.asarray(sequences.mask)
-        width = min(bucket_length(int(learned.sum(axis=1).max())), learned.shape[1])
-        columns, mask = _compact(learned, width)
-        earned = np.zeros(mask.shape, np.float32)
-        # Where nothing is masked in, there is no last action; what is written there is not read.
-        last = np.maximum(mask.sum(axis=1) - 1, 0)
-        earned[np.arange(batch_size), last] = np.where(mask.any(axis=1), self.rewards[indices], 0.0)
-        # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
-        arrays: Any = (columns, mask, earned)
-        return ILQLBatch(sequences.inputs, *arrays)
+def earned_at_end(
+    rows: Sequence[DialogueRow], returns: Float[np.ndarray, "N"]
+) -> list[Float[np.ndarray, "T"]]:
+    """What the actions of each row earned: nothing, and the last one the row's return."""
+    found = [np.zeros(sum(row.learned[1:]), np.float32) for row in rows]
+    for earned, value in zip(found, returns, strict=True):
+        earned[-1] = value
+    return found
 
 
 def index_arrays(

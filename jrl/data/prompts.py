@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Int
 
 from jrl.data.batching import bucket_length, pad_left
-from jrl.data.fingerprint import fingerprint
 from jrl.data.ordering import shuffled
-from jrl.data.tokenizer import cut, special_tokens_around, tokenize
+from jrl.data.sources.fingerprint import fingerprint
+from jrl.data.tokenizer import cut, prompt_prefix, special_tokens_around, tokenize
 from jrl.typing import ModelInputs
 
 LONG_PROMPTS = ("truncate", "drop", "error")
@@ -40,13 +40,15 @@ class PromptSet:
     Args:
       prompts: Texts, or mappings with the text under "prompt" and metadata under every other key. They are not
         changed. The same keys must stand in all of them.
-      tokenizer: Tokenises without adding special tokens, unless an encoder reads the prompts: then as it does by
-        itself. `truncation_side` decides what over-long prompts lose; special tokens around them stay.
+      tokenizer: Puts its special tokens before a prompt as before any text, once (BOS of Llama and Gemma); those behind
+        it only where an encoder reads the prompts. `truncation_side` decides what over-long prompts lose; special
+        tokens around them stay.
       max_length: Most tokens of a prompt.
       seed: Of the order.
       long_prompts: What happens to a prompt above `max_length`: "truncate", "drop" (the order of the others stays
         as it is) or "error". What was cut or dropped is counted and warned of once.
       decoder_start_token_id: Of a seq2seq model, whose encoder reads the prompts; None: a decoder goes on from them.
+      add_special_tokens: False leaves out what stands before a decoder's prompt, as trlX does.
 
     Attributes:
       num_truncated: Prompts that were cut.
@@ -67,6 +69,7 @@ class PromptSet:
         seed: int,
         long_prompts: str,
         decoder_start_token_id: int | None = None,
+        add_special_tokens: bool = True,
     ) -> None:
         if long_prompts not in LONG_PROMPTS:
             raise ValueError(f"`long_prompts` must be one of {LONG_PROMPTS}, got {long_prompts!r}.")
@@ -74,9 +77,10 @@ class PromptSet:
             raise ValueError(f"`max_length` must be at least 1, got {max_length}.")
         texts, columns = _split(prompts)
         self._begin(tokenizer, max_length, seed, decoder_start_token_id)
-        prefix: list[int] = []
         suffix: list[int] = []
-        if decoder_start_token_id is not None:
+        if decoder_start_token_id is None:
+            prefix = prompt_prefix(tokenizer, add_special_tokens=add_special_tokens)
+        else:
             prefix, suffix = special_tokens_around(tokenizer)
         room = max_length - len(prefix) - len(suffix)
         if room < 1:
@@ -84,7 +88,9 @@ class PromptSet:
                 f"`max_length` must leave room beside the {len(prefix) + len(suffix)} special tokens of a prompt, got "
                 f"{max_length}."
             )
-        rows = tokenize(tokenizer, texts)
+        rows = [
+            row[len(prefix) :] if row[: len(prefix)] == prefix else row for row in tokenize(tokenizer, texts)
+        ]
         too_long = []
         for index, row in enumerate(rows):
             if not row and not prefix + suffix:

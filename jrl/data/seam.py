@@ -44,8 +44,8 @@ def tokenize_split(tokenizer: Any, prompts: Sequence[str], completions: Sequence
     alone = tokenize(tokenizer, list(prompts))
     wholes = tokenize(tokenizer, [a + b for a, b in zip(prompts, completions, strict=True)])
     spans = [
-        whole[: len(prompt)] != prompt or len(whole) == len(prompt)
-        for prompt, whole in zip(alone, wholes, strict=True)
+        bool(text) and (whole[: len(prompt)] != prompt or len(whole) == len(prompt))
+        for prompt, whole, text in zip(alone, wholes, completions, strict=True)
     ]
     continued = iter(
         continuations(tokenizer, [text for text, span in zip(completions, spans, strict=True) if span])

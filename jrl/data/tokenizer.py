@@ -6,9 +6,20 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+)
+_LFS_POINTER = b"version https://git-lfs"
 
 
 def load_tokenizer(
@@ -28,8 +39,8 @@ def load_tokenizer(
       truncation_side: "left" or "right": the end that over-long texts lose.
       extra: More arguments of `AutoTokenizer.from_pretrained`.
     Raises:
-      ValueError: If nothing can be loaded, a side is misspelt, there is neither an EOS nor a pad token, or `extra` asks
-        for code of the tokenizer's folder to be run.
+      ValueError: If nothing can be loaded, or nothing but special tokens, a side is misspelt, there is neither an EOS
+        nor a pad token, or `extra` asks for code of the tokenizer's folder to be run.
     """
     for name, side in (("padding_side", padding_side), ("truncation_side", truncation_side)):
         if side not in ("left", "right"):
@@ -37,6 +48,7 @@ def load_tokenizer(
     if isinstance(path, str | os.PathLike):
         from transformers import AutoTokenizer  # here, because it takes seconds where torch is installed
 
+        check_folder(path)
         options = dict(extra or {})
         if options.pop("trust_remote_code", False):
             raise ValueError(
@@ -45,10 +57,16 @@ def load_tokenizer(
             )
         try:
             tokenizer = AutoTokenizer.from_pretrained(os.fspath(path), trust_remote_code=False, **options)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except RecursionError as error:
             raise ValueError(
-                f"`tokenizer_path`: no tokenizer could be loaded from {path!s}: {reason}"
+                f"`tokenizer_path`: no tokenizer could be loaded from {path!s}: a JSON file of it is nested too deeply."
+            ) from error
+        except Exception as error:  # of malformed files transformers raises whatever it stumbles over
+            kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+            reason = _pointer(path) or kind + (str(error).strip().splitlines() or [""])[0]
+            here = "" if Path(path).expanduser().exists() else ", which is no folder here"
+            raise ValueError(
+                f"`tokenizer_path`: no tokenizer could be loaded from {path!s}{here}: {reason}"
             ) from error
     else:
         if extra:
@@ -57,6 +75,13 @@ def load_tokenizer(
                 "give those arguments where it is built."
             )
         tokenizer = copy.deepcopy(path)
+    vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    if len(vocabulary.keys() - added.keys()) < 2:
+        # transformers makes an empty one of a folder that holds the model alone.
+        raise ValueError(
+            f"`tokenizer_path`: the tokenizer of {path!s} has no vocabulary, {len(vocabulary)} special tokens alone. "
+            "Are its files (tokenizer.json or the like) missing? Name the folder that holds them."
+        )
     tokenizer.padding_side, tokenizer.truncation_side = padding_side, truncation_side
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
@@ -66,6 +91,29 @@ def load_tokenizer(
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Refuses a path that can only be a folder's, and is none: the hub has no such names.
+
+    Raises:
+      ValueError: If there is no such folder.
+    """
+    name = os.fspath(path)
+    is_path = isinstance(path, os.PathLike) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if is_path and not Path(name).expanduser().exists():
+        raise ValueError(f"there is no folder {name!r} to load a tokenizer from.")
+
+
+def _pointer(path: str | os.PathLike[str]) -> str | None:
+    """What to do about a file of the tokenizer that git-lfs left a pointer for; None where there is no such file."""
+    for name in _FILES:
+        file = Path(path).expanduser() / name
+        if file.is_file():
+            with file.open("rb") as opened:
+                if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                    return f"{name} is a git-lfs pointer, not the file: run `git lfs pull` in its repository."
+    return None
 
 
 def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
@@ -88,6 +136,12 @@ def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
 def count_ids(tokenizer: Any) -> int:
     """One more than the largest id that the tokenizer writes."""
     return int(max(tokenizer.get_vocab().values(), default=-1)) + 1
+
+
+def unlike_ids(tokenizer: Any, other: Any) -> list[int]:
+    """Ids that both tokenizers write, and that mean another text to each, in order."""
+    texts, others = ({token: text for text, token in each.get_vocab().items()} for each in (tokenizer, other))
+    return sorted(token for token in texts.keys() & others.keys() if texts[token] != others[token])
 
 
 def check_ids(values: Any, name: str, row: int, num_ids: int) -> list[int]:
@@ -122,9 +176,22 @@ def tokenize(tokenizer: Any, texts: list[str], *, add_special_tokens: bool = Fal
         return []
     # `verbose=False`: the length warning of transformers speaks of a limit that the caller checks itself.
     encoded = tokenizer(
-        texts, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False
+        [without_surrogates(text) for text in texts],
+        add_special_tokens=add_special_tokens,
+        return_attention_mask=False,
+        verbose=False,
     )
     return [list(row) for row in encoded["input_ids"]]
+
+
+def without_surrogates(text: str) -> str:
+    r"""A text that UTF-8 can hold, and so a tokenizer can read: each lone surrogate becomes U+FFFD.
+
+    JSON can say a lone surrogate (`"\ud800"`) and UTF-8 cannot, so such texts come from data sets of JSON lines.
+    """
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -133,7 +200,10 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     Raises:
       ValueError: If it changes the text between them.
     """
-    bare, whole = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (False, True))
+    text = (
+        "a" if _ids(tokenizer, "a") else next(text for text in tokenizer.get_vocab() if _ids(tokenizer, text))
+    )
+    bare, whole = _ids(tokenizer, text), _ids(tokenizer, text, add_special_tokens=True)
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
@@ -141,6 +211,27 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
         f"`tokenizer` writes {bare} for a text without special tokens and {whole} with them: the one is no part of the "
         "other, so special tokens cannot be kept when a prompt is cut."
     )
+
+
+def _ids(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+def prompt_prefix(tokenizer: Any, *, add_special_tokens: bool = True) -> list[int]:
+    """Ids that stand before the prompt of a decoder: what the tokenizer puts before ordinary text, such as BOS.
+
+    What it puts behind a text is left out: a prompt that ended with EOS would be over.
+
+    Args:
+      tokenizer: A transformers tokenizer.
+      add_special_tokens: Whether there are any.
+    """
+    return special_tokens_around(tokenizer)[0] if add_special_tokens else []
+
+
+def begun(prefix: list[int], ids: list[int]) -> list[int]:
+    """With the special tokens before it, unless its text has them already, as a chat template's does."""
+    return ids if ids[: len(prefix)] == prefix else prefix + ids
 
 
 def cut(row: list[int], max_length: int, side: str) -> list[int]:

@@ -1,2 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pure update an algorithm: `(state, frozen, batch, key) -> (state, metrics)`."""
+"""One pure update an algorithm: `(state, frozen, batch, key) -> (state, metrics)`; online algorithms as recipes."""
+
+from jrl.learners.credit import (
+    Credit,
+    Scaling,
+    generalized_advantages,
+    penalize,
+    returns_to_go,
+    unpenalized,
+)
+from jrl.learners.online import OnlineState, init_online_state, make_online_update
+from jrl.learners.recipe import KLControl, PolicyLoss, Recipe, mean_loss
+
+__all__ = [
+    "Credit",
+    "KLControl",
+    "OnlineState",
+    "PolicyLoss",
+    "Recipe",
+    "Scaling",
+    "generalized_advantages",
+    "init_online_state",
+    "make_online_update",
+    "mean_loss",
+    "penalize",
+    "returns_to_go",
+    "unpenalized",
+]

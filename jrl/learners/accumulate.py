@@ -20,8 +20,8 @@ from jrl.learners.guards import select_tree
 from jrl.learners.optimizers import learning_rate
 from jrl.learners.state import TrainState
 from jrl.mesh import constrain_rows, hold_split, split_evenly
-from jrl.ops.metrics import reduce_metrics
-from jrl.typing import Max, Mean, Metrics, Params, PRNGKey
+from jrl.ops.metrics import merge_metrics, reduce_metrics
+from jrl.typing import Frozen, Max, Mean, Metrics, Params, PRNGKey
 
 Tree = TypeVar("Tree")
 
@@ -42,6 +42,9 @@ Loss = tuple[Float[Array, ""], Float[Array, ""], Metrics]
 """(loss_sum, weight, metrics)."""
 Objective = Callable[[Params, Rows], Loss]
 """`(params, rows) -> (loss_sum, weight, metrics)` of the microbatch made of these rows."""
+Batch = TypeVar("Batch")
+OwnObjective = Callable[[Params, Frozen, Batch], Loss]
+"""`(params, frozen, batch) -> (loss_sum, weight, metrics)` of a microbatch, in the place of a learner's own."""
 
 
 class Accumulated(NamedTuple):
@@ -103,22 +106,30 @@ def layout_rows(order: Int[Array, "R"], *, batch_size: int, minibatch_size: int)
     return Rows(jnp.pad(batched, missing).reshape(shape), jnp.pad(valid, missing).reshape(shape))
 
 
-def batch_in_order(num_rows: int, *, batch_size: int, minibatch_size: int, unit: str = "rows") -> Rows:
-    """A batch that is one optimizer step, in its own order: (microbatches, rows of one).
+def batch_in_order(
+    num_rows: int, *, batch_size: int, minibatch_size: int, unit: str = "rows", padded: bool = True
+) -> list[Rows]:
+    """A batch that is one optimizer step, in its own order: stacks of (microbatches, rows of one).
 
     Args:
       num_rows: Rows of the batch.
       batch_size: Most rows that it may have.
       minibatch_size: Rows of a microbatch; must divide `batch_size`.
       unit: What a row is, for the error.
+      padded: Whether the last microbatch is filled up with invalid rows. Else what is left over is a shorter one, in a
+        stack of its own: under an objective that is a mean over its rows, padding would be among them.
     Raises:
       ValueError: If the batch has more rows, or is not divided.
     """
     if num_rows > batch_size:
         raise ValueError(f"`batch` must have at most `batch_size` = {batch_size} {unit}, got {num_rows}.")
     order = jnp.arange(num_rows, dtype=jnp.int32)
-    layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
-    return jax.tree.map(lambda x: x[0], layout)
+    if padded:
+        layout = layout_rows(order, batch_size=batch_size, minibatch_size=minibatch_size)
+        return [jax.tree.map(lambda x: x[0], layout)]
+    end = num_rows - num_rows % minibatch_size
+    stacks = (order[:end].reshape(-1, minibatch_size), order[None, end:])
+    return [Rows(ids, jnp.ones_like(ids, bool)) for ids in stacks if ids.size]
 
 
 def microbatch_key(key: PRNGKey, rows: Rows) -> PRNGKey:
@@ -126,13 +137,13 @@ def microbatch_key(key: PRNGKey, rows: Rows) -> PRNGKey:
     return jax.random.fold_in(key, rows.ids[0])
 
 
-def accumulate(objective: Objective, params: Params, microbatches: Rows) -> Accumulated:
+def accumulate(objective: Objective, params: Params, *microbatches: Rows) -> Accumulated:
     """Loss and gradient of one optimizer batch, one microbatch in memory at a time.
 
     Args:
       objective: Differentiated with respect to `params`.
       params: Trainable parameters.
-      microbatches: (microbatches, rows of one).
+      *microbatches: Stacks of (microbatches, rows of one); one stack where all have as many rows.
     Returns:
       The mean loss and its gradient; 0 where the batch has no weight at all.
     """
@@ -149,18 +160,22 @@ def accumulate(objective: Objective, params: Params, microbatches: Rows) -> Accu
         return carry, metrics
 
     zero = jnp.zeros((), jnp.float32)
-    start = (jax.tree.map(jnp.zeros_like, params), zero, zero)
-    (grads, loss_sum, weight), stacked = jax.lax.scan(add, start, microbatches)
+    sums = (jax.tree.map(jnp.zeros_like, params), zero, zero)
+    metrics: Metrics = {}
+    for stack in microbatches:
+        sums, stacked = jax.lax.scan(add, sums, stack)
+        metrics = merge_metrics(metrics, reduce_metrics(stacked))
+    grads, loss_sum, weight = sums
     divisor = jnp.where(weight > 0, weight, 1.0)
     mean_loss = loss_sum / divisor
     # A loss that overflowed may still have a finite gradient; the step must be skipped all the same.
     scale = jnp.where(jnp.isfinite(mean_loss), 1.0 / divisor, jnp.nan)
     grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
-    return Accumulated(mean_loss, weight, grads, reduce_metrics(stacked))
+    return Accumulated(mean_loss, weight, grads, metrics)
 
 
 def optimizer_step(
-    state: TrainState, optimizer: optax.GradientTransformation, objective: Objective, microbatches: Rows
+    state: TrainState, optimizer: optax.GradientTransformation, objective: Objective, *microbatches: Rows
 ) -> tuple[TrainState, Metrics]:
     """Accumulates over the microbatches and takes one step.
 
@@ -171,7 +186,7 @@ def optimizer_step(
       state: Before the step.
       optimizer: Wrapped in `skip_nonfinite`, as `make_optimizer` returns it.
       objective: See `Objective`.
-      microbatches: (microbatches, rows of one).
+      *microbatches: As `accumulate` takes them.
     Returns:
       The state, its `step` one higher in every case, and the objective's metrics with `optim/*`: norm of the
       accumulated gradient before clipping, learning rate, steps skipped so far and those in a row.
@@ -183,7 +198,7 @@ def optimizer_step(
             "`optimizer` must skip non-finite steps: make it with jrl.learners.optimizers.make_optimizer, or "
             f"wrap it in jrl.learners.guards.skip_nonfinite; its state is {type(state.opt_state).__name__}."
         )
-    batch = accumulate(objective, state.params, microbatches)
+    batch = accumulate(objective, state.params, *microbatches)
 
     updates, opt_state = optimizer.update(batch.grads, state.opt_state, state.params)
     # Selected, not branched: see `skip_nonfinite`.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ class MethodConfig:
 
     Attributes:
       name: Class name of the configuration, by which a file chooses the algorithm. Case does not matter.
-      gen_kwargs: How to sample; must hold `max_new_tokens`. See `jrl.trainers.generation.GenerationSettings`.
+      gen_kwargs: How to sample; must hold `max_new_tokens`. See `jrl.rollout.sampler.GenerationSettings`.
     """
 
     name: str
@@ -45,6 +46,40 @@ class MethodConfig:
         )
 
 
+@dataclass(kw_only=True)
+class OnlineConfig(MethodConfig):
+    """What every online policy gradient has: how rollouts are collected.
+
+    Attributes:
+      num_rollouts: Rollouts collected for one iteration, over all devices.
+      chunk_size: Prompts of one generation call, over all devices; also the batch of an evaluation.
+      missing_eos_penalty: Part of the score of a completion that `max_new_tokens` cut, with a minus sign, before
+        clipping; None: nothing.
+      gen_experience_kwargs: Used instead of `gen_kwargs` for rollouts; evaluation keeps `gen_kwargs`.
+    """
+
+    num_rollouts: int = 128
+    chunk_size: int = 128
+    missing_eos_penalty: float | None = None
+    gen_experience_kwargs: dict[str, Any] | None = None
+
+    def validate(self) -> None:
+        """Refuses values outside their range."""
+        super().validate()
+        experience, penalty = self.gen_experience_kwargs, self.missing_eos_penalty
+        check_fields(
+            self,
+            ("num_rollouts", self.num_rollouts >= 1, "at least 1"),
+            ("chunk_size", self.chunk_size >= 1, "at least 1"),
+            ("missing_eos_penalty", penalty is None or penalty >= 0, "at least 0, or None"),
+            (
+                "gen_experience_kwargs",
+                experience is None or "max_new_tokens" in experience,
+                "a mapping that holds `max_new_tokens` (it replaces `gen_kwargs` for rollouts), or None",
+            ),
+        )
+
+
 def check_fields(config: MethodConfig, *checks: tuple[str, bool, str]) -> None:
     """Raises for the first field that does not hold.
 
@@ -57,3 +92,26 @@ def check_fields(config: MethodConfig, *checks: tuple[str, bool, str]) -> None:
     for name, holds, expected in checks:
         if not holds:
             raise ValueError(f"`method.{name}` must be {expected}, got {vars(config)[name]!r}.")
+
+
+def refuse_methods(config: MethodConfig, names: Sequence[str], instead: str) -> None:
+    """Refuses a configuration with a method that no update would call.
+
+    Args:
+      config: Of a class that may have one.
+      names: Of such methods.
+      instead: The class of which they are called.
+    Raises:
+      TypeError: Naming the method.
+    """
+    for name in names:
+        if hasattr(type(config), name):
+            raise TypeError(
+                f"{type(config).__name__} must not define `{name}`: nothing would call it. Derive the class from "
+                f"`{instead}`, whose `{name}` is compiled into the update."
+            )
+
+
+def positive_or_none(value: float | None) -> bool:
+    """Whether a number that may be left out is positive."""
+    return value is None or value > 0

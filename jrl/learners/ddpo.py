@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jaxtyping import Array, Int
 
 from jrl.learners.accumulate import Loss, Objective, Rows, optimizer_step, split_rows
 from jrl.learners.ddpo_config import DDPOConfig
@@ -20,6 +21,7 @@ from jrl.learners.ddpo_loss_scale import LossScale, init_loss_scale, next_loss_s
 from jrl.learners.ddpo_objective import ddpo_objective, recompute_logprobs, rows_of_batch
 from jrl.learners.ddpo_order import microbatches, shuffled_order
 from jrl.learners.state import TrainState, init_train_state
+from jrl.learners.steps import scan_steps
 from jrl.mesh import hold_split
 from jrl.ops.metrics import reduce_metrics
 from jrl.ops.noise_schedule import NoiseSchedule, denoising_steps
@@ -87,8 +89,9 @@ def make_ddpo_update(
       batch_size: Samples of an optimizer step, over all devices.
       minibatch_size: Samples of a microbatch, which takes one denoising step of each; must divide `batch_size`.
     Returns:
-      `(DDPOState, frozen, DDPOBatch, key) -> (DDPOState, metrics)`: `train_num_inner_epochs · ceil(N / batch_size)`
-      optimizer steps. The key chooses orders, and the steps where fewer than all are trained.
+      `(DDPOState, frozen, DDPOBatch, key, last_step=None) -> (DDPOState, metrics)`: `train_num_inner_epochs · ceil(N /
+      batch_size)` optimizer steps, none behind `last_step`, the counter of the state after the run's last one. The key
+      chooses orders, and the steps where fewer than all are trained.
     Raises:
       ValueError: If `minibatch_size` does not divide `batch_size`, or a step has no density.
     """
@@ -97,7 +100,13 @@ def make_ddpo_update(
     _warn_of_guidance(config)
     objective = partial(ddpo_objective, model, steps=steps, schedule=schedule, config=config)
 
-    def update(state: DDPOState, frozen: Frozen, batch: DDPOBatch, key: PRNGKey) -> tuple[DDPOState, Metrics]:
+    def update(
+        state: DDPOState,
+        frozen: Frozen,
+        batch: DDPOBatch,
+        key: PRNGKey,
+        last_step: Int[Array, ""] | None = None,
+    ) -> tuple[DDPOState, Metrics]:
         _check_batch(batch, num_steps=config.sample_num_steps)
         extra: Metrics = {}
         if config.old_log_probs == "recompute":
@@ -126,7 +135,8 @@ def make_ddpo_update(
         laid_out = microbatches(
             order, num_steps=config.sample_num_steps, batch_size=batch_size, minibatch_size=minibatch_size
         )
-        state, stacked = jax.lax.scan(step, state, laid_out)
+        left = None if last_step is None else last_step - state.train.step
+        state, stacked = scan_steps(step, state, laid_out, left=left)
         return state, _metrics_of_steps(stacked) | extra
 
     return update

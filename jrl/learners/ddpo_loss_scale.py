@@ -55,24 +55,18 @@ def next_loss_scale(state: LossScale, finite: Bool[Array, ""], *, growth_every: 
 
 
 def scale_cotangents(tree: Tree, factor: Float[Array, ""]) -> Tree:
-    """The same tree; what flows back through it is multiplied by the factor."""
+    """The same tree; its tangents and what flows back through it are multiplied by the factor."""
     scaled: Tree = _scaled(tree, factor)
     return scaled
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _scaled(tree: Any, factor: Array) -> Any:
     del factor
     return tree
 
 
-def _scaled_forward(tree: Any, factor: Array) -> tuple[Any, Array]:
-    return tree, factor
-
-
-def _scaled_backward(factor: Array, cotangents: Any) -> tuple[Any, Array]:
-    scaled = jax.tree.map(lambda x: (x * factor).astype(x.dtype), cotangents)
-    return scaled, jnp.zeros_like(factor)
-
-
-_scaled.defvjp(_scaled_forward, _scaled_backward)
+@_scaled.defjvp
+def _scaled_tangents(primals: tuple[Any, Array], tangents: tuple[Any, Array]) -> tuple[Any, Any]:
+    (tree, factor), (tree_dot, _) = primals, tangents
+    return tree, jax.tree.map(lambda x: (x * factor).astype(x.dtype), tree_dot)

@@ -16,6 +16,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float
 
+from jrl.forward import read_window, window_features, window_logprobs
 from jrl.learners.accumulate import (
     Loss,
     Rows,
@@ -30,7 +31,6 @@ from jrl.learners.forward import interleave, map_rows, separate
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, dpo_loss
 from jrl.mesh import hold_split
-from jrl.ops.forward import read_window, window_features, window_logprobs
 from jrl.ops.masking import zero_masked
 from jrl.ops.reductions import LossOut
 from jrl.ops.token_reads import read_tokens
@@ -100,7 +100,11 @@ def reference_logprobs(
     return map_rows(score, batch.valid.shape[0], minibatch_size=minibatch_size)
 
 
-def configured_loss(config: DPOConfig) -> Callable[..., LossOut]:
+PairsLoss = Callable[..., LossOut]
+"""(chosen, rejected, valid, *, pairs_per_token) → (sum, weight, metrics), as `jrl.losses.dpo.dpo_loss`."""
+
+
+def configured_loss(config: DPOConfig) -> PairsLoss:
     """`jrl.losses.dpo.dpo_loss` with all options that the configuration has."""
     return partial(
         dpo_loss,
@@ -126,6 +130,7 @@ def dpo_objective(
     logprob_chunk_bytes: int,
     pairs_per_token: Float[Array, ""] | None = None,
     dropout_key: PRNGKey | None = None,
+    loss: PairsLoss | None = None,
 ) -> LossOut:
     """The loss of a batch of pairs, to be differentiated with respect to `params`.
 
@@ -138,6 +143,7 @@ def dpo_objective(
       logprob_chunk_bytes: Most bytes of logits held at a time.
       pairs_per_token: Of the optimizer batch of which these rows are a part; None: they are the whole.
       dropout_key: None: the pass is deterministic.
+      loss: None: the configured one.
     Returns:
       The sum over pairs, their number, and the metrics; see `jrl.losses.dpo.dpo_loss`.
     """
@@ -148,7 +154,7 @@ def dpo_objective(
         read_tokens, policy, params, frozen, features.policy, sequences, chunk_bytes=logprob_chunk_bytes
     )
     chosen, rejected = separate(found)
-    return configured_loss(config)(
+    return (loss or configured_loss(config))(
         Completion(ref_logprobs=batch.ref_chosen_logps, mask=batch.chosen.mask, **chosen._asdict()),
         Completion(ref_logprobs=batch.ref_rejected_logps, mask=batch.rejected.mask, **rejected._asdict()),
         batch.valid,
@@ -164,6 +170,7 @@ def make_dpo_update(
     batch_size: int,
     minibatch_size: int,
     logprob_chunk_bytes: int,
+    loss: PairsLoss | None = None,
 ) -> Update:
     """One optimizer step on a batch of pairs, and every `ref_model_sync_steps` steps a move of a synced reference.
 
@@ -178,6 +185,7 @@ def make_dpo_update(
       batch_size: Pairs of an optimizer step, over all devices.
       minibatch_size: Pairs in one forward pass, which reads two rows of each; must divide `batch_size`.
       logprob_chunk_bytes: Most bytes of logits held at a time.
+      loss: Of a minibatch; None: the configured one.
     Returns:
       `(DPOState, frozen, PreferenceBatch, key) -> (DPOState, metrics)`; one compiled call. The batch holds at most
       `batch_size` pairs; the key is used for dropout, where that is on.
@@ -186,7 +194,7 @@ def make_dpo_update(
         a batch; on a call, if the batch has more rows.
     """
     split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
-    whole = [name for name in config.loss_type if LOSSES[name].whole_batch]
+    whole = [name for name in config.loss_type if loss is None and LOSSES[name].whole_batch]
     if whole and minibatch_size < batch_size:
         raise ValueError(
             f"`minibatch_size` must be `batch_size` = {batch_size} with the loss {whole[0]!r}, which compares all "
@@ -212,9 +220,10 @@ def make_dpo_update(
                 logprob_chunk_bytes=logprob_chunk_bytes,
                 pairs_per_token=pairs_per_token,
                 dropout_key=None if config.disable_dropout else microbatch_key(key, rows),
+                loss=loss,
             )
 
-        train, metrics = optimizer_step(state.train, optimizer, objective, microbatches)
+        train, metrics = optimizer_step(state.train, optimizer, objective, *microbatches)
         if state.ref_params is None:
             return DPOState(train=train, ref_params=None), metrics
         due = train.step % config.ref_model_sync_steps == 0

@@ -68,6 +68,12 @@ class DPOConfig(MethodConfig):
         weights = self.loss_weights if self.loss_weights is not None else [1.0] * len(self.loss_type)
         return list(zip(self.loss_type, weights, strict=True))
 
+    @property
+    def asks_reference(self) -> bool:
+        """Whether every step asks the reference; else it is asked once, before training, and let go of."""
+        asked = self.precompute_ref_log_probs
+        return self.sync_ref_model if asked is None else not asked
+
     def validate(self) -> None:
         """Refuses values outside their range."""
         super().validate()

@@ -6,6 +6,7 @@ Reference: Snell et al. 2022, arXiv:2206.11871.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,15 +17,15 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from jrl.forward import column_features
 from jrl.learners.accumulate import Loss, Rows, batch_in_order, optimizer_step, split_rows, take_rows
-from jrl.learners.config import MethodConfig, check_fields
+from jrl.learners.config import MethodConfig, check_fields, refuse_methods
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ilql import ILQLPredictions, ilql_loss
 from jrl.mesh import hold_split
 from jrl.ops.alignment import targets_at
 from jrl.ops.chunks import map_positions, positions_of
-from jrl.ops.forward import column_features
 from jrl.ops.logprobs import logprobs_from_logits, take_targets
 from jrl.ops.reductions import LossOut
 from jrl.typing import (
@@ -71,6 +72,15 @@ class ILQLConfig(MethodConfig):
     two_qs: bool = True
     gen_kwargs: dict[str, Any] = field(default_factory=_steered_sampling)
 
+    def own_objective(self) -> ILQLObjective | None:
+        """What an update minimises in place of `ilql_objective`; here nothing.
+
+        Raises:
+          TypeError: If a subclass defines a method that is only called of `jrl.trlx.ILQLConfig`'s.
+        """
+        refuse_methods(self, ("loss",), "jrl.trlx.ILQLConfig")
+        return None
+
     def validate(self) -> None:
         """Refuses values outside their range."""
         super().validate()
@@ -106,6 +116,10 @@ class _Read(NamedTuple):
     q_values: Float[Array, "B T N"]
     q_logprobs: Float[Array, "B T N"]
     target_q: Float[Array, "B T"]
+
+
+ILQLObjective = Callable[[PolicyFns, Params, Frozen, Params, ILQLBatch], LossOut]
+"""(policy, params, frozen, target_params, batch) → (sum, weight, metrics) of a minibatch, traced into the update."""
 
 
 def init_ilql_state(params: Params, optimizer: optax.GradientTransformation) -> ILQLState:
@@ -183,6 +197,7 @@ def make_ilql_update(
     batch_size: int,
     minibatch_size: int,
     logprob_chunk_bytes: int,
+    objective: ILQLObjective | None = None,
 ) -> Update:
     """One optimizer step of ILQL, and every `steps_for_target_q_sync` steps a sync of the target heads.
 
@@ -198,6 +213,7 @@ def make_ilql_update(
       batch_size: Rows of an optimizer step, over all devices.
       minibatch_size: Rows in one forward pass; must divide `batch_size`.
       logprob_chunk_bytes: Most bytes of logits and Q values held at a time.
+      objective: What is minimised; None: `ilql_objective` as configured. A row of padding has no action in the mask.
     Returns:
       `(ILQLState, frozen, ILQLBatch, key) -> (ILQLState, metrics)`; one compiled call. The batch holds at most
       `batch_size` rows; the key is not used, since nothing is drawn.
@@ -205,26 +221,20 @@ def make_ilql_update(
       ValueError: If `minibatch_size` does not divide `batch_size`; on a call, if the batch has more rows.
     """
     split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
+    minimised = objective or partial(ilql_objective, config=config, logprob_chunk_bytes=logprob_chunk_bytes)
 
     def update(state: ILQLState, frozen: Frozen, batch: ILQLBatch, key: PRNGKey) -> tuple[ILQLState, Metrics]:
         del key
         num_rows = batch.mask.shape[0]
         microbatches = batch_in_order(num_rows, batch_size=batch_size, minibatch_size=minibatch_size)
 
-        def objective(params: Params, rows: Rows) -> Loss:
+        def loss(params: Params, rows: Rows) -> Loss:
             taken = mask_rows(take_rows(batch, rows.ids), rows.valid)
-            out: Loss = ilql_objective(
-                policy,
-                params,
-                hold_split(frozen, rows),
-                hold_split(state.target_params, rows),
-                taken,
-                config=config,
-                logprob_chunk_bytes=logprob_chunk_bytes,
-            )
+            targets = hold_split(state.target_params, rows)
+            out: Loss = minimised(policy, params, hold_split(frozen, rows), targets, taken)
             return out
 
-        train, metrics = optimizer_step(state.train, optimizer, objective, microbatches)
+        train, metrics = optimizer_step(state.train, optimizer, loss, *microbatches)
         due = train.step % config.steps_for_target_q_sync == 0
         targets = jax.lax.cond(
             due,

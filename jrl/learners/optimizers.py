@@ -8,7 +8,6 @@ finite.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jrl.learners.guards import clip_by_global_norm, skip_nonfinite
 from jrl.mesh import path_name
+from jrl.suggestions import did_you_mean
 
 UNDECAYED = ("bias", "scale", "magnitude")
 
@@ -169,13 +169,95 @@ def _warmup_cosine(*, warmup_steps: int, total_steps: int, eta_min: float = 0.0)
     return lambda lr: optax.warmup_cosine_decay_schedule(0.0, lr, warmup_steps, total_steps, eta_min)
 
 
+def _warmup_polynomial(
+    *, warmup_steps: int, total_steps: int, eta_min: float = 0.0, power: float = 1.0
+) -> Rate:
+    return lambda lr: optax.join_schedules(
+        [
+            _line(0.0, lr, warmup_steps),
+            optax.polynomial_schedule(lr, eta_min, power, max(total_steps - warmup_steps, 1)),
+        ],
+        [warmup_steps],
+    )
+
+
+def _warmup_cosine_restarts(*, warmup_steps: int, total_steps: int, num_cycles: int = 1) -> Rate:
+    def falling(count: Any) -> Any:
+        progress = count / max(1, total_steps - warmup_steps)
+        phase = jnp.mod(num_cycles * progress, 1.0)
+        return jnp.where(progress < 1.0, 0.5 * (1.0 + jnp.cos(jnp.pi * phase)), 0.0)
+
+    return lambda lr: optax.join_schedules(
+        [_line(0.0, lr, warmup_steps), lambda count: lr * falling(count)], [warmup_steps]
+    )
+
+
+def _warmup_inverse_sqrt(*, warmup_steps: int, timescale: float | None = None) -> Rate:
+    scale = timescale or warmup_steps or 10_000
+    return lambda lr: optax.join_schedules(
+        [_line(0.0, lr, warmup_steps), lambda count: lr / jnp.sqrt((count + scale) / scale)], [warmup_steps]
+    )
+
+
+_RISES: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda progress: progress,
+    "cosine": lambda progress: 0.5 * (1.0 - jnp.cos(jnp.pi * progress)),
+    "1-sqrt": lambda progress: 1.0 - jnp.sqrt(1.0 - progress),
+}
+_FALLS: dict[str, Callable[[Any, float], Any]] = {
+    "linear": lambda progress, _: 1.0 - progress,
+    "cosine": lambda progress, cycles: 0.5 * (1.0 + jnp.cos(jnp.pi * cycles * 2.0 * progress)),
+    "1-sqrt": lambda progress, _: 1.0 - jnp.sqrt(progress),
+}
+
+
+def _warmup_stable_decay(
+    *,
+    warmup_steps: int,
+    stable_steps: int,
+    decay_steps: int,
+    warmup_type: str = "linear",
+    decay_type: str = "cosine",
+    min_lr_ratio: float = 0.0,
+    num_cycles: float = 0.5,
+) -> Rate:
+    for label, given, table in (("warmup_type", warmup_type, _RISES), ("decay_type", decay_type, _FALLS)):
+        if given not in table:
+            raise ValueError(
+                f"scheduler 'warmup_stable_decay': `{label}` must be one of {sorted(table)}, got {given!r}."
+            )
+
+    def rate(learning_rate: float) -> optax.Schedule:
+        def part(share: Any) -> Any:
+            return learning_rate * jnp.maximum(share * (1.0 - min_lr_ratio) + min_lr_ratio, 0.0)
+
+        rise = lambda count: part(_RISES[warmup_type](jnp.minimum(count / max(1, warmup_steps), 1.0)))  # noqa: E731
+        fall = lambda count: part(  # noqa: E731
+            _FALLS[decay_type](jnp.minimum(count / max(1, decay_steps), 1.0), num_cycles)
+        )
+        pieces = [
+            rise,
+            optax.constant_schedule(learning_rate),
+            fall,
+            optax.constant_schedule(learning_rate * min_lr_ratio),
+        ]
+        ends = [warmup_steps, warmup_steps + stable_steps, warmup_steps + stable_steps + decay_steps]
+        return optax.join_schedules(pieces, ends)
+
+    return rate
+
+
 SCHEDULES: dict[str, Callable[..., Rate]] = {
     "constant": _constant,
     "cosine_annealing": _cosine_annealing,
     "linear": _linear,
     "warmup_constant": _warmup_constant,
     "warmup_cosine": _warmup_cosine,
+    "warmup_cosine_restarts": _warmup_cosine_restarts,
+    "warmup_inverse_sqrt": _warmup_inverse_sqrt,
     "warmup_linear": _warmup_linear,
+    "warmup_polynomial": _warmup_polynomial,
+    "warmup_stable_decay": _warmup_stable_decay,
 }
 
 
@@ -186,7 +268,13 @@ def make_schedule(name: str, kwargs: Mapping[str, Any]) -> Rate:
     - `cosine_annealing(T_max, eta_min=0)`: eta_min + ½(lr − eta_min)(1 + cos(π t / T_max)), so periodic.
     - `linear(start_factor=1/3, end_factor=1, total_iters=5)`: from lr·start_factor to lr·end_factor.
     - `warmup_constant(warmup_steps)`, `warmup_linear(warmup_steps, total_steps, eta_min=0)`,
+      `warmup_polynomial(warmup_steps, total_steps, eta_min=0, power=1)`,
       `warmup_cosine(warmup_steps, total_steps, eta_min=0)`: from 0 to lr in `warmup_steps`, then as named.
+    - `warmup_cosine_restarts(warmup_steps, total_steps, num_cycles=1)`: falls to 0 and jumps back to lr so often.
+    - `warmup_inverse_sqrt(warmup_steps, timescale=None)`: lr / √(1 + t / timescale) behind it; None: its length.
+    - `warmup_stable_decay(warmup_steps, stable_steps, decay_steps, warmup_type="linear", decay_type="cosine",
+      min_lr_ratio=0, num_cycles=0.5)`: from lr·min_lr_ratio up, constant, down to it again; the types are `linear`,
+      `cosine` and `1-sqrt`.
 
     Args:
       name: One of the above; case does not matter.
@@ -246,16 +334,15 @@ def learning_rate(opt_state: optax.OptState) -> Float[Array, ""] | None:
     return rate
 
 
-def pass_over(opt_state: optax.OptState) -> optax.OptState:
-    """The state after a step that was left out on purpose: the schedule goes on, so that it ends when the run does."""
+def pass_over(opt_state: optax.OptState, num_steps: int | Int[Array, ""]) -> optax.OptState:
+    """The state after steps that were left out on purpose: the schedule goes on, so that it ends when the run does."""
     steps = optax.tree.get(opt_state, "steps", default=None)
-    return opt_state if steps is None else optax.tree.set(opt_state, steps=steps + 1)
+    return opt_state if steps is None else optax.tree.set(opt_state, steps=steps + num_steps)
 
 
 def _look_up(name: str, table: Mapping[str, Callable[..., Any]], *, section: str) -> Callable[..., Any]:
     if name.lower() not in table:
-        near = difflib.get_close_matches(name.lower(), table, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, table)
         raise ValueError(f"{section}: unknown name {name!r}; known are {', '.join(sorted(table))}.{hint}")
     return table[name.lower()]
 
@@ -265,14 +352,14 @@ def _checked(kwargs: Mapping[str, Any], builder: Callable[..., Any], *, section:
     parameters = inspect.signature(builder).parameters
     for name in kwargs:
         if name not in parameters:
-            near = difflib.get_close_matches(name, parameters, n=1)
-            hint = f" Did you mean `{near[0]}`?" if near else ""
+            hint = did_you_mean(name, parameters)
             raise ValueError(f"{section}: unknown argument `{name}`; it takes {list(parameters)}.{hint}")
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in kwargs:
             raise ValueError(f"{section}: `{name}` is required, got {sorted(kwargs)}.")
     for name, value in kwargs.items():
-        _check_number(name, value, section=section)
+        if parameters[name].annotation != "str":
+            _check_number(name, value, section=section)
     return dict(kwargs)
 
 

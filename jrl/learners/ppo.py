@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proximal policy optimization of a language model: a score for the text, a KL penalty and a value per token.
+"""Proximal policy optimization of a language model: its section of a configuration, and its recipe.
 
 Reference: Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler et al. 2019, arXiv:1909.08593.
 """
@@ -7,236 +7,150 @@ Reference: Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler e
 from __future__ import annotations
 
 import warnings
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
-import optax
-from flax import struct
-from jaxtyping import Array, Float
+from jrl.learners.config import OnlineConfig, check_fields, positive_or_none, refuse_methods
+from jrl.learners.credit import Scaling, generalized_advantages, penalize
+from jrl.learners.recipe import KLControl, PolicyLoss, Recipe
+from jrl.losses.policy_gradient import ValueLoss, clipped
 
-from jrl.learners.accumulate import Loss, Rows, optimizer_step, split_rows, take_rows
-from jrl.learners.forward import mask_rows, trunk_of_rows
-from jrl.learners.ppo_config import PPOConfig
-from jrl.learners.ppo_epochs import run_epochs, shuffled_rows
-from jrl.learners.ppo_estimates import (
-    ScoreMoments,
-    init_score_moments,
-    kl_per_sequence,
-    learning_targets,
-    rollout_metrics,
-    scaled_scores,
-)
-from jrl.learners.state import TrainState, init_train_state
-from jrl.losses.ppo import PPOTargets, ppo_loss
-from jrl.mesh import hold_split
-from jrl.ops.forward import window_features, window_logprobs
-from jrl.ops.kl import adaptive_kl_coef
-from jrl.ops.masking import masked_mean
-from jrl.ops.metrics import max_metric, mean_metric, reduce_metrics
-from jrl.ops.moments import moments_std
-from jrl.ops.policy_gradient import importance_ratio
-from jrl.typing import (
-    Frozen,
-    Kept,
-    Max,
-    Mean,
-    Metrics,
-    Params,
-    PolicyFns,
-    PPOBatch,
-    PRNGKey,
-    Sequences,
-    Trunk,
-    Update,
-)
-
-_FIRST = "ppo/ratio_max_dev_first_minibatch"
-_LOSSES = ("ppo/policy_loss", "ppo/value_loss")
-RATIOS = "ppo/ratios"
-"""Rows of π_θ/π_old, one a rollout and epoch, −1 where there is no action; see `make_ppo_update`."""
+KL_PENALTY_NAMES = ("kl", "abs", "mse", "full")
+SCALE_REWARD_MODES = ("running", "ref", "ignored", None, False)
 
 
-@struct.dataclass
-class PPOState:
-    """All that PPO carries from one iteration to the next.
+@dataclass(kw_only=True)
+class PPOConfig(OnlineConfig):
+    """Proximal policy optimization of a language model against a reward, with a KL penalty to its reference.
 
     Attributes:
-      train: Parameters and optimizer.
-      kl_coef: Weight of the KL penalty in the next iteration's rewards.
-      moments: Of the scores.
+      ppo_epochs: Passes over each set of rollouts, usually 1 to 4.
+      init_kl_coef: Weight of the KL penalty in the reward at the start.
+      target: KL per sequence, in nats, that the adaptive controller steers to; None keeps the weight fixed.
+      horizon: Rollouts over which the adaptive controller may move the weight by 20 %.
+      gamma: Discount per token; 1 unless argued.
+      lam: λ of generalised advantage estimation.
+      cliprange: Half-width of the ratio clip.
+      cliprange_value: Half-width of the value clip.
+      vf_coef: Weight of the value loss.
+      entropy_coef: Weight of the entropy bonus; 0 only reports the entropy.
+      scale_reward: "running" divides scores by their running standard deviation, "ref" by `ref_std`;
+        "ignored", None and False leave them. The mean is subtracted by `center_reward` alone.
+      ref_mean: Mean of the reference scores: goes with `ref_std`, and changes nothing, as no mean is subtracted.
+      ref_std: Standard deviation of the reference scores; None takes that of the first iteration's.
+      center_reward: Beside `scale_reward: running`, the running mean is subtracted first, from the last action's score.
+      cliprange_reward: Scores are clipped to ±this before anything else; None, False and 0 are off.
+      cliprange_scaled_reward: Scores are clipped to ±this after they are scaled; None is off.
+      kl_penalty: What is subtracted from rewards, weighed by the coefficient, and what the controller steers: "kl" is
+        log π − log π_ref of the action, "abs" its absolute value, "mse" half its square, "full" the whole KL
+        divergence of the two distributions at that state, in nats; it costs the reference's logits in the scoring pass.
+      whiten_rewards: Rewards, KL penalty included, are scaled to unit variance over all rollouts; their mean stays.
+      num_value_layers_unfrozen: Blocks of a separate value branch; 0 reads values from the policy's features.
+      max_policy_kl: The epochs of an iteration end after one over whose actions log π_old − log π has a mean above
+        this, in nats; None: all are run. The optimizer steps that are left out are counted as if they had been
+        taken, by the schedule too.
+      ratio_threshold: A minibatch whose mean ratio exceeds this weighs nothing in the losses, and its optimizer step
+        is not taken where it is alone; None: none is left out.
     """
 
-    train: TrainState
-    kl_coef: Float[Array, ""]
-    moments: ScoreMoments
+    name: str = "PPOConfig"
+    ppo_epochs: int = 4
+    init_kl_coef: float = 0.001
+    target: float | None = None
+    horizon: int = 10000
+    gamma: float = 1.0
+    lam: float = 0.95
+    cliprange: float = 0.2
+    cliprange_value: float = 0.2
+    vf_coef: float = 1.0
+    entropy_coef: float = 0.0
+    scale_reward: str | bool | None = "ignored"
+    ref_mean: float | None = None
+    ref_std: float | None = None
+    center_reward: bool = False
+    cliprange_reward: float | bool | None = 10.0
+    cliprange_scaled_reward: float | None = None
+    kl_penalty: Literal["kl", "abs", "mse", "full"] = "kl"
+    whiten_rewards: bool = False
+    num_value_layers_unfrozen: int = 0
+    max_policy_kl: float | None = None
+    ratio_threshold: float | None = None
+
+    def adapt(self, recipe: Recipe) -> Recipe:
+        """The recipe with the parts that the configuration brings itself; here none.
+
+        Raises:
+          TypeError: If a subclass defines a method that is only called of `jrl.trlx.PPOConfig`'s.
+        """
+        refuse_methods(self, ("loss", "get_advantages_and_returns"), "jrl.trlx.PPOConfig")
+        return recipe
+
+    def validate(self) -> None:
+        """Refuses values outside their range."""
+        super().validate()
+        check_fields(
+            self,
+            ("ppo_epochs", self.ppo_epochs >= 1, "at least 1"),
+            ("init_kl_coef", self.init_kl_coef >= 0, "at least 0"),
+            ("target", self.target is None or self.target > 0, "positive nats per sequence, or None"),
+            ("horizon", self.horizon > 0, "positive"),
+            ("gamma", 0 <= self.gamma <= 1, "in [0, 1]"),
+            ("lam", 0 <= self.lam <= 1, "in [0, 1]"),
+            ("cliprange", self.cliprange > 0, "positive"),
+            ("cliprange_value", self.cliprange_value > 0, "positive"),
+            ("vf_coef", self.vf_coef >= 0, "at least 0"),
+            ("scale_reward", self.scale_reward in SCALE_REWARD_MODES, f"one of {SCALE_REWARD_MODES}"),
+            ("ref_std", (self.ref_mean is None) == (self.ref_std is None), "given together with `ref_mean`"),
+            ("ref_std", self.ref_std is None or self.ref_std > 0, "positive, or None"),
+            ("cliprange_reward", not self.cliprange_reward or self.cliprange_reward > 0, "positive, or off"),
+            (
+                "center_reward",
+                not self.center_reward or self.scale_reward == "running",
+                'False unless `scale_reward` is "running"',
+            ),
+            ("kl_penalty", self.kl_penalty in KL_PENALTY_NAMES, f"one of {KL_PENALTY_NAMES}"),
+            ("cliprange_scaled_reward", positive_or_none(self.cliprange_scaled_reward), "positive, or None"),
+            ("max_policy_kl", positive_or_none(self.max_policy_kl), "positive nats, or None"),
+            ("ratio_threshold", positive_or_none(self.ratio_threshold), "positive, or None"),
+            ("num_value_layers_unfrozen", self.num_value_layers_unfrozen >= 0, "at least 0"),
+        )
 
 
-class _Rollouts(NamedTuple):
-    """Everything of a rollout that an epoch reads, row by row."""
-
-    sequences: Sequences
-    trunk: Trunk
-    targets: PPOTargets
-
-
-def init_ppo_state(params: Params, optimizer: optax.GradientTransformation, config: PPOConfig) -> PPOState:
-    """State before the first iteration."""
-    return PPOState(
-        train=init_train_state(params, optimizer),
-        kl_coef=jnp.float32(config.init_kl_coef),
-        moments=init_score_moments(config.ref_std),
-    )
-
-
-def ppo_objective(
-    policy: PolicyFns,
-    params: Params,
-    frozen: Frozen,
-    trunk: Trunk,
-    sequences: Sequences,
-    targets: PPOTargets,
-    *,
-    config: PPOConfig,
-    temperature: float,
-    logprob_chunk_bytes: int,
-    keep_ratios: bool = False,
-) -> Loss:
-    """Clipped surrogate and value loss, to be differentiated with respect to `params`: (sum, weight, metrics).
-
-    Args:
-      policy: The model, with a value head.
-      params: Its trainable parameters.
-      frozen: The rest.
-      trunk: Of the sequences.
-      sequences: Rollouts.
-      targets: What they are trained towards; their mask is not read, but that of the sequences.
-      config: Names of trlX; bound here to the standard terms and nowhere else.
-      temperature: Of the rollouts; divides the logits as it did in the sampler and in scoring.
-      logprob_chunk_bytes: Most bytes of logits held at a time.
-      keep_ratios: Whether the metrics hold `RATIOS`.
-    """
-    features = window_features(policy, params, frozen, trunk, sequences)
-    now = window_logprobs(
-        policy,
-        params,
-        frozen,
-        features.policy,
-        sequences,
-        temperature=temperature,
-        chunk_bytes=logprob_chunk_bytes,
-        with_entropy=True,
-    )
-    ratio = importance_ratio(now.logprobs, targets.old_logprobs)
-    loss = partial(
-        ppo_loss,
-        clip_range=config.cliprange,
-        value_clip_range=config.cliprange_value,
-        value_coef=config.vf_coef,
-        entropy_coef=config.entropy_coef,
-    )
-    # Without a bonus the entropy is only reported, and its backward pass would be work for nothing.
-    entropy = now.entropy if config.entropy_coef else jax.lax.stop_gradient(now.entropy)
-    found = now.logprobs, policy.heads(params, features.value)["values"], entropy
-    mask, extra = sequences.mask, {}
-    if config.ratio_threshold is not None:
-        ran_away = masked_mean(ratio, mask) > config.ratio_threshold
-        # The losses alone leave it out; how far the policy moved is seen, above all by `max_policy_kl`.
-        watched = loss(*jax.lax.stop_gradient(found), targets._replace(mask=sequences.mask)).metrics
-        extra = {name: value for name, value in watched.items() if name not in _LOSSES}
-        extra["ppo/minibatches_left_out"] = mean_metric(ran_away, jnp.any(mask))
-        # Taken out by the mask, before any arithmetic: a loss that overflowed, times 0, would be NaN.
-        mask = mask & ~ran_away
-    out = loss(*found, targets._replace(mask=mask))
-    extra[_FIRST] = max_metric(jnp.abs(ratio - 1), sequences.mask)
-    if keep_ratios:
-        extra[RATIOS] = Kept(jnp.where(sequences.mask, ratio, -1.0))
-    return out.loss_sum, out.weight, out.metrics | jax.lax.stop_gradient(extra)
-
-
-def make_ppo_update(
-    policy: PolicyFns,
-    optimizer: optax.GradientTransformation,
-    config: PPOConfig,
-    *,
-    batch_size: int,
-    minibatch_size: int,
-    logprob_chunk_bytes: int,
-    temperature: float,
-    keep_ratios: bool = False,
-) -> Update:
-    """One PPO iteration over a set of rollouts: all epochs and minibatches in one compiled call.
-
-    Old log-probabilities and values are those of the batch, from before the first step, in every epoch. Each
-    epoch visits the rollouts in a fresh order; rows without actions come last and weigh nothing.
-
-    Args:
-      policy: The model, with a value head.
-      optimizer: From `make_optimizer`.
-      config: Names of trlX; bound here to the standard terms and nowhere else.
-      batch_size: Rollouts of an optimizer step, over all devices. The last step of an epoch may have fewer.
-      minibatch_size: Rollouts in one forward pass; must divide `batch_size`.
-      logprob_chunk_bytes: Most bytes of logits held at a time.
-      temperature: Of the rollouts; divides the logits as it did in the sampler and in scoring.
-      keep_ratios: Whether the metrics hold `RATIOS`, the ratio of every action in every epoch.
-    Returns:
-      `(PPOState, frozen, PPOBatch, key) -> (PPOState, metrics)`: `ppo_epochs · ceil(N / batch_size)` steps, or fewer
-      under `max_policy_kl`.
-    Raises:
-      ValueError: If `minibatch_size` does not divide `batch_size`, or the temperature is not positive.
-    """
-    split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
-    if not temperature > 0:
-        raise ValueError(f"`temperature` must be that of the rollouts, positive, got {temperature}.")
+def ppo_recipe(config: PPOConfig) -> Recipe:
+    """PPO as its configuration describes it: the names of trlX, bound here to the standard terms and nowhere else."""
     _warn_of_discount(config)
+    recipe = Recipe(
+        prefix="ppo",
+        scaling=Scaling(
+            clip_range=config.cliprange_reward,
+            mode=config.scale_reward,
+            center=config.center_reward,
+            scaled_clip_range=config.cliprange_scaled_reward,
+            ref_std=config.ref_std,
+        ),
+        kl=KLControl(config.kl_penalty, config.init_kl_coef, config.target, config.horizon),
+        penalize=penalize(config.kl_penalty),
+        estimate=generalized_advantages(
+            gamma=config.gamma, gae_lambda=config.lam, whiten_rewards=config.whiten_rewards
+        ),
+        critic=True,
+        num_value_layers_unfrozen=config.num_value_layers_unfrozen,
+        loss=ppo_policy_loss(config),
+        num_epochs=config.ppo_epochs,
+        max_policy_kl=config.max_policy_kl,
+    )
+    return config.adapt(recipe)
 
-    def objective(frozen: Frozen, rollouts: _Rollouts, params: Params, rows: Rows) -> Loss:
-        taken = take_rows(rollouts, rows.ids)
-        sequences = mask_rows(taken.sequences, rows.valid)
-        return ppo_objective(
-            policy,
-            params,
-            hold_split(frozen, rows),
-            taken.trunk,
-            sequences,
-            taken.targets,
-            config=config,
-            temperature=temperature,
-            logprob_chunk_bytes=logprob_chunk_bytes,
-            keep_ratios=keep_ratios,
-        )
 
-    def update(state: PPOState, frozen: Frozen, batch: PPOBatch, key: PRNGKey) -> tuple[PPOState, Metrics]:
-        sequences, mask = batch.sequences, batch.sequences.mask
-        scores, moments = scaled_scores(batch, state.moments, config)
-        targets = learning_targets(scores, batch, state.kl_coef, config)
-        trunk = trunk_of_rows(policy, frozen, sequences.inputs, minibatch_size=minibatch_size)
-        rollouts = _Rollouts(sequences, trunk, targets)
-
-        def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:
-            return optimizer_step(train, optimizer, partial(objective, frozen, rollouts), rows)
-
-        orders = jnp.stack(
-            [shuffled_rows(mask, epoch_key) for epoch_key in jax.random.split(key, config.ppo_epochs)]
-        )
-        train, stacked = run_epochs(
-            step,
-            state.train,
-            orders,
-            batch_size=batch_size,
-            minibatch_size=minibatch_size,
-            max_kl=config.max_policy_kl,
-        )
-        metrics = _metrics_of_steps(stacked) | rollout_metrics(batch, targets, config.kl_penalty)
-        one = jnp.ones(())
-        metrics["kl/coef"] = Mean(state.kl_coef, one)
-        metrics["reward/running_mean"] = Mean(moments.running.mean, one)
-        metrics["reward/running_std"] = Mean(moments_std(moments.running), one)
-        kl_coef = _next_kl_coef(state.kl_coef, kl_per_sequence(batch, config.kl_penalty), config)
-        return PPOState(train=train, kl_coef=kl_coef, moments=moments), metrics
-
-    return update
+def ppo_policy_loss(config: PPOConfig) -> PolicyLoss:
+    """The clipped objective with a critic and an entropy bonus."""
+    return PolicyLoss(
+        prefix="ppo",
+        surrogate=clipped(config.cliprange),
+        value_loss=ValueLoss(config.cliprange_value, config.vf_coef),
+        entropy_coef=config.entropy_coef,
+        ratio_threshold=config.ratio_threshold,
+    )
 
 
 def _warn_of_discount(config: PPOConfig) -> None:
@@ -248,23 +162,3 @@ def _warn_of_discount(config: PPOConfig) -> None:
             f"the last counts {config.gamma**tokens:.2g}. For text, 1 is usual.",
             stacklevel=3,
         )
-
-
-def _metrics_of_steps(stacked: Metrics) -> Metrics:
-    """Metrics of all optimizer steps as one; of the ratio's deviation, the first step's alone."""
-    first = stacked.pop(_FIRST)
-    assert isinstance(first, Max)
-    return reduce_metrics(stacked) | {_FIRST: Max(first.value[0])}
-
-
-def _next_kl_coef(kl_coef: Float[Array, ""], kl: Mean, config: PPOConfig) -> Float[Array, ""]:
-    """The controller's answer to the rollouts of this iteration; without a target the weight is fixed."""
-    if config.target is None:
-        return kl_coef
-    return adaptive_kl_coef(
-        kl_coef,
-        kl.total / jnp.maximum(kl.weight, 1.0),
-        target_kl=config.target,
-        horizon=config.horizon,
-        num_rollouts=kl.weight,
-    )

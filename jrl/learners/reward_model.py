@@ -7,6 +7,7 @@ import optax
 
 from jrl.learners.accumulate import (
     Loss,
+    OwnObjective,
     Rows,
     batch_in_order,
     microbatch_key,
@@ -55,6 +56,7 @@ def make_reward_model_update(
     *,
     batch_size: int,
     minibatch_size: int,
+    objective: OwnObjective[ComparisonBatch] | None = None,
 ) -> Update:
     """One optimizer step on a batch of comparisons.
 
@@ -66,6 +68,7 @@ def make_reward_model_update(
       config: Its centring coefficient and whether dropout is off are read.
       batch_size: Pairs of an optimizer step, over all devices.
       minibatch_size: Pairs in one forward pass; must divide `batch_size`.
+      objective: What is minimised instead; it gets no padding, so every pair of a batch must be valid.
     Returns:
       `(TrainState, frozen, ComparisonBatch, key) -> (TrainState, metrics)`; one compiled call. The batch holds at most
       `batch_size` pairs; the key is that of dropout, where there is any.
@@ -79,12 +82,19 @@ def make_reward_model_update(
     def update(
         state: TrainState, frozen: Frozen, batch: ComparisonBatch, key: PRNGKey
     ) -> tuple[TrainState, Metrics]:
+        num_rows = batch.valid.shape[0]
         microbatches = batch_in_order(
-            batch.valid.shape[0], batch_size=batch_size, minibatch_size=minibatch_size, unit="pairs"
+            num_rows,
+            batch_size=batch_size,
+            minibatch_size=minibatch_size,
+            unit="pairs",
+            padded=objective is None,
         )
 
-        def objective(params: Params, rows: Rows) -> Loss:
+        def loss(params: Params, rows: Rows) -> Loss:
             taken = take_rows(batch, rows.ids)
+            if objective is not None:
+                return objective(params, hold_split(frozen, rows), taken)
             return reward_model_objective(
                 scorer,
                 params,
@@ -94,6 +104,6 @@ def make_reward_model_update(
                 dropout_key=microbatch_key(key, rows) if has_dropout else None,
             )
 
-        return optimizer_step(state, optimizer, objective, microbatches)
+        return optimizer_step(state, optimizer, loss, *microbatches)
 
     return update

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import optax
 from jaxtyping import Array, Float, Int
 
+from jrl.forward import read_window, window_features
 from jrl.learners.accumulate import (
     Loss,
+    OwnObjective,
     Rows,
     batch_in_order,
     microbatch_key,
@@ -22,7 +24,6 @@ from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState
 from jrl.losses.sft import LOSSES, TokenLoss, nll, sft_loss
 from jrl.mesh import hold_split
-from jrl.ops.forward import read_window, window_features
 from jrl.ops.metrics import mean_metric
 from jrl.ops.token_reads import read_tokens
 from jrl.typing import Frozen, Metrics, Params, PolicyFns, PRNGKey, Sequences, Update
@@ -118,6 +119,7 @@ def make_sft_update(
     token_loss: TokenLoss = nll,
     dropout: bool = False,
     noise: bool = False,
+    objective: OwnObjective[Sequences] | None = None,
 ) -> Update:
     """One optimizer step of maximum likelihood on the batch's targets.
 
@@ -134,6 +136,7 @@ def make_sft_update(
       token_loss: ℓ, one of `jrl.losses.sft.LOSSES`.
       dropout: Whether the model's dropout is on; its masks then depend on how a batch is cut into microbatches.
       noise: Whether the policy puts noise on its embeddings; a row's does not depend on that.
+      objective: What is minimised instead; it gets no padding, so every row of a batch must have targets.
     Returns:
       `(TrainState, frozen, Sequences, key) -> (TrainState, metrics)`; one compiled call. The batch holds at most
       `batch_size` rows; the key is used for dropout and noise alone.
@@ -151,9 +154,16 @@ def make_sft_update(
         state: TrainState, frozen: Frozen, batch: Sequences, key: PRNGKey
     ) -> tuple[TrainState, Metrics]:
         num_rows = batch.mask.shape[0]
-        microbatches = batch_in_order(num_rows, batch_size=batch_size, minibatch_size=minibatch_size)
+        microbatches = batch_in_order(
+            num_rows,
+            batch_size=batch_size,
+            minibatch_size=minibatch_size,
+            padded=objective is None,
+        )
 
-        def objective(params: Params, rows: Rows) -> Loss:
+        def loss(params: Params, rows: Rows) -> Loss:
+            if objective is not None:
+                return objective(params, hold_split(frozen, rows), take_rows(batch, rows.ids))
             return sft_objective(
                 policy,
                 params,
@@ -164,6 +174,6 @@ def make_sft_update(
                 dropout_key=key_of(key, rows),
             )
 
-        return optimizer_step(state, optimizer, objective, microbatches)
+        return optimizer_step(state, optimizer, loss, *microbatches)
 
     return update

@@ -12,17 +12,31 @@ from jrl.losses.ilql import (
     ilql_loss,
     q_loss,
 )
-from jrl.losses.ppo import PPOTargets, ppo_loss
+from jrl.losses.policy_gradient import (
+    KLTerm,
+    Surrogate,
+    Targets,
+    ValueLoss,
+    clipped,
+    policy_gradient_loss,
+    reinforce,
+    token_ratio,
+)
+from jrl.losses.ppo import ppo_loss
 from jrl.losses.reward_model import centring_loss, pairwise_loss, reward_model_loss
 from jrl.losses.sft import sft_loss
 
 __all__ = [
     "Completion",
     "ILQLPredictions",
-    "PPOTargets",
+    "KLTerm",
+    "Surrogate",
+    "Targets",
+    "ValueLoss",
     "awac_weights",
     "bellman_targets",
     "centring_loss",
+    "clipped",
     "conservative_loss",
     "ddpo_loss",
     "dpo_loss",
@@ -30,8 +44,11 @@ __all__ = [
     "ilql_loss",
     "implicit_rewards",
     "pairwise_loss",
+    "policy_gradient_loss",
     "ppo_loss",
     "q_loss",
+    "reinforce",
     "reward_model_loss",
     "sft_loss",
+    "token_ratio",
 ]

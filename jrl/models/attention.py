@@ -18,12 +18,12 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
-from jrl.models.attention_products import mix_values, score_keys
 from jrl.models.cache import Cache, LayerCache, spread_kv_heads
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.fused_attention import FusedImplementation, FusedRows, attend_fused, fused_rows
 from jrl.models.layers import Norm, Projection
 from jrl.models.positions import Rotation, alibi_slopes, rotate, rotations
+from jrl.models.products import mix_values, score_keys
 
 MASKED_SCORE = float(np.finfo(np.float32).min)
 

@@ -6,13 +6,15 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jrl.models.entries_io import (
@@ -25,22 +27,25 @@ from jrl.models.entries_io import (
 )
 from jrl.models.families.base import Entry
 from jrl.models.folders import replace_folder
-from jrl.models.heads import HEADS, found_heads, head_entries, heads_of
+from jrl.models.heads import HEADS, HeadsPlace, found_heads, head_entries, heads_of
 from jrl.models.hub import (
     GENERATION_CONFIG,
-    find_folder,
+    Place,
+    find_checkpoint,
     named_folder,
+    open_tensors,
     read_generation_config,
     read_hf_config,
 )
 from jrl.models.model import LanguageModel, make_model
-from jrl.models.safetensors_io import TensorFiles
+from jrl.models.safetensors_io import HEADS_FOLDER, Tensors
 from jrl.models.safetensors_write import is_model_file, write_tensors
 from jrl.typing import Params
 
 MAX_SHARD_BYTES = 5_000_000_000
 # trlX's newer files hold the wrapped model under a name of its own, and a copy of the reference's layers.
 _WRAPPER, _REFERENCE = "base_model.", "frozen_head."
+_EMBEDDING = "embed/embedding"
 
 
 @dataclass(frozen=True)
@@ -59,18 +64,18 @@ class Loaded:
 
 
 def load_checkpoint(
-    path_or_id: str | os.PathLike[str],
+    source: Any,
     *,
     dtype: Any = jnp.float32,
     mesh: Mesh | None = None,
     config_changes: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """Reads a model folder, or one of the Hugging Face hub.
+    """Reads a model folder, one of the Hugging Face hub, or a model object.
 
     Tensors are read one by one and go straight to their place on the mesh.
 
     Args:
-      path_or_id: A folder, or "organisation/name" on the hub.
+      source: A folder, "organisation/name" on the hub, or a transformers model object of torch.
       dtype: Of the parameters, whatever the file holds; heads are float32 always.
       mesh: Where to place them; None is the default device.
       config_changes: Replaces entries of config.json.
@@ -79,17 +84,18 @@ def load_checkpoint(
       ValueError: If the architecture is not supported, or the tensors are not those of its config.json, or one of
         them is damaged or not finite.
     """
-    folder = find_folder(path_or_id)
-    model = read_model(folder, config_changes)
-    files = TensorFiles(folder)
+    place = find_checkpoint(source)
+    model = read_model(place, config_changes)
+    files = open_tensors(place)
     value_head, num_q_heads = found_heads(name.removeprefix(_WRAPPER) for name in files)
     model = replace(model, value_head=value_head, num_q_heads=num_q_heads)
+    model = _with_own_head(model, files)
     entries, prefix = _entries(model), model.family.base_prefix
     names = canonical_names(files, entries, prefix)
     if model.family.kind == "seq2seq" and "shared.weight" in names:
         # transformers 5 ties the head of every T5 that it makes, whatever its config says.
         names.setdefault("lm_head.weight", names["shared.weight"])
-    tied = {entry.name for entry in _untied_entries(model)} - {entry.name for entry in entries}
+    tied = _tied_heads(model)
 
     def is_ignored(name: str) -> bool:
         return name in tied or model.family.is_ignored(name) or model.family.is_ignored(prefix + name)
@@ -100,19 +106,19 @@ def load_checkpoint(
     return Loaded(model, load_entries(files, entries, targets, names), tuple(replicated))
 
 
-def read_model(folder: Path, config_changes: Mapping[str, Any] | None = None) -> LanguageModel:
-    """What a folder's config files describe, without heads: no tensor is looked at.
+def read_model(place: Place, config_changes: Mapping[str, Any] | None = None) -> LanguageModel:
+    """What a checkpoint's configs describe, without heads: no tensor is looked at.
 
     Raises:
-      ValueError: Naming the folder, if jrl has no such model.
+      ValueError: Naming the place, if jrl has no such model.
     """
-    hf_config = read_hf_config(folder, config_changes)
-    with named_folder(folder):
+    hf_config = read_hf_config(place, config_changes)
+    with named_folder(place):
         model = make_model(hf_config)
-    return replace(model, generation_config=read_generation_config(folder))
+    return replace(model, generation_config=read_generation_config(place))
 
 
-def canonical_names(files: TensorFiles, entries: Sequence[Entry], prefix: str) -> dict[str, str]:
+def canonical_names(files: Tensors, entries: Sequence[Entry], prefix: str) -> dict[str, str]:
     """The table's name of each tensor → its name in the files.
 
     Args:
@@ -145,29 +151,36 @@ def save_checkpoint(
     tokenizer: Any = None,
     generation_config: Any = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    heads: HeadsPlace = "inside",
 ) -> None:
-    """Writes a folder that transformers (and, for the heads, trlX and TRL) can open.
+    """Writes a folder that transformers (and, for heads inside, trlX and TRL) can open.
 
     The folder changes in one step: killed at any moment, this leaves the old one or the new one.
 
     Args:
       directory: Made if missing. The model files of an older checkpoint in it go; its other files stay.
       model: What the parameters belong to.
-      params: The whole tree (`merge_params`); the heads in it are written in the layout they have.
+      params: The whole tree (`merge_params`).
       tokenizer: A transformers tokenizer to store with the model, its chat template included.
       generation_config: A transformers `GenerationConfig` to store with it; None: that of the checkpoint which the
         model was read from, if it had one.
       max_shard_bytes: Larger models are split into several files with an index.
+      heads: Where the heads in `params` go, in the layout that they have.
     Raises:
       ValueError: If `params` is not the whole tree of this model, `directory` holds the working folder, or
         `max_shard_bytes` is no positive whole number.
     """
     value_head, num_q_heads = heads_of(params)
-    entries = _entries(replace(model, value_head=value_head, num_q_heads=num_q_heads))
-    _check_tree(model, entries, params)
+    model = replace(model, value_head=value_head, num_q_heads=num_q_heads)
+    of_body, of_heads = model.entries(), _head_entries(model)
+    _check_tree(model, of_body + of_heads, params)
     with replace_folder(directory, obsolete=is_model_file) as staging:
-        tensors = entry_tensors(entries, params, model.vocab_size)
+        tensors = entry_tensors(of_body + of_heads * (heads == "inside"), params, model.vocab_size)
         write_tensors(staging, tensors, max_shard_bytes=max_shard_bytes)
+        if heads == "apart" and of_heads:
+            (staging / HEADS_FOLDER).mkdir()
+            tensors = entry_tensors(of_heads, params, model.vocab_size)
+            write_tensors(staging / HEADS_FOLDER, tensors, max_shard_bytes=sys.maxsize)
         hf_config = copy.deepcopy(model.hf_config)
         hf_config.architectures = [model.family.architecture]
         # What others load everything in: of several, the one that loses nothing.
@@ -182,6 +195,14 @@ def save_checkpoint(
             tokenizer.save_pretrained(staging)
 
 
+def named_tensors(model: LanguageModel, params: Params) -> dict[str, np.ndarray]:
+    """Every tensor of a whole tree on the host, heads included, under the name that a checkpoint gives it."""
+    value_head, num_q_heads = heads_of(params)
+    model = replace(model, value_head=value_head, num_q_heads=num_q_heads)
+    lazy = entry_tensors(_entries(model), params, model.vocab_size)
+    return {name: tensor.make() for name, tensor in lazy.items()}
+
+
 def _body(params: Params) -> dict[str, Any]:
     """The model without its heads."""
     return {name: value for name, value in params.items() if name not in HEADS}
@@ -189,15 +210,48 @@ def _body(params: Params) -> dict[str, Any]:
 
 def _entries(model: LanguageModel) -> list[Entry]:
     """Every tensor of this model's checkpoint, the heads' included."""
-    heads = head_entries(
+    return model.entries() + _head_entries(model)
+
+
+def _head_entries(model: LanguageModel) -> list[Entry]:
+    return head_entries(
         model.value_head, model.num_q_heads, width=model.feature_width, vocab_size=model.vocab_size
     )
-    return model.entries() + heads
 
 
-def _untied_entries(model: LanguageModel) -> list[Entry]:
-    """What the file of a tied model may hold a second time."""
-    return model.family.entries(replace(model.config, tie_embeddings=False))
+def _tied_heads(model: LanguageModel) -> set[str]:
+    """Names under which the file of a tied model may hold its embedding a second time."""
+    untied = model.family.entries(replace(model.config, tie_embeddings=False))
+    return {entry.name for entry in untied} - {entry.name for entry in model.entries()}
+
+
+def _with_own_head(model: LanguageModel, files: Tensors) -> LanguageModel:
+    """The model untied, where its config ties the head to the embedding and the files hold another one.
+
+    transformers then reads both as they are. Exports say so: their config ties nothing.
+    """
+    heads = [name for name in files if name.removeprefix(_WRAPPER) in _tied_heads(model)]
+    names = canonical_names(files, model.entries(), model.family.base_prefix)
+    embedding = next(entry for entry in model.entries() if entry.paths == (_EMBEDDING,))
+    if not heads or embedding.name not in names or _are_equal(files, heads[0], names[embedding.name]):
+        return model
+    warnings.warn(
+        f"{files.source}: the config ties the head to the embedding, but {heads[0]} differs from {embedding.name}: "
+        "as in transformers, the head is read as it is and nothing is tied. Does the config belong to these weights?",
+        stacklevel=4,
+    )
+    hf_config = copy.deepcopy(model.hf_config)
+    # By this entry T5 also scales its logits, and reads a head of its own in either case.
+    hf_config.tie_word_embeddings = model.family.kind == "seq2seq"
+    untied: Any = replace(model.config, tie_embeddings=False)
+    return replace(model, hf_config=hf_config, config=untied)
+
+
+def _are_equal(files: Tensors, first: str, second: str) -> bool:
+    """Whether two tensors hold the same numbers."""
+    if files.info[first].shape != files.info[second].shape:
+        return False
+    return np.array_equal(files.read(first), files.read(second))
 
 
 def _check_tree(model: LanguageModel, entries: Sequence[Entry], params: Params) -> None:

@@ -30,12 +30,12 @@ from jrl.models.entries_io import (
     some,
 )
 from jrl.models.families import find_family
-from jrl.models.families.base import Entry, Family, linear
+from jrl.models.families.base import Entry, Family, check_direction, linear
 from jrl.models.folders import replace_folder
-from jrl.models.hub import find_folder, named_folder, read_hf_config
+from jrl.models.hub import find_checkpoint, named_folder, open_tensors, read_hf_config
 from jrl.models.layers import Projection
-from jrl.models.positions import token_positions
-from jrl.models.safetensors_io import TensorFiles
+from jrl.models.positions import check_length, token_positions
+from jrl.models.safetensors_io import Tensors
 from jrl.models.safetensors_write import is_model_file, write_tensors
 from jrl.models.transformer import Decoder, init_decoder
 from jrl.ops.rewards import last_token_scores
@@ -73,6 +73,7 @@ class Classifier:
             )
         config = family.read_config(hf_config)
         if isinstance(config, TransformerConfig):
+            check_direction(hf_config)
             config = replace(config, tie_embeddings=True, head_bias=False)
         return cls(hf_config, family, config)
 
@@ -152,8 +153,11 @@ class Classifier:
           attention_mask: True on real tokens; padding may be left or right. A row of mere padding scores 0 under a
             decoder.
           compute_dtype: Of activations and matrix products in the body.
+        Raises:
+          ValueError: If a row is longer than the context of a model that knows no further positions.
         """
         mask = jnp.asarray(attention_mask, bool)
+        check_length(self.body, tokens.shape, attention_mask)
         # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
         tokens = jnp.where(mask, tokens, 0)
         if isinstance(self.config, EncoderConfig):
@@ -176,10 +180,16 @@ def read_scores(
       hidden: What it reads, of any dtype.
       attention_mask: True on real tokens.
     """
+    per_token = token_scores(head, hidden)
+    return jax.vmap(last_token_scores, in_axes=(2, None), out_axes=1)(per_token, attention_mask)
+
+
+def token_scores(head: Params, hidden: Float[Array, "B L D"]) -> Float[Array, "B L labels"]:
+    """Float32 scores of a decoder at every token; arguments as of `read_scores`."""
     width, labels = head["kernel"].shape
     projection = Projection((width,), (labels,), False, 0.0, jnp.float32)
-    per_token: Any = projection.apply({"params": head}, hidden)
-    return jax.vmap(last_token_scores, in_axes=(2, None), out_axes=1)(per_token, attention_mask)
+    found: Any = projection.apply({"params": head}, hidden)
+    return found
 
 
 def _read_text(
@@ -192,12 +202,12 @@ def _read_text(
 
 
 def load_classifier(
-    path_or_id: str | os.PathLike[str], *, dtype: Any = jnp.float32, mesh: Mesh | None = None
+    source: Any, *, dtype: Any = jnp.float32, mesh: Mesh | None = None
 ) -> tuple[Classifier, dict[str, Any]]:
-    """Reads a sequence-classification checkpoint: a folder, or one of the Hugging Face hub.
+    """Reads a sequence-classification checkpoint: a folder, one of the Hugging Face hub, or a model object.
 
     Args:
-      path_or_id: A folder, or "organisation/name" on the hub.
+      source: A folder, "organisation/name" on the hub, or a transformers model object of torch.
       dtype: Of the parameters, whatever the file holds; the head is float32 always.
       mesh: Where to place them; None is the default device.
     Raises:
@@ -205,11 +215,11 @@ def load_classifier(
       ValueError: If the architecture is not supported, there is no classification head, or the tensors are not those
         of its config.json.
     """
-    folder = find_folder(path_or_id, argument="the reward model")
-    hf_config = read_hf_config(folder)
-    with named_folder(folder):
+    place = find_checkpoint(source, argument="the reward model")
+    hf_config = read_hf_config(place)
+    with named_folder(place):
         model = Classifier.from_config(hf_config)
-    files, entries = TensorFiles(folder), model.entries()
+    files, entries = open_tensors(place), model.entries()
     names = {present_name(name): name for name in files}
     _check_head(model, files, {entry.name for entry in entries} - set(names))
     check_entries(
@@ -229,7 +239,7 @@ def present_name(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-def _check_head(model: Classifier, files: TensorFiles, missing: Set[str]) -> None:
+def _check_head(model: Classifier, files: Tensors, missing: Set[str]) -> None:
     """Says what is the matter where the body of a model was saved without a classification head."""
     head = sorted(name for name in missing if not name.startswith(model.family.base_prefix))
     if head:

@@ -15,8 +15,8 @@ from jrl.mesh import make_mesh, path_name, place, tree_shardings
 from jrl.models.adapters.config import SEQ_CLS, AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.peft_format import (
-    WEIGHTS,
     SavedModules,
+    adapter_tensors,
     load_adapter,
     read_adapter_folder,
     save_adapter,
@@ -25,7 +25,7 @@ from jrl.models.adapters.targets import bind_lora
 from jrl.models.classifier import HEADS, Classifier
 from jrl.models.classifier_start import describe_start, load_start
 from jrl.models.entries_io import some
-from jrl.models.safetensors_io import TensorFiles
+from jrl.models.model_object import ModelObject
 from jrl.typing import Params
 
 
@@ -92,7 +92,7 @@ def save_classifier_adapter(
     )
 
 
-def load_classifier_adapter(folder: Path, model: Classifier, adapter: Lora) -> dict[str, Any]:
+def load_classifier_adapter(folder: Path | ModelObject, model: Classifier, adapter: Lora) -> dict[str, Any]:
     """Reads an adapter and the head beside it, float32: {"lora": ..., "score": ...}.
 
     Raises:
@@ -100,7 +100,7 @@ def load_classifier_adapter(folder: Path, model: Classifier, adapter: Lora) -> d
       ValueError: If tensors are missing, the head's among them, unknown, of another shape or not finite.
     """
     head = {f"base_model.model.{entry.name}" for entry in model.head_entries()}
-    missing = sorted(head - set(TensorFiles(folder, WEIGHTS)))
+    missing = sorted(head - set(adapter_tensors(folder)))
     if missing:
         raise ValueError(
             f"{folder}: the adapter was saved without the head it was trained with: {some(missing)} is missing. Was "
@@ -110,12 +110,12 @@ def load_classifier_adapter(folder: Path, model: Classifier, adapter: Lora) -> d
 
 
 def load_adapted_classifier(
-    path: str | os.PathLike[str], *, dtype: Any = jnp.float32, mesh: Mesh | None = None
+    path: Any, *, dtype: Any = jnp.float32, mesh: Mesh | None = None
 ) -> tuple[Classifier, dict[str, Any]]:
     """A folder's adapter on its base model, as one classifier: the adapter is merged into the weights.
 
     Args:
-      path: The adapter's folder.
+      path: The adapter's folder, or a PEFT model object.
       dtype: Of the parameters; the head is float32 always.
       mesh: Where to place them; None is the first device.
     Raises:
@@ -128,7 +128,7 @@ def load_adapted_classifier(
             "folder or hub id of the model it belongs to there."
         )
     mesh = make_mesh(1, 1, 1, devices=jax.local_devices()[:1]) if mesh is None else mesh
-    num_labels = _num_labels(found.folder, describe_start(found.base_model))
+    num_labels = count_labels(found.folder, describe_start(found.base_model))
     # float32, so that the sum of weight and update is rounded once.
     start = load_start(
         found.base_model,
@@ -146,9 +146,9 @@ def load_adapted_classifier(
     return start.model, place(params, tree_shardings(mesh, params)[0])
 
 
-def _num_labels(folder: Path, model: Classifier) -> int:
+def count_labels(folder: Path | ModelObject, model: Classifier) -> int:
     """Labels of the head beside an adapter; those of the model where there is none, which is an error elsewhere."""
-    files, name = TensorFiles(folder, WEIGHTS), f"base_model.model.{model.head_entries()[-1].name}"
+    files, name = adapter_tensors(folder), f"base_model.model.{model.head_entries()[-1].name}"
     return files.info[name].shape[0] if name in set(files) else len(model.labels)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,15 @@ from jrl.models.checkpoint import canonical_names
 from jrl.models.classifier import HEADS, Classifier, present_name
 from jrl.models.entries_io import check_entries, load_entries, parameter_targets
 from jrl.models.families.base import Entry
-from jrl.models.hub import CONFIG_FILES, find_folder, named_folder, read_hf_config
-from jrl.models.safetensors_io import TensorFiles
+from jrl.models.hub import (
+    CONFIG_FILES,
+    find_checkpoint,
+    is_checkpoint,
+    named_folder,
+    open_tensors,
+    read_hf_config,
+)
+from jrl.models.safetensors_io import Tensors
 from jrl.typing import PRNGKey
 
 ARGUMENT = "`model.model_path`"
@@ -46,7 +52,7 @@ def describe_start(path: Any, changes: Mapping[str, Any] | None = None, *, num_l
     """The classifier that training starts from, by its config alone: no weight is read, and none downloaded.
 
     Args:
-      path: A folder, a name on the hub, or a transformers config object.
+      path: A folder, a name on the hub, a transformers model object of torch, or a transformers config object.
       changes: Replaces entries of config.json. `num_labels` among them is how one asks for a fresh head.
       num_labels: Scores of a text.
     Raises:
@@ -60,10 +66,10 @@ def describe_start(path: Any, changes: Mapping[str, Any] | None = None, *, num_l
             f"`model.model_extra_configs.num_labels` must be {num_labels}, got {wanted!r}: a reward model gives one "
             "score a text."
         )
-    if isinstance(path, str | os.PathLike):
-        folder = find_folder(path, files=CONFIG_FILES, argument=ARGUMENT)
-        with named_folder(folder):
-            return _with_labels(read_hf_config(folder, others), num_labels)
+    if is_checkpoint(path):
+        place = find_checkpoint(path, files=CONFIG_FILES, argument=ARGUMENT)
+        with named_folder(place):
+            return _with_labels(read_hf_config(place, others), num_labels)
     if others:
         raise ValueError(
             "`model.model_extra_configs` changes the config of a checkpoint, and `model.model_path` is a config "
@@ -99,12 +105,12 @@ def load_start(
         are not those of its config.
     """
     model = describe_start(path, changes, num_labels=num_labels)
-    if not isinstance(path, str | os.PathLike):
+    if not is_checkpoint(path):
         params = model.init(key)
         places, replicated = tree_shardings(mesh, params)
         heads = tuple(name for name in params if name in HEADS)
         return Start(model, place(params, places), heads, tuple(replicated))
-    files, prefix = TensorFiles(find_folder(path, argument=ARGUMENT)), model.family.base_prefix
+    files, prefix = open_tensors(find_checkpoint(path, argument=ARGUMENT)), model.family.base_prefix
     names = {
         present_name(name): file for name, file in canonical_names(files, model.entries(), prefix).items()
     }
@@ -137,7 +143,7 @@ def _with_labels(hf_config: Any, num_labels: int) -> Classifier:
 
 
 def _fresh_heads(
-    model: Classifier, files: TensorFiles, names: Mapping[str, str], *, may_replace: bool
+    model: Classifier, files: Tensors, names: Mapping[str, str], *, may_replace: bool
 ) -> tuple[str, ...]:
     """Top-level parameters of the head that the files do not hold.
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -113,12 +113,16 @@ class Rope:
       scaling: How the context was stretched after pre-training; None where it was not.
       dim: Leading dimensions of a head that rotate; None: all of them.
       interleaved: Neighbouring dimensions form a pair (GPT-J) rather than the two halves.
+      is_bounded: Rows longer than the context turn by other angles (dynamic scaling, LongRoPE), or by none (GPT-J's
+        table): jrl has the angles of the context alone.
     """
 
     theta: float
     scaling: RopeScaling | None = None
     dim: int | None = None
     interleaved: bool = False
+    # No part of the fingerprint by which a resumed run knows its model: up to the context nothing depends on it.
+    is_bounded: bool = field(default=False, repr=False)
 
     def frequencies(self, head_dim: int) -> np.ndarray:
         """Radians a position for each pair of rotating dimensions, float32."""

@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, Mesh, SingleDeviceSharding
 
 from jrl.mesh import tree_shardings
 from jrl.models.families.base import Entry
-from jrl.models.safetensors_io import TensorFiles
+from jrl.models.safetensors_io import Tensors
 from jrl.models.safetensors_write import LazyTensor
 from jrl.typing import Params
 
@@ -61,7 +61,7 @@ def parameter_targets(
 
 
 def check_entries(
-    files: TensorFiles,
+    files: Tensors,
     entries: Sequence[Entry],
     names: Mapping[str, str],
     *,
@@ -108,7 +108,7 @@ def check_entries(
 
 
 def load_entries(
-    files: TensorFiles, entries: Iterable[Entry], like: Params, names: Mapping[str, str] | None = None
+    files: Tensors, entries: Iterable[Entry], like: Params, names: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Reads every parameter straight to its place.
 

@@ -2,8 +2,8 @@
 """A mixture of experts in place of the MLP: every token visits a few of many gated MLPs.
 
 Tokens are sorted by expert and multiplied group by group, so that the work grows with the experts that a token visits
-and not with those there are: see `jrl.models.grouped_dot` for what runs on which platform. No expert has a capacity,
-so no token is dropped, and what a token gets does not depend on the others.
+and not with those there are. No expert has a capacity, so no token is dropped, and what a token gets does not depend on
+the others.
 
 Router as in Mixtral (Jiang et al. 2024, arXiv:2401.04088) and Qwen3 (arXiv:2505.09388): softmax, then the k largest.
 Left out: the auxiliary loss that balances the experts, and noise in the router.
@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, Int
 
 from jrl.mesh import partition_spec
 from jrl.models.config import Experts, TransformerConfig
-from jrl.models.grouped_dot import grouped_dot
-from jrl.models.layers import ACTIVATIONS, Projection
+from jrl.models.layers import ACTIVATIONS, Projection, stored_kernel
+from jrl.models.products import Kernel, grouped_dot
 from jrl.models.quantize import QuantizedKernel
 
 
@@ -53,7 +53,8 @@ class ExpertsMlp(nn.Module):
         wide = (experts.count, config.width, experts.width)
         narrow = (experts.count, experts.width, config.width)
         kernels = [
-            self._kernel(name, shape) for name, shape in (("gate", wide), ("up", wide), ("down", narrow))
+            stored_kernel(self, shape, config.init_range, name)
+            for name, shape in (("gate", wide), ("up", wide), ("down", narrow))
         ]
         x = x.astype(self.dtype)
         if any(isinstance(kernel, QuantizedKernel) for kernel in kernels):
@@ -68,18 +69,11 @@ class ExpertsMlp(nn.Module):
         x: Float[Array, "B Q D"],
         weights: Float[Array, "B Q k"],
         chosen: Int[Array, "B Q k"],
-        kernels: list[Float[Array, "..."] | QuantizedKernel],
+        kernels: list[Kernel],
     ) -> Float[Array, "B Q D"]:
         mix = partial(mix_experts, activation=ACTIVATIONS[self.config.activation])
         gate, up, down = (kernel.astype(self.dtype) for kernel in kernels)
         return _on_shards(mix, x, weights, chosen, gate, up, down).astype(self.dtype)
-
-    def _kernel(self, name: str, shape: tuple[int, ...]) -> Float[Array, "..."] | QuantizedKernel:
-        # Linen compares the shape of a parameter with its initialiser's: a rounded kernel is several arrays.
-        stored: Any = self.get_variable("params", name)
-        if isinstance(stored, QuantizedKernel):
-            return stored
-        return self.param(name, nn.initializers.normal(self.config.init_range), shape, jnp.float32)
 
 
 def route(
@@ -125,16 +119,18 @@ def mix_experts(
     return jnp.einsum("bqkd,bqk->bqd", answers, weights, precision=jax.lax.Precision.HIGHEST)
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _permute(rows: Float[Array, "M K"], order: Int[Array, "M"], inverse: Int[Array, "M"]) -> Array:
-    """`rows[order]`. Its gradient is a gather too: JAX knows only that of a scatter, which adds in any order."""
+    """`rows[order]`."""
     return rows.at[order].get(mode="promise_in_bounds", unique_indices=True)
 
 
-_permute.defvjp(
-    lambda rows, order, inverse: (_permute(rows, order, inverse), (order, inverse)),
-    lambda orders, cotangent: (_permute(cotangent, orders[1], orders[0]), None, None),
-)
+@_permute.defjvp
+def _permute_tangent(primals: tuple[Array, Array, Array], tangents: Any) -> tuple[Array, Array]:
+    # A scatter, for its transpose is a gather: so the gradient gathers too. That of a gather would scatter.
+    rows, order, inverse = primals
+    moved = jnp.zeros_like(rows).at[inverse].set(tangents[0], mode="promise_in_bounds", unique_indices=True)
+    return _permute(rows, order, inverse), moved
 
 
 def _on_shards(

@@ -29,12 +29,13 @@ def replace_folder(
 ) -> Iterator[Path]:
     """Gives an empty folder to write into, which becomes `directory` when the block ends without an error.
 
-    Files of the old folder that were not written anew stay in it, by hard links: they cost no space. What others put
-    into it meanwhile is moved over.
+    Files of the old folder that were not written anew stay in it, by hard links: they cost no space; so they do in its
+    folders. What others put into it meanwhile is moved over.
 
     Args:
       directory: Made if missing.
-      obsolete: Of which old files, by name, nothing stays.
+      obsolete: Which old files and folders go, by their path in the folder, parted by `/`. A folder that is emptied by
+        that goes too.
     Raises:
       ValueError: If it is the working folder, or holds it.
       OSError: If the folder cannot be replaced; it is then as it was.
@@ -48,14 +49,16 @@ def replace_folder(
     _make_staging(staging, directory)
     try:
         yield staging
-        written = {path.name for path in staging.iterdir()}
+        written = {path.relative_to(staging) for path in staging.rglob("*")}
 
-        def is_dropped(name: str) -> bool:
-            return name in written or obsolete(name)
+        def is_dropped(path: Path) -> bool:
+            return path in written or obsolete(path.as_posix())
 
         for path in staging.rglob("*"):
             _sync(path)
-        carried = _carry_over(directory, staging, is_dropped) if directory.exists() else {}
+        carried: dict[Path, _Identity] = {}
+        if directory.exists():
+            _carry_over(directory, staging, Path(), is_dropped, carried)
         for folder, _, _ in os.walk(staging):
             _sync(Path(folder))
         old = _swap(staging, directory)
@@ -105,31 +108,37 @@ def _make_staging(staging: Path, directory: Path) -> None:
         ) from error
 
 
-def _carry_over(old: Path, new: Path, is_dropped: Callable[[str], bool]) -> dict[Path, _Identity]:
+def _carry_over(
+    old: Path, new: Path, at: Path, is_dropped: Callable[[Path], bool], carried: dict[Path, _Identity]
+) -> None:
     """Gives the new folder what stays of the old one.
 
-    Returns:
-      What each file was, by its path within the folder; links are left out.
+    Args:
+      old: The old folder.
+      new: The new one.
+      at: Of which folder in them, which both have.
+      is_dropped: Whether what has this path in the folder goes.
+      carried: Gets what each file was, and each folder that was looked into, by path; links are left out.
     """
-    carried: dict[Path, _Identity] = {}
-
-    def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-        path = Path(source)
-        carried[path.relative_to(old)] = _identity(path)
-        _link(path, Path(target))
-
-    shutil.copymode(old, new)
-    for path in old.iterdir():
-        target = new / path.name
-        if is_dropped(path.name):
+    for source in (old / at).iterdir():
+        path = at / source.name
+        target = new / path
+        dropped = is_dropped(path)
+        if source.is_dir() and not source.is_symlink() and (target.is_dir() or not dropped):
+            carried[path] = _identity(source)
+            before = any(source.iterdir())
+            target.mkdir(exist_ok=True)
+            _carry_over(old, new, path, is_dropped, carried)
+            if before and not any(target.iterdir()):
+                target.rmdir()
+        elif dropped:
             continue
-        if path.is_symlink():
-            target.symlink_to(os.readlink(path))
-        elif path.is_dir():
-            shutil.copytree(path, target, symlinks=True, copy_function=link)
+        elif source.is_symlink():
+            target.symlink_to(os.readlink(source))
         else:
-            link(path, target)
-    return carried
+            carried[path] = _identity(source)
+            _link(source, target)
+    shutil.copymode(old / at, new / at)
 
 
 def _identity(path: Path) -> _Identity:
@@ -146,19 +155,22 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _move_late_files(
-    old: Path, new: Path, carried: Mapping[Path, _Identity], is_dropped: Callable[[str], bool]
+    old: Path, new: Path, carried: Mapping[Path, _Identity], is_dropped: Callable[[Path], bool]
 ) -> None:
     """Moves what others made, or put in the place of a file, after the old folder was carried over."""
     for folder, folders, files in os.walk(old):
-        for name in (*folders, *files):
-            source = Path(folder, name)
-            path = source.relative_to(old)
-            if is_dropped(path.parts[0]):
+        at = Path(folder).relative_to(old)
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        folders[:] = [name for name in folders if name not in links]
+        for name in (*folders, *links, *files):
+            source, path = Path(folder, name), at / name
+            # A folder that was looked into is so again; one that is new goes over as a whole.
+            if (name in folders and path in carried) or is_dropped(path):
                 continue
-            # A folder that both have is looked into; one that is new goes over as a whole.
-            shared = source.is_dir() and not source.is_symlink() and (new / path).is_dir()
-            if not shared and carried.get(path) != _identity(source):
+            if carried.get(path) != _identity(source):
+                (new / at).mkdir(parents=True, exist_ok=True)  # it may have been left out as empty
                 source.replace(new / path)
+        folders[:] = [name for name in folders if at / name in carried]
 
 
 def _sync(path: Path) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Value and Q heads: read the last hidden states, answer in float32, and say 0 until they are trained.
 
-In a checkpoint they have the names of trlX (`v_head.0`, or `ilql_heads.v_head.0` beside Q heads) or, a linear value
-head, of TRL (`v_head.summary`). trlX and TRL open such a file, and plain transformers passes over the heads.
+In files they have the names of trlX (`v_head.0`, or `ilql_heads.v_head.0` beside Q heads) or, a linear value
+head, of TRL (`v_head.summary`). trlX and TRL open a model's file that holds them, plain transformers passes over the
+heads, and servers such as vLLM refuse such a file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,9 @@ from jrl.models.families.base import Entry, linear, vector, vocabulary, vocabula
 VALUE_HEADS = ("mlp", "linear")
 HEADS = ("v_head", "q_heads", "target_q_heads")
 """Entries of a parameter tree that are heads; float32 always. Q heads are "0", "1", ... within theirs."""
+HeadsPlace = Literal["left_out", "inside", "apart"]
+"""Of heads in a folder that is written: nowhere; in the file of the model, where trlX and TRL look; or in a file of the
+subfolder `heads`, where servers that know no heads do not."""
 _Q_LAYERS = ("q_heads", "target_q_heads")
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model folders, on the disk or on the Hugging Face hub, and the configs in them. Nothing of them is ever executed."""
+"""Where a model is: a folder on the disk or on the Hugging Face hub, or an object in memory; and its config.
+
+Nothing of a folder is ever executed.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,15 +15,88 @@ from typing import Any
 
 from jrl.models.families import FAMILIES
 from jrl.models.folders import recover_folder
-from jrl.models.safetensors_io import SUFFIX, conversion_line
+from jrl.models.model_object import ModelObject, as_source, is_model_object
+from jrl.models.safetensors_io import HEADS_FOLDER, LFS_POINTER, SUFFIX, TensorFiles, Tensors, conversion_line
+from jrl.suggestions import did_you_mean
 
 CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG = "config.json", "generation_config.json", "adapter_config.json"
 CONFIG_FILES = (CONFIG, GENERATION_CONFIG)
 _WEIGHTS = f"*{SUFFIX}"
 DOWNLOADED = ("*.json", _WEIGHTS, "*.txt", "*.model", "*.jinja")
+
+
+def _other_folders(name: str) -> list[str]:
+    """Patterns of the files in every folder but this one, and of those in its subfolders: in a pattern, `*` is also a
+    slash, and there is no other way to leave one out."""
+    beginnings = [name[:length] for length in range(len(name))]
+    unlike = [f"{begun}[!{letter}]*/*" for begun, letter in zip(beginnings, name, strict=True)]
+    return [*unlike, *(f"{begun}/*" for begun in beginnings[1:]), f"{name}[!/]*/*", f"{name}/*/*"]
+
+
 # Copies of the weights in other formats and layouts.
-_NOT_DOWNLOADED = ("*/*", "consolidated*")
+_NOT_DOWNLOADED = (*_other_folders(HEADS_FOLDER), "consolidated*")
 _QUANTISED = ("quantization_config", "compression_config")
+_MOST = {
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "n_layers", "encoder_layers"),
+        10_000,
+    ),
+    "vocab_size": 2**31 - 1,
+}
+"""More than any model has: a damaged count must not make us build whatever it says. Ids are int32."""
+_GGUF = ".gguf"
+
+
+Place = Path | ModelObject
+"""Where a checkpoint is."""
+
+
+def is_checkpoint(value: Any) -> bool:
+    """Whether this has weights: a folder, a name on the hub, or a model object; a transformers config has none."""
+    return isinstance(value, str | os.PathLike | ModelObject) or is_model_object(value)
+
+
+def find_checkpoint(
+    source: Any, *, files: Sequence[str] = DOWNLOADED, argument: str = "`model_path`"
+) -> Place:
+    """Where a checkpoint is.
+
+    Args:
+      source: A folder, "organisation/name" on the hub, or a transformers model object of torch.
+      files: Patterns of what to download.
+      argument: What `source` is called in messages.
+    Raises:
+      FileNotFoundError: As `find_folder`.
+      ValueError: As `find_folder`.
+    """
+    found = as_source(source)
+    return found if isinstance(found, ModelObject) else find_folder(found, files=files, argument=argument)
+
+
+def open_tensors(place: Place) -> Tensors:
+    """The model's tensors, with those of heads that lie apart.
+
+    Raises:
+      FileNotFoundError: If a folder holds no safetensors.
+      ValueError: If they cannot be read.
+    """
+    if isinstance(place, ModelObject):
+        return place.tensors()
+    files, heads = TensorFiles(place), place / HEADS_FOLDER
+    if (heads / f"model{SUFFIX}").is_file():
+        files.info |= TensorFiles(heads).info
+    return files
+
+
+def name_of_base(source: Any) -> str | None:
+    """What a file of an adapter calls its base model: folder or hub id; None: no name leads to it.
+
+    Args:
+      source: As `model_path` names it: a folder, a hub id, a model object, or a transformers config.
+    """
+    if isinstance(source, ModelObject):
+        return source.name
+    return str(source) if isinstance(source, str | os.PathLike) else None
 
 
 def find_folder(
@@ -55,7 +130,7 @@ def local_folder(path_or_id: str | os.PathLike[str], *, argument: str) -> Path |
       argument: What `path_or_id` is called in messages.
     Raises:
       FileNotFoundError: If there is no such folder, and the hub has no such names.
-      ValueError: If the path is empty.
+      ValueError: If the path is empty, or the folder holds a pipe or a device, whose reading might never end.
     """
     name = str(path_or_id)
     if not name.strip():
@@ -63,32 +138,51 @@ def local_folder(path_or_id: str | os.PathLike[str], *, argument: str) -> Path |
     folder = Path(path_or_id).expanduser()
     recover_folder(folder)
     if folder.is_dir():
+        for path in folder.iterdir():
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise ValueError(f"{path} is neither a file nor a folder, but a pipe, a socket or a device.")
         return folder
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if folder.is_file() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise FileNotFoundError(
-            f"{argument} must be a folder or a name on the hub; there is no folder {name!r}."
+            f"{argument} must be a folder or a name on the hub; there is no folder {name!r}.{_hint(folder)}"
         )
     return None
 
 
-def read_hf_config(folder: Path, changes: Mapping[str, Any] | None = None) -> Any:
-    """The transformers config of a folder.
+def read_hf_config(place: Place, changes: Mapping[str, Any] | None = None) -> Any:
+    """The transformers config of a checkpoint.
 
     Args:
-      folder: With a config.json.
+      place: A folder with a config.json, or a model object.
       changes: Replaces entries of it.
     Raises:
       ValueError: If the file is malformed, the architecture is unknown or needs code of its own, the weights are
         quantised, or a change names no entry.
     """
-    path = folder / CONFIG
-    _check_raw_config(path, read_json(path))
+    if isinstance(place, ModelObject):
+        config = place.config
+        _check_raw_config(place, config.to_dict())
+    else:
+        _check_raw_config(place / CONFIG, read_json(place / CONFIG))
+        config = _parsed_config(place)
+    # What is saved later has no code beside it.
+    vars(config).pop("auto_map", None)
+    known = config.to_dict()
+    for name in changes or {}:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"{place}: config.json has no entry `{name}` to change.{hint}")
+    config.update(dict(changes or {}))
+    return config
+
+
+def _parsed_config(folder: Path) -> Any:
     # Only here: importing jrl does not import transformers.
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (
         StrictDataclassError,
         ValueError,
@@ -99,22 +193,14 @@ def read_hf_config(folder: Path, changes: Mapping[str, Any] | None = None) -> An
         AttributeError,
     ) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is refused by transformers: {type(error).__name__}: {reason}") from error
-    # What is saved later has no code beside it.
-    vars(config).pop("auto_map", None)
-    known = config.to_dict()
-    for name in changes or {}:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean `{near[0]}`?" if near else ""
-            raise ValueError(f"{folder}: config.json has no entry `{name}` to change.{hint}")
-    config.update(dict(changes or {}))
-    return config
+        raise ValueError(
+            f"{folder / CONFIG} is refused by transformers: {type(error).__name__}: {reason}"
+        ) from error
 
 
 @contextlib.contextmanager
-def named_folder(folder: Path) -> Iterator[None]:
-    """Around what computes with a folder's config: errors name the folder.
+def named_folder(place: Place) -> Iterator[None]:
+    """Around what computes with a checkpoint's config: errors name where it is.
 
     Raises:
       ValueError: In place of any ValueError or ArithmeticError.
@@ -122,16 +208,19 @@ def named_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+        raise ValueError(f"{place}: {error}") from error
     except ArithmeticError as error:
+        config = place if isinstance(place, ModelObject) else place / CONFIG
         raise ValueError(
-            f"{folder / CONFIG} describes no model ({type(error).__name__}: {error}). Is one of its sizes 0?"
+            f"{config} describes no model ({type(error).__name__}: {error}). Is one of its sizes 0?"
         ) from error
 
 
-def read_generation_config(folder: Path) -> dict[str, Any] | None:
+def read_generation_config(place: Place) -> dict[str, Any] | None:
     """The content of generation_config.json; None where there is none."""
-    path = folder / GENERATION_CONFIG
+    if isinstance(place, ModelObject):
+        return place.generation_config
+    path = place / GENERATION_CONFIG
     return read_json(path) if path.is_file() else None
 
 
@@ -142,17 +231,22 @@ def read_json(path: Path) -> dict[str, Any]:
       ValueError: If the file holds anything else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if text.startswith(LFS_POINTER):
+            raise ValueError(
+                f"{path} is a git-lfs pointer, not the file: run `git lfs pull` in its repository."
+            )
+        content = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{path} is nested too deeply to be read as JSON. Is it damaged?") from error
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}. Is it cut off?") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}.")
     return content
 
 
-def _check_raw_config(path: Path, config: Mapping[str, Any]) -> None:
+def _check_raw_config(path: Place, config: Mapping[str, Any]) -> None:
     """Refuses what must not even reach transformers."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
@@ -165,6 +259,12 @@ def _check_raw_config(path: Path, config: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{path}: `model_type` {model_type!r} is not supported; supported are: {', '.join(sorted(FAMILIES))}."
         )
+    for entry, most in _MOST.items():
+        count = config.get(entry)
+        if isinstance(count, int) and count > most:
+            raise ValueError(
+                f"{path}: `{entry}` must be at most {most:,}, got {count:,}. Is the file damaged?"
+            )
     for entry in _QUANTISED:
         quantised = config.get(entry)
         if quantised is not None:
@@ -231,6 +331,13 @@ def no_weights_on_hub(name: str, stems: Mapping[str, str]) -> str:
 def _hint(folder: Path) -> str:
     if (folder / "hf_model").is_dir():
         return " Its model is in the subfolder hf_model."
+    files = [folder] if folder.is_file() else sorted(folder.glob(f"*{_GGUF}"))
+    if files and files[0].suffix == _GGUF:
+        return (
+            f" It is or holds {files[0].name}, a GGUF file, which jrl does not read. Convert it once, where torch is: "
+            f"AutoModelForCausalLM.from_pretrained({str(files[0].parent)!r}, gguf_file={files[0].name!r})"
+            ".save_pretrained(...) of transformers."
+        )
     if (folder / ADAPTER_CONFIG).is_file():
         return (
             f" It holds an adapter ({ADAPTER_CONFIG}), which a trainer takes as `model.model_path`; a model is the "

@@ -49,6 +49,20 @@ class BaseLM(abc.ABC):
         return self.config.vocab_size
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a row, as its checkpoint says: `eos_token_id` of generation_config.json, one or several.
+
+        What that file merely repeats of config.json, and config.json itself, count where they are lists: one id there
+        may be the default of its class, which says nothing of this model. Ids outside the vocabulary end nothing.
+        """
+        said, of_class = self.generation_config or {}, self.hf_config.eos_token_id
+        found = said.get("eos_token_id")
+        if found is None or (said.get("_from_model_config") and found == of_class):
+            found = of_class if isinstance(of_class, list | tuple) else []
+        ids = found if isinstance(found, list | tuple) else [found]
+        return tuple(dict.fromkeys(int(token) for token in ids if 0 <= token < self.vocab_size))
+
+    @property
     @abc.abstractmethod
     def feature_width(self) -> int:
         """Width of what the heads read."""

@@ -12,12 +12,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain
-from jrl.models.products import FEWEST_ROWS, LEAST_SIZE, MOST_ROWS, contract, rows_first, table_first
+from jrl.models.products import Kernel, StoredKernel, contract, multiply_table
 from jrl.models.quantize import QuantizedKernel
-from jrl.models.turned import TurnedKernel
-
-Kernel = Float[Array, "..."] | QuantizedKernel | TurnedKernel
-"""A kernel in any of the ways it is stored."""
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -36,8 +32,7 @@ class Projection(nn.Module):
     """A linear map that contracts the last axes of its input: `kernel` is (*inputs, *outputs).
 
     Where the variables hold an adapter for it (collection "lora"), that is added; see `add_adapter`. A frozen kernel
-    may be rounded; see `jrl.models.quantize`. The gradient is written by hand (`contract`), so there is no forward mode
-    (`jax.jvp`, `jax.jacfwd`).
+    may be rounded; see `jrl.models.quantize`.
 
     Attributes:
       inputs: Sizes of the axes contracted.
@@ -56,10 +51,8 @@ class Projection(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """(..., *inputs) to (..., *outputs)."""
-        kernel = self._kernel()
-        if isinstance(kernel, TurnedKernel):
-            y = kernel.product(x.astype(self.dtype), self.dtype)
-        elif isinstance(kernel, QuantizedKernel):
+        kernel = stored_kernel(self, (*self.inputs, *self.outputs), self.init_range)
+        if isinstance(kernel, QuantizedKernel):
             # Expanded for this product and once more for its gradient: else all expanded kernels would be kept from the
             # forward pass to the backward pass, or from before the loop over tokens to its end.
             x, kernel = jax.lax.optimization_barrier((x, kernel))
@@ -73,18 +66,20 @@ class Projection(nn.Module):
             y += as_row(bias.astype(self.dtype), y.ndim)
         return y
 
-    def _product(
-        self, x: Float[Array, "..."], kernel: Float[Array, "..."] | QuantizedKernel
-    ) -> Float[Array, "..."]:
-        return contract(x.astype(self.dtype), kernel.astype(self.dtype), len(self.inputs), self.dtype)
+    def _product(self, x: Float[Array, "..."], kernel: Kernel) -> Float[Array, "..."]:
+        return contract(x.astype(self.dtype), kernel, len(self.inputs), self.dtype)
 
-    def _kernel(self) -> Kernel:
-        # Linen compares the shape of a parameter with its initialiser's: these are no single array, or of another.
-        stored: Any = self.get_variable("params", "kernel")
-        if isinstance(stored, QuantizedKernel | TurnedKernel):
-            return stored
-        init = nn.initializers.normal(self.init_range)
-        return self.param("kernel", init, (*self.inputs, *self.outputs), jnp.float32)
+
+def stored_kernel(
+    module: nn.Module, shape: tuple[int, ...], init_range: float, name: str = "kernel"
+) -> Kernel:
+    """The kernel of a module as it is stored, or a fresh one of this shape."""
+    # Linen compares the shape of a parameter with its initialiser's: these are no single array, or of another.
+    stored: Any = module.get_variable("params", name)
+    if isinstance(stored, StoredKernel):
+        return stored
+    kernel: Array = module.param(name, nn.initializers.normal(init_range), shape, jnp.float32)
+    return kernel
 
 
 def add_adapter(
@@ -189,8 +184,4 @@ class Table(nn.Module):
 
     def transposed(self, hidden: Float[Array, "*rows D"], dtype: Any) -> Float[Array, "*rows V"]:
         """Products with every row of the table, accumulated and returned in float32."""
-        hidden, table = hidden.astype(dtype), self.embedding.astype(dtype)
-        is_thin = hidden.ndim == 2 and FEWEST_ROWS <= len(hidden) <= MOST_ROWS
-        if is_thin and table.size >= LEAST_SIZE:
-            return jax.lax.platform_dependent(hidden, table, cpu=table_first, default=rows_first)
-        return rows_first(hidden, table)
+        return multiply_table(hidden.astype(dtype), self.embedding.astype(dtype))

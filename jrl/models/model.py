@@ -14,9 +14,10 @@ from jrl.models.adapters.config import AdapterConfig
 from jrl.models.attention import full_context
 from jrl.models.config import TransformerConfig
 from jrl.models.families import find_family
+from jrl.models.families.base import check_direction
 from jrl.models.language_model import BaseLM
 from jrl.models.policy import make_policy, split_params
-from jrl.models.positions import token_positions
+from jrl.models.positions import check_length, token_positions
 from jrl.models.seq2seq_model import Seq2SeqLM
 from jrl.models.transformer import Decoder, init_decoder
 from jrl.typing import ModelInputs, Params
@@ -39,6 +40,7 @@ class CausalLM(BaseLM):
           ValueError: If the architecture, or an option of it, is not supported.
         """
         family = find_family(hf_config.model_type)
+        check_direction(hf_config)
         return cls(hf_config, family, family.read_config(hf_config), value_head)
 
     @property
@@ -75,10 +77,13 @@ class CausalLM(BaseLM):
           tokens: Ids; anything where padded.
           attention_mask: True on real tokens; padding may be left or right. None: no padding.
           compute_dtype: Of activations and matrix products.
+        Raises:
+          ValueError: If a row is longer than the context of a model that knows no further positions.
         """
         mask = jnp.ones(tokens.shape, bool) if attention_mask is None else jnp.asarray(attention_mask, bool)
         positions = token_positions(mask)
         context = full_context(self.config, mask, positions)
+        check_length(self.config, tokens.shape, attention_mask)
         decoder = Decoder(self.config, compute_dtype)
         # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
         logits: Any = decoder.apply({"params": params}, jnp.where(mask, tokens, 0), positions, context)

@@ -22,9 +22,9 @@ from jrl.models.decoder_policy import LORA, VALUE_BRANCH, DecoderPolicy
 from jrl.models.fused_attention import AttnImplementation, choose_attention, require_einsum
 from jrl.models.heads import HEADS, read_heads
 from jrl.models.noise import EmbeddingNoise
+from jrl.models.products import loop_weights
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.transformer import Decoder
-from jrl.models.turned import turn_kernels
 from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 
 ADAPTERS = (LORA, PREFIX, PROMPT)
@@ -75,7 +75,7 @@ def make_policy(
         partial(read_heads, config.vocab_size, config.padded_vocab_size),
         policy.init_cache,
         policy.decode,
-        adapter.loop_weights if isinstance(adapter, Lora) else turn_kernels,
+        adapter.loop_weights if isinstance(adapter, Lora) else loop_weights,
     )
 
 

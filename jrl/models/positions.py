@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,30 @@ def token_positions(
     starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     before = jax.lax.cummax(jnp.where(starts, counts - attention_mask, 0), axis=1)
     return jnp.maximum(counts - 1 - before, 0)
+
+
+def check_length(config: TransformerConfig, shape: tuple[int, ...], attention_mask: Any) -> None:
+    """Refuses rows that are longer than a table of positions, or than the scaling of the rotary ones holds.
+
+    Plain rotary positions and ALiBi go on beyond the context, as they do in transformers.
+
+    Args:
+      config: The architecture.
+      shape: Of the tokens, (B, L).
+      attention_mask: True on real tokens, which are counted where their number is known; under `jax.jit` the columns
+        are. None: all are real.
+    Raises:
+      ValueError: If a row is too long.
+    """
+    if not (config.learned_positions or any(rope.is_bounded for rope in config.ropes)):
+        return
+    known = attention_mask is not None and not isinstance(attention_mask, jax.core.Tracer)
+    longest = int(np.sum(np.asarray(attention_mask, bool), axis=1).max(initial=0)) if known else shape[1]
+    if longest > config.max_positions:
+        raise ValueError(
+            f"`tokens` must have rows of at most {config.max_positions} tokens, the positions that this model has, got "
+            f"{longest}: shorten the rows, or bring a model with a longer context."
+        )
 
 
 def rotations(config: TransformerConfig, positions: Int[Array, "B Q"]) -> tuple[Rotation, ...]:

@@ -5,7 +5,7 @@ Only weights are rounded; products are computed in the compute dtype, on weights
 int8 and nf4 apply to the kernels of the blocks' projections and experts, which are most of a model; all else becomes
 bfloat16. On a CPU XLA expands the kernels of a program all at once: there the saving is one of arrays at rest.
 
-The rounding is qwix's (`pip install 'jrl[quantization]'`); NormalFloat: Dettmers et al. 2023, arXiv:2305.14314,
+The rounding is qwix's (`pip install qwix`); NormalFloat: Dettmers et al. 2023, arXiv:2305.14314,
 appendix E.
 """
 
@@ -164,6 +164,6 @@ def _qwix() -> Any:
         import qwix
     except ImportError as error:
         raise ImportError(
-            "`model.frozen_dtype` int8 and nf4 need qwix: pip install 'jrl[quantization]'. bfloat16 needs nothing."
+            "`model.frozen_dtype` int8 and nf4 need qwix: pip install qwix. bfloat16 needs nothing."
         ) from error
     return qwix

@@ -14,12 +14,14 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
+HEADS_FOLDER = "heads"
+"""Subfolder of a model's folder that may hold its heads, in a file of their own."""
 DTYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)
     for name, kind in {
@@ -46,22 +48,44 @@ LENGTH_BYTES = 8
 # The limit of the format's own library: a damaged length must not make us allocate whatever it says.
 _MAX_HEADER_BYTES = 100_000_000
 PIECE_BYTES = 1 << 24
+LFS_POINTER = "version https://git-lfs"
+"""How a file begins that git-lfs left in the place of another one."""
 
 
 class TensorInfo(NamedTuple):
     """Where a tensor lies.
 
     Attributes:
-      path: The file.
+      path: The file; of a model object, that.
       dtype: Of the stored elements.
       shape: As stored.
       start: Offset of its first byte in the file.
     """
 
-    path: Path
+    path: Any
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     start: int
+
+
+class Tensors(Protocol):
+    """Tensors by name: those of files, or of a model object (`jrl.models.model_object`).
+
+    Attributes:
+      folder: Where they are.
+      source: What names all of them.
+      info: What each tensor is, by name.
+    """
+
+    folder: Any
+    source: Any
+    info: dict[str, TensorInfo]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the tensors."""
+
+    def read(self, name: str, dtype: Any = None) -> np.ndarray:
+        """One tensor, all of whose values are finite."""
 
 
 class TensorFiles:
@@ -81,6 +105,9 @@ class TensorFiles:
       FileNotFoundError: If the folder holds no safetensors, or a file that its index lists is missing.
       ValueError: If a file or the index is damaged, or they contradict each other.
     """
+
+    folder: Any
+    source: Any
 
     def __init__(self, folder: Path, stem: str = "model", index: str | None = None):
         self.folder = folder
@@ -119,12 +146,20 @@ class TensorFiles:
                 if buffer is not None:
                     with np.errstate(all="ignore"):
                         piece[...] = raw
-                if "float" in tensor.dtype.name and not np.isfinite(piece).all():
-                    raise ValueError(
-                        f"{info.path}: {name} holds NaN or infinity (read as {tensor.dtype}). Did the run that wrote "
-                        "it diverge?"
-                    )
+                check_finite(piece, info.path, name)
         return tensor
+
+
+def check_finite(values: np.ndarray, path: Any, name: str) -> None:
+    """Refuses NaN and infinity among the values of a tensor, or a piece of it.
+
+    Raises:
+      ValueError: Naming file and tensor.
+    """
+    if "float" in values.dtype.name and not np.isfinite(values).all():
+        raise ValueError(
+            f"{path}: {name} holds NaN or infinity (read as {values.dtype}). Did the run that wrote it diverge?"
+        )
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -138,6 +173,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         file.seek(0)
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         begin = LENGTH_BYTES + length
+        if length.to_bytes(LENGTH_BYTES, "little") == LFS_POINTER.encode()[:LENGTH_BYTES]:
+            raise ValueError(
+                f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` in its repository."
+            )
         if begin > size or length > _MAX_HEADER_BYTES:
             raise _unreadable(path, f"it has {size} bytes and announces a header of {length}")
         try:
@@ -197,6 +236,12 @@ def _fill(file: io.FileIO, array: np.ndarray, path: Path, name: str) -> None:
         view = view[count:]
 
 
+def _is_file_name(name: str) -> bool:
+    """Whether a file of this name can lie in a folder: no path, and as long as file systems allow."""
+    known = name not in ("", "..") and Path(name).name == name and "\0" not in name
+    return known and len(name.encode("utf-8", "surrogatepass")) <= 255
+
+
 def _read_index(index: Path) -> dict[str, TensorInfo]:
     """All tensors of the files that an index lists, each where the index says."""
     try:
@@ -208,8 +253,8 @@ def _read_index(index: Path) -> dict[str, TensorInfo]:
         ) from error
     held: dict[str, TensorInfo] = {}
     for shard in sorted(names, key=str):
-        if not isinstance(shard, str) or shard in ("", "..") or Path(shard).name != shard:
-            raise ValueError(f"{index} lists {shard!r}, which is not the name of a file beside it.")
+        if not isinstance(shard, str) or not _is_file_name(shard):
+            raise ValueError(f"{index} lists {str(shard)[:80]!r}, which is not the name of a file beside it.")
         path = index.with_name(shard)
         if not path.is_file():
             raise FileNotFoundError(

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.models.safetensors_io import DTYPES, INDEX_SUFFIX, LENGTH_BYTES, PIECE_BYTES, SUFFIX
+from jrl.models.safetensors_io import DTYPES, HEADS_FOLDER, INDEX_SUFFIX, LENGTH_BYTES, PIECE_BYTES, SUFFIX
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # transformers refuses files that do not name the framework whose layout they follow.
 _METADATA = {"format": "pt"}
 
 
-def is_model_file(name: str) -> bool:
-    """Whether a file of this name holds the tensors of a model or an adapter, or says that there are some."""
-    if name == "adapter_config.json":
+def is_model_file(path: str) -> bool:
+    """Whether what has this path in a folder holds the tensors of a model, of heads or an adapter, or says so."""
+    folder, _, name = path.rpartition("/")
+    stems = {"": ("model", "adapter_model"), HEADS_FOLDER: ("model",)}.get(folder, ())
+    if not folder and name == "adapter_config.json":
         return True
-    return name.startswith(("model", "adapter_model")) and name.endswith(
-        (".safetensors", ".safetensors.index.json")
-    )
+    return name.startswith(stems) and name.endswith((SUFFIX, INDEX_SUFFIX))
 
 
 class LazyTensor(NamedTuple):

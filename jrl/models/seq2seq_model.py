@@ -17,6 +17,7 @@ from jrl.models.adapters.config import AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.targets import bind_lora, check_task
 from jrl.models.families import find_family
+from jrl.models.families.base import check_direction
 from jrl.models.language_model import BaseLM
 from jrl.models.seq2seq import init_encoder_decoder
 from jrl.models.seq2seq_config import Seq2SeqConfig
@@ -41,6 +42,7 @@ class Seq2SeqLM(BaseLM):
           ValueError: If the architecture, or an option of it, is not supported.
         """
         family = find_family(hf_config.model_type)
+        check_direction(hf_config)
         config = family.read_config(hf_config)
         # transformers 5 calls every head tied. Other versions, and the file itself, need the truth.
         hf_config = copy.deepcopy(hf_config)

@@ -24,9 +24,9 @@ from jrl.models.decoder_policy import LORA
 from jrl.models.fused_attention import AttnImplementation, require_einsum
 from jrl.models.heads import HEADS, read_heads
 from jrl.models.noise import EmbeddingNoise
+from jrl.models.products import loop_weights
 from jrl.models.seq2seq import EncoderDecoder, Rows
 from jrl.models.seq2seq_config import Seq2SeqConfig
-from jrl.models.turned import turn_kernels
 from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey
 
 Variables = Mapping[str, Any]
@@ -92,7 +92,7 @@ def make_seq2seq_policy(
         partial(read_heads, config.vocab_size, config.padded_vocab_size),
         policy.init_cache,
         policy.decode,
-        turn_kernels if adapter is None else adapter.loop_weights,
+        loop_weights if adapter is None else adapter.loop_weights,
     )
 
 

@@ -20,9 +20,8 @@ from jrl.models.attention import AttentionContext, full_context
 from jrl.models.blocks import make_block
 from jrl.models.cache import LayerCache
 from jrl.models.config import LayerConfig, TransformerConfig
-from jrl.models.layers import Kernel, Norm, Projection, Table, add_adapter, as_row
+from jrl.models.layers import Norm, Projection, Table, add_adapter, as_row, stored_kernel
 from jrl.models.products import contract
-from jrl.models.turned import TurnedKernel
 
 
 class Head(nn.Module):
@@ -45,17 +44,9 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Logits over the padded vocabulary, accumulated and returned in float32."""
-        init = nn.initializers.normal(self.init_range)
         hidden = hidden.astype(self.dtype)
-        # Linen compares the shape of a parameter with its initialiser's: a turned kernel is of another.
-        stored: Any = self.get_variable("params", "kernel")
-        if isinstance(stored, TurnedKernel):
-            kernel: Kernel = stored
-            logits = stored.product(hidden, jnp.float32)
-        else:
-            kernel = self.param("kernel", init, (self.width, self.vocab_size), jnp.float32)
-            logits = contract(hidden, kernel.astype(self.dtype), 1, jnp.float32)
-        logits = add_adapter(self, hidden, kernel, logits)
+        kernel = stored_kernel(self, (self.width, self.vocab_size), self.init_range)
+        logits = add_adapter(self, hidden, kernel, contract(hidden, kernel, 1, jnp.float32))
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32)
             logits += as_row(bias.astype(jnp.float32), logits.ndim)

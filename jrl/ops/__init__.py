@@ -31,9 +31,11 @@ from jrl.ops.pass_rates import pass_at_k
 from jrl.ops.policy_gradient import (
     ClipEvents,
     clip_events,
+    clipped_ratio_loss,
     clipped_surrogate,
     clipped_value_loss,
     importance_ratio,
+    reinforce_loss,
     value_clip_events,
 )
 from jrl.ops.prompt_statistics import global_advantages, group_advantages, prompt_advantages, prompt_stats
@@ -61,6 +63,7 @@ __all__ = [
     "calibrate_scores",
     "clip_events",
     "clip_scores",
+    "clipped_ratio_loss",
     "clipped_surrogate",
     "clipped_value_loss",
     "constant_mean",
@@ -106,6 +109,7 @@ __all__ = [
     "prompt_advantages",
     "prompt_stats",
     "reduce_metrics",
+    "reinforce_loss",
     "sequence_mean",
     "states_at",
     "step_of_timesteps",

@@ -4,13 +4,14 @@
 Everything is float32. The target is selected by comparing with an iota, not by a gather: under a vocabulary
 sharded over devices a gather would fetch whole rows, and its transpose is a scatter, which is slow on
 accelerators and not deterministic on GPUs. Columns of −inf (padded vocabulary, filtered tokens) carry neither
-probability nor gradient. The gradients are written by hand, so there is no forward mode (`jax.jvp`, `jax.jacfwd`).
+probability nor gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -99,26 +100,34 @@ def logprobs_from_logits(
     return _target_logprobs(at_least_float32(logits), targets)
 
 
-# The derivatives of log-probability and entropy are written by hand: derived ones keep two or three arrays as wide as
-# the vocabulary, these keep the logits alone, and read them once more.
-@jax.custom_vjp
+# The tangents of log-probability and entropy are written by hand and computed under `jax.checkpoint`: derived ones keep
+# two or three arrays as wide as the vocabulary, these keep the logits alone, and read them once more.
+@jax.custom_jvp
 def _target_logprobs(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
-    return _target_logprobs_forward(logits, targets)[0]
+    return _read_targets(logits, targets, *_normalizer(logits))
 
 
-def _target_logprobs_forward(logits: Array, targets: Array) -> tuple[Array, tuple[Array, ...]]:
-    largest, log_sum = _normalizer(logits)
+def _read_targets(logits: Array, targets: Array, largest: Array, log_sum: Array) -> Array:
     # Subtracted one after the other: their sum would round away what tells two likely tokens apart.
     logprobs = take_targets(logits, targets) - largest - log_sum
-    return jnp.where(_is_inside(targets, logits), logprobs, 0.0), (logits, targets, largest, log_sum)
+    return jnp.where(_is_inside(targets, logits), logprobs, 0.0)
 
 
-def _target_logprobs_backward(kept: tuple[Array, ...], g: Array) -> tuple[Array, None]:
-    logits, targets, largest, log_sum = kept
-    ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    probs = jnp.exp(logits - largest[..., None] - log_sum[..., None])
-    g = jnp.where(_is_inside(targets, logits), g, 0.0)
-    return g[..., None] * (jnp.where(ids == targets[..., None], 1.0, 0.0) - probs), None
+@_target_logprobs.defjvp
+def _target_tangents(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    (logits, targets), (logits_dot, _) = primals, tangents
+    largest, log_sum = _normalizer(logits)
+
+    def tangent(logits: Array, largest: Array, log_sum: Array, logits_dot: Array) -> Array:
+        ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+        probs = jnp.exp(logits - largest[..., None] - log_sum[..., None])
+        change = (jnp.where(ids == targets[..., None], 1.0, 0.0) - probs) * logits_dot
+        return jnp.where(_is_inside(targets, logits), jnp.sum(change, axis=-1), 0.0)
+
+    return (
+        _read_targets(logits, targets, largest, log_sum),
+        _recomputed(tangent)(logits, largest, log_sum, logits_dot),
+    )
 
 
 def _is_inside(targets: Array, logits: Array) -> Array:
@@ -126,7 +135,8 @@ def _is_inside(targets: Array, logits: Array) -> Array:
     return (targets >= 0) & (targets < logits.shape[-1])
 
 
-_target_logprobs.defvjp(_target_logprobs_forward, _target_logprobs_backward)
+# Nothing of the forward pass could be mistaken for what is computed anew, so no barrier is needed.
+_recomputed = partial(jax.checkpoint, prevent_cse=False)
 
 
 def entropy_from_logits(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
@@ -139,28 +149,31 @@ def entropy_from_logits(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"
     return _entropy(at_least_float32(logits))
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _entropy(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
-    return _entropy_forward(logits)[0]
+    return _read_entropy(logits, *_normalizer(logits))
 
 
-def _entropy_forward(logits: Array) -> tuple[Array, tuple[Array, ...]]:
-    largest, log_sum = _normalizer(logits)
+def _read_entropy(logits: Array, largest: Array, log_sum: Array) -> Array:
     # With s = logit − m and Z = Σ exp s: H = log Z − Σ s·exp(s) / Z, from the exponentials that Z is made of.
     shifted = logits - largest[..., None]
     mean = jnp.sum(jnp.exp(shifted) * _finite_or_zero(shifted), axis=-1) * jnp.exp(-log_sum)
-    entropy = log_sum - mean
-    return entropy, (logits, largest, log_sum, entropy)
+    return log_sum - mean
 
 
-def _entropy_backward(kept: tuple[Array, ...], g: Array) -> tuple[Array]:
-    logits, largest, log_sum, entropy = kept
-    logprobs = logits - largest[..., None] - log_sum[..., None]
-    # ∂H/∂logit = −π·(log π + H)
-    return (-g[..., None] * jnp.exp(logprobs) * (_finite_or_zero(logprobs) + entropy[..., None]),)
+@_entropy.defjvp
+def _entropy_tangents(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (logits,), (logits_dot,) = primals, tangents
+    largest, log_sum = _normalizer(logits)
+    entropy = _read_entropy(logits, largest, log_sum)
 
+    def tangent(logits: Array, largest: Array, log_sum: Array, entropy: Array, logits_dot: Array) -> Array:
+        logprobs = logits - largest[..., None] - log_sum[..., None]
+        # ∂H/∂logit = −π·(log π + H)
+        slope = -jnp.exp(logprobs) * (_finite_or_zero(logprobs) + entropy[..., None])
+        return jnp.sum(slope * logits_dot, axis=-1)
 
-_entropy.defvjp(_entropy_forward, _entropy_backward)
+    return entropy, _recomputed(tangent)(logits, largest, log_sum, entropy, logits_dot)
 
 
 def _finite_or_zero(x: Array) -> Array:

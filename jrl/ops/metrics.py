@@ -77,6 +77,21 @@ def reduce_metrics(stacked: Metrics) -> Metrics:
     return {name: reduced(metric) for name, metric in stacked.items()}
 
 
+def no_metrics(shapes: Metrics) -> Metrics:
+    """Metrics of these shapes that add nothing to any they are merged with; of kept rows, −1.
+
+    Args:
+      shapes: Metrics of arrays, or of `jax.ShapeDtypeStruct`.
+    """
+    fills = {Mean: 0.0, Max: -math.inf, Min: math.inf, Kept: -1.0}
+
+    def nothing(metric: _Metric) -> _Metric:
+        filled: _Metric = jax.tree.map(lambda x: jnp.full(x.shape, fills[type(metric)], x.dtype), metric)
+        return filled
+
+    return {name: nothing(metric) for name, metric in shapes.items()}
+
+
 def finalize(metrics: Metrics) -> dict[str, float]:
     """The numbers to log, on the host: waits for the device.
 

@@ -59,9 +59,51 @@ def clipped_surrogate(
       -2.4
     """
     check_same_shape("advantages", advantages, "logprobs", logprobs)
+    return clipped_ratio_loss(importance_ratio(logprobs, old_logprobs), advantages, clip_range=clip_range)
+
+
+def clipped_ratio_loss(
+    ratio: Float[Array, "*shape"], advantages: Float[Array, "*shape"], *, clip_range: Scalar
+) -> Float[Array, "*shape"]:
+    """`clipped_surrogate` of a ratio that is at hand, of a token or of a whole completion.
+
+        ℓ = −min(ρA, clip(ρ, 1−ε, 1+ε)·A)
+
+    Args:
+      ratio: ρ > 0; the only argument to differentiate.
+      advantages: A.
+      clip_range: ε > 0.
+    Raises:
+      ValueError: If the arrays differ in shape or ε is not positive.
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7, sign reversed.
+    Example:
+      >>> round(float(clipped_ratio_loss(jnp.array([1.65]), jnp.array([2.0]), clip_range=0.2)[0]), 4)
+      -2.4
+    """
+    check_same_shape("advantages", advantages, "ratio", ratio)
     check_positive("clip_range", clip_range)
-    ratio = importance_ratio(logprobs, old_logprobs)
     return -jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip_range, 1 + clip_range) * advantages)
+
+
+def reinforce_loss(
+    logprobs: Float[Array, "*shape"], advantages: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """REINFORCE as a loss, one value per action: ℓ = −A·log π_θ.
+
+    Its gradient is −A·∇log π_θ, right while the policy is the one that sampled. The value means nothing.
+
+    Args:
+      logprobs: log π_θ of the sampled actions, in nats; the only argument to differentiate.
+      advantages: A.
+    Raises:
+      ValueError: If the arrays differ in shape.
+    Reference: Williams 1992, "Simple statistical gradient-following algorithms", eq. 4.
+    Example:
+      >>> reinforce_loss(jnp.array([-0.5]), jnp.array([2.0])).tolist()
+      [1.0]
+    """
+    check_same_shape("advantages", advantages, "logprobs", logprobs)
+    return -advantages * logprobs
 
 
 def clipped_value_loss(

@@ -14,14 +14,17 @@ adds 0 to both.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jrl.ops.checks import check_batch
 from jrl.ops.masking import masked_mean, masked_sum
-from jrl.typing import Metrics
+from jrl.ops.metrics import mean_metric
+from jrl.typing import Mean, Metrics
 
 
 class LossOut(NamedTuple):
@@ -73,6 +76,31 @@ def constant_mean(
     """
     check_batch(mask, losses=losses)
     return masked_sum(losses, mask), length * _num_rows(mask)
+
+
+def loss_of_mean(mean: Any, shown: Mapping[str, Any], mask: Bool[Array, "*B"]) -> LossOut:
+    """A loss that is a mean over the entries of a mask, as one that adds up over minibatches: `(n·L, n)`.
+
+    So several minibatches together learn from Σ n_i·L_i / Σ n_i, which of a mean over entries is the mean over all of
+    them. Where no entry is True the loss weighs nothing, whatever it is.
+
+    Args:
+      mean: L.
+      shown: Numbers to show. One is averaged as L is, an array of the mask's shape over its entries, any other array
+        as its own mean.
+      mask: True on actions, or on rows.
+    """
+    weight = jnp.sum(mask, dtype=jnp.float32)
+
+    def total(number: Any) -> Float[Array, ""]:
+        return jnp.where(weight > 0, jnp.mean(jnp.asarray(number, jnp.float32)), 0.0) * weight
+
+    def metric(value: Any) -> Mean:
+        array = jnp.asarray(value, jnp.float32)
+        return mean_metric(array, mask) if array.shape == mask.shape else Mean(total(array), weight)
+
+    metrics: Metrics = {name: metric(value) for name, value in shown.items()}
+    return LossOut(total(mean), weight, jax.lax.stop_gradient(metrics))
 
 
 def _num_rows(mask: Bool[Array, "B T"]) -> Float[Array, ""]:

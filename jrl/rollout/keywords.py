@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,26 @@ from jrl.rollout.text import Texts
 
 RESERVED = ("samples", "prompts", "outputs", "tokenizer", "output_tokens")
 """jrl's own; the metadata of prompts adds its keys to them."""
+CURE_OF_ASYNC = "Nothing awaits it: give a function that does, as by `return asyncio.run(judge(outputs))`."
+
+
+def refuse_async(function: Callable[..., Any], role: str) -> None:
+    """Refuses a function whose answer must be awaited, before a run begins.
+
+    Args:
+      function: The user's.
+      role: What the user calls the argument that it came by.
+    Raises:
+      ValueError: If it is one.
+    """
+    for called in (function, type(function).__call__):
+        if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+            raise ValueError(f"`{role}` must be a function, got an async one. {CURE_OF_ASYNC}")
+
+
+def _own(entry: Any) -> Any:
+    """A copy of what a function might change, of the kinds that a data set holds."""
+    return copy.deepcopy(entry) if isinstance(entry, dict | list) else entry
 
 
 def accepted_keywords(
@@ -42,7 +63,7 @@ def accepted_keywords(
         "outputs": list(texts.outputs),
         "tokenizer": tokenizer,
         "output_tokens": [list(row) for row in texts.output_tokens],
-        **{name: list(column) for name, column in metadata.items()},
+        **{name: [_own(entry) for entry in column] for name, column in metadata.items()},
     }
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import math
 import numbers
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from jrl.rollout.keywords import accepted_keywords
+from jrl.rollout.keywords import CURE_OF_ASYNC, accepted_keywords
 from jrl.rollout.text import Texts
 
 _logger = logging.getLogger(__name__)
+FAILURES = (Exception, SystemExit, asyncio.CancelledError)
+"""What a user's function may raise that is its failure: all but an interrupt. One that runs what a policy wrote meets
+`exit()` there, which must not end the run as if it were done."""
 
 
 class RewardError(ValueError):
@@ -30,6 +35,10 @@ class RewardError(ValueError):
     def __init__(self, message: str, *, index: int | None = None, prompt: str | None = None) -> None:
         super().__init__(message if index is None else f"{message} Sample {index} has the prompt {prompt!r}.")
         self.index, self.prompt = index, prompt
+
+
+class MetricError(RewardError):
+    """A metric function raised."""
 
 
 class RewardTimeoutError(RewardError):
@@ -75,7 +84,7 @@ def call_reward_fn(
             "`reward_fn` took too long: all %d samples of this call are left out.", len(texts.outputs)
         )
         return [math.nan] * len(texts.outputs)
-    except Exception as error:  # user code: anything may come
+    except FAILURES as error:
         rewards = _one_by_one(reward_fn, keywords, texts, error, skip_errors=skip_errors, timeout=timeout)
     else:
         rewards = _split_answer(answer, len(texts.outputs))
@@ -100,12 +109,18 @@ def call_metric_fn(
     Returns:
       A list of floats, or a float, for each name. NaN is allowed: it says that a sample has no such figure.
     Raises:
-      ValueError: If it asks for an unknown keyword or answers with something else.
+      MetricError: If it raises.
+      RewardError: If it answers with something else.
+      ValueError: If it asks for an unknown keyword.
     """
-    answer = metric_fn(**accepted_keywords(metric_fn, "metric_fn", texts, tokenizer, metadata))
+    keywords = accepted_keywords(metric_fn, "metric_fn", texts, tokenizer, metadata)
+    try:
+        answer = metric_fn(**keywords)
+    except FAILURES as error:
+        raise MetricError(f"`metric_fn` raised {type(error).__name__}: {error}.") from error
     if not isinstance(answer, Mapping):
-        raise ValueError(
-            f"`metric_fn` must return a dictionary from names to numbers, got {type(answer).__name__}."
+        raise RewardError(
+            f"`metric_fn` must return a dictionary from names to numbers, got {_named(answer)}."
         )
     count = len(texts.outputs)
     found: dict[str, list[float] | float] = {}
@@ -117,7 +132,7 @@ def call_metric_fn(
             found[str(name)] = [float(_plain(x)) for x in plain]
         else:
             shape = f"{len(plain)} entries" if isinstance(plain, list) else type(value).__name__
-            raise ValueError(
+            raise RewardError(
                 f"`metric_fn`: {name!r} must be one number a sample (a list of {count}) or one number, got {shape}."
             )
     return found
@@ -190,7 +205,7 @@ def _one_by_one(
     reward_fn: Callable[..., Any],
     keywords: Mapping[str, Any],
     texts: Texts,
-    batch_error: Exception,
+    batch_error: BaseException,
     *,
     skip_errors: bool,
     timeout: float | None,
@@ -203,7 +218,7 @@ def _one_by_one(
         }
         try:
             answer = call_within(reward_fn, single, timeout)
-        except Exception as error:  # user code: anything may come
+        except FAILURES as error:
             blamed = RewardError(
                 f"`reward_fn` raised {type(error).__name__}: {error}.", index=row, prompt=texts.prompts[row]
             )
@@ -226,7 +241,7 @@ def _split_answer(answer: Any, count: int) -> list[Any]:
     rows = answer if isinstance(answer, list | tuple) else _plain(answer)
     if not isinstance(rows, list | tuple):
         raise RewardError(
-            f"`reward_fn` must return one reward a sample, a list of {count}, got {type(answer).__name__}."
+            f"`reward_fn` must return one reward a sample, a list of {count}, got {_named(answer)}."
         )
     if len(rows) != count:
         raise RewardError(
@@ -279,6 +294,19 @@ def _float_or_skip(reward: float | np.ndarray | RewardError, *, skip_errors: boo
         raise reward
     _logger.warning("A sample is left out: %s", reward)
     return math.nan
+
+
+def _named(answer: Any) -> str:
+    """What an answer is that cannot be used, and what the user probably forgot."""
+    name = type(answer).__name__
+    if answer is None:
+        return f"{name}. Is there no `return`?"
+    if inspect.iscoroutine(answer):
+        answer.close()  # or Python says that nobody awaited it
+        return f"a coroutine. {CURE_OF_ASYNC}"
+    if isinstance(answer, Iterator):
+        return f"{name}, which is read once: make a list of it."
+    return name
 
 
 def _plain(value: Any) -> Any:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from jaxtyping import Array, Float
 
-from jrl.ops.forward import window_features, window_kl, window_logprobs
+from jrl.forward import Reader
 from jrl.typing import Frozen, Params, PolicyFns, Scored, Sequences
 
 
@@ -18,7 +19,7 @@ class Score(Protocol):
         self,
         params: Params,
         frozen: Frozen,
-        ref_params: Params,
+        ref_params: Params | None,
         sequences: Sequences,
         temperature: Float[Array, ""],
     ) -> Scored:
@@ -33,52 +34,32 @@ def make_score(policy: PolicyFns, *, logprob_chunk_bytes: int, with_full_kl: boo
     scored: a causal model's figures before the end of a completion do not depend on what comes after it.
 
     Args:
-      policy: The model, with a value head.
+      policy: The model.
       logprob_chunk_bytes: Most bytes of logits held at a time.
       with_full_kl: Whether to compute `Scored.full_kl`, which takes the logits of both models once more.
     Returns:
       `(params, frozen, ref_params, sequences, temperature) -> Scored`, unmasked: what stands at mask 0 is
-      finite and means nothing.
+      finite and means nothing. Without a reference (None) nothing is said of one, without a value head no values.
     """
+    reader = Reader(policy, chunk_bytes=logprob_chunk_bytes)
 
     def score(
         params: Params,
         frozen: Frozen,
-        ref_params: Params,
+        ref_params: Params | None,
         sequences: Sequences,
         temperature: Float[Array, ""],
     ) -> Scored:
-        trunk = policy.trunk(frozen, sequences.inputs)
-        features = window_features(policy, params, frozen, trunk, sequences)
-        reference = window_features(policy, ref_params, frozen, trunk, sequences)
-
-        def logprobs(weights: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-            return window_logprobs(
-                policy,
-                weights,
-                frozen,
-                hidden,
-                sequences,
-                temperature=temperature,
-                chunk_bytes=logprob_chunk_bytes,
-            ).logprobs
-
+        read = replace(reader, temperature=temperature)
+        trunk = read.trunk_of(frozen, sequences)
+        now = read(params, frozen, sequences, trunk=trunk)
+        if ref_params is None:
+            return Scored(now.logprobs, None, now.values)
         return Scored(
-            logprobs=logprobs(params, features.policy),
-            ref_logprobs=logprobs(ref_params, reference.policy),
-            values=policy.heads(params, features.value)["values"],
-            full_kl=None
-            if not with_full_kl
-            else window_kl(
-                policy,
-                params,
-                ref_params,
-                frozen,
-                features.policy,
-                reference.policy,
-                temperature=temperature,
-                chunk_bytes=logprob_chunk_bytes,
-            ),
+            logprobs=now.logprobs,
+            ref_logprobs=read(ref_params, frozen, sequences, trunk=trunk).logprobs,
+            values=now.values,
+            full_kl=read.kl(params, ref_params, frozen, sequences, trunk=trunk) if with_full_kl else None,
         )
 
     return score

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,23 @@ class Texts:
             lengths=np.concatenate([part.lengths for part in parts]),
             stopped=np.concatenate([part.stopped for part in parts]),
         )
+
+
+def variety(texts: Texts, eos_token_ids: Sequence[int]) -> dict[str, float]:
+    """How different completions are from each other, by metric; each is in [0, 1].
+
+    Args:
+      texts: At least one row.
+      eos_token_ids: Not counted as tokens that repeat: every completion may end with one.
+    """
+    completions = [tuple(row) for row in texts.output_tokens]
+    pairs = set(zip(texts.prompts, completions, strict=True))
+    counts = Counter(token for row in completions for token in row if token not in eos_token_ids)
+    return {
+        "completion/distinct_fraction": len(set(completions)) / len(completions),
+        "completion/distinct_across_prompts": len(set(completions)) / len(pairs),
+        "completion/top_token_fraction": max(counts.values(), default=0) / max(counts.total(), 1),
+    }
 
 
 def decode_rows(

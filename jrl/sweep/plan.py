@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jrl.suggestions import did_you_mean
 from jrl.sweep.space import Parameter, parse_parameter
-from jrl.trainers.coerce import field_types, hint, read_yaml
-from jrl.trainers.config import TRLConfig
-from jrl.trainers.registry import METHODS
+from jrl.trainers.config.coercion import field_types, read_yaml
+from jrl.trainers.config.layouts import full_name
+from jrl.trainers.config.registry import METHODS
+from jrl.trainers.config.trl_config import TRLConfig
 
 # Our names, trlX's and Ray's own -> Ray's own. Population-based training is not among them: it changes the
 # hyperparameters of a run that has begun, and a run of jrl goes on under its own only.
@@ -117,7 +119,9 @@ def parse_plan(settings: Mapping[str, Any], entries: Mapping[str, Any]) -> Sweep
     known = [name for name in field_types(SweepPlan) if name not in ("parameters", "fixed")]
     for name in settings:
         if name not in known:
-            raise ValueError(f"unknown field `tune_config.{name}`; there are {known}.{hint(name, known)}")
+            raise ValueError(
+                f"unknown field `tune_config.{name}`; there are {known}.{did_you_mean(name, known)}"
+            )
     for name in ("metric", "mode"):
         if not isinstance(settings.get(name), str):
             raise ValueError(
@@ -126,6 +130,7 @@ def parse_plan(settings: Mapping[str, Any], entries: Mapping[str, Any]) -> Sweep
     if settings["mode"] not in ("max", "min"):
         raise ValueError(f'`tune_config.mode` must be "max" or "min", got {settings["mode"]!r}.')
     _check_settings(settings)
+    entries = {full_name(name, _known_fields()): entry for name, entry in entries.items()}
     for name in entries:
         check_hyperparameter(name)
     searched = {name: entry for name, entry in entries.items() if _is_searched(entry)}
@@ -142,6 +147,12 @@ def parse_plan(settings: Mapping[str, Any], entries: Mapping[str, Any]) -> Sweep
     return plan
 
 
+def _known_fields() -> dict[str, set[str]]:
+    """Section → its fields, those of all methods together."""
+    sections = {name: set(field_types(cls)) for name, cls in field_types(TRLConfig).items()}
+    return sections | {"method": {field for cls in METHODS.values() for field in field_types(cls)}}
+
+
 def check_hyperparameter(name: str) -> None:
     """Refuses a dotted name that no configuration has.
 
@@ -153,14 +164,13 @@ def check_hyperparameter(name: str) -> None:
     if section not in sections or not path:
         raise ValueError(
             f"`{name}` must be a dotted name in one of the sections {list(sections)}, such as "
-            f"`optimizer.kwargs.lr`.{hint(section, sections)}"
+            f"`optimizer.kwargs.lr`.{did_you_mean(section, sections)}"
         )
-    classes: Iterable[type] = METHODS.values() if section == "method" else [sections[section]]
-    known = sorted({field for cls in classes for field in field_types(cls)})
+    known = sorted(_known_fields()[section])
     found = path.partition(".")[0]
     if found not in known:
         raise ValueError(
-            f"unknown hyperparameter `{name}`: `{section}` has no field `{found}`.{hint(found, known)}"
+            f"unknown hyperparameter `{name}`: `{section}` has no field `{found}`.{did_you_mean(found, known)}"
         )
 
 
@@ -179,7 +189,8 @@ def check_arguments(named: Named, accepts: Callable[..., Any], taken: Iterable[s
     for name in named.arguments:
         if name not in known:
             raise ValueError(
-                f"`tune_config.{where}`: {named.name} has no argument `{name}`; it takes {known}.{hint(name, known)}"
+                f"`tune_config.{where}`: {named.name} has no argument `{name}`; it takes {known}."
+                f"{did_you_mean(name, known)}"
             )
 
 
@@ -208,12 +219,28 @@ def _named(settings: Mapping[str, Any], where: str, default: str, known: Mapping
     given = settings.get(where) or default
     arguments = dict(given) if isinstance(given, Mapping) else {"name": given}
     name = arguments.pop("name", None)
+    for argument, value in arguments.items():
+        if any(mark in text for text in _texts(value) for mark in ":/\\"):
+            raise ValueError(
+                f"`tune_config.{where}.{argument}` must name no file, host or module, got {value!r}: a file of "
+                "settings names none."
+            )
     if not isinstance(name, str) or name.lower() not in known:
         raise ValueError(
             f"`tune_config.{where}` must be one of {', '.join(known)}, or a mapping of such a `name` and arguments, "
-            f"got {given!r}.{hint(str(name).lower(), known)}"
+            f"got {given!r}.{did_you_mean(name, known)}"
         )
     return Named(known[name.lower()], arguments)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of YAML."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for entry in (*value, *value.values()) for text in _texts(entry))
+    elif isinstance(value, list):
+        yield from (text for entry in value for text in _texts(entry))
 
 
 def _check_together(plan: SweepPlan) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.table import Table
+from rich.text import Text
 
 from jrl.sweep.plan import SweepPlan
+from jrl.trainers.loggers.safe_text import one_line
 
 RESULTS, PLOT = "results.jsonl", "sweep.png"
 Status = Literal["done", "stopped", "failed", "waiting"]
@@ -81,7 +83,7 @@ def make_table(plan: SweepPlan, results: Sequence[TrialResult], *, rows: int = 2
             name, justify="left" if is_text else "right", no_wrap=name != "status", overflow="fold"
         )
     for result in results[:rows]:
-        table.add_row(
+        cells = [
             result.trial,
             *(format_value(result.values[name]) if name in result.values else "" for name in plan.parameters),
             format_value(result.last) if result.curve else "",
@@ -89,7 +91,9 @@ def make_table(plan: SweepPlan, results: Sequence[TrialResult], *, rows: int = 2
             str(result.last_step) if result.curve else "",
             f"{result.seconds:.0f}",
             result.status if result.error is None else f"{result.status}: {result.error[:60]}",
-        )
+        ]
+        # Text, not str: an error may hold what rich would read as markup, and what a terminal would obey.
+        table.add_row(*(Text(one_line(cell)) for cell in cells))
     return table
 
 

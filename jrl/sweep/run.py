@@ -37,11 +37,14 @@ try:
     )
     from ray.tune.search import SEARCH_ALG_IMPORT
 except ImportError as error:
-    raise ValueError(f"sweeps need Ray Tune and matplotlib: pip install 'jrl[sweep]' ({error}).") from error
+    raise ValueError(
+        f"sweeps need Ray Tune and matplotlib: pip install 'ray[tune]' matplotlib ({error})."
+    ) from error
 
 from jrl.sweep.plan import TIME, SweepError, SweepPlan, check_arguments
 from jrl.sweep.results import Status, TrialResult, format_value, make_table, ranked, write_results
 from jrl.sweep.trial import FAILURE, FINISHED, first_line, plain, run_trial
+from jrl.trainers.loggers.safe_text import for_terminal
 
 SCHEDULERS_OF_RAY: dict[str, Any] = {
     "fifo": FIFOScheduler,
@@ -218,7 +221,7 @@ class Progress(tune.Callback):  # type: ignore[misc]
     def _say(self, trial: Any, text: str) -> None:
         number = self._numbers.get(trial.trial_id, 0)
         # Not a console of rich: Ray pickles its callbacks.
-        print(f"trial {number}/{self._plan.num_trials} {trial.trial_id}  {text}", flush=True)
+        print(f"trial {number}/{self._plan.num_trials} {trial.trial_id}  {for_terminal(text)}", flush=True)
 
 
 def _tuner(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jrl.trainers.coerce import hint
+from jrl.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ def parse_parameter(name: str, entry: Any) -> Parameter:
     known = sorted((*STRATEGIES, *LISTS))
     if strategy not in known:
         raise ValueError(
-            f"`{name}`: `strategy` must be one of {', '.join(known)}, got {strategy!r}.{hint(str(strategy), known)}"
+            f"`{name}`: `strategy` must be one of {', '.join(known)}, got {strategy!r}."
+            f"{did_you_mean(strategy, known)}"
         )
     if not isinstance(values, list | tuple):
         raise ValueError(f"`{name}`: `values` must be a list, got {values!r}.")

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from jrl.trainers.hooks import Hooks, watch
-from jrl.trainers.resume import checkpoints_in
+from jrl.trainers.checkpoints.resume import checkpoints_in
+from jrl.trainers.loop.hooks import Hooks, watch
 
 RUN = "run"  # folder of the trial's run inside its own
 FINISHED = "finished"  # empty file beside it, written when `main` came to its end
@@ -122,8 +122,10 @@ def run_trial(
         with watch(Hooks(log=reporter.log, evaluate=reporter.evaluate)):
             load_main(script)({"train.checkpoint_dir": str(run), **again, **values})
         reporter.finish()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         (folder / FAILURE).write_text(f"{type(error).__name__}: {first_line(error)}\n", encoding="utf-8")
+        if isinstance(error, SystemExit):  # which Ray would not see
+            raise RuntimeError(f"`main` of {script} called sys.exit({error.code!r}).") from error
         raise
     (folder / FINISHED).touch()
 

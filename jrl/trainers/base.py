@@ -14,27 +14,29 @@ from typing import Any, TypeVar
 import jax
 import optax
 
-from jrl.data.fingerprint import fingerprint
+from jrl.compilation import COMPILER_OPTIONS, use_compilation_cache
+from jrl.data.sources.fingerprint import fingerprint
 from jrl.distributed import join, on_main
 from jrl.learners.config import MethodConfig
-from jrl.learners.guards import skip_nonfinite
+from jrl.learners.guards import clip_by_global_norm, skip_nonfinite
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.mesh import replicated, tree_shardings
-from jrl.trainers.checkpoint import tree_sha256
-from jrl.trainers.compilation import use_compilation_cache
-from jrl.trainers.config import TRLConfig
-from jrl.trainers.evaluation import Evaluation
-from jrl.trainers.hooks import current_hooks
-from jrl.trainers.loggers_trackers import check_tracker
-from jrl.trainers.model_card import model_card
-from jrl.trainers.placing import introduce
-from jrl.trainers.setup import ModelBundle, mesh_of
+from jrl.models.heads import HEADS, HeadsPlace
+from jrl.placement import introduce
+from jrl.trainers.cards.card import model_card
+from jrl.trainers.checkpoints.checkpointer import tree_sha256
+from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loading.setup import ModelBundle, mesh_of
+from jrl.trainers.loggers.trackers import check_tracker
+from jrl.trainers.loop.hooks import current_hooks
+from jrl.trainers.rollouts.draws import Draws
+from jrl.trainers.rollouts.evaluation import Evaluation
 from jrl.typing import Params, Update
 
 Method = TypeVar("Method", bound=MethodConfig)
 
 # Streams of the root key; the trainers fold their iteration numbers into them.
-EVALUATION_STREAM, GENERATION_STREAM, TRAINING_STREAM = 1, 2, 3
+EVALUATION_STREAM, TRAINING_STREAM = 1, 3  # sampling calls of a script have `draws.GENERATION_STREAM`
 
 
 class Trainer(abc.ABC):
@@ -42,7 +44,7 @@ class Trainer(abc.ABC):
 
     Args:
       config: Copied and validated once; later changes to the caller's object do nothing.
-      optimizer: Used instead of the one that the configuration names.
+      optimizer: Used instead of the one that the configuration names, on gradients clipped to `train.max_grad_norm`.
 
     Attributes:
       config: The run's own configuration.
@@ -58,10 +60,12 @@ class Trainer(abc.ABC):
       unsaved: Whether `learn` ended without its last checkpoint, because the disk refused it.
       hooks: What is called as the run goes on.
       dataset_names: What the data are called, for the model card; whoever read them by name sets it.
+      tags: Of the model card, beside its own.
     """
 
     state: Any
     dataset_names: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
     def __init__(self, config: TRLConfig, *, optimizer: optax.GradientTransformation | None = None) -> None:
         join()  # before anything of JAX is computed
@@ -81,6 +85,7 @@ class Trainer(abc.ABC):
         self.tokenizer, self.frozen, self.replicated = bundle.tokenizer, bundle.frozen, bundle.replicated
         self.adapter, self.base_model = bundle.adapter, bundle.base_model
         self.root_key = jax.random.key(self.config.train.seed)
+        self.draws = Draws(self.config.train.seed)
         self.use_model(bundle)
         self.build(bundle.params, bundle.reference)
 
@@ -124,15 +129,16 @@ class Trainer(abc.ABC):
         return self.config.method
 
     def make_optimizer(self) -> optax.GradientTransformation:
-        """The optimizer and schedule that the configuration names, unless one was given."""
-        if self._given_optimizer is not None:
-            return skip_nonfinite(self._given_optimizer)
+        """The optimizer and schedule that the configuration names, unless one was given; either is clipped alike."""
+        norm, given = self.config.train.max_grad_norm, self._given_optimizer
+        if given is not None:
+            return skip_nonfinite(given if norm is None else optax.chain(clip_by_global_norm(norm), given))
         optimizer, scheduler = self.config.optimizer, self.config.scheduler
         return make_optimizer(
             optimizer.name,
             optimizer.kwargs,
             make_schedule(scheduler.name, scheduler.kwargs),
-            max_grad_norm=self.config.train.max_grad_norm,
+            max_grad_norm=norm,
         )
 
     def compile_learner(self, init: Callable[[Params], Any], update: Update, params: Params) -> None:
@@ -140,7 +146,12 @@ class Trainer(abc.ABC):
         shardings, _ = tree_shardings(self.mesh, jax.eval_shape(init, params))
         with jax.set_mesh(self.mesh):
             self.state = jax.jit(init, out_shardings=shardings)(params)
-        self.update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
+        self.update = jax.jit(
+            update,
+            donate_argnums=0,
+            out_shardings=(shardings, replicated(self.mesh)),
+            compiler_options=COMPILER_OPTIONS,
+        )
 
     @abc.abstractmethod
     def add_data(
@@ -168,9 +179,13 @@ class Trainer(abc.ABC):
         return None
 
     def save_pretrained(
-        self, directory: str | os.PathLike[str] | None = None, *, merge_adapter: bool = False
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        merge_adapter: bool = False,
+        heads: bool = False,
     ) -> Path:
-        """Writes a Hugging Face checkpoint: safetensors, config, tokenizer, the heads, and a model card.
+        """Writes a Hugging Face checkpoint: safetensors, config, tokenizer, and a model card.
 
         Of several processes all call it, and process 0 writes.
 
@@ -179,16 +194,31 @@ class Trainer(abc.ABC):
         Args:
           directory: Defaults to `hf_model` in the run's folder.
           merge_adapter: Writes the whole model instead, with the adapter in its weights.
+          heads: Writes the value head and Q heads into the model's file, where trlX, TRL and jrl find them and servers
+            such as vLLM refuse them. Checkpoints have them in any case.
         Raises:
-          ValueError: If there is no adapter that can be merged into these weights.
+          ValueError: If there is no adapter that can be merged into these weights, or no head to write.
         """
+        if heads and not self.has_heads:
+            raise ValueError(
+                f"`heads` must be False for {type(self).__name__}: it trains no value head and no Q heads."
+            )
         target = Path(directory) if directory is not None else self.run_dir / "hf_model"
-        write = self.export_writer(merge_adapter=merge_adapter)
+        write = self.export_writer(merge_adapter=merge_adapter, heads="inside" if heads else "left_out")
         on_main(lambda: write(target))
         return target
 
+    @property
+    def has_heads(self) -> bool:
+        """Whether a value head or Q heads train, which `save_pretrained` can write."""
+        return any(name in self.exported_params for name in HEADS)
+
     def export_writer(
-        self, *, merge_adapter: bool = False, data_sha256: Mapping[str, str] | None = None
+        self,
+        *,
+        merge_adapter: bool = False,
+        heads: HeadsPlace = "apart",
+        data_sha256: Mapping[str, str] | None = None,
     ) -> Callable[[Path], None]:
         """What `model_writer` gives, and the model card beside it; all that either needs is copied here.
 
@@ -196,10 +226,12 @@ class Trainer(abc.ABC):
 
         Args:
           merge_adapter: As for `save_pretrained`.
+          heads: Where heads go: apart in checkpoints, so that their models can be served.
           data_sha256: As the method of that name gives it, where it is at hand.
         """
-        write_model = self.model_writer(merge_adapter=merge_adapter)
-        card = model_card(self, merged=merge_adapter, data_sha256=data_sha256)
+        write_model = self.model_writer(merge_adapter=merge_adapter, heads=heads)
+        left_out = sorted(set(HEADS) & self.exported_params.keys()) if heads == "left_out" else []
+        card = model_card(self, merged=merge_adapter, data_sha256=data_sha256, left_out=left_out)
 
         def write(directory: Path) -> None:
             write_model(directory)
@@ -208,16 +240,20 @@ class Trainer(abc.ABC):
         return write
 
     @abc.abstractmethod
-    def model_writer(self, *, merge_adapter: bool = False) -> Callable[[Path], None]:
+    def model_writer(
+        self, *, merge_adapter: bool = False, heads: HeadsPlace = "apart"
+    ) -> Callable[[Path], None]:
         """A function that writes the parameters as they are now: copied to the host here, written whenever called."""
 
     def host_state(self) -> dict[str, Any]:
         """What a checkpoint must hold beside the state: plain JSON of what this run keeps on the host."""
-        return {}
+        return {"draws": self.draws.state(), "caller": self.hooks.host_state()}
 
     def load_host_state(self, found: Mapping[str, Any]) -> None:
-        """Puts back what `host_state` gave."""
-        del found
+        """Puts back what `host_state` gave; one of an earlier release may lack the counter of sampling calls."""
+        if "draws" in found:
+            self.draws.load(found["draws"])
+        self.hooks.load_host_state(found.get("caller", {}))
 
     def frozen_sha256(self) -> str:
         """Fingerprint of the frozen arrays, computed once: a checkpoint belongs to one base model."""
@@ -256,7 +292,10 @@ class Trainer(abc.ABC):
         return found | self.describe_data()
 
     def describe_data(self) -> dict[str, str]:
-        """Size of the data, and what became of those that were too long, one line a kind; {} before there are any."""
+        """Size of the data, and what became of those that were too long, one line a kind; {} before there are any.
+
+        A line is Markdown, for it stands in the model's card too: a name that a user chose goes through `code_span`.
+        """
         return {}
 
     @abc.abstractmethod

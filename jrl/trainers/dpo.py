@@ -4,20 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jrl.data.fingerprint import fingerprint
-from jrl.data.preferences import PreferenceSet
+from jrl.compilation import COMPILER_OPTIONS
+from jrl.data.preferences.preference_set import PreferenceSet
+from jrl.data.sources.fingerprint import fingerprint
 from jrl.distributed import gather, is_main
-from jrl.learners.dpo import DPOState, dpo_objective, init_dpo_state, make_dpo_update, reference_logprobs
+from jrl.learners.dpo import (
+    DPOState,
+    PairsLoss,
+    dpo_objective,
+    init_dpo_state,
+    make_dpo_update,
+    reference_logprobs,
+)
 from jrl.learners.dpo_config import DPOConfig
 from jrl.mesh import replicated
-from jrl.trainers.dpo_reference import (
+from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.loading.dpo_reference import (
     CACHE,
     Reference,
     check_reference,
@@ -27,11 +35,9 @@ from jrl.trainers.dpo_reference import (
     score_samples,
     starting_from,
 )
-from jrl.trainers.dpo_watch import DisplacementWatch
+from jrl.trainers.loading.setup import PolicyBundle
 from jrl.trainers.offline import OfflineTrainer, SampleSet
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.trainers.registry import register_trainer
-from jrl.trainers.setup import PolicyBundle
 from jrl.typing import Params, PreferenceBatch
 
 
@@ -58,10 +64,14 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
         return self.method_as(DPOConfig)
 
     @property
+    def own_loss(self) -> PairsLoss | None:
+        """The loss of a minibatch of pairs in the place of the configured one; None: that one."""
+        return None
+
+    @property
     def precomputes(self) -> bool:
         """Whether the reference scores the data before training."""
-        asked = self.method.precompute_ref_log_probs
-        return not self.method.sync_ref_model if asked is None else asked
+        return not self.method.asks_reference
 
     def load_model(self) -> PolicyBundle:
         """The model; a reference of its own is looked at before."""
@@ -82,6 +92,7 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
             batch_size=train.batch_size,
             minibatch_size=minibatch_size,
             logprob_chunk_bytes=chunk_bytes,
+            loss=self.own_loss,
         )
         self.reference = self._make_reference(make_reference)
         self._scored: list[SampleSet] = []
@@ -106,9 +117,12 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
                 logprob_chunk_bytes=chunk_bytes,
             ),
             out_shardings=replicated(self.mesh),  # every process reads all of them
+            compiler_options=COMPILER_OPTIONS,
         )
         self.compile_evaluation(
-            partial(dpo_objective, self.policy, config=method, logprob_chunk_bytes=chunk_bytes)
+            partial(
+                dpo_objective, self.policy, config=method, logprob_chunk_bytes=chunk_bytes, loss=self.own_loss
+            )
         )
 
     def _make_reference(self, make_reference: Callable[[], Params]) -> Reference:
@@ -183,17 +197,7 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
                 self.score_reference(self.eval_samples)
             if self.adapter is None or self.method.ref_model_path is not None:
                 self.reference = None  # the frozen base stays in any case
-        hooks, watch = self.hooks, DisplacementWatch()
-
-        def log(record: dict[str, Any]) -> None:
-            watch.see(record)
-            hooks.log(record)
-
-        self.hooks = replace(hooks, log=log)
-        try:
-            super().learn()
-        finally:
-            self.hooks = hooks
+        super().learn()
 
     def score_reference(self, samples: SampleSet) -> None:
         """Makes sure that a set knows the reference's log-probabilities: from the run's folder, or by computing them.

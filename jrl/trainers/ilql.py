@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 
-from jrl.data.offline import RewardedSet
+from jrl.data.offline import RewardedRows, RewardedSet
 from jrl.learners.ilql import ILQLConfig, ILQLState, init_ilql_state, make_ilql_update
-from jrl.trainers.generation import GenerationSettings, Sweep, parse_gen_kwargs
+from jrl.rollout.sampler import GenerationSettings
+from jrl.trainers.config.gen_kwargs import Sweep, parse_gen_kwargs
+from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.loading.setup import PolicyBundle, load_policy
 from jrl.trainers.offline import OfflineTrainer
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.trainers.registry import register_trainer
-from jrl.trainers.setup import PolicyBundle, load_policy
 from jrl.typing import Params
 
 
@@ -26,7 +27,7 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
     """
 
     state: ILQLState
-    samples: RewardedSet
+    samples: RewardedRows
     tokens_metric = "ilql/tokens"
     loss_metric = "ilql/loss"
 
@@ -52,6 +53,7 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
             batch_size=train.batch_size,
             minibatch_size=train.minibatch_size or train.batch_size,
             logprob_chunk_bytes=train.logprob_chunk_bytes,
+            objective=self.method.own_objective(),
         )
         self.compile_learner(lambda p: init_ilql_state(p, optimizer), update, params)
 
@@ -59,7 +61,7 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
         """As every trainer, with `beta`: 1 where `gen_kwargs` say nothing of it, null to sample without Q heads."""
         return parse_gen_kwargs(
             gen_kwargs,
-            eos_token_id=self.tokenizer.eos_token_id,
+            eos_token_id=self.eos_token_ids,
             pad_token_id=self.tokenizer.pad_token_id,
             steers=True,
         )
@@ -99,6 +101,7 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
             max_length=max_length or train.seq_length,
             seed=train.seed,
             decoder_start_token_id=self.lm.decoder_start_token_id,
+            add_special_tokens=self.config.tokenizer.add_special_tokens,
         )
 
     @property

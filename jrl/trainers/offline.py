@@ -10,16 +10,17 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 
-from jrl.data.streaming import StreamSet
+from jrl.compilation import COMPILER_OPTIONS
+from jrl.data.sources.streams import StreamSet
 from jrl.learners.accumulate import Loss
 from jrl.mesh import replicated
 from jrl.ops.metrics import finalize, merge_metrics
+from jrl.placement import place_rows
 from jrl.trainers.base import TRAINING_STREAM, Trainer
-from jrl.trainers.description import Sized, describe_size
-from jrl.trainers.evaluation import Evaluation
-from jrl.trainers.loop import Run
-from jrl.trainers.placing import place_rows
-from jrl.typing import Frozen, Metrics, Params
+from jrl.trainers.loggers.description import Sized, describe_size, warn_of_batches
+from jrl.trainers.loop.run import Run
+from jrl.trainers.rollouts.evaluation import Evaluation
+from jrl.typing import ComparisonBatch, Frozen, Metrics, Params
 
 HELD_OUT = "eval/"
 """Before the name of a metric that was measured on the evaluation samples."""
@@ -53,6 +54,11 @@ class OfflineTrainer(Trainer):
     loss_metric: ClassVar[str]
     """Name of the objective's loss among the metrics; on the evaluation samples, less of it is better."""
 
+    @property
+    def own_objective(self) -> Callable[[Params, Frozen, Any], Loss] | None:
+        """What is minimised instead of the configured objective; None: that one. It is never given padding."""
+        return None
+
     def compile_evaluation(self, objective: Callable[[Params, Frozen, Any], Loss]) -> None:
         """Makes what evaluations call.
 
@@ -63,7 +69,9 @@ class OfflineTrainer(Trainer):
         def measure(params: Params, frozen: Frozen, batch: Any) -> Metrics:
             return objective(params, frozen, batch)[2]
 
-        self._measure = jax.jit(measure, out_shardings=replicated(self.mesh))
+        self._measure = jax.jit(
+            measure, out_shardings=replicated(self.mesh), compiler_options=COMPILER_OPTIONS
+        )
 
     def learn(self) -> None:
         """Runs up to `total_steps`, or `epochs` passes over the samples."""
@@ -71,10 +79,9 @@ class OfflineTrainer(Trainer):
         batch_size = self.config.train.batch_size
         with (
             jax.set_mesh(self.mesh),
-            Run(self, steps_per_iteration=1, num_iterations=self.num_iterations) as run,
+            Run(self, num_steps=self.num_steps) as run,
         ):
-            if run.iteration == 0:
-                run.evaluate()
+            run.begin()
             for iteration in run.remaining():
                 with run.stopwatch("data"):
                     batch = self.samples.batch(iteration, batch_size)
@@ -86,14 +93,14 @@ class OfflineTrainer(Trainer):
 
     def place(self, batch: Any) -> Any:
         """Host rows on the mesh, as the update takes them."""
-        return place_rows(self.mesh, batch)
+        return place_rows(self.mesh, batch if self.own_objective is None else real_rows(batch))
 
     def count_tokens(self, batch: Any) -> float:
         """Trained tokens of a batch."""
         return float(batch.mask.sum())
 
     @property
-    def num_iterations(self) -> int:
+    def num_steps(self) -> int:
         """`total_steps`, or what `epochs` passes take if that is less; of a stream nobody knows what a pass takes."""
         if isinstance(self.samples, StreamSet):
             return self.config.train.total_steps
@@ -127,6 +134,8 @@ class OfflineTrainer(Trainer):
     def describe_data(self) -> dict[str, str]:
         """The samples'."""
         found = {"samples": describe_size(self.samples)} if "samples" in vars(self) else {}
+        if found and not isinstance(self.samples, StreamSet):
+            found |= warn_of_batches(self.config.train.batch_size, len(self.samples), "the samples")
         if self.eval_samples is not None:
             found["evaluation samples"] = describe_size(self.eval_samples)
         return found
@@ -135,3 +144,9 @@ class OfflineTrainer(Trainer):
         """The samples', beside what every trainer has."""
         found = super().data_sha256() | {"samples": self.samples.sha256()}
         return found if self.eval_samples is None else found | {"eval_samples": self.eval_samples.sha256()}
+
+
+def real_rows(batch: Any) -> Any:
+    """The rows of a batch, NumPy arrays, without the copies that only fill it up."""
+    real = batch.valid if isinstance(batch, ComparisonBatch) else batch.mask.any(axis=1)
+    return jax.tree.map(lambda x: x[real], batch)

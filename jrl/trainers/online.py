@@ -1,63 +1,187 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trainers share that learn from samples of the policy's own: prompts to start from, and who scores them."""
+"""Online policy gradients, whatever their recipe: sample, score, reward, update."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Sequence
+import functools
+import math
+import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+import jax
+
 from jrl.data.prompts import PromptSet
-from jrl.trainers.description import describe_size
-from jrl.trainers.generation import GenerationSettings
-from jrl.trainers.policy_trainer import PolicyTrainer
+from jrl.forward import Reader
+from jrl.learners.config import OnlineConfig
+from jrl.learners.online import OnlineState, init_online_state, make_online_update
+from jrl.learners.recipe import Recipe
+from jrl.rollout.experience import Experience, ExperienceCollector
+from jrl.rollout.sampler import GenerationSettings
+from jrl.trainers.base import TRAINING_STREAM
+from jrl.trainers.config.method import entry_of
+from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.loading.setup import PolicyBundle, load_policy
+from jrl.trainers.loggers.description import warn_of_batches
+from jrl.trainers.loop.run import Run
+from jrl.trainers.sampling_trainer import SamplingTrainer
+from jrl.typing import Params, PRNGKey
 
 
-class OnlineTrainer(PolicyTrainer):
-    """Samples from prompts, and learns from what a reward function says of the samples.
+@register_trainer("OnlineTrainer")
+class OnlineTrainer(SamplingTrainer):
+    """Runs the recipe of its method. `state` is an `OnlineState`: parameters, optimizer, KL coefficient, moments."""
 
-    Attributes:
-      prompts: Set by `add_data`.
-    """
+    state: OnlineState
+    ref_params: Params | None
+    refusal = "learns online"
+    keep_ratios: ClassVar[bool] = False
+    """Whether the update's metrics hold the ratio of every action."""
 
-    prompts: PromptSet
-    refusal: ClassVar[str]
-    """How this algorithm learns, as the beginning of what is said to data of another kind."""
+    @property
+    def method(self) -> OnlineConfig:
+        """The algorithm's section of the configuration."""
+        return self.method_as(OnlineConfig)
 
-    def add_data(
-        self,
-        *,
-        samples: Sequence[Any] | None,
-        rewards: Sequence[float] | None,
-        prompts: Sequence[Any] | None,
-        eval_prompts: Sequence[Any] | None,
-    ) -> None:
-        """Takes prompts; the evaluation prompts default to the first `batch_size` of them."""
-        if self.reward_fn is None or samples is not None or rewards is not None:
-            raise ValueError(f"{self.refusal}: give `reward_fn` and `prompts`, not `samples` or `rewards`.")
-        prompts = list(prompts) if prompts is not None else self.default_prompts()
-        self.add_prompts(prompts, self.reward_fn)
-        self.add_eval_prompts(
-            eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size]
+    def make_recipe(self) -> Recipe:
+        """The algorithm, as its entry makes it of the configuration; a subclass may replace parts of it.
+
+        Raises:
+          ValueError: If the method has no recipe.
+        """
+        entry = entry_of(self.method)
+        if entry is None or entry.recipe is None:
+            raise ValueError(
+                f"`method.name` must be that of an online algorithm with a recipe, got {self.method.name!r}. "
+                "`jrl.register(jrl.Method(...))` makes one known."
+            )
+        return entry.recipe(self.method)
+
+    @functools.cached_property
+    def recipe(self) -> Recipe:
+        """The algorithm that this run compiles."""
+        return self.make_recipe()
+
+    def load_model(self) -> PolicyBundle:
+        """The model, with a value head where the algorithm has a critic."""
+        return load_policy(
+            self.config,
+            self.mesh,
+            with_value_head=self.recipe.critic,
+            num_value_layers_unfrozen=self.recipe.num_value_layers_unfrozen,
         )
 
-    def add_prompts(self, prompts: Sequence[Any], reward_fn: Callable[..., Any]) -> None:
-        """Sets what is sampled from and who scores it."""
-        max_new_tokens = self.rollout_settings().max_new_tokens
-        self.add_prompt_set(self.prompt_set(prompts, max_new_tokens=max_new_tokens), reward_fn)
+    def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
+        """The reference is copied before the state may be donated; the update is one compiled call an iteration."""
+        train, recipe = self.config.train, self.recipe
+        rollouts = self.rollout_settings()
+        if rollouts.filtered or self.logit_mask is not None:
+            warnings.warn(
+                "Rollouts are filtered (`logit_mask`, top_k, top_p or repetition_penalty), but log-probabilities count "
+                "the whole vocabulary: ratio and KL refer to the unfiltered policy.",
+                stacklevel=4,
+            )
+        optimizer = self.make_optimizer()
+        self.ref_params = None if recipe.kl is None else make_reference()
+        update = make_online_update(
+            Reader(self.policy, rollouts.temperature, train.logprob_chunk_bytes),
+            optimizer,
+            recipe,
+            batch_size=train.batch_size,
+            minibatch_size=train.minibatch_size or train.batch_size,
+            keep_ratios=self.keep_ratios,
+        )
+        self.compile_learner(lambda p: init_online_state(p, optimizer, recipe), update, params)
 
-    @abc.abstractmethod
     def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
         """The same for prompts that are tokenised already."""
+        self.prompts, self.reward_fn = prompts, reward_fn
+        self.collect: Callable[..., Experience] = self.make_collector(self.method.num_rollouts)
 
-    def rollout_settings(self) -> GenerationSettings:
-        """How the samples are drawn that are learned from: `gen_kwargs` at the first value of a sweep."""
-        return self.settings
+    def make_collector(self, num_rollouts: int) -> ExperienceCollector:
+        """Collects so many rollouts a call, from the prompts and with the reward function that were added."""
+        method, kl = self.method, self.recipe.kl
+        assert self.reward_fn is not None, "prompts come with a reward function"
+        return ExperienceCollector(
+            self.policy,
+            self.collector(method.chunk_size, self.reward_call(self.reward_fn)),
+            self.prompts,
+            self.rollout_settings(),
+            num_rollouts=num_rollouts,
+            logprob_chunk_bytes=self.config.train.logprob_chunk_bytes,
+            missing_eos_penalty=method.missing_eos_penalty,
+            with_full_kl=kl is not None and kl.penalty == "full",
+        )
+
+    def keys(self, iteration: int) -> tuple[PRNGKey, PRNGKey]:
+        """Of an iteration: one for its rollouts, one for its update."""
+        root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(root_key, iteration))
+        return rollout_key, update_key
+
+    def learn(self) -> None:
+        """Runs the algorithm up to `total_steps` or `epochs` iterations, whichever ends first."""
+        counts = {"steps_per_iteration": self.steps_per_iteration, "max_iterations": self.config.train.epochs}
+        with (
+            jax.set_mesh(self.mesh),
+            Run(self, num_steps=self.config.train.total_steps, **counts) as run,
+        ):
+            run.begin()
+            for iteration in run.remaining():
+                rollout_key, update_key = self.keys(iteration)
+                experience = self.collect(
+                    self.params,
+                    self.frozen,
+                    self.ref_params,
+                    iteration,
+                    rollout_key,
+                    while_sampling=run.flush,
+                    stopwatch=run.stopwatch,
+                )
+                self.state, metrics = self.update(
+                    self.state, self.frozen, experience.rollouts, update_key, run.end_of_state
+                )
+                run.after(experience.metrics, metrics | experience.agreement, experience.rows)
+            self.interrupted = run.stopped
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Optimizer steps of one update: passes times optimizer batches."""
+        return self.recipe.num_epochs * math.ceil(self.method.num_rollouts / self.config.train.batch_size)
 
     def describe_data(self) -> dict[str, str]:
-        """The prompts'."""
-        return {"prompts": describe_size(self.prompts)} if "prompts" in vars(self) else {}
+        """The prompts, and whether optimizer batches fit the rollouts."""
+        found = super().describe_data()
+        what = "`method.num_rollouts`"
+        return found | warn_of_batches(
+            self.config.train.batch_size, self.method.num_rollouts, what, ragged=True
+        )
 
-    def data_sha256(self) -> dict[str, str]:
-        """The prompts', beside what every trainer has."""
-        return super().data_sha256() | {"prompts": self.prompts.sha256()}
+    def rollout_settings(self) -> GenerationSettings:
+        """`gen_experience_kwargs` where given, else `gen_kwargs` at the first value of a sweep."""
+        if self.method.gen_experience_kwargs is None:
+            return self.settings
+        settings, sweep = self.parse_generation(self.method.gen_experience_kwargs)
+        if sweep:
+            raise ValueError(
+                f"gen_experience_kwargs: `{sweep[0]}` is a list; only `gen_kwargs` may be swept."
+            )
+        return settings
+
+    @property
+    def params(self) -> Params:
+        """Trainable parameters, a value head included."""
+        return self.state.train.params
+
+    def untrained(self) -> Any:
+        """The frozen layers and the reference: rewards depend on both."""
+        return self.frozen, self.ref_params
+
+    def optimizer_steps(self) -> jax.Array:
+        """The state's step counter."""
+        return self.state.train.step
+
+    @property
+    def eval_chunk_size(self) -> int:
+        """Evaluation samples as many rows a call as a rollout does."""
+        return self.method.chunk_size

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,25 +14,24 @@ import jax
 import numpy as np
 import optax
 
-from jrl.data.fingerprint import fingerprint
 from jrl.data.prompts import PromptSet
-from jrl.trainers.base import EVALUATION_STREAM, GENERATION_STREAM, Trainer
-from jrl.trainers.completing import Completer
-from jrl.trainers.config import TRLConfig
-from jrl.trainers.description import describe_policy
-from jrl.trainers.evaluation import Evaluation, Evaluator
-from jrl.trainers.export import model_writer
-from jrl.trainers.generation import (
-    GenerationSettings,
-    Sampler,
-    Sweep,
-    check_logit_mask,
-    parse_gen_kwargs,
-)
-from jrl.trainers.prompting import document_start, make_prompt_set
-from jrl.trainers.reward_calls import RewardCall
-from jrl.trainers.setup import PolicyBundle, load_policy
-from jrl.typing import Params
+from jrl.data.sources.fingerprint import fingerprint
+from jrl.models.heads import HeadsPlace
+from jrl.rollout.collect import Collector
+from jrl.rollout.keywords import refuse_async
+from jrl.rollout.reward_call import RewardCall
+from jrl.rollout.sampler import GenerationSettings, Sampler, check_logit_mask
+from jrl.trainers.base import EVALUATION_STREAM, Trainer
+from jrl.trainers.config.gen_kwargs import Sweep, parse_gen_kwargs
+from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loading.export import model_writer
+from jrl.trainers.loading.setup import PolicyBundle, load_policy
+from jrl.trainers.loading.tokenizers import warn_of_bare_prompts
+from jrl.trainers.loggers.description import describe_policy
+from jrl.trainers.rollouts.draws import GENERATION_STREAM
+from jrl.trainers.rollouts.evaluation import Evaluation, Evaluator
+from jrl.trainers.rollouts.prompt_sets import document_start, make_prompt_set
+from jrl.typing import Params, PRNGKey
 
 
 class PolicyTrainer(Trainer):
@@ -59,6 +61,10 @@ class PolicyTrainer(Trainer):
         logit_mask: Any = None,
         optimizer: optax.GradientTransformation | None = None,
     ) -> None:
+        if metric_fn is not None:
+            refuse_async(metric_fn, "metric_fn")
+        if reward_fn is not None:
+            refuse_async(reward_fn, "reward_fn")
         self.reward_fn, self.metric_fn, self.stop_sequences = reward_fn, metric_fn, tuple(stop_sequences)
         self.logit_mask = logit_mask
         self.eval_prompts: PromptSet | None = None
@@ -72,6 +78,7 @@ class PolicyTrainer(Trainer):
         """Makes the sampler."""
         self.lm, self.policy, self.lenient_policy = bundle.lm, bundle.policy, bundle.lenient_policy
         forbidden = check_logit_mask(self.logit_mask, self.lm.vocab_size)
+        warn_of_bare_prompts(self.config.tokenizer, self.tokenizer, self.lm.decoder_start_token_id)
         self.sampler = Sampler(self.policy, forbidden=forbidden, mesh=self.mesh)
         self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
 
@@ -81,10 +88,16 @@ class PolicyTrainer(Trainer):
         return self.params
 
     def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
-        """`gen_kwargs` with the tokenizer's special tokens filled in: (settings, sweep)."""
+        """`gen_kwargs` with the ids filled in that end and pad a row: (settings, sweep)."""
         return parse_gen_kwargs(
-            gen_kwargs, eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id
+            gen_kwargs, eos_token_id=self.eos_token_ids, pad_token_id=self.tokenizer.pad_token_id
         )
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a row unless `gen_kwargs` say otherwise: the tokenizer's EOS and those of the checkpoint."""
+        own = () if self.tokenizer.eos_token_id is None else (self.tokenizer.eos_token_id,)
+        return tuple(dict.fromkeys((*own, *self.lm.eos_token_ids)))
 
     def prompt_set(
         self, prompts: Sequence[Any], *, max_new_tokens: int, long_prompts: str | None = None
@@ -99,23 +112,41 @@ class PolicyTrainer(Trainer):
         return make_prompt_set(
             prompts,
             self.tokenizer,
-            self.config.train,
+            self.config,
             max_new_tokens=max_new_tokens,
             long_prompts=long_prompts,
             decoder_start_token_id=self.lm.decoder_start_token_id,
         )
+
+    @functools.cached_property
+    def handed_tokenizer(self) -> Any:
+        """What reward and metric functions are given: a copy, for what they change in it must not be exported."""
+        try:
+            return copy.deepcopy(self.tokenizer)
+        except Exception as error:  # of a tokenizer with parts of the user's own: anything may come
+            warnings.warn(
+                f"The tokenizer cannot be copied ({error}): reward and metric functions get the run's own, and what "
+                "they change in it is exported.",
+                stacklevel=4,
+            )
+            return self.tokenizer
 
     def reward_call(self, reward_fn: Callable[..., Any]) -> RewardCall:
         """The reward function under `train.reward_errors` and `train.reward_timeout`."""
         train = self.config.train
         return RewardCall(
             reward_fn,
-            self.tokenizer,
+            self.handed_tokenizer,
             skip_errors=train.reward_errors == "skip",
             timeout=train.reward_timeout,
-            failures=self.run_dir / "failed_rollouts",
+            failures=self.failures,
             on_main=train.rewards_on == "main",
         )
+
+    @property
+    def failures(self) -> Path:
+        """Folder of the completions that a reward or metric function failed on."""
+        return self.run_dir / "failed_rollouts"
 
     def default_prompts(self) -> list[str]:
         """One optimizer batch of the text that starts a document."""
@@ -142,24 +173,32 @@ class PolicyTrainer(Trainer):
         if self.eval_prompts is None:
             return None
         evaluator = Evaluator(
-            complete=self.completer(self.eval_chunk_size),
+            collect=self.collector(self.eval_chunk_size),
             prompts=self.eval_prompts,
             tokenizer=self.tokenizer,
             settings=self.settings,
             sweep=self.sweep,
             rewards=None if self.reward_fn is None else self.reward_call(self.reward_fn),
             metric_fn=self.metric_fn,
-            label=f"evaluation_at_step_{step:06d}",
+            step=step,
+            skip_errors=self.config.train.reward_errors == "skip",
+            failures=self.failures,
+            handed_tokenizer=self.handed_tokenizer,
         )
         with jax.set_mesh(self.mesh):
             key = jax.random.fold_in(jax.random.fold_in(self.root_key, EVALUATION_STREAM), step)
             return evaluator(self.sampling_params, self.frozen, key)
 
-    def completer(self, chunk_size: int) -> Completer:
-        """Samples and decodes, so many rows a call."""
-        on_main = self.config.train.rewards_on == "main"
-        return Completer(
-            self.sampler, self.tokenizer, self.stop_sequences, self.mesh, chunk_size, on_main=on_main
+    def collector(self, chunk_size: int, rewards: RewardCall | None = None) -> Collector:
+        """Samples and decodes, so many rows a call, and judges where there are rewards to judge by."""
+        return Collector(
+            self.sampler,
+            self.tokenizer,
+            self.stop_sequences,
+            self.mesh,
+            chunk_size,
+            rewards=rewards,
+            on_main=self.config.train.rewards_on == "main",
         )
 
     @property
@@ -168,7 +207,12 @@ class PolicyTrainer(Trainer):
         return self.config.train.batch_size
 
     def generate(
-        self, prompts: Sequence[str], *, gen_kwargs: Mapping[str, Any] | None = None, seed: int = 0
+        self,
+        prompts: Sequence[str],
+        *,
+        gen_kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        key: PRNGKey | None = None,
     ) -> list[str]:
         """Completions of the prompts, as text.
 
@@ -176,6 +220,7 @@ class PolicyTrainer(Trainer):
           prompts: Texts, at most `seq_length - max_new_tokens` tokens each.
           gen_kwargs: Replaces entries of `method.gen_kwargs`.
           seed: Same seed, same samples.
+          key: Used instead of the seed.
         """
         settings, _ = self.parse_generation({**self.config.method.gen_kwargs, **(gen_kwargs or {})})
         # One completion a prompt: none may be dropped here.
@@ -183,13 +228,16 @@ class PolicyTrainer(Trainer):
         found = self.prompt_set(
             list(prompts), max_new_tokens=settings.max_new_tokens, long_prompts=long_prompts
         )
-        complete = self.completer(len(found))
+        collect = self.collector(len(found))
         with jax.set_mesh(self.mesh):
-            key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)
+            if key is None:
+                key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)
             indices = np.arange(len(found))
-            return complete(self.sampling_params, self.frozen, found, indices, settings, key).outputs
+            return collect.texts(self.sampling_params, self.frozen, found, indices, settings, key).outputs
 
-    def model_writer(self, *, merge_adapter: bool = False) -> Callable[[Path], None]:
+    def model_writer(
+        self, *, merge_adapter: bool = False, heads: HeadsPlace = "apart"
+    ) -> Callable[[Path], None]:
         """A function that writes the parameters as they are now: copied to the host here, written whenever called."""
         return model_writer(
             self.lm,
@@ -199,6 +247,7 @@ class PolicyTrainer(Trainer):
             base_model=self.base_model,
             tokenizer=self.tokenizer,
             merge_adapter=merge_adapter,
+            heads=heads,
         )
 
     @property

@@ -11,19 +11,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.data.comparison_format import ComparisonFormat, ComparisonRow
-from jrl.data.preferences import ComparisonSet
-from jrl.data.records import RecordStream
-from jrl.data.streaming import StreamSet
+from jrl.data.preferences.comparison_format import ComparisonFormat, ComparisonRow
+from jrl.data.preferences.preference_set import ComparisonSet
+from jrl.data.sources.records import RecordStream
+from jrl.data.sources.streams import StreamSet
 from jrl.learners.reward_model import make_reward_model_update, reward_model_objective
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.state import TrainState, init_train_state
 from jrl.models.adapters.lora import Lora
-from jrl.trainers.description import describe_scorer
+from jrl.models.heads import HeadsPlace
+from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.loading.reward_model import APPEND_EOS
+from jrl.trainers.loading.scorer import ScorerBundle, load_scorer, scorer_writer
+from jrl.trainers.loggers.description import describe_scorer
 from jrl.trainers.offline import OfflineTrainer
-from jrl.trainers.registry import register_trainer
-from jrl.trainers.reward_model import APPEND_EOS
-from jrl.trainers.scoring import ScorerBundle, load_scorer, scorer_writer
 from jrl.typing import ComparisonBatch, Params
 
 
@@ -70,10 +71,12 @@ class RewardTrainer(OfflineTrainer):
             method,
             batch_size=train.batch_size,
             minibatch_size=train.minibatch_size or train.batch_size,
+            objective=self.own_objective,
         )
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
         center_coef = method.center_rewards_coefficient or 0.0
-        self.compile_evaluation(partial(reward_model_objective, self.scorer, center_coef=center_coef))
+        own = partial(reward_model_objective, self.scorer, center_coef=center_coef)
+        self.compile_evaluation(self.own_objective or own)
 
     def add_data(
         self,
@@ -137,8 +140,11 @@ class RewardTrainer(OfflineTrainer):
         """The state's step counter."""
         return self.state.step
 
-    def model_writer(self, *, merge_adapter: bool = False) -> Callable[[Path], None]:
+    def model_writer(
+        self, *, merge_adapter: bool = False, heads: HeadsPlace = "apart"
+    ) -> Callable[[Path], None]:
         """A function that writes the parameters as they are now: copied to the host here, written whenever called."""
+        del heads  # a classifier's is the model's own
         adapter = self.adapter
         assert adapter is None or isinstance(adapter, Lora)
         if self._ends_in_eos is None and "samples" in vars(self):

@@ -11,19 +11,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl.data.completions import CompletionSet
+from jrl.data.demonstrations.completions import CompletionSet
 from jrl.data.prompts import PromptSet
 from jrl.data.selection import KeptSamples, rising_percentiles
 from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
+from jrl.placement import place_rows
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.base import TRAINING_STREAM
-from jrl.trainers.loop import Run
-from jrl.trainers.online import OnlineTrainer
-from jrl.trainers.placing import place_rows
-from jrl.trainers.registry import register_trainer
-from jrl.trainers.rft_experience import RoundCollector
+from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.loggers.description import warn_of_batches
+from jrl.trainers.loop.run import Run
+from jrl.trainers.rollouts.rft_experience import RoundCollector
+from jrl.trainers.sampling_trainer import SamplingTrainer
 from jrl.typing import Params, PRNGKey, Sequences
 
 MAX_EMPTY_ROUNDS = 3
@@ -43,14 +44,14 @@ class News(NamedTuple):
 
 
 @register_trainer("RFTTrainer")
-class RFTTrainer(OnlineTrainer):
+class RFTTrainer(SamplingTrainer):
     """Rejection fine-tuning. `state` is a `TrainState`; one iteration is one optimizer step.
 
     A round samples every prompt; `n_improve_steps` passes over what it kept follow, each with a higher percentile.
     """
 
     state: TrainState
-    refusal = "RFTTrainer learns from its own samples"
+    refusal = "learns from its own samples"
 
     @property
     def method(self) -> RFTConfig:
@@ -87,11 +88,10 @@ class RFTTrainer(OnlineTrainer):
         groups = [numbers.setdefault(tuple(tokens), len(numbers)) for tokens in token_lists]
         self.prompt_tokens = [list(tokens) for tokens in numbers]
         self.collect = RoundCollector(
-            self.completer(self.eval_chunk_size),
+            self.collector(self.eval_chunk_size, self.reward_call(reward_fn)),
             self.prompts,
             np.asarray(groups),
             self.settings,
-            self.reward_call(reward_fn),
             num_samples_per_prompt=method.n_generations_per_prompt,
             percentiles=self.percentiles,
             max_samples_per_prompt=method.max_samples_per_prompt,
@@ -103,10 +103,9 @@ class RFTTrainer(OnlineTrainer):
         sampling_key, update_key = jax.random.split(root_key)
         with (
             jax.set_mesh(self.mesh),
-            Run(self, steps_per_iteration=1, num_iterations=self.config.train.total_steps) as run,
+            Run(self, num_steps=self.config.train.total_steps) as run,
         ):
-            if run.iteration == 0:
-                run.evaluate()
+            run.begin()
             if self.finished:  # an earlier run had as many passes
                 run.num_iterations = run.iteration
             for iteration in run.remaining():
@@ -217,7 +216,7 @@ class RFTTrainer(OnlineTrainer):
         begun, over = self.num_passes, self.samples is None
         step = (begun if over else begun - 1) % self.method.n_improve_steps
         used_up = over and step == 0
-        return {
+        return super().host_state() | {
             "rounds": self.num_rounds,
             "passes": begun,
             "steps_of_pass": None if over else self.num_steps_of_pass,
@@ -226,6 +225,7 @@ class RFTTrainer(OnlineTrainer):
 
     def load_host_state(self, found: Mapping[str, Any]) -> None:
         """Puts back what `host_state` gave."""
+        super().load_host_state(found)
         self.num_rounds, self.num_passes = found["rounds"], found["passes"]
         self.kept = None if found["kept"] is None else KeptSamples.from_plain(found["kept"])
         self.samples = None
@@ -244,6 +244,8 @@ class RFTTrainer(OnlineTrainer):
         if found:
             samples = f"{len(self.prompts) * self.method.n_generations_per_prompt:,} samples a round"
             found["prompts"] = f"{found['prompts']}, {samples}"
+            rows = len(self.prompts) * self.method.n_generations_per_prompt
+            found |= warn_of_batches(self.config.train.batch_size, rows, "the samples of a round")
         return found
 
     def optimizer_steps(self) -> jax.Array:

@@ -9,15 +9,15 @@ from typing import Any
 
 import jax
 
-from jrl.data.packing import PackedSet
+from jrl.data.demonstrations.packing import PackedSet
 from jrl.learners.sft import SFTConfig, make_sft_update, sft_objective
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.sft import LOSSES
 from jrl.models.noise import EmbeddingNoise
+from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.loading.setup import PolicyBundle, load_policy
 from jrl.trainers.offline import OfflineTrainer
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.trainers.registry import register_trainer
-from jrl.trainers.setup import PolicyBundle, load_policy
 from jrl.trainers.sft_data import SFTSamples, make_samples, prompts_of
 from jrl.typing import Params
 
@@ -58,10 +58,12 @@ class SFTTrainer(OfflineTrainer, PolicyTrainer):
             token_loss=token_loss,
             dropout=not method.disable_dropout,
             noise=method.neftune_noise_alpha is not None,
+            objective=self.own_objective,
         )
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
         self.compile_evaluation(
-            partial(
+            self.own_objective
+            or partial(
                 sft_objective,
                 self.policy,
                 logprob_chunk_bytes=train.logprob_chunk_bytes,
@@ -152,6 +154,7 @@ class SFTTrainer(OfflineTrainer, PolicyTrainer):
             max_length=max_length or train.seq_length,
             seed=train.seed,
             decoder_start_token_id=self.lm.decoder_start_token_id,
+            add_special_tokens=self.config.tokenizer.add_special_tokens,
             **options,
         )
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jrl.data.demonstration_records import check_demonstration
-from jrl.data.demonstrations import DemonstrationFormat, DemonstrationSet
-from jrl.data.dialogue import DialogueSet
-from jrl.data.packing import PackedRecords, PackedSet, collate_packed
-from jrl.data.pairs import PairSet
-from jrl.data.records import RecordStream
-from jrl.data.rows import RowSet
-from jrl.data.streaming import StreamSet
+from jrl.data.demonstrations.demonstration_records import check_demonstration
+from jrl.data.demonstrations.demonstration_set import DemonstrationFormat, DemonstrationSet
+from jrl.data.demonstrations.dialogue import DialogueSet
+from jrl.data.demonstrations.packing import PackedRecords, PackedSet, collate_packed
+from jrl.data.demonstrations.pairs import PairSet
+from jrl.data.demonstrations.rows import RowSet
+from jrl.data.sources.records import RecordStream
+from jrl.data.sources.streams import StreamSet
 from jrl.learners.sft import SFTConfig
 
 UNLIMITED = 1 << 30
@@ -36,6 +36,7 @@ def make_samples(
     text_field: str = "text",
     formatting_fn: Callable[[Mapping[str, Any]], str] | None = None,
     append_eos: bool = True,
+    add_special_tokens: bool = True,
     num_proc: int | None = None,
 ) -> SFTSamples:
     """Samples as rows and batches.
@@ -54,6 +55,7 @@ def make_samples(
       text_field: As in `DemonstrationFormat`.
       formatting_fn: As in `DemonstrationFormat`.
       append_eos: As in `DemonstrationFormat`.
+      add_special_tokens: As in `DemonstrationFormat` and `DialogueSet`.
       num_proc: Worker processes that tokenise.
     Raises:
       ValueError: If the samples are of several kinds, or not of the kind that the method or the model needs.
@@ -72,6 +74,7 @@ def make_samples(
         completion_only_loss=method.completion_only_loss,
         assistant_only_loss=method.assistant_only_loss,
         append_eos=append_eos,
+        add_special_tokens=add_special_tokens,
     )
     limits: dict[str, int] = {"max_length": UNLIMITED if divided else max_length, "seed": seed}
     packed = partial(
@@ -89,7 +92,7 @@ def make_samples(
         _check_old_samples(method)
         if decoder_start_token_id is not None:
             return PairSet(samples, tokenizer, decoder_start_token_id=decoder_start_token_id, **limits)
-        found: RowSet = DialogueSet(samples, tokenizer, **limits)
+        found: RowSet = DialogueSet(samples, tokenizer, add_special_tokens=add_special_tokens, **limits)
     elif decoder_start_token_id is not None:
         pairs = [_pair(record, row, text_field) for row, record in enumerate(samples)]
         return PairSet(pairs, tokenizer, decoder_start_token_id=decoder_start_token_id, **limits)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TRL's names, signatures and defaults over jrl: a script changes its imports and runs.
 
-Names that TRL keeps in modules of its own are all here: `from jrl.trl import DPOTrainer, set_seed`. Nothing is computed
-here; `docs/from_trl.md` says what differs, `docs/trl_surface.md` what is accepted without effect.
+Names that TRL keeps in modules of its own are all here: `from jrl.trl import DPOTrainer, set_seed`; its module paths
+work too. Nothing is computed here; `docs/from_trl.md` says what differs, `docs/trl_surface.md` what is accepted without
+effect.
 
 A name is imported when it is asked for: transformers' arguments take seconds to import where torch is installed, and
 the command line's help needs none of them.
@@ -13,10 +14,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from jrl.trl.module_paths import PATHS, register
+
 _HOMES = {
+    "best_of_n": ("BestOfNSampler",),
     "collators": (
         "DPODataCollatorWithPadding",
         "DataCollatorForCompletionOnlyLM",
+        "DataCollatorForLanguageModeling",
+        "DataCollatorForPreference",
+        "RewardDataCollatorForPreference",
         "RewardDataCollatorWithPadding",
     ),
     "configs": ("DPOConfig", "RewardConfig", "SFTConfig"),
@@ -49,9 +56,15 @@ _HOMES = {
     ),
     "ddpo": ("DDPOTrainer",),
     "ddpo_config": ("DDPOConfig",),
-    "ddpo_pipeline": ("DefaultDDPOStableDiffusionPipeline",),
-    "ddpo_pipeline_base": ("DDPOPipelineOutput", "DDPOSchedulerOutput", "DDPOStableDiffusionPipeline"),
+    "ddpo_pipeline": (
+        "DDPOPipelineOutput",
+        "DDPOSchedulerOutput",
+        "DDPOStableDiffusionPipeline",
+        "DefaultDDPOStableDiffusionPipeline",
+    ),
     "dpo": ("DPOTrainer",),
+    "environment": ("TextEnvironment", "TextHistory"),
+    "iterative_sft": ("IterativeSFTTrainer",),
     "models": (
         "AutoModelForCausalLM",
         "AutoModelForCausalLMWithValueHead",
@@ -59,13 +72,20 @@ _HOMES = {
         "AutoModelForSeq2SeqLMWithValueHead",
         "AutoModelForSequenceClassification",
         "ModelHandle",
+        "PreTrainedModelWrapper",
         "create_reference_model",
         "push_folder",
         "resolve_model",
     ),
     "parser": ("TrlParser",),
     "ppo": ("PPOConfig", "PPOTrainer"),
-    "reward": ("RewardTrainer",),
+    "reward": ("RewardTrainer", "compute_accuracy"),
+    "rewards": (
+        "accuracy_reward",
+        "get_soft_overlong_punishment",
+        "reasoning_accuracy_reward",
+        "think_format_reward",
+    ),
     "scripts": (
         "DatasetConfig",
         "DatasetMixtureConfig",
@@ -85,6 +105,10 @@ __all__ = sorted(_MODULE_OF)
 
 def __getattr__(name: str) -> Any:
     """A public name, from the module that it lives in."""
+    if name in PATHS:
+        return importlib.import_module(f"jrl.trl.{name}")
+    if name.startswith("is_") and name.endswith("_available"):
+        return getattr(importlib.import_module("jrl.trl.import_utils"), name)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'jrl.trl' has no attribute {name!r}")
     return getattr(importlib.import_module(f"jrl.trl.{_MODULE_OF[name]}"), name)
@@ -93,3 +117,6 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names."""
     return [*globals(), *_MODULE_OF]
+
+
+register(__getattr__)

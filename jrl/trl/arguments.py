@@ -18,9 +18,9 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
 from jrl.distributed import join
-from jrl.trainers.sections import TrainConfig
-from jrl.trl.meanings import OLD_ARGUMENTS, SHARED, TRAINING_ARGUMENTS, Meaning
-from jrl.trlx.ignored import warn_ignored
+from jrl.interop import warn_ignored
+from jrl.trainers.config import TrainConfig
+from jrl.trl.field_table import TRAINER_FIELDS, Meaning
 
 _ALL = 10**6
 """Checkpoints kept where `save_total_limit` sets no limit."""
@@ -39,7 +39,7 @@ class FlatArguments(TrainingArguments):
     `docs/trl_surface.md` says of every field what becomes of it.
     """
 
-    MEANINGS: ClassVar[Mapping[str, Meaning]] = {**TRAINING_ARGUMENTS, **OLD_ARGUMENTS, **SHARED}
+    MEANINGS: ClassVar[Mapping[str, Meaning]] = TRAINER_FIELDS
     DICTIONARIES: ClassVar[tuple[str, ...]] = (
         *TrainingArguments._VALID_DICT_FIELDS,
         "model_init_kwargs",
@@ -109,7 +109,9 @@ class FlatArguments(TrainingArguments):
             self.greater_is_better = not self.metric_for_best_model.endswith("loss")
         reports = self.report_to or []
         self.report_to = [
-            name for name in ([reports] if isinstance(reports, str) else reports) if name != "none"
+            name
+            for name in ([reports] if isinstance(reports, str) else reports)
+            if name is not None and name != "none"
         ]
         self.debug = self.debug or []
 
@@ -276,7 +278,7 @@ def _tracker(report_to: Any) -> Any:
     """The one tracker that is named."""
     known = {"wandb", "tensorboard"}
     names = [report_to] if isinstance(report_to, str) else list(report_to or [])
-    names = [name for name in names if name != "none"]
+    names = [name for name in names if name is not None and name != "none"]
     wrong = [name for name in names if name not in known]
     if wrong or len(names) > 1:
         raise ValueError(f"`report_to` must be one of {sorted(known)}, or none, got {names}.")

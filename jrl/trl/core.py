@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TRL's small helpers over `jrl.ops`: masked statistics, log-probabilities, controllers, samplers of lengths.
 
-Arrays of any kind come in (lists, NumPy, jax, torch on the CPU) and jax arrays go out. A mask counts where it is not 0;
+Arrays of any kind come in (lists, NumPy, jax, torch on the CPU). Given a torch tensor the functions of arrays return
+torch tensors, without a gradient; given anything else, jax arrays. A mask counts where it is not 0;
 what stands elsewhere is never met by any arithmetic, so NaN may stand there.
 """
 
@@ -15,15 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from jrl.ops import logprobs as logprob_ops
-from jrl.ops import masking
-from jrl.trl.core_state import (
+from jrl.interop import (
     AdaptiveKLController,
     FixedKLController,
-    LengthSampler,
     RunningMoments,
+    as_array,
     set_seed,
+    torch_in_torch_out,
 )
+from jrl.ops import logprobs as logprob_ops
+from jrl.ops import masking
 from jrl.trl.models import ModelHandle
 
 __all__ = [
@@ -56,21 +58,39 @@ __all__ = [
 _EPSILON = 1e-8
 
 
-def as_jax(x: Any) -> Array:
-    """Any array as a jax array; tracers stay what they are."""
-    return jnp.asarray(x if isinstance(x, jax.Array) else np.asarray(x))
+class LengthSampler:
+    """Draws lengths in [min_value, max_value), the upper bound excluded, from NumPy's global generator.
+
+    Args:
+      min_value: Smallest length.
+      max_value: One more than the largest.
+    Raises:
+      ValueError: If there is no such length.
+    """
+
+    def __init__(self, min_value: int, max_value: int) -> None:
+        if min_value >= max_value:
+            raise ValueError(f"`max_value` must be above `min_value`, got {max_value} and {min_value}.")
+        self.values = list(range(min_value, max_value))
+
+    def __call__(self) -> int:
+        """One length."""
+        return int(np.random.choice(self.values))
 
 
+@torch_in_torch_out
 def masked_mean(values: Any, mask: Any, axis: int | None = None) -> Float[Array, "..."]:
     """Mean where the mask is not 0, over everything or along `axis`; 0 (TRL: NaN) where nothing is."""
-    return masking.masked_mean(as_jax(values), as_jax(mask) != 0, axis=axis)
+    return masking.masked_mean(as_array(values), as_array(mask) != 0, axis=axis)
 
 
+@torch_in_torch_out
 def masked_var(values: Any, mask: Any, unbiased: bool = True) -> Float[Array, ""]:
     """Variance where the mask is not 0, with n − 1 in the denominator, or n; 0 (TRL: an error) of too few values."""
-    return masking.masked_variance(as_jax(values), as_jax(mask) != 0, ddof=int(unbiased))
+    return masking.masked_variance(as_array(values), as_array(mask) != 0, ddof=int(unbiased))
 
 
+@torch_in_torch_out
 def masked_whiten(values: Any, mask: Any, shift_mean: bool = True) -> Float[Array, "..."]:
     """All values, masked ones too, in units of the deviation where the mask is not 0, and centred if asked.
 
@@ -79,32 +99,37 @@ def masked_whiten(values: Any, mask: Any, shift_mean: bool = True) -> Float[Arra
       >>> [round(x, 4) for x in whitened[0].tolist()]
       [-1.9365, -1.1619, -0.3873]
     """
-    x, mean = as_jax(values), masked_mean(values, mask)
-    whitened = (x - mean) * jax.lax.rsqrt(masked_var(values, mask) + _EPSILON)
+    x, counted = as_array(values), as_array(mask)
+    mean = masked_mean(x, counted)
+    whitened = (x - mean) * jax.lax.rsqrt(masked_var(x, counted) + _EPSILON)
     return whitened if shift_mean else whitened + mean
 
 
+@torch_in_torch_out
 def whiten(values: Any, shift_mean: bool = True) -> Float[Array, "..."]:
     """The same over all values."""
     return masked_whiten(values, jnp.ones(np.shape(values)), shift_mean)
 
 
+@torch_in_torch_out
 def logprobs_from_logits(logits: Any, labels: Any, gather: bool = True) -> Float[Array, "..."]:
     """Log-probability of each label, or with `gather=False` of the whole vocabulary; nothing is shifted."""
-    z = as_jax(logits)
+    z = as_array(logits)
     if not gather:
         return jax.nn.log_softmax(masking.at_least_float32(z), axis=-1)
-    return logprob_ops.logprobs_from_logits(z, as_jax(labels))
+    return logprob_ops.logprobs_from_logits(z, as_array(labels))
 
 
+@torch_in_torch_out
 def entropy_from_logits(logits: Any) -> Float[Array, "..."]:
     """Entropy of the softmax over the last axis, in nats."""
-    return logprob_ops.entropy_from_logits(as_jax(logits))
+    return logprob_ops.entropy_from_logits(as_array(logits))
 
 
+@torch_in_torch_out
 def clip_by_value(x: Any, tensor_min: Any, tensor_max: Any) -> Shaped[Array, "..."]:
     """Each entry of `x` moved into [min, max]; the bounds may be arrays. Where they cross, the lower one holds."""
-    return jnp.maximum(jnp.minimum(as_jax(x), as_jax(tensor_max)), as_jax(tensor_min))
+    return jnp.maximum(jnp.minimum(as_array(x), as_array(tensor_max)), as_array(tensor_min))
 
 
 def flatten_dict(nested: Mapping[str, Any], sep: str = "/") -> dict[str, Any]:
@@ -128,7 +153,7 @@ def stack_dicts(stats_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
     """Each name's values flattened and stacked, shorter ones padded with −1 behind."""
     stacked = {}
     for name in stats_dicts[0]:
-        rows = [as_jax(stats[name]).ravel() for stats in stats_dicts]
+        rows = [as_array(stats[name]).ravel() for stats in stats_dicts]
         width = max(row.shape[0] for row in rows)
         stacked[name] = jnp.stack(
             [jnp.pad(row, (0, width - row.shape[0]), constant_values=-1) for row in rows]
@@ -160,13 +185,14 @@ def add_suffix(input_dict: Mapping[str, Any], suffix: str) -> dict[str, Any]:
     return {name + suffix: value for name, value in input_dict.items()}
 
 
+@torch_in_torch_out
 def pad_to_size(tensor: Any, size: int, dim: int = 1, padding: int = 50256) -> Array:
     """Exactly `size` entries along `dim`, filled up behind.
 
     Raises:
       ValueError: If there are more.
     """
-    found = as_jax(tensor)
+    found = as_array(tensor)
     if found.shape[dim] > size:
         raise ValueError(
             f"`size` must be at least the {found.shape[dim]} entries along `dim` {dim}, got {size}."
@@ -174,9 +200,10 @@ def pad_to_size(tensor: Any, size: int, dim: int = 1, padding: int = 50256) -> A
     return pad_to_length(found, size, padding, dim)
 
 
+@torch_in_torch_out
 def pad_to_length(tensor: Any, length: int, pad_value: int | float, dim: int = -1) -> Array:
     """At least `length` entries along `dim`, filled up behind; nothing is cut."""
-    found = as_jax(tensor)
+    found = as_array(tensor)
     missing = [(0, 0)] * found.ndim
     missing[dim] = (0, max(length - found.shape[dim], 0))
     return jnp.pad(found, missing, constant_values=pad_value)
@@ -185,7 +212,7 @@ def pad_to_length(tensor: Any, length: int, pad_value: int | float, dim: int = -
 def average_torch_dicts(list_of_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
     """Mean of every name's arrays over the mappings."""
     return {
-        name: jnp.mean(jnp.stack([as_jax(one[name]) for one in list_of_dicts]), axis=0)
+        name: jnp.mean(jnp.stack([as_array(one[name]) for one in list_of_dicts]), axis=0)
         for name in list_of_dicts[0]
     }
 
@@ -207,10 +234,11 @@ def disable_dropout_in_model(model: ModelHandle) -> None:
     del model
 
 
+@torch_in_torch_out
 def get_global_statistics(xs: Any, mask: Any = None) -> tuple[Array, Array, int]:
     """(mean, population variance, count) of all values, or of those where the mask is not 0."""
-    x = as_jax(xs)
-    real = jnp.ones(x.shape, bool) if mask is None else as_jax(mask) != 0
+    x = as_array(xs)
+    real = jnp.ones(x.shape, bool) if mask is None else as_array(mask) != 0
     mean, variance = masking.masked_mean(x, real), masking.masked_variance(x, real, ddof=0)
     return mean, variance, int(jnp.sum(real))
 

@@ -5,29 +5,40 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.compilation import compiled
+from jrl.interop import refuse_overrides
 from jrl.learners.ddpo_objective import DenoisingRows, ddpo_objective
 from jrl.ops.ddim import step_of_timesteps
 from jrl.ops.metrics import finalize
 from jrl.ops.noise_schedule import DenoisingSteps, denoising_steps
 from jrl.ops.policy_gradient import clipped_surrogate
-from jrl.trainers.base import GENERATION_STREAM
-from jrl.trainers.checkpoint import CheckpointError
-from jrl.trainers.ddpo_prompts import PromptFunction, PromptRandomness, draw_prompts
-from jrl.trainers.ddpo_rewards import Answers, RewardFunction
-from jrl.trainers.ddpo_sampling import to_host
-from jrl.trainers.diffusion_trainer import in_terms_of
-from jrl.trl.ddpo_calling import channels_last
+from jrl.trainers.cards import model_card
+from jrl.trainers.checkpoints import CheckpointError
+from jrl.trainers.diffusion import (
+    Answers,
+    PromptFunction,
+    PromptRandomness,
+    RewardFunction,
+    draw_prompts,
+    in_terms_of,
+    to_host,
+)
 from jrl.trl.ddpo_config import DDPOConfig
 from jrl.trl.ddpo_native import OwnedDDPO, native_config, steps_per_epoch
-from jrl.trl.ddpo_pipeline_base import DDPOStableDiffusionPipeline
-from jrl.trl.ddpo_saving import SavesPipeline
+from jrl.trl.ddpo_pipeline import DDPOStableDiffusionPipeline
+from jrl.trl.ddpo_sampler import channels_last
+from jrl.trl.handles import push_folder
+from jrl.trl.refusals import DDPO
 
 __all__ = ["DDPOTrainer"]
 
@@ -38,11 +49,9 @@ _FLAT_NAMES = {
     "train.checkpoint_dir": "logdir",
 }
 _SECTIONS = {"method.": "", "train.": ""}
-# What a compiled update does not call.
-_COMPILED = ("calculate_loss", "loss", "_generate_samples")
 
 
-class DDPOTrainer(SavesPipeline):
+class DDPOTrainer:
     """Reinforcement learning of a diffusion model.
 
     `step` and `compute_rewards` may be overridden, and what an override does counts. The loss and the sampler are
@@ -65,6 +74,8 @@ class DDPOTrainer(SavesPipeline):
       native: jrl's own trainer, with `state`, `history`, `config` and `run_dir`.
     """
 
+    _tag_names: ClassVar[tuple[str, ...]] = ("jrl", "ddpo")
+
     def __init__(
         self,
         config: DDPOConfig,
@@ -73,15 +84,10 @@ class DDPOTrainer(SavesPipeline):
         sd_pipeline: DDPOStableDiffusionPipeline,
         image_samples_hook: Callable[..., Any] | None = None,
     ) -> None:
+        refuse_overrides(type(self), DDPOTrainer, DDPO)
         for name, function in (("reward_function", reward_function), ("prompt_function", prompt_function)):
             if not callable(function):
                 raise ValueError(f"`{name}` must be a function, got {type(function).__name__}.")
-        overridden = [name for name in _COMPILED if vars(DDPOTrainer)[name] is not getattr(type(self), name)]
-        if overridden:
-            raise TypeError(
-                f"{type(self).__name__} must not override `{overridden[0]}`: the update is compiled as a whole, and "
-                "would not call it. Override `compute_rewards` or `step`, or write a learner (docs/new_algorithm.md)."
-            )
         self.config, self.reward_fn, self.prompt_fn = config, reward_function, prompt_function
         self.sd_pipeline, self.image_samples_callback = sd_pipeline, image_samples_hook
         holds, reason = self._config_check()
@@ -96,7 +102,7 @@ class DDPOTrainer(SavesPipeline):
             error.args = (in_terms_of(_SECTIONS, str(error)),)
             raise
         self.num_train_timesteps = self.native.method.num_trained_steps
-        self._generations, sampler = 0, self.native.collect.sampler
+        sampler = self.native.collect.sampler
         self._samplers = {sampler.rows: sampler}
         sd_pipeline.attach(self.native)
 
@@ -238,7 +244,7 @@ class DDPOTrainer(SavesPipeline):
             schedule=native.model.schedule,
             config=native.method,
         )
-        return jax.jit(objective)
+        return compiled(objective)
 
     def _steps(self) -> DenoisingSteps:
         """Of sampling."""
@@ -262,8 +268,7 @@ class DDPOTrainer(SavesPipeline):
         randomness.load(native.memory["random"])
         prompts = draw_prompts(self.prompt_fn, randomness, iterations * batch_size, images_per_prompt=1)
         native.memory = {**native.memory, "random": randomness.state()}
-        key = jax.random.fold_in(jax.random.fold_in(native.root_key, GENERATION_STREAM), self._generations)
-        self._generations += 1
+        key = native.draws.key()
         steps = self._steps()
         samples, pairs = [], []
         for start in range(0, len(prompts), batch_size):
@@ -288,3 +293,58 @@ class DDPOTrainer(SavesPipeline):
             )
             pairs.append([to_host(images), tuple(texts), tuple(prompt.metadata for prompt in chosen)])
         return samples, pairs
+
+    # What it leaves behind.
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
+        """Writes a folder that diffusers reads, and the model card.
+
+        Args:
+          save_directory: Made if missing.
+        """
+        self._save_pretrained(save_directory)
+        model_card(self.native).write(Path(save_directory))
+
+    def _save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
+        """The pipeline alone."""
+        self.sd_pipeline.save_pretrained(save_directory)
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | Sequence[str] | None = None,
+    ) -> None:
+        """Writes the model card, `README.md`, into the run's folder.
+
+        Args:
+          model_name: Title.
+          dataset_name: Where the prompts come from.
+          tags: Beside those that the card has.
+        """
+        added = [tags] if isinstance(tags, str) else list(tags or ())
+        self.native.tags = tuple(dict.fromkeys([*self.native.tags, *added]))
+        if dataset_name is not None:
+            self.native.dataset_names = (dataset_name,)
+        self.native.run_dir.mkdir(parents=True, exist_ok=True)
+        model_card(self.native).write(self.native.run_dir, name=model_name)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = "End of training",
+        private: bool | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Uploads what `save_pretrained` writes; returns the address.
+
+        Args:
+          repo_id: "organisation/name".
+          commit_message: Of the upload.
+          private: Whether a repository that is made is private.
+          token: Of the hub; None: the one of this machine.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return push_folder(folder, repo_id, commit_message=commit_message, private=private, token=token)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jrl.trainers.loggers_trackers import PACKAGES, check_tracker
-from jrl.trl.ddpo_meanings import DDPO, PROJECT
-from jrl.trl.meanings import Meaning
-from jrl.trlx.ignored import warn_ignored
+from jrl.interop import warn_ignored
+from jrl.trainers.loggers import PACKAGES, check_tracker
+from jrl.trl.field_table import FIELD_TABLE, Meaning
 
 __all__ = ["DDPOConfig"]
 
 TRACKED = ("entity", "group", "name", "tags")
+PROJECT = FIELD_TABLE["project"]
 PRECISIONS = (None, "no", "fp16", "bf16")
 
 
@@ -98,7 +98,7 @@ class DDPOConfig:
       overwrite: Whether a new run may delete the checkpoints in its folder.
     """
 
-    MEANINGS: ClassVar[Mapping[str, Meaning]] = DDPO
+    MEANINGS: ClassVar[Mapping[str, Meaning]] = FIELD_TABLE["ddpo"]
 
     exp_name: str = field(default_factory=_script_name)
     run_name: str = ""

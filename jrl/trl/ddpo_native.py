@@ -14,22 +14,18 @@ from typing import Any, Literal, Protocol
 import jax
 
 from jrl.learners.ddpo_config import DDPOConfig as NativeDDPOConfig
-from jrl.models.diffusion.pipeline import DiffusionModel
-from jrl.trainers.config import TRLConfig
-from jrl.trainers.ddpo import DDPOTrainer
-from jrl.trainers.ddpo_gallery import Tracker
-from jrl.trainers.ddpo_prompts import PromptFunction
-from jrl.trainers.ddpo_rewards import Answers, RewardFunction
-from jrl.trainers.evaluation import Evaluation
-from jrl.trainers.loop import Run
-from jrl.trainers.sections import (
+from jrl.models.diffusion import DiffusionModel
+from jrl.trainers.config import (
     ModelConfig,
     OptimizerConfig,
     SchedulerConfig,
     TokenizerConfig,
     TrainConfig,
+    TRLConfig,
 )
-from jrl.trainers.timing import Stopwatch
+from jrl.trainers.diffusion import Answers, DDPOTrainer, PromptFunction, RewardFunction, Tracker
+from jrl.trainers.loop import Run, Stopwatch
+from jrl.trainers.rollouts import Evaluation
 from jrl.trl.ddpo_config import DDPOConfig, tracker_fields
 
 FIRST_LOSS_SCALE = 4096.0

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,163 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.models.diffusion.lora_files import has_lora, read_lora
-from jrl.models.diffusion.pipeline import DiffusionModel
+from jrl.models.adapters import Lora
+from jrl.models.diffusion import DIFFUSERS_STEM, LORA, UNET, DiffusionModel, has_lora, read_lora
+from jrl.models.entries_io import check_entries, load_entries, parameter_targets
+from jrl.models.safetensors_io import TensorFiles
 from jrl.ops.ddim import ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
-from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
-from jrl.trl.ddpo_calling import ImageCall, Parts, channels_last
-from jrl.trl.ddpo_loading import read_trained
+from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule, denoising_steps
 from jrl.trl.ddpo_native import OwnedDDPO
-from jrl.trl.ddpo_pipeline_base import (
-    DDPOPipelineOutput,
-    DDPOSchedulerOutput,
-    DDPOStableDiffusionPipeline,
-)
-from jrl.trl.ddpo_scheduler import DDIMScheduler
+from jrl.trl.ddpo_sampler import ImageCall, Parts, channels_last
 from jrl.typing import Params
 
-__all__ = ["DefaultDDPOStableDiffusionPipeline"]
+__all__ = [
+    "DDPOPipelineOutput",
+    "DDPOSchedulerOutput",
+    "DDPOStableDiffusionPipeline",
+    "DefaultDDPOStableDiffusionPipeline",
+]
+
+
+class DDIMScheduler:
+    """The steps of a noise schedule.
+
+    Args:
+      schedule: Of the model.
+
+    Attributes:
+      config: Keys of the schedule.
+      init_noise_sigma: What the first noise is multiplied by: 1.
+      num_inference_steps: As set; None before.
+      timesteps: Descending; empty before.
+    """
+
+    init_noise_sigma = 1.0
+
+    def __init__(self, schedule: NoiseSchedule) -> None:
+        self._schedule = schedule
+        self.config: dict[str, Any] = asdict(schedule)
+        self.num_inference_steps: int | None = None
+        self.timesteps = np.zeros(0, np.int32)
+
+    @property
+    def alphas_cumprod(self) -> np.ndarray:
+        """ᾱ of every training timestep, float64."""
+        return self._schedule.alphas_cumprod
+
+    def set_timesteps(self, num_inference_steps: int) -> None:
+        """Sets T.
+
+        Raises:
+          ValueError: If there are not so many timesteps.
+        """
+        steps = denoising_steps(self._schedule, num_inference_steps, 0.0)
+        self.num_inference_steps, self.timesteps = num_inference_steps, np.asarray(steps.timesteps)
+
+    def steps(self, eta: float) -> DenoisingSteps:
+        """Coefficients of all steps.
+
+        Args:
+          eta: η.
+        Raises:
+          ValueError: If T is not set.
+        """
+        if self.num_inference_steps is None:
+            raise ValueError("`scheduler.set_timesteps` must be called before a step is taken.")
+        return denoising_steps(self._schedule, self.num_inference_steps, eta)
+
+    def check_timesteps(self, timesteps: np.ndarray) -> None:
+        """Refuses what is no timestep of a step.
+
+        Raises:
+          ValueError: Naming those that are.
+        """
+        if not np.isin(timesteps, self.timesteps).all():
+            raise ValueError(
+                f"`timestep` must be one of the scheduler's {self.timesteps.tolist()}, got {timesteps.tolist()}."
+            )
+
+
+@dataclass
+class DDPOPipelineOutput:
+    """What a pipeline makes of prompts.
+
+    Attributes:
+      images: (B 3 H W) float32 in [0, 1], Pillow images where asked for, or the last latents.
+      latents: T + 1 arrays (B C Y X), from the first noise to the clean latents.
+      log_probs: T arrays (B,): mean log-density of an element of each step's result; 0 at η = 0.
+    """
+
+    images: Any
+    latents: list[np.ndarray]
+    log_probs: list[np.ndarray]
+
+
+@dataclass
+class DDPOSchedulerOutput:
+    """What a step gives.
+
+    Attributes:
+      latents: After it, (B C Y X).
+      log_probs: Of them, (B,).
+    """
+
+    latents: jax.Array
+    log_probs: jax.Array
+
+
+class DDPOStableDiffusionPipeline(abc.ABC):
+    """What `DDPOTrainer` needs of a pipeline: a `DiffusionModel`, and whether an adapter of it trains.
+
+    Attributes:
+      model: Networks, schedule and tokenizer.
+      use_lora: Whether an adapter trains, and the model itself is frozen.
+    """
+
+    model: DiffusionModel
+    use_lora: bool
+
+    @abc.abstractmethod
+    def attach(self, trainer: OwnedDDPO) -> None:
+        """From here on the pipeline samples and saves with this trainer's parameters."""
+
+    @property
+    @abc.abstractmethod
+    def scheduler(self) -> DDIMScheduler:
+        """DDIM."""
+
+    @abc.abstractmethod
+    def save_pretrained(self, output_dir: str | os.PathLike[str]) -> None:
+        """Writes a folder that diffusers reads, with the parameters as they are now."""
+
+    @property
+    def unet(self) -> Any:
+        """The denoiser, without weights."""
+        return self.model.unet
+
+    @property
+    def vae(self) -> Any:
+        """The image decoder, without weights."""
+        return self.model.vae
+
+    @property
+    def text_encoder(self) -> Any:
+        """The text encoder, without weights."""
+        return self.model.text_encoder
+
+    @property
+    def tokenizer(self) -> Any:
+        """Texts to ids."""
+        return self.model.tokenizer
+
+    @property
+    def autocast(self) -> Any:
+        """A context that does nothing: what computes in which type is part of the compiled program."""
+        return contextlib.nullcontext
+
+    def set_progress_bar_config(self, **kwargs: Any) -> None:
+        """Takes what scripts set, and shows no bar: a compiled loop has nothing to show between two steps."""
+        del kwargs
 
 
 class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
@@ -54,7 +196,7 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
     ) -> None:
         model = pretrained_model_name
         if not isinstance(model, DiffusionModel):
-            from jrl.models.diffusion.folder import load_diffusion_model  # brings transformers along
+            from jrl.models.diffusion import load_diffusion_model  # brings transformers along
 
             model = load_diffusion_model(model, revision=pretrained_model_revision)
         self.pretrained_model = model.name
@@ -298,3 +440,46 @@ def _logprob(
 def _check_one(models: Sequence[Any]) -> None:
     if len(models) > 1:
         raise ValueError(f"`models` must hold the one that trains, got {len(models)}.")
+
+
+def read_trained(model: DiffusionModel, folder: Path, lora: Lora | None) -> Params:
+    """What trains, as `DiffusionModel.split` lays it out.
+
+    Args:
+      model: Whose it is.
+      folder: Holds `pytorch_lora_weights.safetensors`, or the folder `unet`.
+      lora: The adapter that trains; None: the denoiser does.
+    Raises:
+      FileNotFoundError: If the folder holds no such thing.
+      ValueError: If it holds other tensors.
+    """
+    if lora is not None:
+        return {LORA: _adapters(model, folder, lora)}
+    files = TensorFiles(folder / UNET, DIFFUSERS_STEM)
+    entries = model.unet.entries()
+    names = {entry.name: entry.name for entry in entries if entry.name in files}
+    check_entries(files, entries, names, is_ignored=lambda _: False, what="denoiser")
+    shapes = jax.eval_shape(model.unet.init, jax.random.key(0))
+    targets, _ = parameter_targets({UNET: shapes}, dtype=jnp.float32)
+    return {UNET: load_entries(files, entries, targets[UNET])}
+
+
+def _adapters(model: DiffusionModel, folder: Path, lora: Lora) -> dict[str, Any]:
+    """The matrices of a file, for an adapter whose scale may be another than the file's."""
+    found = read_lora(folder, model.unet)
+    scales = {module.name: module.scale for module in found.lora.modules}
+    shapes = {module.name: (module.rank, module.size_in) for module in lora.modules}
+    held = {name: np.shape(weights["A"]) for name, weights in found.adapters.items()}
+    if held != shapes:
+        wrong = sorted(held.items() ^ shapes.items())[0][0]
+        raise ValueError(
+            f"{folder} holds another adapter than the one that trains: {wrong} has A of {held.get(wrong)}, expected "
+            f"{shapes.get(wrong)}."
+        )
+    return {
+        module.name: {
+            "A": found.adapters[module.name]["A"],
+            "B": found.adapters[module.name]["B"] * np.float32(scales[module.name] / module.scale),
+        }
+        for module in lora.modules
+    }

@@ -6,25 +6,38 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, cast
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from transformers import TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
-from jrl.data.preference_format import PreferenceFormat
-from jrl.data.preferences import PreferenceSet
-from jrl.data.records import RecordStream
-from jrl.data.streaming import StreamSet
+from jrl.data.batching import pad_right
+from jrl.data.preferences import PreferenceFormat, PreferenceSet
+from jrl.data.sources import RecordStream, StreamSet
+from jrl.interop import ModelOutput, TrainedModel, own_methods, warn_ignored
+from jrl.learners.dpo import PairsLoss, configured_loss
 from jrl.learners.dpo_config import DPOConfig as Method
+from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, Pairs, completion_logprobs, implicit_rewards
+from jrl.models.adapters import is_adapter_folder
+from jrl.ops.logprobs import logprobs_from_logits
+from jrl.ops.metrics import finalize
+from jrl.ops.token_reads import read_tokens
 from jrl.trainers.dpo import DPOTrainer as Native
 from jrl.trl.arguments import FlatArguments
-from jrl.trl.collators import DPODataCollatorWithPadding
+from jrl.trl.collated_rows import collated_preferences, preference_features, refuse_stream
+from jrl.trl.collators import Batch, DPODataCollatorWithPadding
 from jrl.trl.configs import DPOConfig
-from jrl.trl.given import Given, untrained
+from jrl.trl.flat_trainer import FlatTrainer, Given, shared_fields
+from jrl.trl.handles import check_rows, same_source, untrained
 from jrl.trl.models import AutoModelForCausalLM, ModelHandle, resolve_model
-from jrl.trl.pairs import PairTrainer
-from jrl.trl.watching import Names
-from jrl.trlx.ignored import warn_ignored
+from jrl.trl.own_losses import own_pair_loss
+from jrl.trl.refusals import DPO
+from jrl.trl.run_state import Names
 
 __all__ = ["DPOTrainer"]
 
@@ -42,20 +55,26 @@ _CLASSIC: Mapping[str, Any] = {
     "reference_free": False,
 }
 _SIDES = ("chosen", "rejected")
+_FIGURES = ("rewards/", "logps/", "logits/")
+"""How the metrics of a batch begin that TRL has, too."""
 
 
-class DPOTrainer(PairTrainer):
+class DPOTrainer(FlatTrainer):
     """Learns from pairs of completions without a reward model.
+
+    A subclass may override `dpo_loss`, from which the run then learns, and `log`. Other methods of TRL's are refused
+    where nothing would call them.
 
     Arguments that a `DPOConfig` holds too count where they differ from their default, or where `args` is transformers'
     own `TrainingArguments`.
 
     Args:
       model: A name, a folder, a handle of `from_pretrained`, or what else `resolve_model` takes.
-      ref_model: Likewise; None: the policy as it starts, without its adapter where it has one.
+      ref_model: Likewise; None: the policy as it starts, without its adapter where it has one,
+        which costs no second model.
       beta: As in the configuration.
       args: A `DPOConfig`, or transformers' `TrainingArguments`; also taken as the third argument, as in newer releases.
-      data_collator: Of the loaders; a run makes its own batches.
+      data_collator: Decides what is learned: it is asked once for each row, and returns TRL's columns.
       label_pad_token_id: As in the configuration.
       padding_value: As in the configuration.
       truncation_mode: As in the configuration.
@@ -85,13 +104,16 @@ class DPOTrainer(PairTrainer):
       reference_free: As in the configuration.
       processing_class: The tokenizer under its newer name.
       optimizer_cls_and_kwargs: A function that makes an optax transformation, and its arguments.
-    Raises:
-      ValueError: If both `ref_model` and `peft_config` are given.
     """
 
+    ref_model: ModelHandle | None = None
+    """The reference's handle; None: the policy as it starts, or without its adapter."""
     config_class: ClassVar[type[FlatArguments]] = DPOConfig
     native_class = Native
     model_class = AutoModelForCausalLM
+    TRACED = ("dpo_loss",)
+    REFUSED = DPO
+    TAGS = ("trl", "dpo")
     NAMES: ClassVar[Names] = {
         "dpo/loss": "loss",
         "dpo/entropy": "entropy",
@@ -150,25 +172,7 @@ class DPOTrainer(PairTrainer):
     ) -> None:
         if isinstance(beta, TrainingArguments):
             args, beta = beta, _CLASSIC["beta"]
-        if ref_model is not None and peft_config is not None:
-            raise ValueError(
-                "`ref_model` must be None with `peft_config`: the reference is the model without its adapter."
-            )
-        given = Given(
-            model=model,
-            args=args,
-            data_collator=data_collator,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            tokenizer=tokenizer if processing_class is None else processing_class,
-            model_init=model_init,
-            compute_metrics=compute_metrics,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
-            peft_config=peft_config,
-        )
+        given = Given.of(locals())
         named: dict[str, Any] = {
             "beta": beta,
             "label_smoothing": label_smoothing,
@@ -185,7 +189,7 @@ class DPOTrainer(PairTrainer):
             named = {name: value for name, value in named.items() if value != _CLASSIC[name]}
         if isinstance(named.get("loss_type"), str):
             named["loss_type"] = [named["loss_type"]]
-        self._ref_model = ref_model
+        self._ref_model, self._by_collator = ref_model, data_collator is not None
         self._stored: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         super().__init__(
             given,
@@ -200,6 +204,278 @@ class DPOTrainer(PairTrainer):
             model_adapter_name=model_adapter_name,
             ref_adapter_name=ref_adapter_name,
         )
+
+    @property
+    def flat(self) -> DPOConfig:
+        """The configuration with the constructor's arguments."""
+        return cast(DPOConfig, self.config)
+
+    @property
+    def native_dpo(self) -> Native:
+        """jrl's own trainer."""
+        return cast(Native, self.native)
+
+    @property
+    def beta(self) -> float:
+        """β of the implicit reward."""
+        return self.flat.beta
+
+    @property
+    def loss_type(self) -> list[str]:
+        """Names of the losses."""
+        return self.flat.loss_type
+
+    @property
+    def label_pad_token_id(self) -> int:
+        """Label of what is not learned, in the collator's batches."""
+        return self.flat.label_pad_token_id
+
+    @property
+    def padding_value(self) -> int:
+        """Id of padding in the collator's batches."""
+        given = self.flat.padding_value
+        return int(self.tokenizer.pad_token_id if given is None else given)
+
+    @property
+    def max_prompt_length(self) -> int | None:
+        """Most tokens of a prompt; None: no limit of its own."""
+        return self.flat.max_prompt_length
+
+    @property
+    def truncation_mode(self) -> str:
+        """The end of a long row that is kept."""
+        return self.flat.truncation_mode
+
+    def tokenize_row(self, feature: Mapping[str, Any], model: Any = None) -> Batch:
+        """Ids, masks and labels of one row.
+
+        Args:
+          feature: `prompt`, `chosen` and `rejected`.
+          model: Of encoder-decoders in TRL; no effect.
+        """
+        del model
+        return DPODataCollatorWithPadding(
+            self.tokenizer,
+            max_length=self.max_length,
+            max_prompt_length=self.flat.max_prompt_length,
+            label_pad_token_id=self.label_pad_token_id,
+            truncation_mode=self.flat.truncation_mode,
+        ).tokenize(feature)
+
+    def concatenated_inputs(self, batch: Batch) -> Batch:
+        """Chosen rows over rejected ones, in arrays (2B L) of one width.
+
+        Args:
+          batch: Of the collator.
+        Returns:
+          `concatenated_input_ids`, `concatenated_attention_mask`, `concatenated_labels`.
+        """
+        fills = {
+            "input_ids": self.padding_value,
+            "attention_mask": 0,
+            "labels": self.label_pad_token_id,
+        }
+        found = {}
+        for name, fill in fills.items():
+            halves = [np.asarray(batch[f"{side}_{name}"]) for side in _SIDES]
+            width = max(half.shape[1] for half in halves)
+            padded = [pad_right(half.tolist(), pad_token_id=fill, width=width)[0] for half in halves]
+            found[f"concatenated_{name}"] = np.concatenate([np.asarray(half) for half in padded])
+        return found
+
+    def concatenated_forward(
+        self, model: Any, batch: Batch
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Log-probabilities of the completions, and logits.
+
+        Args:
+          model: The trainer's `model`; its `ref_model`, or None, is the reference.
+          batch: Of the collator.
+        Returns:
+          Sums over the completions' tokens (B), chosen and rejected; logits (B L V), likewise.
+        """
+        rows, labels, mask = self._rows(batch)
+        output = self._output(model, *rows)
+        totals = completion_logprobs(logprobs_from_logits(output.logits[:, :-1], labels), mask)
+        half = len(totals) // 2
+        return totals[:half], totals[half:], output.logits[:half], output.logits[half:]
+
+    def _rows(self, batch: Batch) -> tuple[tuple[np.ndarray, np.ndarray], jax.Array, jax.Array]:
+        """(ids and mask of both sides, one over the other), the token after each column, and which are learned."""
+        rows = self.concatenated_inputs(batch)
+        labels = rows["concatenated_labels"][:, 1:]
+        mask = labels != self.label_pad_token_id
+        inputs = rows["concatenated_input_ids"], rows["concatenated_attention_mask"]
+        return inputs, jnp.asarray(np.where(mask, labels, 0)), jnp.asarray(mask)
+
+    @cached_property
+    def _answers(self) -> TrainedModel:
+        """One for all calls: it compiles once a shape."""
+        return TrainedModel(self.native_dpo)
+
+    def _output(self, model: Any, ids: Any, mask: Any) -> ModelOutput:
+        """A forward pass of the policy, or of the reference.
+
+        Raises:
+          ValueError: If a row is longer than the model's context, or there is no such model.
+        """
+        answers = self._answers
+        check_rows(self.native_dpo.lm, ids, mask)
+        if model is self.model:
+            return answers(ids, mask)
+        if model is not None and model is not self.ref_model:
+            raise ValueError(
+                "`model` must be the trainer's `model`, its `ref_model`, or None, which stands for the reference; got "
+                f"another {type(model).__name__}."
+            )
+        reference = self.native_dpo.reference
+        if reference is None:
+            raise ValueError("The reference was let go of when it had scored the data: ask before `train`.")
+        with answers.bound(reference.params(), reference.frozen):
+            return answers(ids, mask)
+
+    def compute_reference_log_probs(self, padded_batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Sums (B) of the reference's log-probabilities, chosen and rejected.
+
+        Args:
+          padded_batch: Of the collator.
+        """
+        chosen, rejected, _, _ = self.concatenated_forward(self.ref_model, padded_batch)
+        return chosen, rejected
+
+    def dpo_loss(
+        self,
+        policy_chosen_logps: Any,
+        policy_rejected_logps: Any,
+        reference_chosen_logps: Any,
+        reference_rejected_logps: Any,
+        reference_free: bool | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The configured losses of sums of log-probabilities.
+
+        Losses that divide by lengths take the sums as they are: give means where means are wanted.
+
+        Args:
+          policy_chosen_logps: log π(y⁺|x) (B), in nats.
+          policy_rejected_logps: log π(y⁻|x).
+          reference_chosen_logps: log π_ref(y⁺|x).
+          reference_rejected_logps: log π_ref(y⁻|x).
+          reference_free: Default: the configuration's.
+        Returns:
+          Losses (B), and the rewards of chosen and rejected.
+        """
+        config, method = self.flat, self.native_dpo.method
+        policy = [jnp.asarray(x, jnp.float32) for x in (policy_chosen_logps, policy_rejected_logps)]
+        real = [jnp.asarray(x, jnp.float32) for x in (reference_chosen_logps, reference_rejected_logps)]
+        free = config.reference_free if reference_free is None else reference_free
+        reference = [jnp.zeros_like(x) for x in real] if free else real
+        divergence, one = DIVERGENCES[config.f_divergence_type], jnp.ones_like(policy[0])
+        scores = [
+            divergence(now - ref, alpha=config.f_alpha_divergence_coef)
+            for now, ref in zip(policy, reference, strict=True)
+        ]
+        pairs = Pairs(
+            chosen=policy[0],
+            rejected=policy[1],
+            ref_chosen=reference[0],
+            ref_rejected=reference[1],
+            chosen_scores=scores[0],
+            rejected_scores=scores[1],
+            chosen_lengths=one,
+            rejected_lengths=one,
+            chosen_nll=-policy[0],
+            pairs_per_token=jnp.float32(1.0),
+            valid=one > 0,
+        )
+        settings = {name: vars(config)[name] for name in ("beta", "label_smoothing", "discopop_tau")}
+        losses = sum(
+            (w * LOSSES[name](pairs, settings) for name, w in method.terms), start=jnp.zeros_like(one)
+        )
+        rewards = [
+            implicit_rewards(now, ref, beta=config.beta) for now, ref in zip(policy, real, strict=True)
+        ]
+        return losses, rewards[0], rewards[1]
+
+    def get_batch_metrics(
+        self, model: Any, batch: Batch, train_eval: Literal["train", "eval"] = "train"
+    ) -> tuple[jax.Array, dict[str, float]]:
+        """Mean loss of a batch, by every option of the configuration, and its metrics.
+
+        Args:
+          model: As for `concatenated_forward`.
+          batch: Of the collator.
+          train_eval: "eval" puts `eval_` before the names.
+        """
+        rows, labels, mask = self._rows(batch)
+        logits, reference = (self._output(one, *rows).logits[:, :-1] for one in (model, self.ref_model))
+        whole = Completion(
+            ref_logprobs=logprobs_from_logits(reference, labels),
+            mask=mask,
+            **read_tokens(logits, labels)._asdict(),
+        )
+        half = len(labels) // 2
+        chosen, rejected = (
+            jax.tree.map(lambda x, p=part: x[p], whole) for part in (slice(half), slice(half, None))
+        )
+        out = configured_loss(self.native_dpo.method)(chosen, rejected, jnp.ones(half, bool))
+        prefix = "eval_" if train_eval == "eval" else ""
+        figures = finalize(out.metrics)
+        return out.loss_sum / out.weight, {
+            f"{prefix}{name}": value for name, value in figures.items() if name.startswith(_FIGURES)
+        }
+
+    get_batch_loss_metrics = get_batch_metrics
+
+    def get_batch_samples(self, model: Any, batch: Batch) -> tuple[list[str], list[str]]:
+        """What policy and reference write after the prompts of a batch.
+
+        Args:
+          model: The trainer's `model`.
+          batch: Of the collator, with `prompt`.
+        Returns:
+          Prompts with completions, of the policy and of the reference.
+        """
+        del model
+        prompts = list(batch["prompt"])
+        native = self.native_dpo
+        room = {"max_new_tokens": max(self.max_length - np.asarray(batch["prompt_input_ids"]).shape[1], 1)}
+        key = native.draws.key()
+        written = native.generate(prompts, gen_kwargs=room, key=key)
+        if native.reference is None:
+            raise ValueError("The reference was let go of when it had scored the data: ask before `train`.")
+        now = native.state
+        try:
+            native.state = replace(now, train=replace(now.train, params=native.reference.params()))
+            of_reference = native.generate(prompts, gen_kwargs=room, key=key)
+        finally:
+            native.state = now
+        return (
+            [prompt + text for prompt, text in zip(prompts, written, strict=True)],
+            [prompt + text for prompt, text in zip(prompts, of_reference, strict=True)],
+        )
+
+    def store_metrics(
+        self, metrics: Mapping[str, float], train_eval: Literal["train", "eval"] = "train"
+    ) -> None:
+        """Keeps figures until `log` is called, which adds their means to its line.
+
+        Args:
+          metrics: Name → number.
+          train_eval: Which kind of line they belong to; an evaluation's is told by a loss that begins with `eval_`.
+        """
+        for name, value in metrics.items():
+            self._stored[train_eval][name].append(float(value))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """One line more in `state.log_history`, with the means of what was stored.
+
+        Args:
+          logs: Name → number.
+          start_time: Of transformers; no effect.
+        """
+        kind = "eval" if any(name.startswith("eval_") for name in logs) else "train"
+        means = {name: float(np.mean(values)) for name, values in self._stored.pop(kind, {}).items()}
+        super().log(logs | means, start_time)
 
     # What differs from the other trainers.
 
@@ -217,6 +493,14 @@ class DPOTrainer(PairTrainer):
     def _make_samples(self, records: Any, handle: ModelHandle, *, evaluation: bool) -> Any:
         del evaluation
         config, limits = self.flat, self._limits(handle)
+        if self._by_collator:
+            refuse_stream(records)
+            if handle.is_encoder_decoder:
+                raise ValueError("`data_collator` must be None for an encoder-decoder, whose rows jrl makes.")
+            pad = config.label_pad_token_id
+            records = collated_preferences(
+                records, self.tokenizer, self.data_collator, label_pad_token_id=pad
+            )
         if isinstance(records, RecordStream):
             if config.precompute_ref_log_probs:
                 raise ValueError(
@@ -230,42 +514,43 @@ class DPOTrainer(PairTrainer):
     def _method(self, handle: ModelHandle) -> Method:
         config = self.flat
         streams = isinstance(self._samples, StreamSet)
-        return Method(
-            beta=config.beta,
-            loss_type=list(config.loss_type),
-            loss_weights=config.loss_weights,
-            label_smoothing=config.label_smoothing,
-            reference_free=config.reference_free,
-            f_divergence_type=config.f_divergence_type,
-            f_alpha_divergence_coef=config.f_alpha_divergence_coef,
-            ld_alpha=config.ld_alpha,
-            use_weighting=config.use_weighting,
-            discopop_tau=config.discopop_tau,
-            precompute_ref_log_probs=False if streams else config.precompute_ref_log_probs or None,
-            precompute_ref_batch_size=config.precompute_ref_batch_size,
-            ref_model_path=self._reference_source(handle),
-            sync_ref_model=config.sync_ref_model,
-            ref_model_mixup_alpha=config.ref_model_mixup_alpha,
-            ref_model_sync_steps=config.ref_model_sync_steps,
-            max_prompt_length=config.max_prompt_length,
-            max_completion_length=config.max_completion_length,
-            truncation_mode=config.truncation_mode,
-            disable_dropout=config.disable_dropout,
-        )
+        named = {
+            "loss_type": list(config.loss_type),
+            "precompute_ref_log_probs": False if streams else config.precompute_ref_log_probs or None,
+            "ref_model_path": self._reference_source(handle),
+        }
+        return Method(**shared_fields(config, Method) | named)
 
     def _reference_source(self, handle: ModelHandle) -> Any:
         """Where a reference of its own comes from; None: the policy as it starts is the same."""
         given, found = self._ref_model, self.flat.ref_model_init_kwargs
         kwargs = found if isinstance(found, dict) else {}
         if given is None:
-            self.ref_model: ModelHandle | None = None
+            self.ref_model = None
             return None
         if isinstance(given, str | os.PathLike):
             self.ref_model = AutoModelForCausalLM.from_pretrained(given, **kwargs)
         else:
-            self.ref_model = untrained(resolve_model(given), "ref_model")
-        same = isinstance(self.ref_model.source, str) and self.ref_model.source == handle.source
-        return None if same and not handle.is_peft_model else self.ref_model.source
+            self.ref_model = untrained(resolve_model(given))
+        same = same_source(self.ref_model, handle)
+        # Beside an adapter that a folder brings, the same folder means base and adapter as they are now.
+        return None if same and not is_adapter_folder(handle.source) else self.ref_model.source
+
+    def own_loss(self) -> PairsLoss | None:
+        """`dpo_loss`, where a subclass has its own.
+
+        Raises:
+          ValueError: If an option is set that jrl's own loss alone reads.
+        """
+        if not own_methods(self, DPOTrainer, self.TRACED):
+            return None
+        config = self.flat
+        if config.ld_alpha is not None or config.use_weighting:
+            name = "use_weighting" if config.use_weighting else "ld_alpha"
+            raise ValueError(
+                f"`{name}` must not be set where `dpo_loss` is overridden: it belongs to the configured losses."
+            )
+        return own_pair_loss(self, lambda: self.native_dpo.method)
 
     def _before_learning(self) -> None:
         """The reference scores all evaluation sets, as long as it is there."""
@@ -285,6 +570,12 @@ class DPOTrainer(PairTrainer):
             padding_value=config.padding_value,
             truncation_mode=config.truncation_mode,
         )
+
+    def _collate(self, records: list[Any]) -> Any:
+        """A given collator sees ids, as it does when it decides what is learned."""
+        if not self._by_collator:
+            return super()._collate(records)
+        return self.data_collator(preference_features(records, self.tokenizer))
 
     def _computed(self, samples: Any) -> dict[str, float]:
         if self.compute_metrics is not None:

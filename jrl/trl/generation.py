@@ -6,16 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jaxtyping import Int
 
-from jrl.data.batching import bucket_length, pad_left
-from jrl.models.model import LanguageModel
-from jrl.trainers.generation import GenerationSettings, Sampler, parse_gen_kwargs
-from jrl.trainers.placing import fetch, place_rows
-from jrl.trlx.ignored import warn_ignored
-from jrl.typing import Frozen, ModelInputs, Params, PRNGKey
+from jrl.interop import warn_ignored
+from jrl.rollout.sampler import GenerationSettings
+from jrl.trainers.config import parse_gen_kwargs
 
 _IGNORED = {
     "output_scores": "ids are returned",
@@ -67,7 +62,10 @@ def read_generation_kwargs(
         warn_ignored(f"generate: {name}", _IGNORED[name])
     for name in _ONLY_AT.keys() & values.keys():
         if values.pop(name) != _ONLY_AT[name]:
-            raise ValueError(f"generate: `{name}` must be {_ONLY_AT[name]!r}: jrl draws one sample a prompt.")
+            raise ValueError(
+                f"generate: `{name}` must be {_ONLY_AT[name]!r}: jrl draws one sample a prompt and searches no beams. "
+                "Repeat the prompt for several samples, or use `BestOfNSampler`."
+            )
     longest, shortest = values.pop("max_length", None), values.pop("min_length", None)
     if values.get("max_new_tokens") is None:
         values["max_new_tokens"] = 20 if longest is None else int(longest) - prompt_length
@@ -82,45 +80,6 @@ def read_generation_kwargs(
     values["eos_token_id"] = [one for one in ends if 0 <= one < vocab_size]
     settings, _ = parse_gen_kwargs(values, eos_token_id=None, pad_token_id=pad_token_id)
     return settings
-
-
-def sample_rows(
-    sampler: Sampler,
-    lm: LanguageModel,
-    mesh: jax.sharding.Mesh,
-    params: Params,
-    frozen: Frozen,
-    rows: Sequence[Sequence[int]],
-    settings: GenerationSettings,
-    key: PRNGKey,
-) -> list[Int[np.ndarray, "T"]]:
-    """What the model writes after each prompt, its EOS included and no padding; row i draws with key and number i.
-
-    Raises:
-      ValueError: If a prompt is empty, or prompt and completion are longer than the model has positions.
-    """
-    longest, start = max(map(len, rows)), lm.decoder_start_token_id
-    if not all(len(row) for row in rows):
-        raise ValueError(f"`query_tensor`: row {[len(row) for row in rows].index(0)} has no tokens.")
-    written = settings.max_new_tokens + (longest if start is None else 0)
-    if written > lm.max_positions:
-        raise ValueError(
-            f"`max_new_tokens` is {settings.max_new_tokens} after a prompt of {longest} tokens, and the model has "
-            f"{lm.max_positions} positions."
-        )
-    width = bucket_length(longest)
-    if start is None:
-        width = min(width, lm.max_positions - settings.max_new_tokens)
-    padded: Any = pad_left(rows, pad_token_id=settings.pad_token_id, width=width)
-    inputs = ModelInputs(*padded)
-    if start is not None:
-        begun: Any = np.full((len(rows), 1), start, np.int32)
-        real: Any = np.ones(begun.shape, bool)
-        inputs = ModelInputs(begun, real, None, *padded)
-    with jax.set_mesh(mesh):
-        done = sampler(params, frozen, place_rows(mesh, inputs), np.arange(len(rows)), settings, key)
-        tokens, lengths = fetch((done.tokens, done.lengths))
-    return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
 
 def as_row(tokens: Any, name: str = "query_tensor") -> list[int]:

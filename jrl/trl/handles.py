@@ -3,21 +3,103 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jrl.models.adapters.peft_format import is_adapter_folder, read_adapter_folder
+from jrl.compilation import COMPILER_OPTIONS
+from jrl.interop import as_torch, is_tensor, warn_ignored
+from jrl.models.adapters import is_adapter_folder, read_adapter_folder
 from jrl.models.fused_attention import AttnImplementation
-from jrl.models.hub import CONFIG_FILES, find_folder, read_hf_config
+from jrl.models.hub import CONFIG_FILES, find_checkpoint, is_checkpoint, read_hf_config
+from jrl.models.model import CausalLM, LanguageModel
+from jrl.models.model_object import ModelObject, as_source
+from jrl.models.positions import check_length
 from jrl.notebook import Model, save_model
 from jrl.trainers.base import Trainer
-from jrl.trl.loading import LoadedModel, TemporaryFolder, load_unbound
-from jrl.trlx.ignored import warn_ignored
+from jrl.trainers.config import ModelConfig
+from jrl.trl.loaded_model import LoadedModel, TemporaryFolder, linked, load_unbound
+from jrl.trl.named_tensors import Held
+from jrl.trl.reward_adapter import RewardAdapter
+from jrl.typing import Frozen, ModelInputs, Params, PolicyFns
+
+_CLASSIFIER = "ForSequenceClassification"
+
+
+_PREFIX = "pretrained_model."
+_HEAD = "v_head."
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """A forward pass of a model without a value head.
+
+    Attributes:
+      logits: (B L V).
+      loss: Mean negative log-likelihood of the labels, each under the position before it; None without labels.
+    """
+
+    logits: Any
+    loss: Any = None
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Tensors as attributes, such as `v_head.summary.weight`."""
+
+    weight: Any
+    bias: Any
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """The dropout that a script asked for before the value head; none is drawn.
+
+    Attributes:
+      p: Its rate.
+    """
+
+    p: float
+
+
+class ValueHeadView:
+    """A value head as TRL's attribute of this name.
+
+    Args:
+      tensors: Name, as in the model's file → tensor.
+      dropout: See there.
+
+    Attributes:
+      dropout: The rate that was asked for, without effect.
+    """
+
+    def __init__(self, tensors: Mapping[str, Any], dropout: Dropout) -> None:
+        self._tensors, self.dropout = tensors, dropout
+
+    @property
+    def summary(self) -> Tensors:
+        """Its linear layer: weight (1 H) and bias (1).
+
+        Raises:
+          AttributeError: If the head has two layers.
+        """
+        names = [f"{_HEAD}summary.{part}" for part in ("weight", "bias")]
+        if any(name not in self._tensors for name in names):
+            raise AttributeError(
+                f"this value head has two layers, as trlX's: `get_parameter` has {', '.join(self._tensors)}."
+            )
+        return Tensors(*(self._tensors[name] for name in names))
 
 
 @dataclass
@@ -25,7 +107,8 @@ class ModelHandle:
     """A model that a trainer will load, or has loaded.
 
     Attributes:
-      source: What `TRLConfig.model.model_path` takes: a folder, a hub id or a transformers config.
+      source: What `TRLConfig.model.model_path` takes: a folder, a hub id, a model object of torch or a transformers
+        config.
       peft_config: Of a fresh adapter, as a dict of PEFT's keys; None: no adapter, or that of the folder.
       frozen_dtype: What does not train is kept in this, as `TRLConfig.model.frozen_dtype`.
       compute_dtype: As `TRLConfig.train.compute_dtype`.
@@ -33,8 +116,11 @@ class ModelHandle:
       model_extra_configs: Fields that replace those of the checkpoint's own config.
       kind: "causal", "seq2seq", or "classifier"; None: the config tells.
       with_value_head: Whether a script that uses the handle alone expects a value head.
+      reward_adapter: Folder of a reward model's adapter on the same base, for `compute_reward_score`.
+      summary_dropout_prob: Rate of dropout before the value head that a script asked for, and that has no effect.
       v_head_init_std: Standard deviation of a fresh value head's weights; 0, jrl's own, starts all values at 0.
       num_shared_layers: Of a reference: layers from the bottom that policy and reference share; None: none.
+      model_tags: Those that TRL's trainers set, and those that a script added.
       trainer: Who trains this model now; its parameters are then what is saved and sampled from.
     """
 
@@ -46,30 +132,68 @@ class ModelHandle:
     model_extra_configs: dict[str, Any] = field(default_factory=dict)
     kind: str | None = None
     with_value_head: bool = False
+    reward_adapter: str | None = None
+    summary_dropout_prob: float = 0.0
     v_head_init_std: float = 0.0
     num_shared_layers: int | None = None
+    model_tags: list[str] = field(default_factory=list, compare=False)
     trainer: Trainer | None = field(default=None, repr=False, compare=False)
     _folder: Any = field(default=None, repr=False, compare=False)
+    _links: Any = field(default=None, repr=False, compare=False)
+    _reward: RewardAdapter | None = field(default=None, repr=False, compare=False)
     _loaded: LoadedModel | None = field(default=None, repr=False, compare=False)
 
     def attach(self, trainer: Trainer) -> None:
         """From here on the handle answers with this trainer's parameters."""
         self.trainer, self._loaded = trainer, None
 
+    def add_model_tags(self, tags: str | Iterable[str]) -> None:
+        """Tags of the model, which the card of the trainer that has it carries too.
+
+        Args:
+          tags: One or several.
+        """
+        added = [tags] if isinstance(tags, str) else list(tags)
+        self.model_tags += [tag for tag in dict.fromkeys(added) if tag not in self.model_tags]
+        if self.trainer is not None:
+            self.trainer.tags = tuple(dict.fromkeys([*self.trainer.tags, *added]))
+
+    @property
+    def place(self) -> Any:
+        """The source, or links to its files where its folder was a temporary one that is gone."""
+        gone = self._links is not None and not Path(self.source).expanduser().is_dir()
+        return str(self._links.path) if gone else self.source
+
     @property
     def config(self) -> Any:
         """The transformers config of the model."""
-        if not isinstance(self.source, str | os.PathLike):
+        if not is_checkpoint(self.source):
             return self.source
-        path: Any = self.source
-        if is_adapter_folder(path):
-            path = read_adapter_folder(path).base_model
-        return read_hf_config(find_folder(path, files=CONFIG_FILES), self.model_extra_configs)
+        place: Any = self.place
+        if is_adapter_folder(place):
+            place = read_adapter_folder(place).base_model
+        changes = dict(self.model_extra_configs)
+        labels = changes.pop("num_labels", None)  # no entry of config.json, which names the labels
+        found = read_hf_config(find_checkpoint(place, files=CONFIG_FILES), changes)
+        if labels is not None:
+            found.num_labels = labels
+        return found
+
+    @property
+    def num_scored_labels(self) -> int | None:
+        """Labels of the classification head that the checkpoint holds; None: it holds none, or an adapter."""
+        source = self.place
+        if not is_checkpoint(source) or is_adapter_folder(source):
+            return None
+        names = self.config.architectures or []
+        if isinstance(source, ModelObject):
+            names = [type(source.module).__name__]
+        return self.config.num_labels if any(name.endswith(_CLASSIFIER) for name in names) else None
 
     @property
     def is_peft_model(self) -> bool:
         """Whether an adapter trains and the model itself is frozen."""
-        return self.peft_config is not None or is_adapter_folder(self.source)
+        return self.peft_config is not None or is_adapter_folder(self.place)
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -81,7 +205,7 @@ class ModelHandle:
         """What `TRLConfig.model.model_arch_type` takes."""
         return "seq2seq" if self.is_encoder_decoder else "causal"
 
-    def generate(self, input_ids: Any, attention_mask: Any = None, **generation_kwargs: Any) -> np.ndarray:
+    def generate(self, input_ids: Any, attention_mask: Any = None, **generation_kwargs: Any) -> Any:
         """Samples as transformers does: prompts (of a decoder) with what was written behind them.
 
         Args:
@@ -89,14 +213,47 @@ class ModelHandle:
           attention_mask: 1 on real tokens; default: all.
           **generation_kwargs: transformers' names; see `jrl.trl.generation`.
         Returns:
-          int32 ids (B, P + T) of a decoder, (B, 1 + T) of an encoder-decoder; pad after the end.
+          ids (B, P + T) of a decoder, (B, 1 + T) of an encoder-decoder; pad after the end. A torch tensor if the
+          prompts are one, else int32 of NumPy.
         """
-        return self._weights().generate(input_ids, attention_mask, generation_kwargs)
+        found = self._weights().generate(input_ids, attention_mask, generation_kwargs)
+        return as_torch(found) if is_tensor(input_ids) else found
+
+    def compute_reward_score(self, input_ids: Any, attention_mask: Any = None) -> Any:
+        """Scores at every token, (B L labels), by the adapter that was given as `reward_adapter`.
+
+        A text's reward stands at its last real token, which is not the last column where rows are padded on the right.
+
+        Args:
+          input_ids: Ids (B L).
+          attention_mask: 1 on real tokens, padded on either side; default: all are.
+        Returns:
+          float32: a torch tensor if the ids are one, else NumPy's.
+        Raises:
+          ValueError: If no `reward_adapter` was given, or a row is longer than the model's context.
+        """
+        if self.reward_adapter is None:
+            raise ValueError(
+                "`compute_reward_score` needs a reward model: give its folder to `from_pretrained` as "
+                "`reward_adapter`, or score texts with `jrl.load_reward_model(folder)`."
+            )
+        loaded = self._weights()
+        if self._reward is None:
+            self._reward = RewardAdapter.load(
+                self.reward_adapter, self.config, loaded.base_model, compute_dtype=self.compute_dtype
+            )
+        tokens = np.asarray(input_ids).astype(np.int32)
+        mask = np.ones(tokens.shape, bool) if attention_mask is None else np.asarray(attention_mask) != 0
+        check_rows(loaded.lm, tokens, mask)
+        with jax.set_mesh(loaded.mesh):
+            inputs = ModelInputs(jnp.asarray(np.where(mask, tokens, 0)), jnp.asarray(mask))
+            found = self._reward.scores(loaded.read()[1], inputs)
+        return as_torch(found) if is_tensor(input_ids) else np.asarray(found)
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *, merge_adapter: bool = False, **ignored: Any
     ) -> None:
-        """Writes a Hugging Face folder with the parameters as they are now, a value head in TRL's names beside them.
+        """Writes a Hugging Face folder with the parameters as they are now, a value head in TRL's names among them.
 
         Args:
           save_directory: Made if missing.
@@ -106,9 +263,10 @@ class ModelHandle:
         for name in ignored:
             warn_ignored(f"save_pretrained: {name}", "files are safetensors in jrl's own shards")
         if self.trainer is not None:
-            self.trainer.save_pretrained(save_directory, merge_adapter=merge_adapter)
+            heads = self.with_value_head and self.trainer.has_heads
+            self.trainer.save_pretrained(save_directory, merge_adapter=merge_adapter, heads=heads)
             return
-        self._weights().save(save_directory)
+        self._weights().save(Path(save_directory), merge_adapter)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Uploads what `save_pretrained` writes; returns the address. See `push_folder`."""
@@ -125,28 +283,171 @@ class ModelHandle:
                 raise ValueError(
                     "A sequence classifier writes no text; give the handle to a `RewardTrainer`."
                 )
-            if self.peft_config is not None:
-                raise ValueError("A fresh adapter belongs to a trainer: give the handle to one first.")
-            head = "linear" if self.with_value_head else None
             self._loaded = load_unbound(
-                self.source, self.model_extra_configs, value_head=head, init_std=self.v_head_init_std
+                ModelConfig(
+                    self.place,
+                    peft_config=self.peft_config,
+                    frozen_dtype=self.frozen_dtype,  # type: ignore[arg-type]
+                    model_extra_configs=dict(self.model_extra_configs),
+                ),
+                compute_dtype=self.compute_dtype,
+                value_head="linear" if self.with_value_head else None,
+                init_std=self.v_head_init_std,
             )
         return self._loaded
+
+    def _held(self) -> Held:
+        """What the model holds now."""
+        if self.trainer is not None:
+            return Held.of_trainer(self.trainer, heads=self.with_value_head)
+        found = self._weights()
+        return Held.of_policy(found.lm, *found.read(), found.adapter, heads=self.with_value_head)
+
+    # What scripts ask of a torch module. Tensors are copies under the names of the checkpoint: torch's where torch is
+    # loaded, NumPy's elsewhere. Writing to them changes nothing here; a trainer trains.
+
+    def eval(self) -> Self:
+        """The model itself: it has no modes, a trainer draws dropout by its own rule."""
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """The same."""
+        del mode
+        return self
+
+    def to(self, *place: Any, **options: Any) -> Self:
+        """The same: arrays stand where the mesh puts them."""
+        del place, options
+        return self
+
+    def gradient_checkpointing_enable(self, **options: Any) -> None:
+        """Without effect, said once: a trainer's configuration decides (`gradient_checkpointing`)."""
+        del options
+        warn_ignored("gradient_checkpointing_enable", "the trainer's `gradient_checkpointing` decides")
+
+    @property
+    def pretrained_model(self) -> Self:
+        """The model below its value head: the same handle."""
+        return self
+
+    @property
+    def device(self) -> Any:
+        """Where ids for `generate` may stand: the host."""
+        torch = sys.modules.get("torch")
+        return "cpu" if torch is None else torch.device("cpu")
+
+    @property
+    def v_head(self) -> ValueHeadView:
+        """The value head, where there is one. All processes must ask for it.
+
+        Raises:
+          AttributeError: If there is none.
+        """
+        held = self._held()
+        names = [name for name in held.shapes if name.startswith(_HEAD)]
+        if not names:
+            raise AttributeError(f"{type(self).__name__} has no value head: load it with its class for PPO.")
+        found = {name: _parameter(array) for name, array in held.tensors(names).items()}
+        return ValueHeadView(found, Dropout(self.summary_dropout_prob))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Name → tensor, a copy: the model, its value head, and an adapter under the names of PEFT's file.
+
+        All processes must call it; each gets the whole model.
+        """
+        return {name: as_torch(array) for name, array in self._held().tensors().items()}
+
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """(name, copy) of each, one by one; with a value head `pretrained_model.` stands before the model's names.
+
+        torch's `requires_grad` says of each whether it trains. All processes must go through all of them.
+        """
+        held = self._held()
+        trained = held.trained
+        for name in held.shapes:
+            array = held.tensors([name])[name]
+            prefix = _PREFIX if self.with_value_head and not name.startswith(_HEAD) else ""
+            yield prefix + name, _parameter(array) if name in trained else as_torch(array)
+
+    def parameters(self) -> Iterator[Any]:
+        """The tensors alone."""
+        return (tensor for _, tensor in self.named_parameters())
+
+    def get_parameter(self, target: str) -> Any:
+        """One tensor by its name. All processes must ask for it.
+
+        Raises:
+          AttributeError: If there is none of this name.
+        """
+        held, name = self._held(), target.removeprefix(_PREFIX)
+        if name not in held.shapes:
+            raise AttributeError(f"the model has no parameter {target!r}.")
+        array = held.tensors([name])[name]
+        return _parameter(array) if name in held.trained else as_torch(array)
+
+    def num_parameters(self, only_trainable: bool = False) -> int:
+        """Numbers in all tensors, an adapter's and a value head's among them; none is read.
+
+        Args:
+          only_trainable: Only in what trains.
+        """
+        held = self._held()
+        names = held.trained if only_trainable else held.shapes
+        return sum(math.prod(held.shapes[name]) for name in names)
+
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        labels: Any = None,
+        decoder_input_ids: Any = None,
+    ) -> Any:
+        """A forward pass, for looking: no gradient flows.
+
+        Args:
+          input_ids: Ids (B L).
+          attention_mask: 1 on real ones; default: all are.
+          labels: Ids to be predicted, −100 where none is; they are shifted here.
+          decoder_input_ids: Of an encoder-decoder: the decoder's ids.
+        Returns:
+          With a value head (logits (B L V), loss or None, values (B L)), else a `ForwardOutput`.
+        Raises:
+          ValueError: If a row is longer than the context of a model that knows no further positions.
+        """
+        loaded = self._weights()
+        params, frozen = loaded.read()
+        rows = _ids(input_ids), _mask(input_ids, attention_mask)
+        if decoder_input_ids is None:
+            check_rows(loaded.lm, *rows)
+            inputs = ModelInputs(*rows)
+        else:
+            inputs = ModelInputs(_ids(decoder_input_ids), _mask(decoder_input_ids, None), None, *rows)
+        with jax.set_mesh(loaded.mesh):
+            logits, values = _forward(loaded.policy, params, frozen, inputs)
+        logits = logits[..., : loaded.lm.vocab_size]
+        values = values if self.with_value_head else None
+        loss = None if labels is None else _likelihood(logits, labels)
+        found = [None if x is None else as_torch(x) for x in (logits, loss, values)]
+        return tuple(found) if self.with_value_head else ForwardOutput(found[0], found[1])
 
 
 def resolve_model(model: Any) -> ModelHandle:
     """A handle of whatever names a model.
 
     Args:
-      model: A handle, a folder or hub id, a transformers config, or a pair (model, params) of `jrl.load_model`, which
-        is written to a temporary folder that lives as long as the handle.
+      model: A handle, a folder or hub id, a transformers model object of torch (PEFT's too), a transformers config, or
+        a pair (model, params) of `jrl.load_model`, which is written to a temporary folder that lives as long as the
+        handle.
     Raises:
-      ValueError: If it is none of these.
+      ValueError: If it is none of these, or an object that neither writes nor scores.
     """
     if isinstance(model, ModelHandle):
         return model
+    found = as_source(model)
+    if isinstance(found, ModelObject):
+        return _of_object(found)
     if isinstance(model, str | os.PathLike):
-        return ModelHandle(os.fspath(model))
+        return ModelHandle(os.fspath(model), _links=linked(os.fspath(model)))
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], Model):
         folder = TemporaryFolder("jrl_model_")
         save_model(folder.path, *model)
@@ -154,9 +455,65 @@ def resolve_model(model: Any) -> ModelHandle:
     if isinstance(getattr(model, "model_type", None), str) and callable(getattr(model, "to_dict", None)):
         return ModelHandle(model)
     raise ValueError(
-        "`model` must be a handle of `from_pretrained`, a folder, a hub id, a transformers config or a pair "
-        f"(model, params) of `jrl.load_model`, got {type(model).__name__}. A torch module must be saved first."
+        "`model` must be a handle of `from_pretrained`, a folder, a hub id, a transformers model or config, or a pair "
+        f"(model, params) of `jrl.load_model`, got {type(model).__name__}."
     )
+
+
+def _of_object(found: ModelObject) -> ModelHandle:
+    """A handle of a torch model: it computes in half precision if the object does."""
+    inner = found.base.module if found.adapter is not None else found.module
+    classifier = type(inner).__name__.endswith(_CLASSIFIER)
+    if not classifier and inner.get_output_embeddings() is None:
+        raise ValueError(
+            f"`model` must have a head that writes text or scores it, got {found}: give the model itself, "
+            "such as AutoModelForCausalLM.from_pretrained(...), and no part of it."
+        )
+    half = str(inner.dtype) in ("torch.bfloat16", "torch.float16")
+    return ModelHandle(
+        found,
+        compute_dtype="bfloat16" if half else "float32",
+        kind="classifier" if classifier else None,
+    )
+
+
+def same_source(one: ModelHandle, other: ModelHandle) -> bool:
+    """Whether two handles name the same weights."""
+    pair = [
+        handle.source.module if isinstance(handle.source, ModelObject) else handle.source
+        for handle in (one, other)
+    ]
+    return pair[0] is pair[1] or (isinstance(pair[0], str) and pair[0] == pair[1])
+
+
+def say_untrained(handle: ModelHandle, cure: str) -> None:
+    """Warns, when training starts, that the torch object which a script gave stays as it is.
+
+    Args:
+      handle: What trains.
+      cure: The call that writes what was trained.
+    """
+    if isinstance(handle.source, ModelObject):
+        warnings.warn(
+            f"The {handle.source} is read, and does not train: its own parameters stay as they are. `trainer.model` "
+            f"has what is trained, and `{cure}` writes it.",
+            stacklevel=3,
+        )
+
+
+def untrained(handle: ModelHandle) -> ModelHandle:
+    """The handle, or where a trainer has it one of its parameters as they are now, in a folder that lives as long.
+
+    A source that is gone is replaced by the links to its files.
+    """
+    if handle.trainer is None:
+        return handle if handle.place is handle.source else replace(handle, source=handle.place)
+    folder = TemporaryFolder("jrl_model_")
+    handle.save_pretrained(folder.path)
+    return replace(
+        handle, source=str(folder.path), peft_config=None, model_extra_configs={}, trainer=None, _folder=folder,
+        _loaded=None,
+    )  # fmt: skip
 
 
 def create_reference_model(
@@ -205,8 +562,17 @@ def push_folder(
     private: bool | None = None,
     token: Any = None,
     commit_message: str = "Upload model",
+    revision: str | None = None,
 ) -> str:
     """Uploads a folder to the Hugging Face hub and returns its address.
+
+    Args:
+      folder: With the model.
+      repo_id: "organisation/name"; made if missing.
+      private: Whether a repository that is made is private.
+      token: Of the hub; None: the one of this machine.
+      commit_message: Of the upload.
+      revision: Branch that gets it, made if missing; None: the main one.
 
     Raises:
       RuntimeError: If the hub cannot be reached, or refuses; the message has the hub's reason.
@@ -217,8 +583,57 @@ def push_folder(
     api = HfApi(token=token)
     try:
         address = api.create_repo(repo_id, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repo_id, folder_path=Path(folder), commit_message=commit_message)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        api.upload_folder(
+            repo_id=repo_id, folder_path=Path(folder), commit_message=commit_message, revision=revision
+        )
     except (OSError, HfHubHTTPError) as error:
         reason = " ".join(str(error).split())
         raise RuntimeError(f"`repo_id` {repo_id!r} could not be pushed to: {reason}") from error
     return str(address)
+
+
+def check_rows(lm: LanguageModel, ids: Any, mask: Any) -> None:
+    """Refuses rows beyond the positions that a decoder has.
+
+    Args:
+      lm: Architecture.
+      ids: (B L).
+      mask: True on real tokens.
+    Raises:
+      ValueError: If a row is too long.
+    """
+    if isinstance(lm, CausalLM):
+        check_length(lm.config, ids.shape, mask)
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=COMPILER_OPTIONS)
+def _forward(policy: PolicyFns, params: Params, frozen: Frozen, inputs: ModelInputs) -> tuple[Any, Any]:
+    """(logits, values or None)."""
+    features = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None)
+    values = policy.heads(params, features.value).get("values")
+    return policy.logits(params, frozen, features.policy), values
+
+
+def _parameter(array: np.ndarray) -> Any:
+    """A copy that torch takes for something that trains."""
+    found = as_torch(array)
+    return found.requires_grad_(True) if is_tensor(found) else found
+
+
+def _ids(given: Any) -> jax.Array:
+    return jnp.asarray(np.asarray(given), jnp.int32)
+
+
+def _mask(ids: Any, given: Any) -> jax.Array:
+    return jnp.ones(np.shape(ids), bool) if given is None else jnp.asarray(np.asarray(given) != 0)
+
+
+def _likelihood(logits: jax.Array, labels: Any) -> jax.Array:
+    """Mean over the labels that count."""
+    known = jnp.asarray(np.asarray(labels))[:, 1:]
+    logprobs = jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32), axis=-1)
+    found = jnp.take_along_axis(logprobs, jnp.maximum(known, 0)[..., None], axis=-1)[..., 0]
+    counted = known != -100
+    return -jnp.sum(jnp.where(counted, found, 0.0)) / jnp.maximum(jnp.sum(counted), 1)

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from jrl.models.adapters.config import plain_peft_config
-from jrl.models.adapters.peft_format import is_adapter_folder
+from jrl.interop import warn_ignored
+from jrl.models.adapters import is_adapter_folder, plain_peft_config
+from jrl.models.hub import is_checkpoint
 from jrl.trl.handles import (
     ModelHandle,
     create_reference_model,
     push_folder,
     resolve_model,
 )
-from jrl.trlx.ignored import warn_ignored
+from jrl.trl.reward_adapter import check_reward_adapter
 
 __all__ = [
     "AutoModelForCausalLM",
@@ -27,11 +28,13 @@ __all__ = [
     "AutoModelForSeq2SeqLMWithValueHead",
     "AutoModelForSequenceClassification",
     "ModelHandle",
+    "PreTrainedModelWrapper",
     "create_reference_model",
     "push_folder",
     "resolve_model",
 ]
 
+DROPOUT = "summary_dropout_prob"
 _IGNORED = {
     "cache_dir": "the hub's own cache is used; HF_HOME moves it",
     "device_map": "the mesh places arrays (`train.mesh`)",
@@ -40,7 +43,7 @@ _IGNORED = {
     "low_cpu_mem_usage": "tensors are read one by one in any case",
     "max_memory": "the mesh places arrays (`train.mesh`)",
     "offload_folder": "nothing is offloaded",
-    "summary_dropout_prob": "the value head has no dropout: old and new values must be comparable",
+    DROPOUT: "the value head has no dropout: old and new values must be comparable",
     "token": "the hub's client knows its token",
     "trust_remote_code": "jrl runs no code of a checkpoint",
     "use_auth_token": "the hub's client knows its token",
@@ -49,7 +52,6 @@ _IGNORED = {
     "use_safetensors": "only safetensors are read",
 }
 _REFUSED = {
-    "reward_adapter": "a reward model is an object of its own: `jrl.RewardModel`",
     "revision": "download the revision first and give its folder",
     "subfolder": "give the folder itself",
     "variant": "give a folder with plain safetensors",
@@ -76,6 +78,7 @@ class _AutoModel(ModelHandle):
         dtype: Any = None,
         attn_implementation: str | None = None,
         num_labels: int | None = None,
+        reward_adapter: str | None = None,
         v_head_init_strategy: str | None = None,
         v_head_initializer_range: float = 0.2,
         **more: Any,
@@ -94,6 +97,8 @@ class _AutoModel(ModelHandle):
           dtype: The same under its newer name.
           attn_implementation: "eager" attends by products with a mask; anything else by cuDNN's kernel where it serves.
           num_labels: Of a classifier; 1.
+          reward_adapter: Folder of a reward model's adapter on the same base, for `compute_reward_score`; the model
+            must have an adapter of its own.
           v_head_init_strategy: None starts all values at 0, "normal" draws the head's weights.
           v_head_initializer_range: Standard deviation of "normal".
           **more: Fields of the model's config to change, and what transformers takes that has no effect here (said
@@ -118,6 +123,8 @@ class _AutoModel(ModelHandle):
                 warn_ignored(f"from_pretrained: {name}", _IGNORED[name])
             else:
                 changes[name] = value
+        if num_labels == 1 and cls._kind == "classifier" and is_checkpoint(known.source):
+            changes["num_labels"] = 1  # a head of several is replaced by a fresh one
         in_8bit, in_4bit = _bits(load_in_8bit, load_in_4bit, quantization_config)
         wanted_dtype = str(torch_dtype if dtype is None else dtype)
         half = any(word in wanted_dtype for word in ("bfloat16", "float16", "half"))
@@ -130,8 +137,13 @@ class _AutoModel(ModelHandle):
             model_extra_configs=changes,
             kind=cls._kind,
             with_value_head=cls._has_value_head,
+            summary_dropout_prob=_head_dropout(known, more) if cls._has_value_head else 0.0,
             v_head_init_std=v_head_initializer_range if v_head_init_strategy == "normal" else 0.0,
+            reward_adapter=known.reward_adapter
+            if reward_adapter is None
+            else check_reward_adapter(reward_adapter),
             _folder=known._folder,
+            _links=known._links,
         )
         found._check()
         return found
@@ -144,6 +156,10 @@ class _AutoModel(ModelHandle):
             raise ValueError(
                 f"{type(self).__name__} must be given a {self._kind} model, got {self.config.model_type!r}: use "
                 f"{other} (or its class with a value head)."
+            )
+        if self.reward_adapter is not None and not self.is_peft_model:
+            raise ValueError(
+                "`reward_adapter` must be None for a model without an adapter: they share its base."
             )
 
 
@@ -165,6 +181,10 @@ class AutoModelForSequenceClassification(_AutoModel):
     _kind = "classifier"
 
 
+PreTrainedModelWrapper = ModelHandle
+"""TRL's name of what its classes with a value head share."""
+
+
 class AutoModelForCausalLMWithValueHead(_AutoModel):
     """A decoder with a linear value head, which a checkpoint holds as `v_head.summary`."""
 
@@ -177,6 +197,14 @@ class AutoModelForSeq2SeqLMWithValueHead(_AutoModel):
 
     _kind = "seq2seq"
     _has_value_head = True
+
+
+def _head_dropout(known: ModelHandle, more: Mapping[str, Any]) -> float:
+    """The rate that the model's config names, else an argument."""
+    rate = vars(known.config).get(DROPOUT, more.get(DROPOUT, 0.0))
+    if rate:
+        warn_ignored(f"from_pretrained: {DROPOUT}", _IGNORED[DROPOUT])
+    return float(rate)
 
 
 def _bits(load_in_8bit: bool, load_in_4bit: bool, quantization_config: Any) -> tuple[bool, bool]:

@@ -8,10 +8,19 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import optax
 from transformers import TrainingArguments
 
-from jrl.trainers.sections import OptimizerConfig, SchedulerConfig
-from jrl.trl.arguments import word
+from jrl.learners.optimizers import make_optimizer, make_schedule
+from jrl.trainers.config import OptimizerConfig, SchedulerConfig
+from jrl.trl.arguments import FlatArguments, word
+from jrl.trl.torch_optimizers import (
+    Named,
+    is_torch_optimizer,
+    is_torch_schedule,
+    named_optimizer,
+    tabulated,
+)
 
 Arguments = Mapping[str, Any]
 
@@ -115,19 +124,47 @@ def _cosine_with_min_lr(warmup: int, total: int, given: dict[str, Any], rate: fl
 
 
 def _polynomial(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
-    if given.pop("power", 1.0) != 1.0:
-        raise ValueError("`lr_scheduler_kwargs`: `power` must be 1: jrl falls along a line.")
-    found = _linear(warmup, total, given, rate)
-    return SchedulerConfig(found.name, found.kwargs | {"eta_min": given.pop("lr_end", 1e-7)})
+    del rate
+    shape = {"eta_min": given.pop("lr_end", 1e-7), "power": given.pop("power", 1.0)}
+    return SchedulerConfig("warmup_polynomial", {"warmup_steps": warmup, "total_steps": total} | shape)
+
+
+def _cosine_with_restarts(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
+    del rate
+    cycles = {"num_cycles": given.pop("num_cycles", 1)}
+    return SchedulerConfig("warmup_cosine_restarts", {"warmup_steps": warmup, "total_steps": total} | cycles)
+
+
+def _inverse_sqrt(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
+    del total, rate
+    timescale = given.pop("timescale", None)
+    more = {} if timescale is None else {"timescale": timescale}
+    return SchedulerConfig("warmup_inverse_sqrt", {"warmup_steps": warmup} | more)
+
+
+def _warmup_stable_decay(warmup: int, total: int, given: dict[str, Any], rate: float) -> SchedulerConfig:
+    del rate
+    if "num_decay_steps" not in given:
+        raise ValueError("`lr_scheduler_kwargs` must have `num_decay_steps` for 'warmup_stable_decay'.")
+    decay = given.pop("num_decay_steps")
+    steps = {"warmup_steps": warmup, "decay_steps": decay}
+    steps["stable_steps"] = given.pop("num_stable_steps", max(total - warmup - decay, 0))
+    shapes = ("warmup_type", "decay_type", "min_lr_ratio", "num_cycles")
+    return SchedulerConfig(
+        "warmup_stable_decay", steps | {name: given.pop(name) for name in shapes if name in given}
+    )
 
 
 SCHEDULES: Mapping[str, Callable[[int, int, dict[str, Any], float], SchedulerConfig]] = {
     "constant": _constant,
     "constant_with_warmup": _constant_with_warmup,
-    "linear": _linear,
     "cosine": _cosine,
     "cosine_with_min_lr": _cosine_with_min_lr,
+    "cosine_with_restarts": _cosine_with_restarts,
+    "inverse_sqrt": _inverse_sqrt,
+    "linear": _linear,
     "polynomial": _polynomial,
+    "warmup_stable_decay": _warmup_stable_decay,
 }
 """transformers' name → `(warmup_steps, total_steps, further arguments, learning rate) -> section`."""
 
@@ -155,9 +192,54 @@ def scheduler_section(
         raise ValueError(
             f"`lr_scheduler_kwargs` must be a dict, or JSON that begins with a brace, got {kwargs!r}."
         )
-    given = dict(kwargs)
-    warmup = min(warmup_of(args, total_steps, ratio=ratio), total_steps)
-    found = SCHEDULES[name](warmup, total_steps, given, args.learning_rate)
+    given, warmup = dict(kwargs), warmup_of(args, total_steps, ratio=ratio)
+    # A run that ends within its warm-up never reaches the rate; what would have followed has no steps.
+    found = SCHEDULES[name](warmup, max(total_steps, warmup + 1), given, args.learning_rate)
     if given:
         raise ValueError(f"`lr_scheduler_kwargs`: {name!r} takes no {sorted(given)}.")
     return found
+
+
+def given_optimizer(
+    config: FlatArguments,
+    optimizers: tuple[Any, Any] | None,
+    made_by: tuple[Callable[..., Any], Mapping[str, Any]] | None,
+    total_steps: int,
+) -> optax.GradientTransformation:
+    """What was given as `optimizers` or `optimizer_cls_and_kwargs`; the trainer clips what it gets.
+
+    Args:
+      config: Says what the script does not.
+      optimizers: (optimizer, schedule), each perhaps None.
+      made_by: (function or class, its arguments) that makes the optimizer.
+      total_steps: Optimizer steps of the run.
+    Raises:
+      ValueError: If it can be neither taken nor translated.
+    """
+    transformation, schedule = optimizers or (None, None)
+    named: Named | None = None
+    if made_by is not None:
+        make, kwargs = made_by
+        if is_torch_optimizer(make):
+            named = named_optimizer(make, kwargs)
+        else:
+            transformation = make(**kwargs)
+    if is_torch_optimizer(transformation):
+        named, transformation = named_optimizer(transformation), None
+    if transformation is not None:
+        if not isinstance(transformation, optax.GradientTransformation) or schedule is not None:
+            raise ValueError(
+                "`optimizers` must be (an optax transformation, None), (None, a function from the step to the "
+                "learning rate), or torch's own; got "
+                f"({type(transformation).__name__}, {type(schedule).__name__})."
+            )
+        return transformation
+    if is_torch_schedule(schedule):
+        schedule = tabulated(schedule, total_steps + 1)
+    if schedule is not None and not callable(schedule):
+        raise ValueError(f"`optimizers`: the schedule must be a function, got {type(schedule).__name__}.")
+    section = optimizer_section(config)
+    name, arguments = (section.name, section.kwargs) if named is None else named
+    falling = scheduler_section(config, total_steps, ratio=config.warmup_ratio)
+    rate = make_schedule(falling.name, falling.kwargs) if schedule is None else lambda _: schedule
+    return make_optimizer(name, {"lr": config.learning_rate, **arguments}, rate, max_grad_norm=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import os
 import re
 import sys
@@ -13,16 +14,42 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from transformers import HfArgumentParser
 
-from jrl.trainers.coerce import coerce, hint, read_yaml
+from jrl.suggestions import did_you_mean
+from jrl.trainers.config import coerce, read_yaml
 
 __all__ = ["TrlParser"]
 
 CONFIG_FLAG = "--config"
-# What the loader, Python, shells and the libraries of a run execute, and where their keys are sent.
-_NOT_IN_FILES = re.compile(
-    r"(LD|DYLD|PYTHON|GCONV|BASH|RAY|CUDA_INJECTION|SSL)\w*|PATH|ENV|IFS|HOME|XLA_FLAGS|MPL\w*|HF_MODULES_CACHE"
-    r"|\w*(PLUGIN|LIBRARY|LIBRARIES|PRELOAD|COMPILATION_CACHE|ENDPOINT|BASE_URL|PROXY|CA_BUNDLE)\w*",
-    re.IGNORECASE,
+# What a file may set: numbers, switches, levels of talk and names of a tracker's runs. Of all other variables nobody
+# can list which name a program, machine code, a host, a folder that code is read from, or a job to join.
+ENVIRONMENT = frozenset(
+    {
+        *("COLUMNS", "DO_NOT_TRACK", "FORCE_COLOR", "NO_COLOR"),
+        *("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "TF_CPP_MIN_LOG_LEVEL"),
+        *(
+            "DATASETS_VERBOSITY",
+            "HF_HUB_VERBOSITY",
+            "TRANSFORMERS_VERBOSITY",
+            "TRANSFORMERS_NO_ADVISORY_WARNINGS",
+        ),
+        *("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+        *("HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_TELEMETRY"),
+        *("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"),
+        *("JAX_DEBUG_NANS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_LOG_COMPILES", "JAX_NUM_CPU_DEVICES"),
+        *("JAX_PLATFORMS", "JAX_TRACEBACK_FILTERING"),
+        *("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"),
+        "TOKENIZERS_PARALLELISM",
+        *(
+            "WANDB_DISABLED",
+            "WANDB_ENTITY",
+            "WANDB_INIT_TIMEOUT",
+            "WANDB_JOB_TYPE",
+            "WANDB_MODE",
+            "WANDB_NAME",
+        ),
+        *("WANDB_NOTES", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_SILENT", "WANDB_TAGS"),
+        *("XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"),
+    }
 )
 
 
@@ -49,13 +76,26 @@ class TrlParser(HfArgumentParser):
         for found in types:
             if "config" in {field.name for field in dataclasses.fields(found)}:
                 raise ValueError(
-                    f"`dataclass_types`: {found.__name__} must not have a field `config`: {CONFIG_FLAG} names the YAML "
-                    "file."
+                    f"`dataclass_types`: {found.__name__} has a field named 'config', and {CONFIG_FLAG} names "
+                    "the YAML file: rename it."
                 )
         self.expected_types: Mapping[str, Any] = {
             name: kind for found in types for name, kind in get_type_hints(found).items()
         }
         super().__init__(types, **kwargs)  # type: ignore[arg-type]
+
+    @property
+    def documented(self) -> dict[str, str]:
+        """Field → what the docstring of its dataclass says of it."""
+        return {name: text for kind in self.dataclass_types for name, text in _documented(kind).items()}
+
+    def _add_dataclass_arguments(self, dtype: Any) -> None:
+        """What a docstring says of a field is the help of its option, where the field brings none."""
+        super()._add_dataclass_arguments(dtype)
+        told = _documented(dtype)
+        for action in self._actions:
+            if action.help is None and action.dest in told:
+                action.help = told[action.dest].replace("%", "%%")
 
     def parse_args_and_config(
         self,
@@ -66,8 +106,8 @@ class TrlParser(HfArgumentParser):
     ) -> tuple[Any, ...]:
         """One instance of each dataclass, from the file that `--config` names and the command line.
 
-        The file's mapping `env` is written to the process's environment first, over what is there; variables that say
-        what programs execute, or where they send their keys, are refused.
+        The file's mapping `env` is written to the process's environment first, over what is there; all but the
+        variables of `ENVIRONMENT` are refused by name.
 
         Args:
           args: The command line; None: the process's own.
@@ -81,7 +121,7 @@ class TrlParser(HfArgumentParser):
           then what remains, if asked for.
         Raises:
           ValueError: On an unknown key or flag, naming the closest one; a key that stands twice; an `env` that is no
-            mapping; or a `--config` without a path.
+            mapping, or sets what a file may not set; or a `--config` without a path.
           TypeError: If a value of the file is not of its field's type.
           FileNotFoundError: If there is no such file.
         """
@@ -92,11 +132,11 @@ class TrlParser(HfArgumentParser):
         returned = return_remaining_strings or separate_remaining_strings
         if of_file and fail_with_unknown_args and not returned:
             name = of_file[0].removeprefix("--")
-            raise ValueError(f"{path}: there is no field `{name}`.{hint(name, self._known())}")
+            raise ValueError(f"{path}: there is no field `{name}`.{did_you_mean(name, self._known())}")
         namespace, of_flags = self.parse_known_args(words)
         if of_flags and not returned:
             name = of_flags[0].partition("=")[0].lstrip("-").replace("-", "_")
-            near = hint(f"--{name}", (f"--{known}" for known in self._known()))
+            near = did_you_mean(f"--{name}", (f"--{known}" for known in self._known()))
             raise ValueError(f"there is no field for {of_flags[0]!r}.{near}")
         found = self._instances(vars(namespace))
         if separate_remaining_strings:
@@ -165,10 +205,11 @@ class TrlParser(HfArgumentParser):
                 f"{path}: `env` must be a mapping of variables, got {type(environment).__name__}."
             )
         for name in environment:
-            if _NOT_IN_FILES.fullmatch(str(name)):
+            if name not in ENVIRONMENT:
                 raise ValueError(
-                    f"{path}: `env` must not set {name}: a file of settings says neither what is executed nor where "
-                    "keys are sent. Set it where the command is called."
+                    f"{path}: `env` must not set {name}: a file of settings names no program, host, folder or key, and "
+                    "only variables that are known to name none may stand in it (docs/security.md). Set it in the "
+                    f"shell: export {name}=...{did_you_mean(str(name), ENVIRONMENT)}"
                 )
         os.environ |= {str(name): str(value) for name, value in environment.items()}
         return {str(name): value for name, value in content.items()}
@@ -177,6 +218,14 @@ class TrlParser(HfArgumentParser):
         """Names of all options, those of sub-parsers included."""
         found = {action.dest for parser in _parsers(self) for action in parser._actions}
         return sorted(found - {"help", argparse.SUPPRESS})
+
+
+def _documented(kind: type) -> dict[str, str]:
+    """What the section Attributes of a class's docstring says of each field."""
+    section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
+    section = re.split(r"^\S", section, flags=re.MULTILINE)[0]
+    entries = re.split(r"^  (?=\w+:)", section, flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, _, text in (entry.partition(":") for entry in entries)}
 
 
 def _take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -210,7 +259,7 @@ def _as_default(parser: argparse.ArgumentParser, action: argparse.Action, value:
         if action.choices is not None and value not in action.choices:
             choices = list(action.choices)
             raise ValueError(
-                f"`{name}` must be one of {choices}, got {value!r}.{hint(value, map(str, choices))}"
+                f"`{name}` must be one of {choices}, got {value!r}.{did_you_mean(value, map(str, choices))}"
             )
         return value
     if any(dataclasses.is_dataclass(part) for part in get_args(expected)):

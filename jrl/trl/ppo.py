@@ -11,18 +11,30 @@ import jax
 import numpy as np
 
 from jrl.data.tokenizer import load_tokenizer
-from jrl.learners.ppo import PPOState
+from jrl.interop import (
+    Accelerator,
+    DataLoader,
+    RunningMoments,
+    refuse_assigned,
+    refuse_overrides,
+    refuse_while_traced,
+    seed_generators,
+    torch_in_torch_out,
+)
+from jrl.learners.online import OnlineState
 from jrl.ops.metrics import finalize
-from jrl.trainers.placing import place_rows
-from jrl.trl.core import RunningMoments, set_seed
-from jrl.trl.loading import TemporaryFolder
+from jrl.placement import place_rows
+from jrl.trl.handles import same_source, say_untrained
+from jrl.trl.loaded_model import TemporaryFolder
 from jrl.trl.models import ModelHandle
 from jrl.trl.ppo_batch import RolloutRows, make_sequences, read_rollouts, reward_columns, spread
 from jrl.trl.ppo_config import PPOConfig, native_config
-from jrl.trl.ppo_data import Rollouts
+from jrl.trl.ppo_data import RolloutMethods
 from jrl.trl.ppo_logging import StatsLog, reward_stats
 from jrl.trl.ppo_manual import ManualSteps
+from jrl.trl.ppo_math import kl_penalty
 from jrl.trl.ppo_native import KLControl, StepwisePPO
+from jrl.trl.ppo_overrides import LIVE
 from jrl.trl.ppo_saving import SavesModel
 from jrl.trl.ppo_setup import (
     Clock,
@@ -34,15 +46,18 @@ from jrl.trl.ppo_setup import (
     with_optimizer,
 )
 from jrl.trl.ppo_stats import step_stats, train_stats
-from jrl.trlx.accelerator import Accelerator
-from jrl.trlx.loader import DataLoader
-from jrl.typing import PPOBatch
+from jrl.trl.refusals import PPO
+from jrl.typing import Rollouts
 
 __all__ = ["PPOConfig", "PPOTrainer"]
 
 
-class PPOTrainer(Rollouts, ManualSteps, SavesModel):
+class PPOTrainer(RolloutMethods, ManualSteps, SavesModel):
     """PPO whose rollouts a script brings.
+
+    A subclass may override `compute_rewards`, `compute_advantages` and `loss`: `step` learns from what they return.
+    They are traced into the compiled update, so they compute with jax arrays (`docs/trl_ppo.md`). Methods that nothing
+    would call are refused.
 
     Args:
       config: TRL's `PPOConfig`.
@@ -52,10 +67,12 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
         an adapter the reference is always the base model.
       tokenizer: A transformers tokenizer.
       dataset: Rows for `dataloader`; None: there is none.
-      optimizer: None: Adam at `config.learning_rate`; a name, or a pair (name, arguments); an optax transformation.
+      optimizer: None: Adam at `config.learning_rate`; a name, or a pair (name, arguments); an optax transformation;
+        an optimizer of torch, whose method and arguments are taken over.
       data_collator: Makes the loader's batches; default: one list a column.
       num_shared_layers: Layers from the bottom, embeddings with them, that do not train and that the reference shares.
-      lr_scheduler: Call of `step` → learning rate, traceable as optax schedules are.
+      lr_scheduler: Call of `step` → learning rate, traceable as optax schedules are; or one of torch, whose rates of
+        `config.steps` calls are taken over.
 
     Attributes:
       config: As given, with what the trainer fills in.
@@ -70,7 +87,7 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
       native: jrl's own trainer, with `state`, `history` and `config`.
       is_encoder_decoder: Whether an encoder reads the queries.
       is_peft_model: Whether an adapter trains.
-      current_device: The first device.
+      current_device: That of `accelerator`: where a script may put tensors.
     """
 
     def __init__(
@@ -85,25 +102,28 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
         num_shared_layers: int | None = None,
         lr_scheduler: Schedule | None = None,
     ) -> None:
+        refuse_overrides(type(self), PPOTrainer, PPO)
         if not isinstance(config, PPOConfig):
             raise ValueError(f"`config` must be a jrl.trl.PPOConfig, got {type(config).__name__}.")
         if tokenizer is None or not callable(getattr(tokenizer, "get_vocab", None)):
             raise ValueError(f"`tokenizer` must be a transformers tokenizer, got {type(tokenizer).__name__}.")
         self.config = replace(config)
-        set_seed(config.seed)
+        seed_generators(config.seed)
         handle = policy_handle(model)
         reference = reference_handle(ref_model, handle, num_shared_layers)
         shared = num_shared_layers if reference is None else reference.num_shared_layers
         self.tokenizer = load_tokenizer(
             tokenizer, padding_side=tokenizer.padding_side, truncation_side=tokenizer.truncation_side
         )
-        self.lr_scheduler = checked_schedule(lr_scheduler, optimizer)
+        self.lr_scheduler = checked_schedule(lr_scheduler, optimizer, config.steps)
         self.data_collator = data_collator
         self.dataloader = self._loader(dataset)
         self._temporary = TemporaryFolder("jrl_ppo_")
-        other = None if reference is None or reference.source == handle.source else reference.source
+        other = None if reference is None or same_source(reference, handle) else reference.source
         self.native = self._make_native(handle, shared, optimizer, other)
-        handle.attach(self.native)
+        for one in (model, handle):  # the script's own handle saves what was trained, too
+            if isinstance(one, ModelHandle):
+                one.attach(self.native)
         self.model: ModelHandle = handle
         self.ref_model: ModelHandle = replace(reference or handle, trainer=None)
         self.optimizer = self.native.optimizer
@@ -130,6 +150,8 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
         native, given = with_optimizer(native, optimizer)
         return StepwisePPO(
             native,
+            owner=self,
+            base=PPOTrainer,
             tokenizer=self.tokenizer,
             v_head_std=handle.v_head_init_std,
             reference_path=reference,
@@ -151,23 +173,27 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
         return self.prepare_dataloader(dataset, self.data_collator)
 
     @property
-    def state(self) -> PPOState:
+    def state(self) -> OnlineState:
         """Parameters, optimizer, KL coefficient and moments of the scores: replaced by every step."""
+        refuse_while_traced("state", LIVE)
         return self.native.state
 
     @property
     def running(self) -> RunningMoments:
         """Moments of all scores so far."""
+        refuse_while_traced("running", LIVE)
         return RunningMoments(self.native.state.moments.running)
 
     @property
     def current_step(self) -> int:
         """Calls of `step` so far."""
+        refuse_while_traced("current_step", LIVE)
         return self.native.calls
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One record a step: jrl's own figures, under jrl's names."""
+        """One record a step: jrl's own figures, under jrl's names; what the watch found stands behind its step."""
+        refuse_while_traced("history", LIVE)
         return self.native.history
 
     def step(
@@ -191,6 +217,8 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
         """
         clock = Clock()
         native, start = self.native, self.native.lm.decoder_start_token_id
+        if native.calls == 0:
+            say_untrained(self.model, "trainer.save_pretrained(folder)")
         rollouts = read_rollouts(
             queries,
             responses,
@@ -199,6 +227,7 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
             batch_size=self.config.batch_size,
             decoder_start_token_id=start,
         )
+        self._check_overrides(scores)
         sequences = make_sequences(
             rollouts,
             pad_token_id=self.tokenizer.pad_token_id,
@@ -208,13 +237,18 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
         placed, scored = native.score(sequences)
         clock.lap("forward_pass", scored)
         rewards: Any = reward_columns(rollouts, sequences.mask.shape[1])
-        batch = PPOBatch(placed, scored, place_rows(native.mesh, rewards))
+        batch = Rollouts(placed, scored, place_rows(native.mesh, rewards))
         estimates = native.estimates(batch)
         clock.lap("compute_rewards", estimates)
         clock.lap("compute_advantages", ())
         fixed, kept, kl_coef = jax.device_get(
             (estimates, (scored.logprobs, scored.ref_logprobs), self.state.kl_coef)
         )
+        if fixed["moved"] > 0:
+            raise ValueError(
+                f"`{type(self).__name__}.compute_advantages` must return `values` as they were given, got others: the "
+                "values of the rollouts are what the value loss is clipped around."
+            )
         rate = native.learning_rate
         self._push_if_best(fixed["scores"].sum(axis=1))
         metrics = native.learn_from(batch)
@@ -223,8 +257,52 @@ class PPOTrainer(Rollouts, ManualSteps, SavesModel):
         stats["ppo/learning_rate"] = rate
         clock.lap("calc_stats", ())
         steps = native.calls * native.steps_per_iteration
-        native.history.append({"step": steps, "iteration": native.calls, **finalize(metrics)})
+        native.records.add({"step": steps, "iteration": native.calls, **finalize(metrics)})
         return stats | clock.times()
+
+    def _step_safety_checker(
+        self, batch_size: int, queries: Any, responses: Any, scores: Any, masks: Any = None
+    ) -> tuple[list[Any], list[Any], list[Any], list[Any] | None]:
+        """TRL's name of the check that `step` begins with; the rows as they are, as lists.
+
+        Raises:
+          ValueError: As of `step`.
+        """
+        start = self.native.lm.decoder_start_token_id
+        options = {"batch_size": batch_size, "decoder_start_token_id": start}
+        read_rollouts(queries, responses, scores, masks, **options)
+        return list(queries), list(responses), list(scores), None if masks is None else list(masks)
+
+    def _kl_penalty(self, logprob: Any, ref_logprob: Any) -> Any:
+        """TRL's name of `config.kl_penalty`'s estimate at each token, for looking: torch in, torch out.
+
+        Args:
+          logprob: Of the policy, (B, T); with "full" of the whole vocabulary, (B, T, V).
+          ref_logprob: Of the reference.
+        """
+        return torch_in_torch_out(kl_penalty)(logprob, ref_logprob, self.config.kl_penalty)
+
+    def _check_overrides(self, scores: Any) -> None:
+        """What overridden methods leave open to a step.
+
+        Raises:
+          ValueError: If `compute_rewards` is overridden and a score is dense, or the penalty needs whole distributions.
+        """
+        refuse_assigned(self, PPO)
+        self.native.trace_anew()
+        if "compute_rewards" not in self.native.maths.own:
+            return
+        dense = [row for row, score in enumerate(scores) if np.size(score) != 1]
+        if dense:
+            raise ValueError(
+                f"`scores[{dense[0]}]` must be one number where `compute_rewards` is overridden, which gets one a row, "
+                f"got {np.size(scores[dense[0]])}."
+            )
+        if self.config.kl_penalty == "full":
+            raise ValueError(
+                '`kl_penalty` must not be "full" where `compute_rewards` is overridden: whole distributions are never '
+                'held in memory. Set "kl", and compute the penalty from the log-probabilities.'
+            )
 
     def _stats(
         self,

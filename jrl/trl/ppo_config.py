@@ -10,21 +10,21 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jrl.learners.ppo_config import KL_PENALTY_NAMES
-from jrl.learners.ppo_config import PPOConfig as NativePPOConfig
+from jrl.interop import warn_ignored
+from jrl.learners.ppo import KL_PENALTY_NAMES
+from jrl.learners.ppo import PPOConfig as NativePPOConfig
 from jrl.models.model import make_model
-from jrl.trainers.config import TRLConfig
-from jrl.trainers.loggers_trackers import PACKAGES, check_tracker
-from jrl.trainers.sections import (
+from jrl.trainers.config import (
     ModelConfig,
     OptimizerConfig,
     SchedulerConfig,
     TokenizerConfig,
     TrainConfig,
+    TRLConfig,
 )
+from jrl.trainers.loggers import PACKAGES, check_tracker
 from jrl.trl.core import flatten_dict
 from jrl.trl.handles import ModelHandle, unfrozen_layers
-from jrl.trlx.ignored import warn_ignored
 
 __all__ = ["PPOConfig"]
 
@@ -44,7 +44,7 @@ class PPOConfig:
     Attributes:
       task_name: A label.
       model_name: A label; the trainer gets its model as an argument.
-      steps: Samples that a script means to take; feeds `total_ppo_epochs` alone.
+      steps: Samples that a script means to take; feeds `total_ppo_epochs`, and is how many rates a torch schedule has.
       learning_rate: Of the default Adam.
       adap_kl_ctrl: Whether the KL coefficient is adapted; else it stays.
       init_kl_coef: KL coefficient at the start.
@@ -189,14 +189,19 @@ class PPOConfig:
 
 
 def native_config(
-    config: PPOConfig, model: ModelHandle, tokenizer_path: str, *, num_shared_layers: int | None, run_dir: str
+    config: PPOConfig,
+    model: ModelHandle,
+    tokenizer_path: str | None,
+    *,
+    num_shared_layers: int | None,
+    run_dir: str,
 ) -> TRLConfig:
     """The configuration that jrl's own PPO trainer runs on.
 
     Args:
       config: TRL's.
       model: What trains.
-      tokenizer_path: Folder of the tokenizer.
+      tokenizer_path: Folder of the tokenizer; None: the model's own.
       num_shared_layers: Layers that do not train; None: all do.
       run_dir: Folder of checkpoints.
     Raises:

@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 
 from jrl.data.batching import bucket_length
+from jrl.interop import DataLoader, sample_rows, warn_ignored
 from jrl.models.model import LanguageModel
-from jrl.trl.generation import as_row, read_generation_kwargs, sample_rows
+from jrl.trl.generation import as_row, read_generation_kwargs
 from jrl.trl.ppo_config import PPOConfig
 from jrl.trl.ppo_native import StepwisePPO
-from jrl.trlx.ignored import warn_ignored
-from jrl.trlx.loader import DataLoader
 from jrl.typing import Params
 
 _READ_COLUMNS = ("input_ids", "past_key_values", "attention_mask", "label", "query", "response")
 
 
-def list_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as one list a column, ragged ones too: the collator of TRL's examples."""
+def list_columns(rows: Sequence[Any]) -> dict[str, list[Any]] | list[list[Any]]:
+    """Rows as one list a column, ragged ones too: the collator of TRL's examples. Of tuples: one list a place."""
+    if not isinstance(rows[0], Mapping):
+        return [list(column) for column in zip(*rows, strict=True)]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -108,7 +109,7 @@ def _chunk(
     longest = max(map(len, rows)) if lm.decoder_start_token_id is None else 0
     settings = read_generation_kwargs(
         values,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=native.eos_token_ids,
         pad_token_id=tokenizer.pad_token_id,
         vocab_size=lm.vocab_size,
         prompt_length=longest,
@@ -117,9 +118,10 @@ def _chunk(
     # Lengths that are drawn anew for every call share a few programs: a row's tokens do not depend on the limit.
     room = max(min(bucket_length(asked), lm.max_positions - longest), asked)
     settings = type(settings)(**{**vars(settings), "max_new_tokens": room})
-    key = native.generation_key()
-    written = sample_rows(native.sampler, lm, native.mesh, params, native.frozen, rows, settings, key)
-    return [row[:asked] for row in written]
+    key = native.draws.key()
+    asks = native.sampler, lm, native.mesh, params, native.frozen
+    written, lengths = sample_rows(*asks, rows, settings, key, name="query_tensor")
+    return [row[: min(length, asked)] for row, length in zip(written, lengths, strict=True)]
 
 
 def _joined(lm: LanguageModel, query: list[int], written: np.ndarray, return_prompt: bool) -> np.ndarray:
@@ -129,7 +131,7 @@ def _joined(lm: LanguageModel, query: list[int], written: np.ndarray, return_pro
     return np.concatenate([np.asarray(query, np.int32), written]) if return_prompt else written
 
 
-class Rollouts:
+class RolloutMethods:
     """The methods of `PPOTrainer` that feed a step.
 
     Attributes:

@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.trainers.loggers import Logger
-from jrl.trainers.loggers_trackers import TensorBoardLogger, WandbLogger
-from jrl.trainers.resume import plain
-from jrl.trainers.secrets import without_secrets
+from jrl.trainers.checkpoints import plain
+from jrl.trainers.config import without_secrets
+from jrl.trainers.loggers import Logger, TensorBoardLogger, WandbLogger
 from jrl.trl.ppo_config import PPOConfig
 from jrl.trl.ppo_native import StepwisePPO
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,18 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.compilation import COMPILER_OPTIONS
 from jrl.data.batching import bucket_length
+from jrl.forward import Reader
 from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, take_rows
 from jrl.learners.forward import mask_rows
-from jrl.learners.ppo import PPOState, ppo_objective
+from jrl.learners.online import online_objective
 from jrl.learners.state import TrainState
-from jrl.losses.ppo import PPOTargets
-from jrl.ops.forward import window_features, window_logprobs
-from jrl.trainers.placing import place_rows
+from jrl.losses.policy_gradient import Targets
+from jrl.placement import place_rows
+from jrl.trl.handles import check_rows
 from jrl.trl.ppo_batch import action_columns, model_inputs
 from jrl.trl.ppo_config import PPOConfig
-from jrl.trl.ppo_math import Ranges, advantages_and_returns, minibatch_loss, token_rewards
-from jrl.trl.ppo_native import StepwisePPO
+from jrl.trl.ppo_math import advantages_and_returns, minibatch_loss, token_rewards
+from jrl.trl.ppo_native import KLControl, StepwisePPO
 from jrl.trl.ppo_stats import train_stats
 from jrl.typing import Frozen, Metrics, ModelInputs, Params, Sequences
 
@@ -30,16 +33,21 @@ _Inputs = dict[str, np.ndarray]
 
 
 class ManualSteps:
-    """What `step` is made of; every array is NumPy, (B, L − 1): column t speaks of the token after column t.
+    """What `step` is made of, for whole rows (B, L − 1): column t speaks of the token after column t.
+
+    `compute_rewards`, `compute_advantages` and `loss` take and return arrays of any width, traced ones too: `step` asks
+    a subclass that overrides them, and these are what its `super()` answers.
 
     Attributes:
       config: TRL's.
       native: jrl's own trainer.
+      kl_ctl: Its `value` is the KL coefficient.
       ref_model: The reference; whatever else is given as a model means the policy.
     """
 
     config: PPOConfig
     native: StepwisePPO
+    kl_ctl: KLControl
     ref_model: Any
 
     def prepare_model_inputs(self, queries: Sequence[Any], responses: Sequence[Any]) -> _Inputs:
@@ -89,12 +97,12 @@ class ManualSteps:
 
     def compute_rewards(
         self, scores: Any, logprobs: Any, ref_logprobs: Any, masks: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[jax.Array, jax.Array]:
         """Per-token rewards, and the same without the scores: minus the weighed KL penalty, at every column.
 
         Args:
-          scores: One number a row, or dense ones (B, L − 1).
-          logprobs: Under the policy; with `kl_penalty="full"` of the whole vocabulary (B, L − 1, V).
+          scores: One number a row, or dense ones like `masks`.
+          logprobs: Under the policy; with `kl_penalty="full"` of the whole vocabulary.
           ref_logprobs: Under the reference.
           masks: 1 on actions; a row's score goes to the last of them.
         """
@@ -103,17 +111,17 @@ class ManualSteps:
             logprobs,
             ref_logprobs,
             masks,
-            kl_coef=float(self.native.state.kl_coef),
+            kl_coef=self.kl_ctl.value,
             kind=self.config.kl_penalty,
         )
-        return np.asarray(rewards), np.asarray(non_score)
+        return rewards, non_score
 
     def compute_advantages(
         self, values: Any, rewards: Any, mask: Any
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(values, whitened advantages, returns), 0 outside the mask. A hole in the mask costs no credit."""
         config = self.config
-        found = advantages_and_returns(
+        return advantages_and_returns(
             values,
             rewards,
             mask,
@@ -121,7 +129,6 @@ class ManualSteps:
             lam=config.lam,
             whiten_rewards=config.whiten_rewards,
         )
-        return tuple(map(np.asarray, found))  # type: ignore[return-value]
 
     def loss(
         self,
@@ -146,10 +153,9 @@ class ManualSteps:
           advantages: Whitened.
           returns: What values should be.
         """
-        config = self.config
-        ranges = Ranges(config.cliprange, config.cliprange_value, config.vf_coef, config.ratio_threshold)
+        method = self.native.method
         return minibatch_loss(
-            old_logprobs, values, logits, vpreds, logprobs, mask, advantages, returns, ranges
+            old_logprobs, values, logits, vpreds, logprobs, mask, advantages, returns, method
         )
 
     def train_minibatch(
@@ -196,11 +202,11 @@ class ManualSteps:
         total = sequences.mask.shape[1]
         padded: list[Any] = [np.pad(x, ((0, 0), (0, total - width))) for x in columns]
         real: Any = np.pad(np.asarray(mask) != 0, ((0, 0), (0, total - width)))
-        targets = PPOTargets(padded[0], padded[1], padded[2], padded[3], real)
+        targets = Targets(padded[0], padded[1], padded[2], padded[3], real)
         with jax.set_mesh(native.mesh):
             rows = place_rows(native.mesh, (sequences._replace(mask=real), targets))
             state, metrics = _step(native)(native.state.train, native.frozen, *rows)
-        native.state = PPOState(state, native.state.kl_coef, native.state.moments)
+        native.state = replace(native.state, train=state)
         found = train_stats(metrics, targets, real, vf_coef=self.config.vf_coef)
         return {name: value[0] for name, value in found.items()}
 
@@ -211,6 +217,7 @@ class ManualSteps:
         tokens, mask = (
             np.asarray(inputs[name]) for name in (f"{prefix}input_ids", f"{prefix}attention_mask")
         )
+        check_rows(self.native.lm, tokens, mask)
         width = tokens.shape[1]
         extra = ((0, 0), (0, max(min(bucket_length(width), self.native.lm.max_positions) - width, 0)))
         context: Any = (None, None)
@@ -226,7 +233,9 @@ class ManualSteps:
 def _forward(native: StepwisePPO) -> Any:
     """The compiled forward pass of a trainer, made once."""
     if native.forward is None:
-        native.forward = jax.jit(partial(_whole_rows, native), static_argnums=3)
+        native.forward = jax.jit(
+            partial(_whole_rows, native), static_argnums=3, compiler_options=COMPILER_OPTIONS
+        )
     return native.forward
 
 
@@ -235,31 +244,23 @@ def _whole_rows(
 ) -> tuple[Any, Any, Any]:
     policy = native.lenient_policy
     trunk = policy.trunk(frozen, sequences.inputs)
-    features = window_features(policy, params, frozen, trunk, sequences)
-    logprobs = window_logprobs(
-        policy,
-        params,
-        frozen,
-        features.policy,
-        sequences,
-        temperature=1.0,
-        chunk_bytes=native.config.train.logprob_chunk_bytes,
-    ).logprobs
-    logits = policy.logits(params, frozen, features.policy)[..., : native.lm.vocab_size]
+    read = Reader(policy, chunk_bytes=native.config.train.logprob_chunk_bytes)
+    now = read(params, frozen, sequences, trunk=trunk)
+    logits = now.logits()[..., : native.lm.vocab_size] if with_logits else None
     # A reference has no value head.
-    values = policy.heads(params, features.value).get("values", jnp.zeros_like(logprobs))
-    return logprobs, logits if with_logits else None, values
+    values = jnp.zeros_like(now.logprobs) if now.values is None else now.values
+    return now.logprobs, logits, values
 
 
 def _step(native: StepwisePPO) -> Any:
     """The compiled optimizer step of a trainer, made once."""
     if native.single_step is None:
-        native.single_step = jax.jit(partial(_one_step, native))
+        native.single_step = jax.jit(partial(_one_step, native), compiler_options=COMPILER_OPTIONS)
     return native.single_step
 
 
 def _one_step(
-    native: StepwisePPO, state: TrainState, frozen: Frozen, sequences: Sequences, targets: PPOTargets
+    native: StepwisePPO, state: TrainState, frozen: Frozen, sequences: Sequences, targets: Targets
 ) -> tuple[TrainState, Metrics]:
     policy, train = native.lenient_policy, native.config.train
     count = sequences.starts.shape[0]
@@ -271,16 +272,14 @@ def _one_step(
     def objective(params: Params, rows: Rows) -> Loss:
         taken, wanted = take_rows((sequences, targets), rows.ids)
         taken = mask_rows(taken, rows.valid)
-        return ppo_objective(
-            policy,
+        return online_objective(
+            Reader(policy, chunk_bytes=train.logprob_chunk_bytes),
             params,
             frozen,
-            policy.trunk(frozen, taken.inputs),
             taken,
             wanted,
-            config=native.method,
-            temperature=1.0,
-            logprob_chunk_bytes=train.logprob_chunk_bytes,
+            loss=native.recipe.loss,
+            trunk=policy.trunk(frozen, taken.inputs),
             keep_ratios=True,
         )
 

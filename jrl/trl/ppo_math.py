@@ -6,43 +6,37 @@ Arrays are (B, L − 1): column t speaks of the token after column t. They may b
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jrl.learners.ppo_estimates import KL_PENALTIES
-from jrl.ops.kl import kl_k1, kl_k2
+from jrl.forward import Predictions
+from jrl.interop import as_array
+from jrl.learners.credit import KL_PENALTIES, generalized_advantages
+from jrl.learners.ppo import PPOConfig, ppo_policy_loss
+from jrl.losses.policy_gradient import Targets
 from jrl.ops.logprobs import entropy_from_logits, kl_from_logits
-from jrl.ops.masking import at_least_float32, masked_mean, masked_variance, whiten, zero_masked
-from jrl.ops.policy_gradient import (
-    clip_events,
-    clipped_surrogate,
-    clipped_value_loss,
-    importance_ratio,
-    value_clip_events,
-)
-from jrl.ops.returns import gae
+from jrl.ops.masking import at_least_float32, masked_mean, masked_variance, zero_masked
+from jrl.ops.policy_gradient import importance_ratio
+from jrl.ops.reductions import LossOut
 from jrl.ops.rewards import place_scores
-from jrl.trl.core import as_jax
 from jrl.typing import Scored
 
-
-class Ranges(NamedTuple):
-    """Constants of the loss.
-
-    Attributes:
-      clip: ε of the ratio.
-      value_clip: ε around the old value.
-      value_coef: Weight of the value loss.
-      ratio_threshold: Above this mean ratio a minibatch's losses are 0; None: never.
-    """
-
-    clip: float
-    value_clip: float
-    value_coef: float
-    ratio_threshold: float | None
+OF_UPDATE = {
+    "loss/policy": "ppo/policy_loss",
+    "loss/value": "ppo/value_loss",
+    "policy/entropy": "ppo/entropy",
+    "policy/approxkl": "ppo/approx_kl_k2",
+    "policy/policykl": "ppo/policy_kl",
+    "policy/clipfrac": "ppo/clip_fraction",
+    "val/vpred": "ppo/value_mean",
+    "val/error": "ppo/value_error",
+    "val/clipfrac": "ppo/value_clip_fraction",
+}
+"""TRL's name of a statistic → jrl's metric, of a minibatch and of a whole update."""
 
 
 def kl_penalty(logprobs: Any, ref_logprobs: Any, kind: str) -> Float[Array, "B L"]:
@@ -53,7 +47,7 @@ def kl_penalty(logprobs: Any, ref_logprobs: Any, kind: str) -> Float[Array, "B L
       ref_logprobs: The reference's.
       kind: "kl", "abs", "mse" or "full".
     """
-    ours, theirs = at_least_float32(as_jax(logprobs)), at_least_float32(as_jax(ref_logprobs))
+    ours, theirs = at_least_float32(as_array(logprobs)), at_least_float32(as_array(ref_logprobs))
     if kind == "full":
         return kl_from_logits(ours, theirs)
     return KL_PENALTIES[kind](Scored(ours, theirs, ours))
@@ -72,9 +66,9 @@ def token_rewards(
       kl_coef: Weight of the penalty.
       kind: Of the penalty.
     """
-    mask = as_jax(masks) != 0
+    mask = as_array(masks) != 0
     kl = kl_penalty(logprobs, ref_logprobs, kind)
-    given = at_least_float32(as_jax(scores))
+    given = at_least_float32(as_array(scores))
     placed = place_scores(given, mask) if given.ndim == 1 else zero_masked(given, mask)
     non_score = -kl_coef * kl
     return non_score + placed, non_score, kl
@@ -84,12 +78,12 @@ def advantages_and_returns(
     values: Any, rewards: Any, mask: Any, *, gamma: float, lam: float, whiten_rewards: bool
 ) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"]]:
     """(values, whitened advantages, returns), all 0 where the mask is."""
-    real = as_jax(mask) != 0
-    old, earned = zero_masked(as_jax(values), real), zero_masked(as_jax(rewards), real)
-    if whiten_rewards:
-        earned = whiten(earned, real, shift_mean=False)
-    raw = gae(earned, old, real, gamma=gamma, gae_lambda=lam)
-    return old, whiten(raw, real), zero_masked(raw + old, real)
+    real = as_array(mask) != 0
+    old, earned = zero_masked(as_array(values), real), zero_masked(as_array(rewards), real)
+    estimate = generalized_advantages(gamma=gamma, gae_lambda=lam, whiten_rewards=whiten_rewards)
+    credit = estimate(earned, old, real, None)
+    assert credit.returns is not None, "GAE has returns"
+    return old, credit.advantages, credit.returns
 
 
 def minibatch_loss(
@@ -101,44 +95,37 @@ def minibatch_loss(
     mask: Any,
     advantages: Any,
     returns: Any,
-    ranges: Ranges,
+    config: PPOConfig,
 ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, Array]]:
     """(policy loss, weighed value loss, statistics) of one minibatch; arguments as `PPOTrainer.loss`."""
-    real = as_jax(mask) != 0
+    real = as_array(mask) != 0
     old, old_values, new_values, new, earned, returned = (
-        zero_masked(as_jax(x), real) for x in (old_logprobs, values, vpreds, logprobs, advantages, returns)
+        zero_masked(as_array(x), real) for x in (old_logprobs, values, vpreds, logprobs, advantages, returns)
     )
-    ratio = importance_ratio(new, old)
-    kept = real
-    if ranges.ratio_threshold is not None:
-        kept = real & ~(masked_mean(ratio, real) > ranges.ratio_threshold)
-    policy_loss = masked_mean(
-        clipped_surrogate(zero_masked(new, kept), old, earned, clip_range=ranges.clip), kept
-    )
-    value_loss = masked_mean(
-        clipped_value_loss(zero_masked(new_values, kept), old_values, returned, clip_range=ranges.value_clip),
-        kept,
-    )
-    clipped = clip_events(new, old, earned, clip_range=ranges.clip)
-    stats = {
-        "loss/policy": policy_loss,
-        "loss/value": value_loss,
-        "loss/total": policy_loss + ranges.value_coef * value_loss,
-        "policy/entropy": masked_mean(entropy_from_logits(as_jax(logits)), real),
-        "policy/approxkl": masked_mean(kl_k2(old, new), real),
-        "policy/policykl": masked_mean(kl_k1(old, new), real),
-        "policy/clipfrac": masked_mean(clipped.high_positive | clipped.low_negative, real),
+    now = Predictions(new, new_values, entropy_from_logits(as_array(logits)), lambda: as_array(logits))
+    targets = Targets(old, old_values, earned, returned, real)
+    found = ppo_policy_loss(config)(now, targets)
+    # The objective is one sum. Its policy part is the same objective without the value loss.
+    policy_loss = _loss(ppo_policy_loss(replace(config, vf_coef=0.0))(now, targets))
+    total = _loss(found)
+    stats = {ours: _mean(found.metrics[name]) for ours, name in OF_UPDATE.items()} | {
+        "loss/total": total,
         "policy/advantages": earned,
         "policy/advantages_mean": masked_mean(earned, real),
-        "policy/ratio": ratio,
+        "policy/ratio": importance_ratio(new, old),
         "returns/mean": masked_mean(returned, real),
         "returns/var": masked_variance(returned, real),
-        "val/vpred": masked_mean(new_values, real),
-        "val/error": masked_mean(jnp.square(new_values - returned), real),
-        "val/clipfrac": masked_mean(
-            value_clip_events(new_values, old_values, returned, clip_range=ranges.value_clip), real
-        ),
         "val/mean": masked_mean(old_values, real),
         "val/var": masked_variance(old_values, real),
     }
-    return policy_loss, ranges.value_coef * value_loss, jax.lax.stop_gradient(stats)
+    return policy_loss, total - policy_loss, jax.lax.stop_gradient(stats)
+
+
+def _loss(out: LossOut) -> Float[Array, ""]:
+    """The mean over the actions that count; 0 where none does."""
+    return out.loss_sum / jnp.maximum(out.weight, 1.0)
+
+
+def _mean(metric: Any) -> Float[Array, ""]:
+    """What a metric shows of one minibatch; 0 where nothing counts."""
+    return metric.total / jnp.maximum(metric.weight, 1.0)

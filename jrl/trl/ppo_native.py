@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -13,21 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jrl.compilation import COMPILER_OPTIONS
+from jrl.interop import refuse_while_traced
 from jrl.learners.optimizers import make_optimizer
-from jrl.learners.ppo import PPOState
-from jrl.learners.ppo_estimates import KL_PENALTIES, learning_targets, scaled_scores, shape_rewards
-from jrl.learners.state import TrainState
+from jrl.learners.recipe import Recipe
+from jrl.losses.policy_gradient import Targets
 from jrl.mesh import place, tree_shardings
+from jrl.placement import place_rows
 from jrl.rollout.score import make_score
-from jrl.trainers.base import GENERATION_STREAM
 from jrl.trainers.config import TRLConfig
-from jrl.trainers.pending import TrainingDivergedError
-from jrl.trainers.placing import place_rows
+from jrl.trainers.loading import PolicyBundle, load_policy
+from jrl.trainers.loop import TrainingDivergedError
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.ppo import PPOTrainer
-from jrl.trainers.setup import PolicyBundle, load_policy
-from jrl.trl.loading import fresh_value_head
-from jrl.typing import Frozen, Metrics, Params, PPOBatch, PRNGKey, Scored, Sequences
+from jrl.trl.loaded_model import fresh_value_head
+from jrl.trl.ppo_overrides import OverriddenMaths
+from jrl.trl.step_records import WatchedHistory
+from jrl.typing import Frozen, Metrics, Params, Rollouts, Scored, Sequences
 
 Schedule = Callable[[Any], Any]
 
@@ -37,6 +40,8 @@ class StepwisePPO(PPOTrainer):
 
     Args:
       config: The run's configuration; `method.num_rollouts` rows make a step.
+      owner: The trainer of TRL's shape, whose overridden methods count.
+      base: jrl's class of it, against which they are told.
       tokenizer: Used as it is, in the place of the one loaded.
       v_head_std: Of a fresh value head's weights; 0 starts all values at 0.
       reference_path: Another checkpoint that is the reference; None: the model as it is now.
@@ -45,10 +50,10 @@ class StepwisePPO(PPOTrainer):
 
     Attributes:
       calls: Calls of `step` so far.
-      generations: Sampling calls so far.
       best_score: Highest mean score that was pushed; None: none yet.
       forward: Compiled pass over whole rows, made on first use.
       optimizer: What trains.
+      records: Of the calls of `step`, and the watch over them.
       single_step: Compiled optimizer step on given targets, made on first use.
     """
 
@@ -58,26 +63,55 @@ class StepwisePPO(PPOTrainer):
         self,
         config: TRLConfig,
         *,
+        owner: Any,
+        base: type,
         tokenizer: Any,
         v_head_std: float = 0.0,
         reference_path: Any = None,
         optimizer: optax.GradientTransformation | None = None,
         lr_schedule: Schedule | None = None,
     ) -> None:
-        self.calls = self.generations = 0
+        self.calls = 0
         self.best_score: float | None = None
         self.forward: Callable[..., Any] | None = None
         self.single_step: Callable[..., Any] | None = None
         self._v_head_std, self._reference_path, self._lr_schedule = v_head_std, reference_path, lr_schedule
+        self._owner, self._base = owner, base
         super().__init__(config, optimizer=optimizer)
         self.tokenizer = tokenizer
+        self.records = WatchedHistory(self.history, watch=self.config.train.watch)
         full = self.method.kl_penalty == "full"
         score = make_score(
             self.policy, logprob_chunk_bytes=self.config.train.logprob_chunk_bytes, with_full_kl=full
         )
         rows = self.config.train.minibatch_size or self.config.train.batch_size
-        self._score = jax.jit(partial(_by_rows, score, rows))
+        self._score = jax.jit(partial(_by_rows, score, rows), compiler_options=COMPILER_OPTIONS)
         self._estimate = jax.jit(self._estimates)
+        self._traced_with = self.maths.own
+
+    @cached_property
+    def maths(self) -> OverriddenMaths:
+        """One for all programs: it knows which method is being traced."""
+        return OverriddenMaths(
+            self._owner,
+            self._base,
+            self.method,
+            super().make_recipe(),
+            vocab_size=lambda: self.lm.vocab_size,
+        )
+
+    def make_recipe(self) -> Recipe:
+        """PPO's, with the owner's own parts where it has them."""
+        return self.maths.recipe()
+
+    def trace_anew(self) -> None:
+        """Forgets what is compiled where a script has put other methods on its trainer since."""
+        if self.maths.own != self._traced_with:
+            self._traced_with = self.maths.own
+            self.single_step = None
+            programs: tuple[Any, ...] = self.update, self._estimate
+            for program in programs:
+                program.clear_cache()
 
     def load_model(self) -> PolicyBundle:
         """The model; a fresh value head is drawn as the script asked for."""
@@ -133,34 +167,34 @@ class StepwisePPO(PPOTrainer):
             return float(self._lr_schedule(self.calls))
         return float(self.config.optimizer.kwargs["lr"])
 
-    def generation_key(self) -> PRNGKey:
-        """A fresh one for every sampling call: a function of the seed and the number of calls."""
-        key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), self.generations)
-        self.generations += 1
-        return key
-
     def score(self, sequences: Sequences) -> tuple[Sequences, Scored]:
         """Rows on the mesh, and their log-probabilities and values under the state's parameters and the reference."""
         with jax.set_mesh(self.mesh):
             placed = place_rows(self.mesh, sequences)
             return placed, self._score(self.params, self.frozen, self.ref_params, placed, jnp.float32(1.0))
 
-    def estimates(self, batch: PPOBatch) -> dict[str, Any]:
+    def estimates(self, rollouts: Rollouts) -> dict[str, Any]:
         """What the update will learn from, for statistics: scores, rewards and targets. The state is not changed."""
         with jax.set_mesh(self.mesh):
-            return dict(self._estimate(self.state.kl_coef, self.state.moments, batch))
+            return dict(self._estimate(self.state.kl_coef, self.state.moments, rollouts))
 
-    def _estimates(self, kl_coef: jax.Array, moments: Any, batch: PPOBatch) -> dict[str, Any]:
-        method, mask = self.method, batch.sequences.mask
-        scores, _ = scaled_scores(batch, moments, method)
-        targets = learning_targets(scores, batch, kl_coef, method)
-        rewards = shape_rewards(
-            jnp.zeros_like(scores), batch.scored, mask, kl_coef=kl_coef, kl_penalty=method.kl_penalty
-        )
-        kl = jnp.where(mask, KL_PENALTIES[method.kl_penalty](batch.scored), 0.0)
-        return {"scores": scores, "non_score_reward": rewards, "kls": kl, "targets": targets}
+    def _estimates(self, kl_coef: jax.Array, moments: Any, rollouts: Rollouts) -> dict[str, Any]:
+        scored, mask = rollouts.scored, rollouts.sequences.mask
+        scores, _ = self.recipe.scaled_rewards(rollouts, moments)
+        rewards, non_score, kls = self.maths.reward_parts(scores, scored, mask, kl_coef)
+        assert scored.values is not None, "PPO has a critic"
+        values, advantages, returns = self.maths.advantage_parts(rewards, scored.values, mask)
+        targets = Targets(scored.logprobs, scored.values, advantages, returns, mask)
+        moved = jnp.max(jnp.where(mask, jnp.abs(values - scored.values), 0.0))
+        return {
+            "scores": scores,
+            "non_score_reward": non_score,
+            "kls": kls,
+            "targets": targets,
+            "moved": moved,
+        }
 
-    def learn_from(self, batch: PPOBatch) -> Metrics:
+    def learn_from(self, rollouts: Rollouts) -> Metrics:
         """One iteration of PPO: the same compiled update, with the same key, as in a run of jrl's own.
 
         Raises:
@@ -170,7 +204,7 @@ class StepwisePPO(PPOTrainer):
         if self._lr_schedule is not None:
             self._set_schedule()
         with jax.set_mesh(self.mesh):
-            self.state, metrics = self.update(self.state, self.frozen, batch, key)
+            self.state, metrics = self.update(self.state, self.frozen, rollouts, key)
         self.calls += 1
         bad = metrics["optim/skipped_in_a_row"]
         worst = int(jax.device_get(bad)[0])
@@ -185,22 +219,24 @@ class StepwisePPO(PPOTrainer):
         """The schedule counts calls of `step`, also where steps were skipped or left out."""
         train, count = self.state.train, jnp.int32(self.calls * self.steps_per_iteration)
         opt_state = optax.tree.set(train.opt_state, steps=count)
-        self.state = PPOState(
-            TrainState(train.step, train.params, opt_state), self.state.kl_coef, self.state.moments
-        )
+        self.state = replace(self.state, train=replace(train, opt_state=opt_state))
 
     def data_sha256(self) -> dict[str, str]:
         """The model's alone: a script brings its rollouts itself."""
         return PolicyTrainer.data_sha256(self)
 
     def host_state(self) -> dict[str, Any]:
-        """The counters that keys and schedules follow from."""
-        return {"calls": self.calls, "generations": self.generations, "best_score": self.best_score}
+        """The counters that keys and schedules follow from, and where the watch stands."""
+        own = {"calls": self.calls, "best_score": self.best_score, "watch": self.records.state()}
+        return super().host_state() | own
 
     def load_host_state(self, found: Mapping[str, Any]) -> None:
-        """Puts the counters back."""
-        self.calls, self.generations = int(found["calls"]), int(found["generations"])
+        """Puts them back; from a checkpoint of an earlier release, which has no watch, that one goes on as it is."""
+        super().load_host_state(found)
+        self.calls = int(found["calls"])
         self.best_score = found["best_score"]
+        if "watch" in found:
+            self.records.load(found["watch"])
 
 
 class KLControl:
@@ -208,17 +244,31 @@ class KLControl:
 
     def __init__(self, native: StepwisePPO) -> None:
         self._native = native
+        self._bound: Any = None
 
     @property
     def value(self) -> float:
-        """The coefficient of the next step."""
-        return float(self._native.state.kl_coef)
+        """The coefficient of the next step; inside an overridden `compute_rewards` a traced number."""
+        if self._bound is None:
+            refuse_while_traced(
+                "kl_ctl.value", "`compute_rewards` gets the present one: let it weigh the KL."
+            )
+        return float(self._native.state.kl_coef) if self._bound is None else self._bound
 
     @value.setter
     def value(self, kl_coef: float) -> None:
         state = self._native.state
         placed = place(np.float32(kl_coef), state.kl_coef.sharding)
-        self._native.state = PPOState(state.train, placed, state.moments)
+        self._native.state = replace(state, kl_coef=placed)
+
+    @contextlib.contextmanager
+    def bound(self, kl_coef: Any) -> Iterator[None]:
+        """Inside, `value` is this one."""
+        self._bound = kl_coef
+        try:
+            yield
+        finally:
+            self._bound = None
 
 
 def _by_rows(

@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jrl.trainers.model_card import model_card
+from jrl.interop import read_checkpoint, write_checkpoint
+from jrl.trainers.cards import model_card
 from jrl.trl.models import push_folder
 from jrl.trl.ppo_native import StepwisePPO
-from jrl.trlx.checkpoints import read_checkpoint, write_checkpoint
 
 
 class SavesModel:
@@ -24,11 +24,15 @@ class SavesModel:
     native: StepwisePPO
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *, merge_adapter: bool = False) -> None:
-        """Writes model, value head, tokenizer and card as a Hugging Face folder."""
-        self.native.save_pretrained(save_directory, merge_adapter=merge_adapter)
+        """Writes model, value head, tokenizer and card as a Hugging Face folder.
+
+        As TRL does: its own classes load the head again. `trainer.native.save_pretrained(folder)` leaves it out, for
+        servers that refuse it.
+        """
+        self.native.save_pretrained(save_directory, merge_adapter=merge_adapter, heads=True)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Uploads what `save_pretrained` writes; returns the address. Options: `private`, `token`, `commit_message`."""
+        """Uploads what `save_pretrained` writes; returns the address. Options of `push_folder`."""
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             return push_folder(folder, repo_id, **options)
@@ -45,7 +49,7 @@ class SavesModel:
         model_card(self.native).write(folder, name=model_name)
 
     def save_state(self, directory: str | os.PathLike[str]) -> Path:
-        """Writes all that the next step depends on, beside the model: optimizer, KL coefficient, moments and counters.
+        """Writes all that the next step depends on: model, optimizer, KL coefficient, moments, counters, the watch.
 
         Args:
           directory: Folder that gets `checkpoint_<optimizer steps>`; made if missing.

@@ -13,13 +13,15 @@ import jax
 import numpy as np
 import optax
 
+from jrl.interop import warn_ignored
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.trainers.config import TRLConfig
+from jrl.trl.handles import same_source, untrained
 from jrl.trl.models import ModelHandle, resolve_model
-from jrl.trlx.ignored import warn_ignored
+from jrl.trl.torch_optimizers import is_torch_optimizer, is_torch_schedule, named_optimizer, tabulated
 
 Optimizer = Any
-"""optax's transformation, a name, or a pair (name, arguments)."""
+"""optax's transformation, a name, a pair (name, arguments), or an optimizer of torch."""
 Schedule = Callable[[Any], Any]
 """Number of the step → learning rate."""
 
@@ -46,7 +48,7 @@ def policy_handle(model: Any) -> ModelHandle:
     """The handle of what trains.
 
     Raises:
-      ValueError: If it is none, a classifier, or another trainer's.
+      ValueError: If it is none, or a classifier.
     """
     if model is None:
         raise ValueError(
@@ -60,11 +62,7 @@ def policy_handle(model: Any) -> ModelHandle:
         raise ValueError(
             f"`peft_config` must be of LORA in a step-by-step PPO, got {peft_type}: `jrl.train` takes virtual tokens."
         )
-    if handle.trainer is not None:
-        raise ValueError(
-            "`model` belongs to another trainer already; save it there, and load it again from that folder."
-        )
-    return handle
+    return untrained(handle)
 
 
 def reference_handle(
@@ -77,25 +75,27 @@ def reference_handle(
     """
     if ref_model is None:
         return None
-    reference = resolve_model(ref_model)
+    reference = untrained(resolve_model(ref_model))
     if handle.is_peft_model:
         warn_ignored("ref_model", "beside an adapter the reference is the base model")
         return None
     if num_shared_layers is not None:
         warnings.warn("`num_shared_layers` has no effect beside a `ref_model`.", stacklevel=4)
-    if reference.num_shared_layers is not None and reference.source != handle.source:
+    if reference.num_shared_layers is not None and not same_source(reference, handle):
         raise ValueError("`ref_model` with shared layers must be made of `model` (`create_reference_model`).")
     return reference
 
 
-def checked_schedule(lr_scheduler: Any, optimizer: Any) -> Schedule | None:
-    """The schedule as it was given.
+def checked_schedule(lr_scheduler: Any, optimizer: Any, num_steps: int) -> Schedule | None:
+    """The schedule as it was given; one of torch as the table of its first `num_steps` rates.
 
     Raises:
       ValueError: If it cannot be traced, or stands beside an optimizer with a rate of its own.
     """
     if lr_scheduler is None:
         return None
+    if is_torch_schedule(lr_scheduler):
+        lr_scheduler = tabulated(lr_scheduler, max(num_steps, 1))
     if not callable(lr_scheduler):
         raise ValueError(
             "`lr_scheduler` must be a function from the number of the step to a learning rate, such as "
@@ -122,8 +122,14 @@ def with_optimizer(
     if optimizer is None:
         return native, None
     if isinstance(optimizer, optax.GradientTransformation):
-        norm = native.train.max_grad_norm
-        return native, optimizer if norm is None else optax.chain(optax.clip_by_global_norm(norm), optimizer)
+        return native, optimizer
+    if is_torch_optimizer(optimizer):
+        optimizer = named_optimizer(optimizer)
+    if not isinstance(optimizer, str | tuple | list):
+        raise ValueError(
+            "`optimizer` must be None, a name, a pair (name, arguments), an optax transformation or an optimizer of "
+            f"torch, got {type(optimizer).__name__}."
+        )
     name, kwargs = (optimizer, {}) if isinstance(optimizer, str) else optimizer
     values = {"lr": native.optimizer.kwargs["lr"], **kwargs}
     make_optimizer(name, values, make_schedule("constant", {}), max_grad_norm=None)

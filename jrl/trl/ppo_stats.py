@@ -10,28 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from jrl.learners.ppo import RATIOS
-from jrl.losses.ppo import PPOTargets
+from jrl.learners.online import RATIOS
+from jrl.losses.policy_gradient import Targets
 from jrl.ops.metrics import finalize
+from jrl.trl.ppo_math import OF_UPDATE
+from jrl.trl.ppo_overrides import OWN
 from jrl.typing import Kept, Metrics
 
 _NEGATIVE_KL = -1.0
 """Below this mean KL per sequence, sampling and scoring do not speak of the same policy."""
-_OF_UPDATE = {
-    "loss/policy": "ppo/policy_loss",
-    "loss/value": "ppo/value_loss",
-    "policy/entropy": "ppo/entropy",
-    "policy/approxkl": "ppo/approx_kl_k2",
-    "policy/policykl": "ppo/policy_kl",
-    "policy/clipfrac": "ppo/clip_fraction",
-    "val/vpred": "ppo/value_mean",
-    "val/error": "ppo/value_error",
-    "val/clipfrac": "ppo/value_clip_fraction",
-}
 
 
 def train_stats(
-    metrics: Metrics, targets: PPOTargets, mask: np.ndarray, *, vf_coef: float
+    metrics: Metrics, targets: Targets, mask: np.ndarray, *, vf_coef: float
 ) -> dict[str, np.ndarray]:
     """What `record_step_stats` takes of the epochs: every value has a leading axis, here of length 1.
 
@@ -44,7 +35,7 @@ def train_stats(
       vf_coef: Weight of the value loss in the total.
     """
     numbers = finalize(metrics)
-    found: dict[str, Any] = {ours: numbers.get(name, math.nan) for ours, name in _OF_UPDATE.items()}
+    found: dict[str, Any] = {ours: numbers.get(name, math.nan) for ours, name in OF_UPDATE.items()}
     found["loss/total"] = found["loss/policy"] + vf_coef * found["loss/value"]
     advantages, returns, values = (
         np.asarray(x)[mask] for x in (targets.advantages, targets.returns, targets.old_values)
@@ -52,7 +43,9 @@ def train_stats(
     found |= {"policy/advantages": advantages, "policy/advantages_mean": advantages.mean()}
     found |= {"returns/mean": returns.mean(), "returns/var": _variance(returns)}
     found |= {"val/mean": values.mean(), "val/var": _variance(values)}
-    kept = metrics.get(RATIOS)
+    # What a script's own loss says of itself, and what TRL's names mean there.
+    found |= {name.removeprefix(OWN): value for name, value in numbers.items() if name.startswith(OWN)}
+    kept = metrics.get(f"ppo/{RATIOS}")
     if isinstance(kept, Kept):
         ratios = np.asarray(kept.rows)
         found["policy/ratio"] = ratios[ratios >= 0]

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from jrl.data.records import RecordStream, dataset_loader, read_records
-from jrl.trainers.coerce import hint
-from jrl.trl.arguments import described
+from jrl.data.sources import RecordStream, dataset_loader, read_records
+from jrl.suggestions import did_you_mean
 
 __all__ = [
     "DatasetConfig",
@@ -38,12 +38,12 @@ class ScriptArguments:
       ignore_bias_buffers: Concerns distributed training in torch; no effect here.
     """
 
-    dataset_name: str | None = described(None, "file, folder or hub name of the data set")
-    dataset_config: str | None = described(None, "configuration of that data set")
-    dataset_train_split: str = described("train", "split to train on")
-    dataset_test_split: str = described("test", "split to evaluate on")
-    dataset_streaming: bool = described(False, "read rows as they are needed")
-    ignore_bias_buffers: bool = described(False, "of torch's distributed training; no effect")
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    dataset_streaming: bool = False
+    ignore_bias_buffers: bool = False
 
 
 @dataclass
@@ -74,18 +74,16 @@ class DatasetMixtureConfig:
     """Several data sets, one after another. Where there are any, `dataset_name` is not read.
 
     Attributes:
-      datasets: Each a `DatasetConfig`, or the mapping of one as a YAML file has it.
-      streaming: Reads them as they are needed.
-      test_split_size: Rows that are held out for evaluation, or their share if below 1; None: none.
+      datasets: Data sets of a mixture, in a YAML file: each the mapping of a `DatasetConfig`.
+      streaming: Reads the mixture as it is needed.
+      test_split_size: Rows of the mixture that are held out for evaluation, or their share if below 1; None: none.
     Raises:
       ValueError: If an entry lacks its path, has an unknown key, or only some entries have a fraction.
     """
 
-    datasets: list[DatasetConfig] = field(
-        default_factory=list, metadata={"help": "data sets of a mixture, in the YAML file only"}
-    )
-    streaming: bool = described(False, "read the mixture's rows as they are needed")
-    test_split_size: float | None = described(None, "rows of the mixture held out, or their share if below 1")
+    datasets: list[DatasetConfig] = field(default_factory=list)
+    streaming: bool = False
+    test_split_size: float | None = None
 
     def __post_init__(self) -> None:
         """Makes mappings into `DatasetConfig`s."""
@@ -104,16 +102,16 @@ class ModelConfig:
     Attributes:
       model_name_or_path: Directory or hub id of a checkpoint.
       model_revision: Of the hub's repository; only "main" is read.
-      dtype: Of the weights; "float32", or "bfloat16" (computes in it; what trains stays float32).
+      dtype: Of the frozen weights; "bfloat16" also computes in it.
       trust_remote_code: Code of a checkpoint is never run; must be False.
-      attn_implementation: "eager" attends by products with a mask; anything else by cuDNN's kernel where it serves.
+      attn_implementation: "eager": products with a mask; else cuDNN's kernel where it serves.
       use_peft: Trains LoRA beside the frozen model.
       lora_r: Rank.
       lora_alpha: Scale is `lora_alpha / lora_r`.
       lora_dropout: Has no effect in PPO and evaluation.
-      lora_target_modules: Ends of module names, or "all-linear"; None: the family's attention projections.
+      lora_target_modules: Ends of names, or "all-linear"; None: the attention projections.
       lora_target_parameters: Not supported.
-      lora_modules_to_save: Modules that train whole beside, such as the `score` head of a reward model.
+      lora_modules_to_save: Modules that train whole beside it, such as `score`.
       lora_task_type: PEFT's name of what the model does.
       use_rslora: Scale is `lora_alpha / sqrt(lora_r)`.
       use_dora: Trains the norms of the updated weights too.
@@ -126,34 +124,26 @@ class ModelConfig:
       ValueError: If both 8 and 4 bits are asked for.
     """
 
-    model_name_or_path: str | None = described(None, "directory or hub id of the checkpoint")
-    model_revision: str = described("main", "of the hub's repository; only main")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = described(
-        "float32", "of the loaded weights; bfloat16 also computes in it"
-    )
-    trust_remote_code: bool = described(False, "must be false: code of a checkpoint is never run")
-    attn_implementation: str | None = described(
-        None, "eager: products with a mask; else cuDNN's kernel where it serves"
-    )
-    use_peft: bool = described(False, "train LoRA beside the frozen model")
-    lora_r: int = described(16, "rank")
-    lora_alpha: int = described(32, "the update is scaled by alpha / r")
-    lora_dropout: float = described(0.05, "on the input of LoRA")
-    lora_target_modules: list[str] | None = field(
-        default=None, metadata={"help": "ends of module names, or all-linear"}
-    )
-    lora_target_parameters: list[str] | None = field(default=None, metadata={"help": "not supported"})
-    lora_modules_to_save: list[str] | None = field(
-        default=None, metadata={"help": "modules that train whole, such as score"}
-    )
-    lora_task_type: str = described("CAUSAL_LM", "CAUSAL_LM, SEQ_2_SEQ_LM or SEQ_CLS")
-    use_rslora: bool = described(False, "scale by alpha / sqrt(r)")
-    use_dora: bool = described(False, "train the norms of the updated weights too")
-    load_in_8bit: bool = described(False, "frozen weights in 8 bits")
-    load_in_4bit: bool = described(False, "frozen weights in 4 bits (nf4)")
-    bnb_4bit_quant_type: str = described("nf4", "4-bit code; only nf4")
-    use_bnb_nested_quant: bool = described(False, "no effect")
-    bnb_4bit_quant_storage: str | None = described(None, "no effect")
+    model_name_or_path: str | None = None
+    model_revision: str = "main"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = "float32"
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+    use_peft: bool = False
+    lora_r: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.05
+    lora_target_modules: list[str] | None = None
+    lora_target_parameters: list[str] | None = None
+    lora_modules_to_save: list[str] | None = None
+    lora_task_type: str = "CAUSAL_LM"
+    use_rslora: bool = False
+    use_dora: bool = False
+    load_in_8bit: bool = False
+    load_in_4bit: bool = False
+    bnb_4bit_quant_type: str = "nf4"
+    use_bnb_nested_quant: bool = False
+    bnb_4bit_quant_storage: str | None = None
 
     def __post_init__(self) -> None:
         """One target module alone is a pattern, so that `all-linear` works."""
@@ -201,9 +191,11 @@ def get_kbit_device_map() -> None:
     """Where torch would put quantised weights; the mesh decides that here."""
 
 
-def get_dataset(mixture_config: DatasetMixtureConfig) -> dict[str, Records]:
+def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
     """The records of a mixture, by split: "train", and "test" where `test_split_size` holds some out.
 
+    A `datasets.DatasetDict` where that package is installed and all rows have the same columns, else a dict of lists;
+    of streamed data a dict of streams.
     With fractions the mixture is as large as it can be without a row twice; each data set gives its first rows.
 
     Raises:
@@ -212,7 +204,7 @@ def get_dataset(mixture_config: DatasetMixtureConfig) -> dict[str, Records]:
     """
     entries, size = mixture_config.datasets, mixture_config.test_split_size
     if not entries:
-        raise ValueError("`datasets` must name at least one data set, got none.")
+        raise ValueError("No datasets were loaded: `datasets` must name at least one data set, got none.")
     parts = [(entry, _read(entry, streaming=mixture_config.streaming)) for entry in entries]
     whole = [(entry, rows) for entry, rows in parts if not isinstance(rows, RecordStream)]
     if len(whole) < len(parts):
@@ -223,13 +215,26 @@ def get_dataset(mixture_config: DatasetMixtureConfig) -> dict[str, Records]:
         return {"train": RecordStream(_Chain(parts), identity=repr(entries))}
     rows = _mix(whole)
     if size is None:
-        return {"train": rows}
+        return _by_split({"train": rows})
     held_out = round(size * len(rows)) if size < 1 else int(size)
     if not 0 < held_out < len(rows):
         raise ValueError(
             f"`test_split_size` must leave rows on both sides, got {size}, {held_out} of {len(rows)} rows."
         )
-    return {"train": rows[:-held_out], "test": rows[-held_out:]}
+    return _by_split({"train": rows[:-held_out], "test": rows[-held_out:]})
+
+
+def _by_split(splits: dict[str, Sequence[Any]]) -> Any:
+    """As `datasets` has it, if it is there and all rows have the same columns."""
+    rows = [row for part in splits.values() for row in part]
+    alike = all(isinstance(row, Mapping) and row.keys() == rows[0].keys() for row in rows)
+    if not alike or importlib.util.find_spec("datasets") is None:
+        return splits
+    from datasets import Dataset, DatasetDict
+
+    return DatasetDict(
+        {name: Dataset.from_list([dict(row) for row in rows]) for name, rows in splits.items()}
+    )
 
 
 class _Chain:
@@ -253,7 +258,7 @@ def _dataset_config(entry: Any, number: int) -> DatasetConfig:
         raise ValueError(f"`datasets[{number}]` must be a mapping that holds `path`, got {entry!r}.")
     for key in entry:
         if key not in known:
-            raise ValueError(f"`datasets[{number}]` has no field `{key}`.{hint(key, known)}")
+            raise ValueError(f"`datasets[{number}]` has no field `{key}`.{did_you_mean(key, known)}")
     return DatasetConfig(**entry)
 
 

@@ -8,29 +8,32 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
+import jax.numpy as jnp
 import numpy as np
 from transformers import TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
-from jrl.data.demonstrations import DemonstrationFormat, DemonstrationSet
-from jrl.data.records import RecordStream
-from jrl.data.rows import DialogueRow
+from jrl.data.demonstrations import IGNORED_LABEL, DemonstrationFormat, DemonstrationSet, DialogueRow
+from jrl.data.sources import RecordStream
+from jrl.interop import TrainedModel, own_methods, warn_ignored
+from jrl.learners.accumulate import Loss
 from jrl.learners.sft import SFTConfig as Method
+from jrl.learners.sft import sft_objective
+from jrl.losses.sft import LOSSES
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.sft import SFTTrainer as Native
 from jrl.trainers.sft_data import make_samples
 from jrl.trl.arguments import FlatArguments
-from jrl.trl.base import TRAINING
 from jrl.trl.configs import SFTConfig
 from jrl.trl.constant_length import ConstantLengthDataset
-from jrl.trl.formatting import Text, one_text
-from jrl.trl.given import Given
+from jrl.trl.flat_trainer import TRAINING, FlatTrainer, Given, shared_fields
 from jrl.trl.models import AutoModelForCausalLM, ModelHandle
-from jrl.trl.predicting import labelled, predict_tokens
-from jrl.trl.saving import FlatTrainer
-from jrl.trl.watching import Names
-from jrl.trlx.ignored import warn_ignored
-from jrl.trlx.model import TrainedModel
+from jrl.trl.own_losses import TracedModel, own_objective, refuse_options, token_inputs, token_loss_of
+from jrl.trl.refusals import SFT
+from jrl.trl.row_texts import Text, one_text
+from jrl.trl.run_state import Names
+from jrl.trl.token_predictions import labelled, predict_tokens
+from jrl.typing import Frozen, Params, Sequences
 
 __all__ = ["SFTTrainer"]
 
@@ -46,6 +49,9 @@ _WHY = "rows are packed and tokenised by tokens, and passes follow one another a
 
 class SFTTrainer(FlatTrainer):
     """Learns texts, dialogues and completions.
+
+    A subclass may override `compute_loss`, from which the run then learns, and `log`. Other methods of transformers'
+    `Trainer` are refused where nothing would call them.
 
     Args:
       model: A name, a folder, a handle of `from_pretrained`, or what else `resolve_model` takes.
@@ -83,6 +89,9 @@ class SFTTrainer(FlatTrainer):
     config_class: ClassVar[type[FlatArguments]] = SFTConfig
     native_class = Native
     model_class = AutoModelForCausalLM
+    TRACED = ("compute_loss",)
+    REFUSED = SFT
+    TAGS = ("trl", "sft")
     NAMES: ClassVar[Names] = {
         "sft/loss": "loss",
         "sft/entropy": "entropy",
@@ -118,21 +127,7 @@ class SFTTrainer(FlatTrainer):
         processing_class: Any = None,
         optimizer_cls_and_kwargs: tuple[Callable[..., Any], Mapping[str, Any]] | None = None,
     ) -> None:
-        given = Given(
-            model=model,
-            args=args,
-            data_collator=data_collator,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            tokenizer=tokenizer if processing_class is None else processing_class,
-            model_init=model_init,
-            compute_metrics=compute_metrics,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
-            peft_config=peft_config,
-        )
+        given = Given.of(locals())
         self.infinite, self.num_of_sequences = infinite, num_of_sequences
         self.chars_per_token, self.dataset_batch_size = chars_per_token, dataset_batch_size
         for name, default in _BY_CHARACTERS.items():
@@ -161,6 +156,61 @@ class SFTTrainer(FlatTrainer):
     def dataset_text_field(self) -> str:
         """The column of texts."""
         return self.flat.dataset_text_field
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The configured loss of rows; a run learns from a subclass's own.
+
+        Args:
+          model: `(input_ids, attention_mask)` → an output with `logits` (B, L, V).
+          inputs: `input_ids`, `attention_mask` and `labels` (B, L).
+          return_outputs: Whether to return the model's output as well.
+          num_items_in_batch: Of transformers; no effect.
+        Returns:
+          The mean over the labels that are not −100, or a pair of it and the output.
+        """
+        del num_items_in_batch
+        output = model(inputs["input_ids"], inputs["attention_mask"])
+        kind = "dft" if self.flat.loss_type == "dft" else "nll"
+        loss = token_loss_of(jnp.asarray(output.logits), jnp.asarray(inputs["labels"]), LOSSES[kind])
+        return (loss, output) if return_outputs else loss
+
+    def own_objective(self) -> Callable[[Params, Frozen, Any], Loss] | None:
+        """`compute_loss`, where a subclass has its own.
+
+        Raises:
+          ValueError: If rows are packed, or embeddings get noise.
+        """
+        if not own_methods(self, SFTTrainer, self.TRACED):
+            return None
+        refuse_options(self, packing=self.flat.packing, neftune_noise_alpha=self.flat.neftune_noise_alpha)
+        return self._objective
+
+    def _objective(self, params: Params, frozen: Frozen, batch: Sequences) -> Loss:
+        native, answers = cast(Native, self.native), self._answers
+        if batch.inputs.context_tokens is not None:
+            raise ValueError(
+                f"`{type(self).__name__}.compute_loss` must be that of a decoder: an encoder-decoder learns by jrl's "
+                "own loss alone."
+            )
+        inputs = token_inputs(batch)
+        with answers.bound(params, frozen):
+            return own_objective(
+                self,
+                TracedModel(lambda ids, mask: answers(ids, mask).logits, self.model, with_labels=True),
+                inputs,
+                inputs["labels"][:, 1:] != IGNORED_LABEL,
+                "sft/loss",
+                sft_objective(
+                    native.policy,
+                    params,
+                    frozen,
+                    batch,
+                    logprob_chunk_bytes=native.config.train.logprob_chunk_bytes,
+                    token_loss=LOSSES[native.method.loss_type],
+                ),
+            )
 
     def _read(self, dataset: Any, handle: ModelHandle, *, name: str = TRAINING) -> Any:
         if isinstance(dataset, ConstantLengthDataset) and not dataset.infinite:
@@ -224,21 +274,17 @@ class SFTTrainer(FlatTrainer):
         found = DemonstrationSet(list(records), rows, seed=seed, num_proc=self.flat.dataset_num_proc)
         labelled = []
         for row in found.rows:
-            labels = np.asarray(self.data_collator([_feature(row)])["labels"])[0][: len(row.tokens)]
-            labelled.append({"input_ids": row.tokens, "labels": labels.tolist()})
+            batch = self.data_collator([_feature(row)])
+            labels = np.asarray(batch["labels"])[0]
+            if "attention_mask" in batch:  # padding may stand on either side
+                labels = labels[np.asarray(batch["attention_mask"])[0] != 0]
+            labelled.append({"input_ids": row.tokens, "labels": labels[: len(row.tokens)].tolist()})
         return DemonstrationSet(labelled, replace(rows, formatting_fn=None), seed=seed)
 
     def _method(self, handle: ModelHandle) -> Method:
         config = self.flat
-        return Method(
-            loss_type="dft" if config.loss_type == "dft" else _nll(config.loss_type),
-            packing=config.packing,
-            packing_strategy=config.packing_strategy,
-            eval_packing=config.eval_packing,
-            completion_only_loss=config.completion_only_loss,
-            assistant_only_loss=config.assistant_only_loss,
-            neftune_noise_alpha=config.neftune_noise_alpha,
-        )
+        loss_type = "dft" if config.loss_type == "dft" else _nll(config.loss_type)
+        return Method(**shared_fields(config, Method) | {"loss_type": loss_type})
 
     def _collator(self, given: Any) -> Callable[[list[Any]], Any]:
         return self._collate_text if given is None else cast(Callable[[list[Any]], Any], given)

@@ -14,28 +14,31 @@ from jrl.api import (
     check_kwargs,
     check_sampling,
     default_config,
-    prepare,
+    make_trainer,
     unpack_dataset,
 )
 from jrl.data.prompts import PromptSet
+from jrl.distributed import join
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.ilql import ILQLTrainer
 from jrl.trainers.ppo import PPOTrainer
-from jrl.trainers.prompting import document_start, prompt_budget
 from jrl.trainers.rft import RFTTrainer
+from jrl.trainers.rollouts import document_start, prompt_budget
 from jrl.trainers.sft import SFTTrainer
-from jrl.trlx.accelerate import AccelerateRLTrainer
-from jrl.trlx.base import BaseRLTrainer
-from jrl.trlx.configs import default_ilql_config, default_ppo_config, default_sft_config
+from jrl.trlx.data.default_configs import default_ilql_config, default_ppo_config, default_sft_config
 from jrl.trlx.dialogue import split_samples
-from jrl.trlx.ignored import without_missing_tracker
-from jrl.trlx.ilql import AccelerateILQLTrainer
-from jrl.trlx.pipelines import PromptPipeline
-from jrl.trlx.ppo import AcceleratePPOTrainer
+from jrl.trlx.functions import seed_metrics, seed_rewards
+from jrl.trlx.nemo import NeMoTrainer, refuse
+from jrl.trlx.pipeline.offline_pipeline import PromptPipeline
 from jrl.trlx.registry import get_pipeline, get_trainer
-from jrl.trlx.rft import AccelerateRFTTrainer
-from jrl.trlx.sft import AccelerateSFTTrainer
+from jrl.trlx.seed_defaults import with_seed_prompts, without_missing_tracker
+from jrl.trlx.trainer import BaseRLTrainer
+from jrl.trlx.trainer.accelerate_base_trainer import AccelerateRLTrainer
+from jrl.trlx.trainer.accelerate_ilql_trainer import AccelerateILQLTrainer, seq2seq_pairs
+from jrl.trlx.trainer.accelerate_ppo_trainer import AcceleratePPOTrainer
+from jrl.trlx.trainer.accelerate_rft_trainer import AccelerateRFTTrainer
+from jrl.trlx.trainer.accelerate_sft_trainer import AccelerateSFTTrainer
 
 ADAPTERS: Mapping[type[Trainer], type[AccelerateRLTrainer]] = {
     PPOTrainer: AcceleratePPOTrainer,
@@ -80,6 +83,8 @@ def train(
     Returns:
       The trainer, after `learn()`.
     """
+    if isinstance(config, TRLConfig) and issubclass(kind := get_trainer(config.train.trainer), NeMoTrainer):
+        refuse(kind.__name__, kind.instead)
     if dataset is not None:
         samples, rewards = unpack_dataset(dataset, samples, rewards)
     check_data(reward_fn, samples, rewards)
@@ -94,7 +99,7 @@ def train(
     if samples is not None and split_token is not None:
         samples = split_samples(samples, split_token)
     request = Request(
-        without_missing_tracker(config),
+        with_seed_prompts(without_missing_tracker(config)),
         reward_fn=reward_fn,
         samples=samples,
         rewards=rewards,
@@ -131,11 +136,22 @@ class Request:
 
     def adapted(self) -> AccelerateRLTrainer:
         """A trainer of jrl's own with its data, in trlX's shape."""
-        native = prepare(**vars(self))
+        join()  # before anything of JAX is computed
+        native = make_trainer(
+            self.config,
+            reward_fn=seed_rewards(self.reward_fn),
+            metric_fn=seed_metrics(self.metric_fn),
+            stop_sequences=self.stop_sequences,
+        )
+        samples = self.samples
+        if isinstance(native, ILQLTrainer) and samples is not None:
+            samples = seq2seq_pairs(samples, native)
+        native.add_data(
+            samples=samples, rewards=self.rewards, prompts=self.prompts, eval_prompts=self.eval_prompts
+        )
         adapter = ADAPTERS.get(type(native), AccelerateRLTrainer)
-        given = {
-            name: vars(native)[name] for name in ("reward_fn", "metric_fn", "stop_sequences", "logit_mask")
-        }
+        given = {name: vars(native)[name] for name in ("stop_sequences", "logit_mask")}
+        given |= {"reward_fn": self.reward_fn, "metric_fn": self.metric_fn}
         return adapter(native.config, native=native, **given)
 
     def own(self) -> Any:

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jrl.data.dialogue import tokenize_dialogue as tokenize_messages
-from jrl.data.offline import RewardedSet, check_rewards, index_arrays, standardized
-from jrl.data.rows import DialogueRow
+from jrl.data.demonstrations import DialogueRow
+from jrl.data.demonstrations import tokenize_dialogue as tokenize_messages
+from jrl.data.offline import RewardedSet, check_rewards, earned_at_end, index_arrays, standardized
 from jrl.data.tokenizer import cut, tokenize
-from jrl.trlx.elements import DialogMessage
-from jrl.trlx.stores import ILQLRolloutStorage, ILQLSeq2SeqRolloutStorage
+from jrl.trlx.stores import DialogMessage, ILQLRolloutStorage, ILQLSeq2SeqRolloutStorage
 
 
 def tokenize_dialogue(
@@ -105,43 +104,40 @@ def make_experience(
     """
     del verbose
     if tokenizer is not None:
-        found = RewardedSet(samples, rewards, tokenizer, max_length=max_length, seed=0)
-        return ilql_store(found.rows, found.rewards)
+        found = RewardedSet(
+            samples, rewards, tokenizer, max_length=max_length, seed=0, add_special_tokens=False
+        )
+        return ilql_store(found.rows, found.earned)
     rows = [row_of(messages) for messages in samples]
     for index, row in enumerate(rows):
         if not any(row.learned[1:]):
             raise ValueError(f"`samples`: sample {index} has no output tokens after its first one.")
-    return ilql_store(rows, standardized(check_rewards(rewards, num_samples=len(rows))))
+    returns = standardized(check_rewards(rewards, num_samples=len(rows)))
+    return ilql_store(rows, earned_at_end(rows, returns))
 
 
-def ilql_store(rows: Sequence[DialogueRow], returns: np.ndarray) -> ILQLRolloutStorage:
-    """Rows and their standardised returns as a store: each return sits on the last action of its row."""
+def ilql_store(rows: Sequence[DialogueRow], earned: Sequence[np.ndarray]) -> ILQLRolloutStorage:
+    """Rows and what each of their actions earned as a store."""
     return ILQLRolloutStorage(
         [np.asarray(row.tokens, np.int32) for row in rows],
         [np.ones(len(row.tokens), np.int32) for row in rows],
-        *_indexed(rows, returns),
+        *_indexed(rows, earned),
     )
 
 
 def ilql_seq2seq_store(
-    contexts: Sequence[Sequence[int]], rows: Sequence[DialogueRow], returns: np.ndarray
+    contexts: Sequence[Sequence[int]], rows: Sequence[DialogueRow], earned: Sequence[np.ndarray]
 ) -> ILQLSeq2SeqRolloutStorage:
     """The same of encoder inputs and decoder rows."""
     return ILQLSeq2SeqRolloutStorage(
         [np.asarray(context, np.int32) for context in contexts],
         [np.ones(len(context), np.int32) for context in contexts],
         [np.asarray(row.tokens, np.int32) for row in rows],
-        *_indexed(rows, returns),
+        *_indexed(rows, earned),
     )
 
 
-def _indexed(rows: Sequence[DialogueRow], returns: np.ndarray) -> tuple[list[np.ndarray], ...]:
+def _indexed(rows: Sequence[DialogueRow], earned: Sequence[np.ndarray]) -> tuple[Sequence[np.ndarray], ...]:
     """(rewards, states_ixs, actions_ixs, dones) of every row."""
-    columns: tuple[list[np.ndarray], ...] = ([], [], [], [])
-    for row, value in zip(rows, returns, strict=True):
-        actions, states, dones = index_arrays(row)
-        earned = np.zeros(len(actions), np.float32)
-        earned[-1] = value
-        for column, array in zip(columns, (earned, states, actions, dones), strict=True):
-            column.append(array)
-    return columns
+    actions, states, dones = zip(*map(index_arrays, rows), strict=True)
+    return earned, states, actions, dones

@@ -1,71 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of a pipeline or a store, and microbatches of those batches."""
+"""Rows of a pipeline or a store made into arrays, and microbatches of batches."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrl.data.batching import pad_left, pad_right
-from jrl.data.ordering import epoch_order
-
-
-class DataLoader:
-    """Passes over a data set. Every `iter` is a new pass; the order of each is a function of (seed, pass).
-
-    Args:
-      dataset: With a length, and elements by index.
-      batch_size: Elements of a batch; the last one of a pass may have fewer.
-      collate_fn: Makes a batch of a list of elements.
-      shuffle: Whether every pass has an order of its own; otherwise it is that of the data set.
-      sampler: Yields indices instead of either; it fixes the length where it has one.
-      drop_last: Whether a last batch that is short is left out.
-      seed: Of the orders.
-    Raises:
-      ValueError: If the batch size is below 1, or both `shuffle` and `sampler` are given.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        *,
-        collate_fn: Callable[[list[Any]], Any],
-        shuffle: bool = False,
-        sampler: Iterable[int] | None = None,
-        drop_last: bool = False,
-        seed: int = 0,
-    ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
-        if shuffle and sampler is not None:
-            raise ValueError("`shuffle` must be False beside a `sampler`, which decides the order by itself.")
-        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
-        self._collate, self._shuffle, self._sampler, self._seed = collate_fn, shuffle, sampler, seed
-        self._passes = 0
-
-    def __len__(self) -> int:
-        elements = len(self._sampler) if isinstance(self._sampler, Sequence) else len(self.dataset)
-        return elements // self.batch_size if self.drop_last else -(-elements // self.batch_size)
-
-    def __iter__(self) -> Iterator[Any]:
-        order = self._order()
-        self._passes += 1
-        for start in range(0, len(order), self.batch_size):
-            indices = order[start : start + self.batch_size]
-            if len(indices) == self.batch_size or not self.drop_last:
-                yield self._collate([self.dataset[int(index)] for index in indices])
-
-    def _order(self) -> Sequence[int]:
-        if self._sampler is not None:
-            return list(self._sampler)
-        if self._shuffle:
-            return list(epoch_order(len(self.dataset), seed=self._seed, epoch=self._passes))
-        return range(len(self.dataset))
+from jrl.data.tokenizer import load_tokenizer
+from jrl.interop import in_kind_of
 
 
 class MiniBatchIterator:
@@ -114,3 +61,28 @@ def padded(rows: Sequence[Sequence[int]], *, pad_token_id: int, padding_side: st
     pad = pad_left if padding_side == "left" else pad_right
     tokens, mask = pad(rows, pad_token_id=pad_token_id)
     return {"input_ids": tokens, "attention_mask": mask.astype(np.int32)}
+
+
+def stacked(arrays: Iterable[Any], *, fill: float = 0, left: bool = False) -> Any:
+    """Ragged rows as one array, filled up to the longest; of torch tensors one torch tensor.
+
+    Args:
+      arrays: One-dimensional, of one type.
+      fill: Stands where a row has ended.
+      left: Whether rows end together instead of beginning together.
+    """
+    given = list(arrays)
+    rows = [np.asarray(array) for array in given]
+    width = max(len(row) for row in rows)
+    found = np.full((len(rows), width), fill, rows[0].dtype)
+    for number, row in enumerate(rows):
+        found[number, width - len(row) if left else 0 :][: len(row)] = row
+    return in_kind_of(given[0], found)
+
+
+def with_pad_token(tokenizer: Any) -> Any:
+    """The tokenizer, or a copy that pads with EOS where it has no pad token."""
+    if tokenizer.pad_token_id is not None:
+        return tokenizer
+    sides = {"padding_side": tokenizer.padding_side, "truncation_side": tokenizer.truncation_side}
+    return load_tokenizer(tokenizer, **sides)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,16 +13,33 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jrl.compilation import COMPILER_OPTIONS
+from jrl.interop import tracing
 from jrl.learners.accumulate import Loss, Rows, optimizer_step, take_rows
 from jrl.learners.state import TrainState, init_train_state
+from jrl.placement import place_rows
+from jrl.trainers.loading import PolicyBundle
 from jrl.trainers.loop import Run
-from jrl.trainers.placing import place_rows
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.trainers.setup import PolicyBundle
 from jrl.typing import Frozen, Mean, Metrics, Params, PRNGKey
 
 if TYPE_CHECKING:
-    from jrl.trlx.accelerate import AccelerateRLTrainer
+    from jrl.trlx.trainer.accelerate_base_trainer import AccelerateRLTrainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where the loop stands; a checkpoint holds it.
+
+    Attributes:
+      epochs: Done, their callback included.
+      passes: Of the epoch, done, their callbacks included.
+      batches: Of the pass, learned.
+    """
+
+    epochs: int = 0
+    passes: int = 0
+    batches: int = 0
 
 
 class LossTrainer(PolicyTrainer):
@@ -69,34 +88,52 @@ class LossTrainer(PolicyTrainer):
 def run_loop(trainer: AccelerateRLTrainer) -> None:
     """Passes over `create_train_dataloader`, one optimizer step a batch, with the callbacks in between.
 
-    A resumed run draws the batches before it again and skips them, so it repeats itself where loaders and callbacks
-    depend on the seed alone.
+    A resumed run goes on at the batch where the checkpoint was written. It draws the batches before it again and skips
+    them, so it repeats itself where loaders depend on the seed alone; no callback of what is skipped is called again.
 
     Args:
       trainer: Whose loss is learned.
     """
     native, train = trainer.native, trainer.config.train
-    update = jax.jit(make_loss_update(trainer), donate_argnums=0)
+    update = jax.jit(make_loss_update(trainer), donate_argnums=0, compiler_options=COMPILER_OPTIONS)
     num_steps = min(train.total_steps, trainer.total_steps)
-    with jax.set_mesh(native.mesh), Run(native, steps_per_iteration=1, num_iterations=num_steps) as run:
-        if run.iteration == 0:
-            run.evaluate()
-        number = 0
-        for _ in range(train.epochs):
-            for _ in range(trainer.n_inner_epochs):
-                for batch in trainer.create_train_dataloader():
-                    number += 1
-                    if number <= run.iteration:
-                        continue
+    trainer.position = Position()
+    with jax.set_mesh(native.mesh), Run(native, num_steps=num_steps) as run:
+        run.begin()
+        if run.iteration == run.num_iterations:
+            return
+        trainer.begin_loop()
+        begun = trainer.position
+        for _ in range(begun.epochs * trainer.n_inner_epochs + begun.passes):
+            for _ in trainer.create_train_dataloader():
+                pass
+        for epoch in range(begun.epochs, train.epochs):
+            for number in range(trainer.position.passes, trainer.n_inner_epochs):
+                learned = trainer.position.batches
+                for batch in islice(trainer.create_train_dataloader(), learned, None):
                     placed = place_rows(native.mesh, as_pytree(batch))
                     trained, metrics = update(_train_state(native.state), native.frozen, placed)
                     native.state = _with_train_state(native.state, trained)
+                    learned += 1
+                    trainer.position = Position(epoch, number, learned)
                     run.after({}, metrics)
                     if run.stopped or run.iteration == run.num_iterations:
                         native.interrupted = run.stopped
                         return
                 trainer.post_backward_callback()
+                trainer.position = Position(epoch, number + 1)
             trainer.post_epoch_callback()
+            trainer.position = Position(epoch + 1)
+
+
+def fresh_optimizer_state(native: PolicyTrainer, optimizer: optax.GradientTransformation) -> Any:
+    """A trainer's state with that of another optimizer, before its first step."""
+    train = _train_state(native.state)
+    with jax.set_mesh(native.mesh):
+        opt_state = jax.jit(optimizer.init, compiler_options=COMPILER_OPTIONS)(train.params)
+    return _with_train_state(
+        native.state, TrainState(step=train.step, params=train.params, opt_state=opt_state)
+    )
 
 
 def make_loss_update(
@@ -114,7 +151,7 @@ def make_loss_update(
         rows = size if num_rows % size == 0 else num_rows
 
         def objective(params: Params, taken: Rows) -> Loss:
-            with trainer.model.bound(params, frozen):
+            with trainer.model.bound(params, frozen), tracing(f"{type(trainer).__name__}.loss"):
                 loss, stats = trainer.loss(take_rows(batch, taken.ids))
             one = jnp.float32(rows)
             metrics: Metrics = {name: Mean(jnp.float32(value) * one, one) for name, value in stats.items()}

@@ -1,45 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""trlX's NeMo trainers: their names, and what to use instead."""
+"""What trlX does with NeMo: the names, and the refusal that says what to use instead."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from jrl.trlx.base import BaseRLTrainer
 from jrl.trlx.registry import register_trainer
+from jrl.trlx.trainer import BaseRLTrainer
 
 
-class _NeMoTrainer(BaseRLTrainer):
+class NeMoTrainer(BaseRLTrainer):
     """Refuses to be made: Megatron's parallelism is a mesh here."""
 
     instead: str
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
-        raise ImportError(
-            f"{type(self).__name__} needs NeMo, which jrl does without: use {self.instead} and spread the model over "
-            "devices with `train.mesh`."
-        )
+        refuse(type(self).__name__, self.instead)
 
     def learn(self, log_fn: Any = None, save_fn: Any = None, eval_fn: Any = None) -> None:
         """Never reached."""
 
 
 @register_trainer
-class NeMoPPOTrainer(_NeMoTrainer):
-    """PPO on NeMo."""
-
-    instead = "AcceleratePPOTrainer"
-
-
-@register_trainer
-class NeMoILQLTrainer(_NeMoTrainer):
+class NeMoILQLTrainer(NeMoTrainer):
     """ILQL on NeMo."""
 
     instead = "AccelerateILQLTrainer"
 
 
 @register_trainer
-class NeMoSFTTrainer(_NeMoTrainer):
+class NeMoPPOTrainer(NeMoTrainer):
+    """PPO on NeMo."""
+
+    instead = "AcceleratePPOTrainer"
+
+
+@register_trainer
+class NeMoSFTTrainer(NeMoTrainer):
     """Supervised fine-tuning on NeMo."""
 
     instead = "AccelerateSFTTrainer"
+
+
+def refuse(name: str, instead: str) -> NoReturn:
+    """Raises what every name of NeMo raises.
+
+    Args:
+      name: What was asked for.
+      instead: What does its work here.
+    Raises:
+      ImportError: Always.
+    """
+    raise ImportError(
+        f"{name} needs NeMo, which jrl does without: use {instead} and spread the model over devices with `train.mesh`."
+    )

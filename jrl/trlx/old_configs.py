@@ -5,6 +5,22 @@ from __future__ import annotations
 
 from jrl.trlx.signatures import OldSection, takes
 
+PPO_ARGUMENTS = (
+    "name",
+    "ppo_epochs",
+    "num_rollouts",
+    "chunk_size",
+    "init_kl_coef",
+    "target",
+    "horizon",
+    "gamma",
+    "lam",
+    "cliprange",
+    "cliprange_value",
+    "vf_coef",
+)
+"""What PPO's constructor begins with in every release."""
+
 
 @takes("model_path", "tokenizer_path", "model_type", num_layers_unfrozen=-1)
 class OldModelConfig(OldSection):
@@ -34,21 +50,7 @@ class OldTrainConfig(OldSection):
     """The run with its optimizer and learning rates."""
 
 
-@takes(
-    "name",
-    "ppo_epochs",
-    "num_rollouts",
-    "chunk_size",
-    "init_kl_coef",
-    "target",
-    "horizon",
-    "gamma",
-    "lam",
-    "cliprange",
-    "cliprange_value",
-    "vf_coef",
-    "gen_kwargs",
-)
+@takes(*PPO_ARGUMENTS, "gen_kwargs")
 class OldPPOConfig(OldSection):
     """PPO before scores were scaled or clipped."""
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from jrl.data.prompts import PromptSet
-from jrl.trainers import registry as native
+from jrl.trainers import config as native
 from jrl.trainers.base import Trainer
-from jrl.trainers.registry import Registry
+from jrl.trainers.config import Registry
 
 Class = TypeVar("Class", bound=type)
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
+
+from jrl.suggestions import did_you_mean
 
 Class = TypeVar("Class", bound=type)
 Arguments = Mapping[str, Any]
@@ -103,10 +104,8 @@ def bind(
     parameters = signature.parameters
     for given in kwargs:
         if given not in parameters:
-            near = difflib.get_close_matches(given, known | parameters.keys(), n=1)
-            raise TypeError(
-                f"{name}: unknown argument `{given}`." + (f" Did you mean `{near[0]}`?" if near else "")
-            )
+            near = did_you_mean(given, known | parameters.keys())
+            raise TypeError(f"{name}: unknown argument `{given}`.{near}")
     partial = signature.bind_partial(*args, **kwargs)
     missing = [
         p.name for p in parameters.values() if p.default is p.empty and p.name not in partial.arguments

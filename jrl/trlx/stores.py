@@ -8,26 +8,17 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jrl.trlx.elements import (
-    DialogMessage,
-    ILQLBatch,
-    ILQLElement,
-    ILQLSeq2SeqBatch,
-    ILQLSeq2SeqElement,
-    PPORLBatch,
-    PPORLElement,
-    stacked,
-)
-from jrl.trlx.loader import DataLoader, padded
-from jrl.trlx.pipelines import with_pad_token
-
-IGNORED_LABEL = -100
-"""Stands in `labels` where nothing is learned."""
+from jrl.data.demonstrations import IGNORED_LABEL
+from jrl.interop import DataLoader, is_tensor
+from jrl.trlx.data.ilql_types import ILQLBatch, ILQLElement, ILQLSeq2SeqBatch, ILQLSeq2SeqElement
+from jrl.trlx.data.ppo_types import PPORLBatch, PPORLElement
+from jrl.trlx.loader import padded, stacked, with_pad_token
 
 
 class BaseRolloutStore(abc.ABC):
@@ -134,6 +125,19 @@ class PPORolloutStorage(BaseRolloutStore):
         )
 
 
+@dataclass
+class DialogMessage:
+    """One message of a dialogue.
+
+    Attributes:
+      is_output: Whether the model should have written it.
+      tokens: Ids.
+    """
+
+    is_output: bool
+    tokens: tuple[int, ...]
+
+
 class DialogStore(BaseRolloutStore):
     """Dialogues to imitate: `labels` are the ids of outputs, and −100 on prompts and padding.
 
@@ -233,7 +237,10 @@ class _ColumnStore(BaseRolloutStore):
                 setattr(self, name, self._columns[name])
 
     def __getitem__(self, ix: int) -> Any:
-        return self.element(**{name: np.asarray(column[ix]) for name, column in self._columns.items()})
+        row = {name: column[ix] for name, column in self._columns.items()}
+        return self.element(
+            **{name: value if is_tensor(value) else np.asarray(value) for name, value in row.items()}
+        )
 
     def __len__(self) -> int:
         return len(self._columns["input_ids"])

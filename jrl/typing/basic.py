@@ -46,7 +46,10 @@ Metrics = dict[str, Mean | Max | Min | Kept]
 
 
 class Update(Protocol):
-    """One learner update: pure; the caller jits it and donates the state."""
+    """One learner update: pure; the caller jits it and donates the state.
+
+    One of several optimizer steps may also take `last_step`, the state's counter after the run's last one.
+    """
 
     def __call__(self, state: Any, frozen: Frozen, batch: Any, key: PRNGKey) -> tuple[Any, Metrics]:
         """Returns the new state and what to log of it."""

@@ -141,29 +141,34 @@ class Scored(NamedTuple):
 
     Attributes:
       logprobs: Under the policy at the time of scoring.
-      ref_logprobs: Under the frozen reference.
-      values: V(s_t), the state before action t.
-      full_kl: KL(policy ‖ reference) of the whole distributions at s_t, in nats; None unless PPO's penalty is "full".
+      ref_logprobs: Under the frozen reference; None where the algorithm has none.
+      values: V(s_t), the state before action t; None where the algorithm has no critic.
+      full_kl: KL(policy ‖ reference) of the whole distributions at s_t, in nats; None unless the penalty is "full".
     """
 
     logprobs: Float[Array, "B T"]
-    ref_logprobs: Float[Array, "B T"]
-    values: Float[Array, "B T"]
+    ref_logprobs: Float[Array, "B T"] | None = None
+    values: Float[Array, "B T"] | None = None
     full_kl: Float[Array, "B T"] | None = None
 
 
-class PPOBatch(NamedTuple):
-    """All rollouts of one PPO iteration.
+class Rollouts(NamedTuple):
+    """All rollouts of one iteration of an online algorithm.
 
     Attributes:
       sequences: Prompts and completions.
       scored: Log-probabilities and values from before the first optimizer step.
-      scores: The user's reward per token: a scalar reward sits on the last action of its row.
+      rewards: The user's reward of each action, neither clipped nor penalised: one score a completion sits on the last
+        action of its row.
+      sampler_logprobs: Of the actions under the distribution that they were drawn from; None: not kept.
+      groups: Number of the prompt of each row: equal numbers are samples of one prompt; None: every row has its own.
     """
 
     sequences: Sequences
     scored: Scored
-    scores: Float[Array, "N T"]
+    rewards: Float[Array, "N T"]
+    sampler_logprobs: Float[Array, "N T"] | None = None
+    groups: Int[Array, "N"] | None = None
 
 
 class ILQLBatch(NamedTuple):

@@ -20,7 +20,7 @@ from jrl.bench.models import PRESETS, Options, Shapes, find_subject
 from jrl.bench.suite import BENCHMARKS, run_benchmark
 from jrl.bench.work import Work
 from jrl.cli import main
-from jrl.cli.benching import WHAT
+from jrl.cli.bench import WHAT
 from tests.trainers.runs import save_tiny_checkpoint
 
 FIELDS = {

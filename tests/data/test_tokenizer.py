@@ -48,6 +48,31 @@ class TestLoadTokenizer:
         with pytest.raises(ValueError, match="neither an EOS nor a pad token"):
             load_tokenizer(without("pad_token", "eos_token"))
 
+    @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+    def test_a_file_that_is_nested_without_end(self, tmp_path, name):
+        tiny_tokenizer().save_pretrained(tmp_path)
+        (tmp_path / name).write_text("[" * 100_000 + "]" * 100_000)
+        with pytest.raises(ValueError, match="a JSON file of it is nested too deeply") as caught:
+            load_tokenizer(tmp_path)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+    def test_a_pointer_of_git_lfs_is_called_one(self, tmp_path, name):
+        tiny_tokenizer().save_pretrained(tmp_path)
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123\n")
+        with pytest.raises(ValueError, match=f"{name} is a git-lfs pointer.*git lfs pull"):
+            load_tokenizer(tmp_path)
+
+    def test_a_malformed_file_is_one_line(self, tmp_path):
+        tiny_tokenizer().save_pretrained(tmp_path)
+        (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
+        with pytest.raises(ValueError, match=r"no tokenizer could be loaded from .*: KeyError"):
+            load_tokenizer(str(tmp_path))
+
+    def test_a_folder_that_does_not_exist(self, tmp_path):
+        with pytest.raises(ValueError, match=r"there is no folder '.*missing'"):
+            load_tokenizer(str(tmp_path / "missing"))
+
     def test_a_folder_without_a_tokenizer(self, tmp_path):
         with pytest.raises(ValueError, match="no tokenizer could be loaded from"):
             load_tokenizer(tmp_path)
@@ -100,3 +125,9 @@ def test_special_tokens_may_be_asked_for():
         tokenize(tiny_t5_tokenizer(), ["ab"], add_special_tokens=special)[0] for special in (False, True)
     )
     assert whole == [*bare, EOS_ID]
+
+
+@pytest.mark.parametrize(("text", "as_if"), [("the \ud800cat", "the \ufffdcat"), ("a\ud83d\ude00b", "a😀b")])
+def test_a_lone_surrogate_is_read_as_the_replacement_character(text, as_if):
+    tokenizer = tiny_tokenizer()
+    assert tokenize(tokenizer, [text, "cat"]) == tokenize(tokenizer, [as_if, "cat"])

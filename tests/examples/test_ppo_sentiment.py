@@ -18,7 +18,7 @@ from examples.sentiment.pretrain import gpt2_config
 from examples.sentiment.tokenizer import train_tokenizer
 from tests.examples import processes
 from tests.examples.processes import EXAMPLES, ROOT, finish
-from tests.trainers.reward_models import save_reward_model
+from tests.trainers.loading.reward_models import save_reward_model
 
 SCRIPT = EXAMPLES / "ppo_sentiment.py"
 FIGURES = {"reward_before", "reward_after", "kl_per_sequence", "tokens_per_second", "seconds"}

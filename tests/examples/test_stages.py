@@ -4,6 +4,7 @@
 import argparse
 import json
 import shlex
+import sys
 
 import pytest
 from rich.console import Console
@@ -32,6 +33,7 @@ def test_the_hint_to_resume_is_one_command(tmp_path):
     console = Console(record=True, width=30)
     assert stopped(console, ["--seed", "3"], tmp_path / "a b", "--model", tmp_path / "x") == 0
     words = shlex.split(console.export_text().splitlines()[-1])
+    assert words[0] == sys.executable
     assert words[2:] == ["--seed", "3", "--output-dir", str(tmp_path / "a b"), "--model", str(tmp_path / "x")]
 
 

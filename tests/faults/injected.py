@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults that a job does to itself: a reward function that fails, a disk that fills up, a gradient that is NaN."""
+"""The faults that a job does to itself: a function that fails, a disk that fills up, a gradient that is NaN."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,36 +16,53 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrl.trainers.base import Trainer
-from jrl.trainers.manifest import tree_sha256
+from jrl.trainers.checkpoints.manifest import tree_sha256
 
 BLOCK = bytes(4096)
 
 
-def reward_fn(
+def failing(
     healthy: Callable[..., Any], *, fault: str, call: int, until: int | None = None
 ) -> Callable[..., Any]:
-    """A reward function whose fault shows in some of its calls.
+    """A reward or metric function whose fault shows in some of its calls.
 
     Args:
       healthy: What it does in the others.
-      fault: "raises", "hangs", "garbage" or "count".
+      fault: "raises", "exits", "hangs", "garbage" or "count".
       call: Number of the first call that it shows in.
       until: Number of the first call after it; None: it stays.
     """
     calls = 0
 
-    def reward(outputs: list[str], **others: Any) -> Any:
+    def function(outputs: Any, *others: Any, **keywords: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls < call or (until is not None and calls >= until):
-            return healthy(outputs, **others)
+            return healthy(outputs, *others, **keywords)
         if fault == "hangs":
             time.sleep(3600)
+        if fault == "exits":
+            sys.exit(0)
         if fault == "raises":
             raise ConnectionError("the judge does not answer")
-        return ["garbage"] * len(outputs) if fault == "garbage" else healthy(outputs[1:], **others)
+        return ["garbage"] * len(outputs) if fault == "garbage" else healthy(outputs[1:], **keywords)
 
-    return reward
+    return function
+
+
+def forking(healthy: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose first call leaves a child behind that outlives the run."""
+    children: list[int] = []
+
+    def function(*others: Any, **keywords: Any) -> Any:
+        if not children:
+            children.append(os.fork())
+            if not children[0]:
+                time.sleep(3600)
+                os._exit(0)
+        return healthy(*others, **keywords)
+
+    return function
 
 
 class Disk:
@@ -96,7 +115,7 @@ def poisoned(places: dict[str, list[int]]) -> Iterator[None]:
         compile_learner(trainer, *arguments)
         update = trainer.update
 
-        def poisoning(state: Any, frozen: Any, batch: Any, key: Any) -> Any:
+        def poisoning(state: Any, frozen: Any, batch: Any, *others: Any) -> Any:
             nonlocal count
             count += 1
             for field, updates in places.items():
@@ -104,7 +123,7 @@ def poisoned(places: dict[str, list[int]]) -> Iterator[None]:
                     healthy = getattr(batch, field)
                     batch = batch._replace(**{field: jnp.asarray(healthy).at[0].set(jnp.nan)})
             before = weights_of(state)
-            state, metrics = update(state, frozen, batch, key)
+            state, metrics = update(state, frozen, batch, *others)
             print(f"update {count}: weights {'kept' if weights_of(state) == before else 'moved'}", flush=True)
             return state, metrics
 

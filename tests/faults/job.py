@@ -16,9 +16,9 @@ from typing import Any
 
 import jrl
 from jrl.trainers.base import Trainer
-from jrl.trainers.hooks import Hooks, watch
+from jrl.trainers.loop.hooks import Hooks, watch
 from tests.faults import injected
-from tests.trainers import diffusion_runs
+from tests.trainers.diffusion import runs as diffusion_runs
 from tests.trainers.runs import (
     COMPARISONS,
     PREFERENCES,
@@ -76,8 +76,13 @@ def announce_updates() -> None:
     Trainer.compile_learner = compile_and_announce
 
 
+def measure(outputs: list[str], **others: Any) -> dict[str, list[float]]:
+    """A metric function."""
+    return {"vowels": count_vowels(outputs, **others)}
+
+
 def data_of(algorithm: str, reward_fn: Callable[..., Any]) -> dict[str, Any]:
-    """What `jrl.train` is given beside the configuration."""
+    """What `jrl.train` is given beside the configuration and the metrics."""
     if algorithm in ("ppo", "rft"):
         return {"reward_fn": announced(reward_fn), "prompts": PROMPTS, "eval_prompts": PROMPTS[:2]}
     if algorithm == "ilql":
@@ -97,21 +102,30 @@ def config_of(algorithm: str, checkpoint: str, folder: str, train: dict[str, Any
     usual |= {"resume_from_checkpoint": folder}
     method = {"sync_ref_model": True, "ref_model_sync_steps": 3} if algorithm == "dpo" else {}
     if algorithm == "ddpo":
-        return diffusion_runs.ddpo_config(Path(folder), train=usual | train)
+        method = {"eval_prompts": list(diffusion_runs.PROMPTS)}
+        return diffusion_runs.ddpo_config(Path(folder), train=usual | train, method=method)
     return CONFIGS[algorithm](checkpoint, Path(folder), train=usual | train, method=method)
 
 
-def run(algorithm: str, config: jrl.TRLConfig, reward_fn: Callable[..., Any]) -> None:
-    """Trains; images are judged by their brightness, whatever the reward function of texts is."""
+def run(algorithm: str, config: jrl.TRLConfig, options: dict[str, Any]) -> None:
+    """Trains; images are judged by their brightness, texts by their vowels."""
+
+    def function(name: str, healthy: Callable[..., Any]) -> Callable[..., Any]:
+        if options.get("forks"):
+            healthy = injected.forking(healthy)
+        return injected.failing(healthy, **options[name]) if name in options else healthy
+
     if algorithm != "ddpo":
-        jrl.train(config=config, **data_of(algorithm, reward_fn))
+        metric_fn = function("metric", measure) if "metric" in options else None
+        data = data_of(algorithm, function("reward", count_vowels))
+        jrl.train(config=config, metric_fn=metric_fn, **data)
         return
 
     def brightness(*batch: Any) -> Any:
         say("begins rollout")
         return diffusion_runs.brightness(*batch)
 
-    diffusion_runs.trainer_of(config, reward=brightness).learn()
+    diffusion_runs.trainer_of(config, reward=function("reward", brightness)).learn()
 
 
 def main(options: dict[str, Any]) -> None:
@@ -125,11 +139,10 @@ def main(options: dict[str, Any]) -> None:
         log=lambda record: None if disk is None else disk.heard(record["step"]),
         save=lambda _: say("begins checkpoint"),
     )
-    reward_fn = injected.reward_fn(count_vowels, **options["reward"]) if "reward" in options else count_vowels
     with watch(hooks), injected.poisoned(options.get("poison", {})):
         say("begins run")
         try:
-            run(algorithm, config, reward_fn)
+            run(algorithm, config, options)
         finally:
             if disk is not None:
                 disk.copy(Path(folder))

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jrl.trainers.resume import checkpoints_in
+from jrl.trainers.checkpoints.resume import checkpoints_in
 from tests.faults import job
 from tests.trainers.runs import repeatable
 
@@ -137,15 +137,15 @@ def start(
       environment: Variables beside those of this process.
       train: Further fields of `train`.
       branch: Whether the process need not begin and end as an interpreter of its own does: that saves the imports.
-      faults: `reward`, `disk` and `poison`: arguments of their namesakes in `injected`.
+      faults: `reward`, `metric`, `disk` and `poison`: arguments of what `injected` has for them; `forks`: whether a
+        child of the reward function outlives the run.
     """
-    options = {"algorithm": algorithm, "checkpoint": checkpoint, "folder": str(folder)} | faults
-    options["train"] = {"total_steps": steps, **(train or {})}
+    options = options_of(algorithm, checkpoint, folder, steps=steps, train=train, **faults)
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     if branch:
         return Job(Branch(options, environment or {}, log), log)
-    command = [*launcher, sys.executable, "-m", "tests.faults.job", json.dumps(options)]
+    command = [*launcher, *command_with(options)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -155,6 +155,30 @@ def start(
             cwd=ROOT,
         )
     return Job(process, log)
+
+
+def options_of(
+    algorithm: str,
+    checkpoint: str,
+    folder: Path,
+    *,
+    steps: int,
+    train: Mapping[str, Any] | None = None,
+    **faults: Any,
+) -> dict[str, Any]:
+    """What a job is told; the arguments are those of `start`."""
+    options = {"algorithm": algorithm, "checkpoint": checkpoint, "folder": str(folder)} | faults
+    return options | {"train": {"total_steps": steps, **(train or {})}}
+
+
+def command_with(options: Mapping[str, Any]) -> list[str]:
+    """The command of a job."""
+    return [sys.executable, "-m", "tests.faults.job", json.dumps(options)]
+
+
+def command_of(algorithm: str, checkpoint: str, folder: Path, *, steps: int) -> list[str]:
+    """The command of a job that nothing else is done to."""
+    return command_with(options_of(algorithm, checkpoint, folder, steps=steps))
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a real run with every one of their files damaged: the last whole one is taken, and that is said."""
 
+import errno
+import os
 import random
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from jrl.trainers.manifest import CheckpointError
-from jrl.trainers.resume import checkpoints_in, find_checkpoint
+from jrl.trainers.checkpoints.manifest import CheckpointError
+from jrl.trainers.checkpoints.resume import checkpoints_in, find_checkpoint
 from tests.faults.jobs import assert_same_run, start
 
 pytestmark = pytest.mark.slow
@@ -81,6 +85,23 @@ def test_without_a_whole_one_nothing_is_resumed(copied):
         (path / "cursor.json").unlink()
     with pytest.raises(CheckpointError, match=r"No checkpoint in .* is whole"):
         find_checkpoint(folder, print)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("name", ["manifest.json", "cursor.json", "state"])
+def test_a_checkpoint_that_the_disk_cannot_read(name, number, copied, checkpoint, whole, tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler: the disk is that of the whole process, not only Python's")
+    library = tmp_path / "bad_sector.so"
+    source = Path(__file__).with_name("bad_sector.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    folder, older, newer = copied
+    whole_folder, steps = whole("ppo")
+    bad = {"LD_PRELOAD": str(library), "BAD_PATH": str(newer / name), "BAD_ERRNO": str(number)}
+    said = start("ppo", checkpoint, folder, steps=steps, environment=bad).finish()
+    assert os.strerror(number) in said and f"Falling back to {older}" in said
+    assert_same_run(folder, whole_folder)
 
 
 def test_a_run_with_a_damaged_checkpoint_becomes_the_run_it_was(copied, checkpoint, whole):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.jobs import Job, assert_same_run, start
+from tests.faults.jobs import Job, assert_same_run, last_step, start
 
 pytestmark = pytest.mark.slow
 CLOCK = Path(__file__).with_name("jumping_clock.c")
@@ -35,6 +35,59 @@ def test_a_second_run_in_the_folder_refuses_and_the_first_one_notices_nothing(ch
     assert f"Another run is working in {folder}" in said and "begins update" not in said
     first.log = log
     first.finish()
+    assert_same_run(folder, whole_folder)
+
+
+@pytest.mark.parametrize("how", ["deleted", "renamed"])
+def test_a_folder_that_goes_while_a_run_works_there_comes_back(how, checkpoint, whole, tmp_path):
+    whole_folder, steps = whole("ppo")
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    job = start("ppo", checkpoint, folder, steps=steps, branch=True)
+    job.wait_until_it("checkpoint", times=2)
+    folder.rename(elsewhere)
+    if how == "deleted":
+        shutil.rmtree(elsewhere, ignore_errors=True)
+    said = job.finish()
+    assert "was deleted or renamed while the run worked there" in said
+    assert_same_run(folder, whole_folder)
+
+
+def test_a_lock_that_a_clean_up_deleted_lets_no_two_runs_write_one_folder(checkpoint, whole, tmp_path):
+    whole_folder, steps = whole("sft")
+    folder = tmp_path / "run"
+    afresh = {"train": {"resume_from_checkpoint": None}, "branch": True}
+    first = start("sft", checkpoint, folder, steps=steps, **afresh)
+    first.wait_until_it("update", times=5)
+    first.process.send_signal(signal.SIGSTOP)
+    first.log = first.log.rename(tmp_path / "first.log")
+    try:
+        (folder / "run.lock").unlink()
+        second = start("sft", checkpoint, folder, steps=steps, **afresh)
+        second.wait_until_it("update")
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    said = first.finish(status=1)
+    assert f"Another run is working in {folder}" in said and "was deleted meanwhile" in said
+    second.finish()
+    assert_same_run(folder, whole_folder)
+    (aside,) = tmp_path.glob("run_displaced_*")
+    assert last_step(aside) > 0
+    start("sft", checkpoint, aside, steps=steps, branch=True).finish()
+    assert_same_run(aside, whole_folder)
+
+
+def test_a_child_that_outlives_its_run_does_not_keep_the_folder(checkpoint, whole, tmp_path):
+    whole_folder, steps = whole("ppo")
+    folder = tmp_path / "run"
+    job = start("ppo", checkpoint, folder, steps=steps, forks=True, branch=True)
+    job.wait_until_it("update", times=5)
+    (child,) = children_of(job)
+    job.kill()
+    try:
+        os.kill(child, 0)  # it lives
+        start("ppo", checkpoint, folder, steps=steps, branch=True).finish()
+    finally:
+        os.kill(child, signal.SIGKILL)
     assert_same_run(folder, whole_folder)
 
 
@@ -82,10 +135,16 @@ class TestTrackers:
 
 def kill_children(job: Job) -> int:
     """SIGKILL to all that a job has started; how many there were."""
-    children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+    children = children_of(job)
     for child in children:
-        os.kill(int(child), signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
     return len(children)
+
+
+def children_of(job: Job) -> list[int]:
+    """Processes that a job has started from its main thread."""
+    text = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
 class TestClocks:

@@ -41,3 +41,39 @@ def test_where_errors_are_skipped_a_hang_costs_its_call_only(checkpoint, tmp_pat
     said = start("ppo", checkpoint, folder, steps=8, reward=fault, **options).finish()
     assert "took too long: all 4 samples of this call are left out" in said
     assert last_step(folder) == 8
+
+
+# Evaluations after steps 8 and 16: the number of the second one's call, and of the last one's.
+EVALUATED = {"eval_interval": 8, "checkpoint_interval": 1000}
+HEALTHY = {"fault": "raises", "call": 10_000}
+
+
+@pytest.mark.parametrize("fault", ["raises", "exits"])
+@pytest.mark.parametrize(
+    ("algorithm", "which", "call"),
+    [
+        ("ppo", "reward", 6),
+        ("ppo", "reward", 11),
+        ("ppo", "metric", 2),
+        ("rft", "metric", 3),
+        ("ilql", "metric", 2),
+        ("sft", "metric", 3),
+        ("dpo", "metric", 2),
+        ("ddpo", "reward", 10),
+    ],
+)
+def test_an_evaluation_that_failed_comes_again(algorithm, which, call, fault, checkpoint, tmp_path):
+    def run(name, found=HEALTHY, **others):
+        job = start(
+            *(algorithm, checkpoint, tmp_path / name),
+            **dict(steps=16, train=EVALUATED, branch=True, metric=HEALTHY) | {which: found} | others,
+        )
+        return job
+
+    run("whole").finish()
+    said = run("run", {"fault": fault, "call": call}).finish(status=1)
+    assert ("raised SystemExit: 0" if fault == "exits" else "the judge does not answer") in said
+    at = last_step(tmp_path / "run")
+    assert at in (8, 16)
+    assert f"resumed at {at}" in run("run").finish()
+    assert_same_run(tmp_path / "run", tmp_path / "whole")

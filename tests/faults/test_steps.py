@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that must not be taken, and steps that somebody interrupts."""
 
+import os
+import pty
 import re
 import signal
+import subprocess
 
 import pytest
 
-from tests.faults.jobs import assert_same_run, last_step, records, start
+from tests.faults.conftest import STEPS
+from tests.faults.jobs import ROOT, SECONDS, Job, assert_same_run, command_of, last_step, records, start
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +54,52 @@ class TestNaN:
         assert records(folder)[-1]["step"] == 20
 
 
+class Terminal:
+    """A job on a terminal of its own, which can be hung up.
+
+    Args:
+      command: Of the job.
+      log: Receives what it says.
+      shows: Whether it says it on the terminal; else in the log at once.
+    """
+
+    def __init__(self, command, log, *, shows=True):
+        self._master, slave = pty.openpty()
+        self._log = log.open("wb", buffering=0)
+        output = slave if shows else self._log
+        process = subprocess.Popen(
+            ["setsid", "--ctty", *command], stdin=slave, stdout=output, stderr=output, cwd=ROOT
+        )
+        os.close(slave)
+        self.job = Job(process, log)
+
+    def show_until(self, phase, *, times):
+        """Reads what the job shows, as a terminal does."""
+        while self.job.text.count(f"begins {phase}\n") < times:
+            self._log.write(os.read(self._master, 4096).replace(b"\r", b""))
+
+    def hang_up(self):
+        """The connection is closed."""
+        os.close(self._master)
+        self._log.close()
+
+
+OTHERS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
+
+
 class TestSignals:
-    @pytest.mark.parametrize("algorithm", ["ppo", "sft", "rft", "ilql", "dpo", "reward"])
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize(
+        ("algorithm", "number"),
+        [
+            *(
+                (name, number)
+                for number in (signal.SIGTERM, signal.SIGINT)
+                for name in STEPS
+                if name != "ddpo"
+            ),
+            *(("ppo", number) for number in OTHERS),
+        ],
+    )
     def test_a_signal_in_a_step_saves_exits_0_and_resumes_bit_for_bit(
         self, algorithm, number, checkpoint, whole, tmp_path
     ):
@@ -70,4 +117,27 @@ class TestSignals:
             f"resumed at {last_step(folder)}"
             in start(algorithm, checkpoint, folder, steps=steps, branch=True).finish()
         )
+        assert_same_run(folder, whole_folder)
+
+    def test_a_closed_connection_ends_the_run_in_order(self, checkpoint, whole, tmp_path):
+        whole_folder, steps = whole("ppo")
+        folder = tmp_path / "run"
+        terminal = Terminal(command_of("ppo", checkpoint, folder, steps=steps), tmp_path / "shown")
+        terminal.show_until("update", times=5)
+        terminal.hang_up()
+        assert terminal.job.process.wait(SECONDS) == 0
+        assert 0 < last_step(folder) < steps
+        assert records(folder)[-1]["step"] == last_step(folder)
+        start("ppo", checkpoint, folder, steps=steps, branch=True).finish()
+        assert_same_run(folder, whole_folder)
+
+    def test_under_nohup_it_ends_nothing(self, checkpoint, whole, tmp_path):
+        whole_folder, steps = whole("ppo")
+        folder = tmp_path / "run"
+        command = ["nohup", *command_of("ppo", checkpoint, folder, steps=steps)]
+        terminal = Terminal(command, tmp_path / "said", shows=False)
+        terminal.job.wait_until_it("update", times=5)
+        terminal.hang_up()
+        terminal.job.finish()
+        assert last_step(folder) == steps
         assert_same_run(folder, whole_folder)

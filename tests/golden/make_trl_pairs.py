@@ -4,8 +4,9 @@
     python tests/golden/make_trl_pairs.py TOKENIZER
 
 Runs where trl 1.16.0, torch and datasets are. TOKENIZER is the folder in which `golden_tokenizer()` of
-tests/data/test_preferences.py was saved by `save_pretrained`. Rows are such that no token spans a seam: there the two
-differ on purpose. A case is [whole ids, ids of the completion] of both halves of each row that trl keeps.
+tests/data/preferences/test_preference_set.py was saved by `save_pretrained`. Rows are such that no token spans a
+seam: there the two differ on purpose. A case is [whole ids, ids of the completion] of both halves of each row that
+trl keeps.
 """
 
 from __future__ import annotations

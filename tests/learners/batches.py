@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jrl.forward import window_features, window_logprobs
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.ops.alignment import join, window_columns
-from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.rewards import place_scores
 from jrl.typing import (
     ComparisonBatch,
     Completions,
     ILQLBatch,
     ModelInputs,
-    PPOBatch,
     PreferenceBatch,
+    Rollouts,
     Scored,
     Sequences,
 )
@@ -141,7 +141,7 @@ def stored_rollouts(
     seed: int = 0,
     temperature: float = 1.0,
     drift: float = 0.0,
-) -> PPOBatch:
+) -> Rollouts:
     """Rollouts with random scores on their last tokens.
 
     Args:
@@ -158,4 +158,4 @@ def stored_rollouts(
     rng = np.random.default_rng(seed + 1)
     noise = jnp.asarray(rng.normal(size=(2, *logprobs.shape)) * drift, jnp.float32)
     scores = place_scores(jnp.asarray(rng.normal(size=num_rows), jnp.float32), sequences.mask)
-    return PPOBatch(sequences, Scored(logprobs, logprobs + noise[0], values + noise[1]), scores)
+    return Rollouts(sequences, Scored(logprobs, logprobs + noise[0], values + noise[1]), scores)

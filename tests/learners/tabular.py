@@ -11,7 +11,7 @@ import numpy as np
 
 from jrl.ops.alignment import length_mask, window_states, window_targets
 from jrl.ops.logprobs import logprobs_from_logits
-from jrl.typing import Features, ModelInputs, PolicyFns, PPOBatch, Scored, Sequences
+from jrl.typing import Features, ModelInputs, PolicyFns, Rollouts, Scored, Sequences
 
 VOCAB = 8
 EOS, START = 1, 2
@@ -107,9 +107,9 @@ def tabular_scored(params: Any, frozen: Any, sequences: Sequences) -> Scored:
 
 def tabular_batch(
     params: Any, frozen: Any, key: jax.Array, *, num_rows: int = 16, width: int = 4, seed: int = 0
-) -> PPOBatch:
+) -> Rollouts:
     """Rollouts with random scores on the last tokens."""
     sequences, scored = tabular_rollouts(params, frozen, key, num_rows=num_rows, width=width)
     last = jnp.sum(sequences.mask, axis=1) - 1
     scores = np.random.default_rng(seed).normal(size=num_rows)
-    return PPOBatch(sequences, scored, jnp.asarray(np.eye(width)[last] * scores[:, None], jnp.float32))
+    return Rollouts(sequences, scored, jnp.asarray(np.eye(width)[last] * scores[:, None], jnp.float32))

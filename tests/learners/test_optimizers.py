@@ -174,10 +174,10 @@ class TestErrors:
         return make_optimizer(name, {"lr": 1e-3} | kwargs, CONSTANT, max_grad_norm=None)
 
     def test_unknown_names_list_the_closest(self) -> None:
-        with pytest.raises(ValueError, match=r"unknown name 'adamww'.*Did you mean 'adamw'"):
+        with pytest.raises(ValueError, match=r"unknown name 'adamww'.*Did you mean `adamw`"):
             self.make("adamww")
         with pytest.raises(
-            ValueError, match=r"unknown name 'cosine_anealing'.*Did you mean 'cosine_annealing'"
+            ValueError, match=r"unknown name 'cosine_anealing'.*Did you mean `cosine_annealing`"
         ):
             make_schedule("cosine_anealing", {"T_max": 1})
 

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.learners.ppo import PPOConfig, PPOState, init_ppo_state, make_ppo_update
+from jrl.learners.online import OnlineState
+from jrl.learners.ppo import PPOConfig
 from jrl.ops.metrics import finalize
-from jrl.typing import PPOBatch
+from jrl.typing import Rollouts
 from tests.learners.batches import CHUNK_BYTES, adam, sgd
+from tests.learners.ppo_parts import ppo_state, ppo_update
 from tests.learners.tabular import (
     EOS,
     tabular_batch,
@@ -34,23 +36,23 @@ FULL = PPOConfig(
 )
 ONE_STEP = PPOConfig(ppo_epochs=1, init_kl_coef=0.0, vf_coef=0.0)
 FULL_OPTIMIZER, ONE_STEP_OPTIMIZER = adam(0.05), sgd()
-Update = Callable[..., tuple[PPOState, dict[str, float]]]
+Update = Callable[..., tuple[OnlineState, dict[str, float]]]
 
 
 def make(config: PPOConfig, optimizer: Any, **sizes: Any) -> Update:
     """`(batch, seed, kl_coef) -> (state, metrics)` after one update from `PARAMS`; compiled on first use."""
     update = jax.jit(
-        make_ppo_update(tabular_policy(), optimizer, config, logprob_chunk_bytes=CHUNK_BYTES, **sizes)
+        ppo_update(tabular_policy(), optimizer, config, logprob_chunk_bytes=CHUNK_BYTES, **sizes)
     )
 
     def run(
-        batch: PPOBatch,
+        batch: Rollouts,
         seed: int = 0,
         kl_coef: float | None = None,
         frozen: Any = FROZEN,
         params: Any = PARAMS,
-    ) -> tuple[PPOState, dict[str, float]]:
-        state = init_ppo_state(params, optimizer, config)
+    ) -> tuple[OnlineState, dict[str, float]]:
+        state = ppo_state(params, optimizer, config)
         if kl_coef is not None:
             state = state.replace(kl_coef=jnp.float32(kl_coef))
         state, metrics = update(state, frozen, batch, jax.random.key(seed))
@@ -60,33 +62,33 @@ def make(config: PPOConfig, optimizer: Any, **sizes: Any) -> Update:
 
 
 @pytest.fixture(scope="module")
-def batch() -> PPOBatch:
+def batch() -> Rollouts:
     return tabular_batch(PARAMS, FROZEN, jax.random.key(7), num_rows=NUM_ROWS)
 
 
 @pytest.fixture(scope="module")
-def full(batch: PPOBatch) -> Update:
+def full(batch: Rollouts) -> Update:
     update = make(FULL, FULL_OPTIMIZER, batch_size=8, minibatch_size=4, temperature=1.0)
     update(batch)
     return update
 
 
 @pytest.fixture(scope="module")
-def hot(batch: PPOBatch) -> Update:
+def hot(batch: Rollouts) -> Update:
     update = make(FULL, FULL_OPTIMIZER, batch_size=8, minibatch_size=4, temperature=2.0)
     update(batch)
     return update
 
 
 @pytest.fixture(scope="module")
-def one_step(batch: PPOBatch) -> Update:
+def one_step(batch: Rollouts) -> Update:
     update = make(ONE_STEP, ONE_STEP_OPTIMIZER, batch_size=16, minibatch_size=4, temperature=1.0)
     update(batch)
     return update
 
 
 @pytest.fixture(scope="module")
-def unaccumulated(batch: PPOBatch) -> Update:
+def unaccumulated(batch: Rollouts) -> Update:
     """The same step in one microbatch; also compiled for three more rows."""
     update = make(ONE_STEP, ONE_STEP_OPTIMIZER, batch_size=16, minibatch_size=16, temperature=1.0)
     update(batch)
@@ -94,7 +96,7 @@ def unaccumulated(batch: PPOBatch) -> Update:
     return update
 
 
-def with_padding(batch: PPOBatch) -> PPOBatch:
+def with_padding(batch: Rollouts) -> Rollouts:
     """Three rows without actions in front, NaN where floats allow it."""
 
     def pad(x: jax.Array) -> jax.Array:
@@ -114,7 +116,7 @@ def assert_equal(actual: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_lore_2_3_the_first_ratio_is_one(batch: PPOBatch, full: Update, hot: Update) -> None:
+def test_lore_2_3_the_first_ratio_is_one(batch: Rollouts, full: Update, hot: Update) -> None:
     _, metrics = full(batch)
     ulp = np.spacing(np.float32(jnp.max(jnp.abs(batch.scored.logprobs))))
     assert metrics["ppo/ratio_max_dev_first_minibatch"] <= 4 * ulp
@@ -134,19 +136,19 @@ def test_lore_1_4_a_reward_for_stopping_raises_the_logit_of_eos(one_step: Update
     stopped = tabular_sequences([[3, EOS, 0, 0]] * half + [[3, 4, 5, 6]] * half, [2] * half + [4] * half)
     scores = jnp.zeros((NUM_ROWS, 4)).at[:half, 1].set(1.0)
     scored = tabular_scored(PARAMS, FROZEN, stopped)
-    state, _ = one_step(PPOBatch(stopped, scored._replace(values=jnp.zeros_like(scores)), scores))
+    state, _ = one_step(Rollouts(stopped, scored._replace(values=jnp.zeros_like(scores)), scores))
     change = state.train.params["table"]["kernel"] - PARAMS["table"]["kernel"]
     assert change[3, EOS] > 0 and change[3, EOS] == jnp.max(change[3])
 
 
-def test_lore_5_5_the_first_loss_is_zero_and_its_gradient_is_not(batch: PPOBatch, one_step: Update) -> None:
+def test_lore_5_5_the_first_loss_is_zero_and_its_gradient_is_not(batch: Rollouts, one_step: Update) -> None:
     _, metrics = one_step(batch)
     assert abs(metrics["ppo/policy_loss"]) < 1e-6
     assert metrics["optim/grad_norm"] > 0.01
 
 
 def test_lore_5_9_old_logprobs_are_those_of_the_rollouts_in_every_epoch(
-    batch: PPOBatch, full: Update
+    batch: Rollouts, full: Update
 ) -> None:
     state, metrics = full(batch)
     assert metrics["ppo/log_ratio_abs_max"] > 1e-3
@@ -160,7 +162,7 @@ def test_lore_5_9_old_logprobs_are_those_of_the_rollouts_in_every_epoch(
 
 
 def test_lore_5_2_accumulation_changes_nothing(
-    batch: PPOBatch, one_step: Update, unaccumulated: Update
+    batch: Rollouts, one_step: Update, unaccumulated: Update
 ) -> None:
     expected, whole = unaccumulated(batch)
     state, metrics = one_step(batch)
@@ -168,7 +170,7 @@ def test_lore_5_2_accumulation_changes_nothing(
     assert metrics == pytest.approx(whole, rel=1e-4, abs=1e-6)
 
 
-def test_lore_1_12_rows_without_actions_change_nothing(batch: PPOBatch, unaccumulated: Update) -> None:
+def test_lore_1_12_rows_without_actions_change_nothing(batch: Rollouts, unaccumulated: Update) -> None:
     expected, plain = unaccumulated(batch)
     state, metrics = unaccumulated(with_padding(batch))
     assert_close(state.train.params, expected.train.params, rtol=1e-5, atol=1e-6)
@@ -179,7 +181,7 @@ def test_lore_1_12_rows_without_actions_change_nothing(batch: PPOBatch, unaccumu
 
 class TestKLController:
     def test_lore_3_8_it_moves_once_an_iteration_by_the_number_of_rollouts(
-        self, batch: PPOBatch, full: Update
+        self, batch: Rollouts, full: Update
     ) -> None:
         k1 = batch.scored.logprobs - batch.scored.ref_logprobs
         kl = float(jnp.sum(jnp.where(batch.sequences.mask, k1, 0)) / NUM_ROWS)
@@ -189,11 +191,11 @@ class TestKLController:
         assert float(state.kl_coef) == pytest.approx(0.1 * (1 + error * NUM_ROWS / FULL.horizon), rel=1e-5)
         assert metrics["kl/coef"] == pytest.approx(0.1)  # the one these rewards were made with
 
-    def test_without_a_target_the_weight_is_fixed(self, batch: PPOBatch, one_step: Update) -> None:
+    def test_without_a_target_the_weight_is_fixed(self, batch: Rollouts, one_step: Update) -> None:
         state, _ = one_step(batch, kl_coef=0.3)
         assert float(state.kl_coef) == np.float32(0.3)
 
-    def test_lore_3_3_the_penalty_enters_the_rewards(self, batch: PPOBatch, one_step: Update) -> None:
+    def test_lore_3_3_the_penalty_enters_the_rewards(self, batch: Rollouts, one_step: Update) -> None:
         free, bound = one_step(batch)[0], one_step(batch, kl_coef=1.0)[0]
         assert not np.allclose(free.train.params["table"]["kernel"], bound.train.params["table"]["kernel"])
 
@@ -201,32 +203,32 @@ class TestKLController:
 class TestNonFinite:
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_lore_7_6_a_bad_reward_leaves_parameters_moments_and_controller(
-        self, batch: PPOBatch, full: Update, bad: float
+        self, batch: Rollouts, full: Update, bad: float
     ) -> None:
-        state, metrics = full(batch._replace(scores=batch.scores.at[0, 0].set(bad)))
-        before = init_ppo_state(PARAMS, FULL_OPTIMIZER, FULL)
+        state, metrics = full(batch._replace(rewards=batch.rewards.at[0, 0].set(bad)))
+        before = ppo_state(PARAMS, FULL_OPTIMIZER, FULL)
         assert_equal(state.train.params, before.train.params)
         assert_equal(state.train.opt_state.inner_state, before.train.opt_state.inner_state)
         assert_equal(state.moments, before.moments)
         assert metrics["optim/skipped_in_a_row"] == metrics["optim/skipped_steps"] == 4
         assert int(state.train.step) == 4 and np.isfinite(float(state.kl_coef))
 
-    def test_lore_7_6_infinite_logits_leave_the_parameters(self, batch: PPOBatch, full: Update) -> None:
+    def test_lore_7_6_infinite_logits_leave_the_parameters(self, batch: Rollouts, full: Update) -> None:
         after, metrics = full(batch, frozen={"bias": FROZEN["bias"].at[4].set(jnp.inf)})
         assert_equal(after.train.params, PARAMS)
         assert metrics["optim/skipped_steps"] == int(after.train.step) == 4
 
 
-def test_lore_9_2_the_same_key_gives_the_same_bits(batch: PPOBatch, full: Update) -> None:
+def test_lore_9_2_the_same_key_gives_the_same_bits(batch: Rollouts, full: Update) -> None:
     first, again, other = full(batch, seed=5), full(batch, seed=5), full(batch, seed=6)
     assert_equal(first, again)
     # The key orders the minibatches: another key, another order.
     assert np.any(first[0].train.params["table"]["kernel"] != other[0].train.params["table"]["kernel"])
 
 
-def test_lore_5_10_the_entropy_bonus_raises_the_entropy(batch: PPOBatch) -> None:
-    zeros = jnp.zeros_like(batch.scores)
-    still = batch._replace(scores=zeros, scored=batch.scored._replace(values=zeros))
+def test_lore_5_10_the_entropy_bonus_raises_the_entropy(batch: Rollouts) -> None:
+    zeros = jnp.zeros_like(batch.rewards)
+    still = batch._replace(rewards=zeros, scored=batch.scored._replace(values=zeros))
     config = replace(ONE_STEP, entropy_coef=1.0)
     update = make(config, sgd(1.0), batch_size=16, minibatch_size=16, temperature=1.0)
     params, entropies = PARAMS, []

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.learners.ppo import PPOConfig, PPOState, init_ppo_state, make_ppo_update
+from jrl.learners.online import OnlineState
+from jrl.learners.ppo import PPOConfig
 from jrl.ops.rewards import place_scores
-from jrl.typing import PPOBatch, Sequences
+from jrl.typing import Rollouts, Sequences
 from tests.learners.batches import CHUNK_BYTES, adam
+from tests.learners.ppo_parts import ppo_state, ppo_update
 from tests.learners.tabular import VOCAB, tabular_params, tabular_policy, tabular_rollouts
 
 WIDTH, NUM_ROLLOUTS, NUM_SEEDS, ITERATIONS = 4, 128, 5, 100
@@ -51,7 +53,7 @@ def score_of(weights: jax.Array, sequences: Sequences, key: jax.Array) -> jax.Ar
 def curves() -> Curves:
     """Reward -> task score and length (seeds, iterations), and KL of the last policy to the uniform one (seeds)."""
     optimizer = adam(0.03)
-    update = make_ppo_update(
+    update = ppo_update(
         tabular_policy(),
         optimizer,
         CONFIG,
@@ -63,18 +65,18 @@ def curves() -> Curves:
     params, frozen = tabular_params()
 
     def train(weights: jax.Array, seed: jax.Array) -> dict[str, jax.Array]:
-        def iteration(state: PPOState, key: jax.Array) -> tuple[PPOState, dict[str, jax.Array]]:
+        def iteration(state: OnlineState, key: jax.Array) -> tuple[OnlineState, dict[str, jax.Array]]:
             rollout_key, score_key, update_key = jax.random.split(key, 3)
             sequences, scored = tabular_rollouts(
                 state.train.params, frozen, rollout_key, num_rows=NUM_ROLLOUTS, width=WIDTH
             )
             scores = place_scores(score_of(weights, sequences, score_key), sequences.mask)
-            after, _ = update(state, frozen, PPOBatch(sequences, scored, scores), update_key)
+            after, _ = update(state, frozen, Rollouts(sequences, scored, scores), update_key)
             seen = {"score": wanted_tokens(sequences).mean(), "length": sequences.mask.sum(axis=1).mean()}
             return after, seen
 
         keys = jax.random.split(jax.random.key(seed), ITERATIONS)
-        state, seen = jax.lax.scan(iteration, init_ppo_state(params, optimizer, CONFIG), keys)
+        state, seen = jax.lax.scan(iteration, ppo_state(params, optimizer, CONFIG), keys)
         logprobs = jax.nn.log_softmax(state.train.params["table"]["kernel"])
         return seen | {"drift": jnp.mean(jnp.sum(jnp.exp(logprobs) * logprobs, axis=1)) + jnp.log(VOCAB)}
 

@@ -12,21 +12,15 @@ import numpy as np
 import optax
 import pytest
 
-from jrl.learners.ppo import RATIOS, PPOConfig, init_ppo_state, make_ppo_update
-from jrl.learners.ppo_estimates import (
-    KL_PENALTIES,
-    estimate_advantages,
-    init_score_moments,
-    kl_per_sequence,
-    rollout_metrics,
-    scale_scores,
-    shape_rewards,
-)
+from jrl.forward import window_features, window_kl
+from jrl.learners.credit import KL_PENALTIES, Credit, kl_per_sequence, penalize, rollout_metrics
+from jrl.learners.online import RATIOS
+from jrl.learners.ppo import PPOConfig
 from jrl.ops import finalize, kl_from_logits
-from jrl.ops.forward import window_features, window_kl
 from jrl.rollout.score import make_score
-from jrl.typing import PPOBatch, Scored
+from jrl.typing import Rollouts, Scored
 from tests.learners.batches import CHUNK_BYTES, adam, random_sequences
+from tests.learners.ppo_parts import first_moments, ppo_state, ppo_update, scaled, targets_of
 from tests.learners.tabular import tabular_batch, tabular_params, tabular_policy
 from tests.tiny import tiny_policy
 
@@ -41,13 +35,13 @@ SCORES = jnp.array([[0.0, 0, 0, 1.0, 0], [0, 0, 0, 0, -0.5]])
 
 
 @pytest.fixture(scope="module")
-def batch() -> PPOBatch:
+def batch() -> Rollouts:
     return tabular_batch(PARAMS, FROZEN, jax.random.key(7), num_rows=NUM_ROWS)
 
 
-def run(batch: PPOBatch, config: PPOConfig, **options: Any) -> tuple[Any, Any]:
+def run(batch: Rollouts, config: PPOConfig, **options: Any) -> tuple[Any, Any]:
     """State and metrics after one update from `PARAMS`."""
-    update = make_ppo_update(
+    update = ppo_update(
         tabular_policy(),
         OPTIMIZER,
         config,
@@ -57,27 +51,27 @@ def run(batch: PPOBatch, config: PPOConfig, **options: Any) -> tuple[Any, Any]:
         logprob_chunk_bytes=CHUNK_BYTES,
         **options,
     )
-    state = init_ppo_state(PARAMS, OPTIMIZER, config)
+    state = ppo_state(PARAMS, OPTIMIZER, config)
     return jax.jit(update)(state, FROZEN, batch, jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
-def plain(batch: PPOBatch) -> tuple[Any, Any]:
+def plain(batch: Rollouts) -> tuple[Any, Any]:
     return run(batch, BASE)
 
 
 @pytest.fixture(scope="module")
-def kept(batch: PPOBatch) -> tuple[Any, Any]:
+def kept(batch: Rollouts) -> tuple[Any, Any]:
     return run(batch, BASE, keep_ratios=True)
 
 
 @pytest.fixture(scope="module")
-def stopped(batch: PPOBatch) -> tuple[Any, Any]:
+def stopped(batch: Rollouts) -> tuple[Any, Any]:
     return run(batch, replace(BASE, max_policy_kl=1e-9), keep_ratios=True)
 
 
 @pytest.fixture(scope="module")
-def guarded(batch: PPOBatch) -> tuple[Any, Any]:
+def guarded(batch: Rollouts) -> tuple[Any, Any]:
     return run(batch, replace(BASE, ratio_threshold=0.5))
 
 
@@ -112,7 +106,7 @@ class TestKLPenalties:
     )
     def test_rewards(self, kind: str, expected: list[list[float]]) -> None:
         scored = Scored(LOGPROBS, REFERENCE, LOGPROBS)
-        found = shape_rewards(SCORES, scored, MASK, kl_coef=jnp.float32(0.2), kl_penalty=kind)
+        found = penalize(kind)(SCORES, scored, MASK, jnp.float32(0.2))
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
     def test_the_whole_divergence(self) -> None:
@@ -160,27 +154,29 @@ class TestKLPenalties:
             KL_PENALTIES["full"](Scored(LOGPROBS, REFERENCE, LOGPROBS))
 
     @pytest.mark.parametrize("kind", ["abs", "mse"])
-    def test_the_controller_and_the_metrics_see_the_penalty(self, batch: PPOBatch, kind: str) -> None:
+    def test_the_controller_and_the_metrics_see_the_penalty(self, batch: Rollouts, kind: str) -> None:
         scored = batch.scored._replace(ref_logprobs=batch.scored.ref_logprobs - 0.3)
         moved = batch._replace(scored=scored)
         mask = batch.sequences.mask
         expected = np.where(mask, KL_PENALTIES[kind](scored), 0).sum(axis=1).mean()
         mean = kl_per_sequence(moved, kind)
         assert float(mean.total / mean.weight) == pytest.approx(expected, rel=1e-5)
-        targets = estimate_advantages(
-            moved.scores, scored, mask, kl_coef=jnp.float32(0.1), gamma=1.0, gae_lambda=0.9, kl_penalty=kind
+        targets = targets_of(
+            moved.rewards, scored, mask, kl_coef=jnp.float32(0.1), gamma=1.0, gae_lambda=0.9, kl_penalty=kind
         )
-        metrics = finalize(rollout_metrics(moved, targets, kind))
+        metrics = finalize(
+            rollout_metrics(moved, Credit(targets.advantages, targets.returns), kl_penalty=kind)
+        )
         assert metrics["kl/per_sequence"] == pytest.approx(expected, rel=1e-5)
 
 
 class TestEarlyEnd:
-    def test_a_threshold_that_is_never_met_changes_nothing(self, batch: PPOBatch, plain: Any) -> None:
+    def test_a_threshold_that_is_never_met_changes_nothing(self, batch: Rollouts, plain: Any) -> None:
         state, metrics = run(batch, replace(BASE, max_policy_kl=1e9))
         same(state, plain[0])
         assert finalize(metrics) == pytest.approx(finalize(plain[1]), rel=1e-5, nan_ok=True)
 
-    def test_the_epochs_after_the_first_excess_are_left_out(self, batch: PPOBatch, stopped: Any) -> None:
+    def test_the_epochs_after_the_first_excess_are_left_out(self, batch: Rollouts, stopped: Any) -> None:
         state, metrics = stopped
         taken = steps_taken(state)
         assert taken % STEPS_PER_EPOCH == 0
@@ -194,12 +190,14 @@ class TestEarlyEnd:
     def test_what_ran_is_what_would_have_run(self, stopped: Any, kept: Any) -> None:
         state, metrics = stopped
         ran = steps_taken(state) // STEPS_PER_EPOCH * NUM_ROWS
-        np.testing.assert_allclose(metrics[RATIOS].rows[:ran], kept[1][RATIOS].rows[:ran], rtol=1e-6)
-        np.testing.assert_array_equal(metrics[RATIOS].rows[ran:], -1)
+        np.testing.assert_allclose(
+            metrics[f"ppo/{RATIOS}"].rows[:ran], kept[1][f"ppo/{RATIOS}"].rows[:ran], rtol=1e-6
+        )
+        np.testing.assert_array_equal(metrics[f"ppo/{RATIOS}"].rows[ran:], -1)
 
 
 class TestRatioGuard:
-    def test_a_threshold_that_is_never_met_changes_nothing(self, batch: PPOBatch, plain: Any) -> None:
+    def test_a_threshold_that_is_never_met_changes_nothing(self, batch: Rollouts, plain: Any) -> None:
         state, metrics = run(batch, replace(BASE, ratio_threshold=1e6))
         same(state, plain[0])
         assert finalize(metrics)["ppo/minibatches_left_out"] == 0
@@ -217,7 +215,7 @@ class TestRatioGuard:
         assert lost == {"ppo/policy_loss", "ppo/value_loss"}
         assert found["ppo/ratio_mean"] == pytest.approx(1, abs=1e-5)
 
-    def test_an_early_end_sees_what_is_left_out(self, batch: PPOBatch) -> None:
+    def test_an_early_end_sees_what_is_left_out(self, batch: Rollouts) -> None:
         """Where the policy ran away, its KL is the largest there is."""
         scored = batch.scored._replace(logprobs=batch.scored.logprobs + 1.0)
         config = replace(BASE, ratio_threshold=0.1, max_policy_kl=0.5)
@@ -227,7 +225,7 @@ class TestRatioGuard:
         assert found["ppo/policy_kl"] == pytest.approx(1, rel=1e-4)
         assert float(metrics["ppo/policy_kl"].weight) == float(batch.sequences.mask.sum())
 
-    def test_what_ran_away_does_not_reach_the_gradient(self, batch: PPOBatch) -> None:
+    def test_what_ran_away_does_not_reach_the_gradient(self, batch: Rollouts) -> None:
         # Old log-probabilities that make one minibatch's ratio huge, and values that overflow its loss.
         scored = batch.scored._replace(
             logprobs=batch.scored.logprobs.at[:4].add(-30.0), values=batch.scored.values.at[:4].set(1e30)
@@ -237,32 +235,32 @@ class TestRatioGuard:
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.train.params))
 
 
-def test_ratios_are_kept_one_an_action_and_epoch(batch: PPOBatch, plain: Any, kept: Any) -> None:
+def test_ratios_are_kept_one_an_action_and_epoch(batch: Rollouts, plain: Any, kept: Any) -> None:
     state, metrics = kept
     same(state, plain[0])
-    rows = np.asarray(metrics[RATIOS].rows)
+    rows = np.asarray(metrics[f"ppo/{RATIOS}"].rows)
     assert (rows >= 0).sum() == BASE.ppo_epochs * int(batch.sequences.mask.sum())
     first = rows[:8][rows[:8] >= 0]
     np.testing.assert_allclose(first, 1, atol=1e-5)
     assert rows[rows >= 0].mean() == pytest.approx(finalize(metrics)["ppo/ratio_mean"], rel=1e-5)
-    assert RATIOS not in finalize(metrics)
+    assert f"ppo/{RATIOS}" not in finalize(metrics)
 
 
 class TestScores:
     def test_centred_scaled_and_clipped_on_the_last_action(self) -> None:
         mask = jnp.array([[True, True, False], [True, True, True], [False, False, False]])
         scores = jnp.array([[1.0, 2.0, 9.0], [0.0, 0.0, 7.0], [9.0, 9.0, 9.0]])
-        found, moments = scale_scores(
-            scores, mask, init_score_moments(None), clip_range=None, mode="running", center=True
+        found, moments = scaled(
+            scores, mask, first_moments(None), clip_range=None, mode="running", center=True
         )
         np.testing.assert_allclose(float(moments.running.mean), 5)
         totals = np.where(mask, found, 0).sum(axis=1)
         np.testing.assert_allclose(totals[:2], np.array([-2, 2]) / np.std([3, 7], ddof=1), rtol=1e-5)
         np.testing.assert_allclose(found[0, 0], 1 / np.std([3, 7], ddof=1), rtol=1e-5)
-        clipped, _ = scale_scores(
+        clipped, _ = scaled(
             scores,
             mask,
-            init_score_moments(None),
+            first_moments(None),
             clip_range=None,
             mode="running",
             center=True,
@@ -273,7 +271,7 @@ class TestScores:
     def test_rewards_are_whitened_before_the_advantages(self) -> None:
         values = jnp.zeros_like(SCORES)
         scored = Scored(LOGPROBS, LOGPROBS, values)
-        targets = estimate_advantages(
+        targets = targets_of(
             SCORES, scored, MASK, kl_coef=jnp.float32(0), gamma=1.0, gae_lambda=1.0, whiten_rewards=True
         )
         real = np.asarray(SCORES)[np.asarray(MASK)]

@@ -16,8 +16,8 @@ from jrl.learners.state import init_train_state
 from jrl.losses.sft import dft
 from jrl.models.noise import EmbeddingNoise
 from jrl.ops.metrics import finalize
-from jrl.typing import ModelInputs, Sequences
-from tests.data.packed import packed_set, rows_of
+from jrl.typing import Mean, ModelInputs, Sequences
+from tests.data.demonstrations.packed import packed_set, rows_of
 from tests.learners.batches import CHUNK_BYTES, sgd
 from tests.learners.tabular import VOCAB, tabular_params, tabular_policy
 from tests.tiny import tiny_lm
@@ -165,3 +165,28 @@ def test_config_needs_the_length_of_generation() -> None:
         ValueError, match=r"`method.gen_kwargs` must be a mapping that holds `max_new_tokens`"
     ):
         SFTConfig(gen_kwargs={"top_k": 0})
+
+
+@pytest.mark.parametrize(("num_rows", "sizes"), [(7, [4, 3]), (8, [4]), (3, [3]), (5, [4, 1])])
+def test_an_objective_of_ones_own_reads_whole_minibatches_and_what_is_left(
+    num_rows: int, sizes: list[int]
+) -> None:
+    """A mean over rows: 7 of them in minibatches of 4 are 4 and 3, and add up to the mean of all."""
+    rows = jnp.arange(num_rows)
+    tokens = jnp.full((num_rows, 5), 2)
+    batch = Sequences(ModelInputs(tokens, tokens > 0), rows, jnp.ones((num_rows, 4), bool))
+    seen: list[int] = []
+
+    def mean_of_starts(params: Any, frozen: Any, part: Sequences) -> Any:
+        count = part.starts.shape[0]
+        seen.append(count)
+        slope = jnp.mean(part.starts.astype(jnp.float32))
+        loss = slope * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params))
+        return loss * count, jnp.float32(count), {"slope": Mean(slope * count, jnp.float32(count))}
+
+    after, metrics = run(batch, minibatch_size=4, objective=mean_of_starts)
+    assert sorted(set(seen), reverse=True) == sizes
+    assert metrics["slope"] == pytest.approx(rows.mean())
+    moved = jax.tree.map(lambda new, old: old - new, after, PARAMS)
+    for leaf in jax.tree.leaves(moved):
+        np.testing.assert_allclose(leaf, rows.mean(), rtol=1e-5)

@@ -20,7 +20,7 @@ from jrl.models.adapters import LoraConfig, PrefixConfig
 from jrl.models.checkpoint import save_checkpoint
 from jrl.models.model import make_model
 from jrl.models.quantize import quantize_frozen
-from jrl.trainers.setup import load_policy
+from jrl.trainers.loading.setup import load_policy
 from tests.learners.batches import CHUNK_BYTES, random_sequences, sgd
 from tests.mesh.test_mesh_updates import LR, REMATERIALIZED, run
 from tests.models.family_cases_moe import CASES as MOE

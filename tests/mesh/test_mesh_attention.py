@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from jax.sharding import Mesh
 
-from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.ppo import PPOConfig
 from jrl.learners.state import TrainState
 from jrl.models.fused_attention import AttnImplementation
 from tests.learners.batches import CHUNK_BYTES, sgd, stored_rollouts
+from tests.learners.ppo_parts import ppo_state, ppo_update
 from tests.mesh.test_mesh_updates import (
     NUM_ROWS,
     REMATERIALIZED,
@@ -35,7 +36,7 @@ def ppo(mesh: Mesh | None, implementation: AttnImplementation) -> tuple[TrainSta
     _, params, frozen, _ = tiny_policy("llama", 1)
     policy = tiny_lm("llama")[0].policy(num_layers_unfrozen=1, attn_implementation=implementation)
     config, optimizer = PPOConfig(ppo_epochs=1, target=1.0), sgd(0.1)
-    update = make_ppo_update(
+    update = ppo_update(
         policy,
         optimizer,
         config,
@@ -45,7 +46,7 @@ def ppo(mesh: Mesh | None, implementation: AttnImplementation) -> tuple[TrainSta
         temperature=0.8,
     )
     rollouts = stored_rollouts("llama", 1, num_rows=NUM_ROWS, temperature=0.8, drift=0.1)
-    return run(update, mesh, init_ppo_state(params, optimizer, config), frozen, rollouts)
+    return run(update, mesh, ppo_state(params, optimizer, config), frozen, rollouts)
 
 
 @functools.cache

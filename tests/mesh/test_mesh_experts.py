@@ -20,7 +20,7 @@ from jrl.models.model import CausalLM
 from jrl.ops.logprobs import logprobs_from_logits
 from tests.mesh.conftest import MESHES
 from tests.models.family_cases_moe import CASES
-from tests.models.test_grouped_dot import cost
+from tests.models.products.test_blocks import cost
 
 pytestmark = pytest.mark.mesh
 

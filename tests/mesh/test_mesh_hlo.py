@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
-from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.ppo import PPOConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.mesh import batch_sharding, make_mesh, replicated
@@ -29,13 +29,14 @@ from jrl.rollout.generate import make_generate
 from jrl.typing import (
     ILQLBatch,
     ModelInputs,
-    PPOBatch,
     PreferenceBatch,
+    Rollouts,
     SamplingKnobs,
     Scored,
     Sequences,
 )
 from tests.learners.batches import adam
+from tests.learners.ppo_parts import ppo_state, ppo_update
 from tests.mesh.hlo import Collective, Shape, collectives, entry_arguments, loop_carries
 from tests.mesh.shapes import key_shape, on, shape
 
@@ -53,7 +54,7 @@ CONFIG = LlamaConfig(
     tie_word_embeddings=False,
 )
 PADDED_VOCAB = 1024
-ROWS, MINIBATCH, PROMPT, WIDTH = 32, 8, 11, 13
+ROWS, MINIBATCH, PROMPT, WIDTH = 32, 8, 13, 13  # so long that no number of tokens is a width of the model
 LENGTH = PROMPT + WIDTH
 PLAIN, CHUNKED = 1 << 28, 16384
 """Bytes of logits: all at once, and four columns of a microbatch at a time."""
@@ -119,9 +120,9 @@ def update(name: str) -> tuple[Any, Any, Any, Any]:
     if name.startswith("ppo"):
         config = PPOConfig(ppo_epochs=2)
         cut["batch_size"] = ROWS // 2
-        made = make_ppo_update(policy, adam(), config, temperature=1.0, **cut)
-        state = jax.eval_shape(lambda: init_ppo_state(zeros(params), adam(), config))
-        return made, state, frozen, PPOBatch(rows, Scored(figures, figures, figures), figures)
+        made = ppo_update(policy, adam(), config, temperature=1.0, **cut)
+        state = jax.eval_shape(lambda: ppo_state(zeros(params), adam(), config))
+        return made, state, frozen, Rollouts(rows, Scored(figures, figures, figures), figures)
     if name == "ilql":
         made = make_ilql_update(policy, adam(), ILQLConfig(steps_for_target_q_sync=1), **cut)
         state = jax.eval_shape(lambda: init_ilql_state(zeros(params), adam()))
@@ -233,8 +234,10 @@ def test_gradients_are_reduced_over_data_and_fsdp(program: Program) -> None:
     seen: dict[Shape, set[str]] = {}
     for found, axes in reductions:
         (one,) = alike([found])
-        if axes == TENSOR:  # products of split kernels with the rows of the device
-            assert found[0] <= 2 * MINIBATCH // 4 and one not in parts, found
+        if (
+            axes == TENSOR
+        ):  # products of split kernels with the device's own rows, whose tokens may be merged with them
+            assert found[0] <= 2 * MINIBATCH // 4 * LENGTH and one not in parts | wholes, found
         elif found[1:] == (LENGTH, 48):  # a microbatch's rows of the trunk's output, from who has them
             assert axes <= GRADIENT_AXES and found[0] <= MINIBATCH
         elif len(found) == 1:  # a bias, which lies whole

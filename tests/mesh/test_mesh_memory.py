@@ -20,7 +20,7 @@ from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.mesh import abstract_mesh, batch_sharding, make_mesh, replicated
 from jrl.models.model import make_model
-from jrl.trainers.plan import plan_run
+from jrl.trainers.plan.run_plan import plan_run
 from jrl.typing import ModelInputs, Sequences
 from tests.mesh.shapes import key_shape, on, shape
 

@@ -14,7 +14,7 @@ from jrl.losses.sft import dft
 from jrl.mesh import batch_sharding, tree_shardings
 from jrl.models.noise import EmbeddingNoise
 from jrl.ops.metrics import finalize
-from tests.data.packed import packed_set, rows_of
+from tests.data.demonstrations.packed import packed_set, rows_of
 from tests.learners.batches import CHUNK_BYTES, copied, sgd
 from tests.tiny import tiny_lm
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.trainers.setup import mesh_of
+from jrl.trainers.loading.setup import mesh_of
 from tests.models.classifier_cases import DECODERS, ENCODERS, labelled
-from tests.trainers.reward_models import save_reward_model
+from tests.trainers.loading.reward_models import save_reward_model
 from tests.trainers.runs import PROMPTS, ppo_config, save_tiny_checkpoint
 
 pytestmark = pytest.mark.mesh

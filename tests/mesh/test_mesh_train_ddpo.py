@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.trainers.diffusion_runs import make
+from tests.trainers.diffusion.runs import make
 from tests.trainers.runs import repeatable
 
 pytestmark = pytest.mark.mesh

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
-from jrl.learners.ppo import PPOConfig, init_ppo_state, make_ppo_update
+from jrl.learners.ppo import PPOConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
 from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
@@ -29,6 +29,7 @@ from tests.learners.batches import (
     sgd,
     stored_rollouts,
 )
+from tests.learners.ppo_parts import ppo_state, ppo_update
 from tests.tiny import loud_heads, tiny_policy
 
 pytestmark = pytest.mark.mesh
@@ -81,7 +82,7 @@ def ppo(
     config = PPOConfig(
         ppo_epochs=2 if steps > 1 else 1, target=1.0, scale_reward="running", entropy_coef=0.01
     )
-    update = make_ppo_update(
+    update = ppo_update(
         policy,
         optimizer,
         config,
@@ -91,7 +92,7 @@ def ppo(
         temperature=0.8,
     )
     rollouts = stored_rollouts(family, unfrozen, num_rows=NUM_ROWS, temperature=0.8, drift=0.1)
-    return run(update, mesh, init_ppo_state(params, optimizer, config), frozen, rollouts)
+    return run(update, mesh, ppo_state(params, optimizer, config), frozen, rollouts)
 
 
 def sft(

@@ -129,6 +129,19 @@ def test_saving_again_replaces_the_old_files(tmp_path, saved):
     assert_equal_trees(loaded.params, plain)
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_what_lies_beside_the_heads_stays(tmp_path, saved, again):
+    _, model, params = saved
+    save_checkpoint(tmp_path / "m", model, params, heads="apart")
+    (tmp_path / "m" / "heads" / "model.safetensors.index.json").write_text("of shards")
+    (tmp_path / "m" / "heads" / "my_notes.txt").write_text("kept")
+    plain = {name: value for name, value in params.items() if name != "v_head"}
+    save_checkpoint(tmp_path / "m", model, params if again else plain, heads="apart")
+    new = ["model.safetensors"] if again else []
+    assert sorted(file.name for file in (tmp_path / "m" / "heads").iterdir()) == [*new, "my_notes.txt"]
+    assert (load_checkpoint(tmp_path / "m").model.value_head is not None) == again
+
+
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, saved):
     folder, model, params = saved
     before = {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -14,7 +14,7 @@ from jrl.models.config import Experts
 from jrl.models.experts import ExpertsMlp, mix_experts, route
 from jrl.models.model import CausalLM
 from tests.models.family_cases_moe import CASES, MIXTRAL, QWEN
-from tests.models.test_grouped_dot import cost
+from tests.models.products.test_blocks import cost
 
 WIDTH, INNER, NUM_EXPERTS = 12, 20, 6
 

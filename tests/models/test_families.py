@@ -232,7 +232,10 @@ def test_published_checkpoints_of_the_family_are_read(case, bare, extra, tmp_pat
     if bare:
         tensors = {name.removeprefix(model.family.base_prefix): t for name, t in tensors.items()}
     assert not tensors.keys() & set(extra)
-    save_file(tensors | {name: np.ones((3, 3), np.float32) for name in extra}, tmp_path / "model.safetensors")
+    embedding = np.asarray(params["embed"]["embedding"])[: model.vocab_size]
+    heads = ("lm_head.weight", "embed_out.weight")
+    more = {name: embedding if name in heads else np.ones((3, 3), np.float32) for name in extra}
+    save_file(tensors | more, tmp_path / "model.safetensors")
     jax.tree.map(np.testing.assert_array_equal, load_checkpoint(tmp_path).params, expected)
 
 

@@ -54,6 +54,22 @@ def test_an_old_folder_is_replaced_and_strange_files_stay(tmp_path, swap):
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.parametrize("heads", [False, True])
+def test_of_a_folder_only_what_is_obsolete_or_written_goes(tmp_path, swap, monkeypatch, heads):
+    for name in ("heads", "emptied", "empty"):
+        (tmp_path / "m" / name).mkdir(parents=True)
+    for name in ("heads/model.safetensors", "heads/notes", "emptied/model.safetensors"):
+        (tmp_path / "m" / name).write_text("old")
+    before_the_swap(monkeypatch, lambda folder: (folder / "emptied" / "late").write_text("late"))
+    with replace_folder(tmp_path / "m", obsolete=lambda path: path.endswith("/model.safetensors")) as staging:
+        if heads:
+            (staging / "heads").mkdir()
+            (staging / "heads" / "model.safetensors").write_text("new")
+    new = {"heads/model.safetensors": "new"} if heads else {}
+    assert content(tmp_path / "m") == {"heads/notes": "old", "emptied/late": "late", **new}
+    assert (tmp_path / "m" / "empty").is_dir()
+
+
 def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
     write(tmp_path / "m", "old")
     (tmp_path / "m" / "notes").write_text("kept")

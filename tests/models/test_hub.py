@@ -3,17 +3,27 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.numpy import save_file
 
 import jrl
 from jrl.models import folders
 from jrl.models.checkpoint import load_checkpoint
 from jrl.models.classifier import load_classifier
-from jrl.models.hub import find_folder, read_generation_config, read_hf_config
+from jrl.models.hub import (
+    find_checkpoint,
+    find_folder,
+    open_tensors,
+    read_generation_config,
+    read_hf_config,
+)
 from jrl.models.safetensors_io import conversion_line
 from tests.tiny import tiny_hf_config
 
@@ -53,6 +63,20 @@ def one_line(error):
         (LLAMA | {"num_key_value_heads": 0}, "config.json"),
         ('{"a":' * 100_000, "config.json is nested too deeply"),
         (LLAMA | {"rope_scaling": "double"}, "config.json is refused by transformers"),
+        (
+            LLAMA | {"num_hidden_layers": 10**9},
+            "`num_hidden_layers` must be at most 10,000, got 1,000,000,000",
+        ),
+        ({"model_type": "gpt2", "n_layer": 10**9}, "`n_layer` must be at most 10,000"),
+        ({"model_type": "gpt2", "vocab_size": 10**12}, "`vocab_size` must be at most 2,147,483,647"),
+        (
+            {"model_type": "t5", "num_layers": 2, "num_decoder_layers": 10**9},
+            "`num_decoder_layers` must be at most",
+        ),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0",
+            "config.json is a git-lfs pointer.*git lfs pull",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -61,6 +85,15 @@ def test_a_config_that_cannot_be_used_is_refused(tmp_path, config, message):
     with pytest.raises(ValueError, match=message) as error:
         load_checkpoint(tmp_path)
     assert one_line(error) and str(tmp_path) in str(error.value)
+
+
+def test_gguf_is_called_by_its_name(tmp_path):
+    file = tmp_path / "tiny.Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    for path in (file, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"tiny\.Q4_K_M\.gguf, a GGUF file.*gguf_file=") as error:
+            load_checkpoint(path)
+        assert one_line(error)
 
 
 @pytest.mark.parametrize("model_type", ["my_model", "llama"])
@@ -168,3 +201,29 @@ class TestHub:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
         jrl.estimate_cost("organisation/name")
         assert asked == [["config.json", "generation_config.json"]]
+
+    def test_heads_that_lie_apart_come_with_the_model(self, monkeypatch, tmp_path):
+        hub, cache = tmp_path / "hub", tmp_path / "cache"
+        inner = ("", "heads", "head", "h", "heads_of_another", "headset", "heads/old", "onnx", "unet/heads")
+        for number, name in enumerate(inner):
+            (hub / name).mkdir(parents=True, exist_ok=True)
+            save_file({f"tensor_{number}": np.zeros(2, np.float32)}, hub / name / "model.safetensors")
+        folder_with(hub, LLAMA)
+
+        def download(name, *, allow_patterns, ignore_patterns):
+            given = [path.relative_to(hub).as_posix() for path in hub.rglob("*.*")]
+            for path in filter_repo_objects(
+                given, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+            ):
+                (cache / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(hub / path, cache / path)
+            return str(cache)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        found = find_checkpoint("organisation/name")
+        assert {path.relative_to(cache).as_posix() for path in cache.rglob("*.*")} == {
+            "config.json",
+            "model.safetensors",
+            "heads/model.safetensors",
+        }
+        assert set(open_tensors(found).info) == {"tensor_0", "tensor_1"}

@@ -13,7 +13,7 @@ from jrl.mesh import tree_shardings
 from jrl.models.adapters import LoraConfig
 from jrl.models.model import make_model
 from jrl.models.quantize import QuantizedKernel, num_weights, quantize_frozen, quantize_kernel
-from jrl.trainers.checkpoint import tree_sha256
+from jrl.trainers.checkpoints.checkpointer import tree_sha256
 from tests.models.family_cases_moe import MIXTRAL
 from tests.models.test_policy import scorer
 from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_prompts

@@ -77,7 +77,7 @@ def test_old_style_configs_are_understood():
     assert found["llama-3.1"] == Rope(5e5, Llama3RopeScaling(8.0, 1.0, 4.0, 8192))
     assert found["qwen2.5"] == Rope(1e6, YarnRopeScaling(4.0, 32768, 32.0, 1.0, 0.1 * math.log(4.0) + 1.0))
     sharper = math.sqrt(1 + math.log(32) / math.log(4096))
-    assert found["phi-3"] == Rope(1e4, LongRopeScaling(tuple(SHORT), sharper))
+    assert found["phi-3"] == Rope(1e4, LongRopeScaling(tuple(SHORT), sharper), is_bounded=True)
     assert found["gemma-3"] == Rope(1e6, LinearRopeScaling(8.0))
     assert found["pythia"] == Rope(1e4, dim=16)
     local = Gemma3TextConfig(**GEMMA3_4B).rope_parameters["sliding_attention"]
@@ -117,7 +117,7 @@ def test_yarn_takes_its_attention_factor_from_one_value_two_or_the_config():
 
 def test_dynamic_scaling_is_none_within_the_context():
     dynamic = dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)
-    assert read_rope("llama", dynamic, 64) == Rope(1e4)
+    assert read_rope("llama", dynamic, 64) == Rope(1e4, is_bounded=True)
 
 
 PLAIN = dict(rope_type="default", rope_theta=1e4)

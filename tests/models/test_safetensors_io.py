@@ -183,6 +183,8 @@ def test_an_index_that_contradicts_its_files_is_named(tmp_path):
         with pytest.raises(kind, match=message):
             TensorFiles(tmp_path)
 
+    refused(good | {"d": "a" * 5000}, message="which is not the name of a file beside it")
+    refused(good | {"d": "a\0b"}, message="which is not the name of a file beside it")
     refused(
         good | {"d": "absent.safetensors"}, FileNotFoundError, r"absent\.safetensors is missing, though model"
     )
@@ -210,3 +212,10 @@ def test_linked_files_are_read(tmp_path, one_file):
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "model.safetensors").symlink_to(one_file / "model.safetensors")
     assert set(TensorFiles(tmp_path / "linked")) == {"a", "b"}
+
+
+def test_a_git_lfs_pointer_is_called_one(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123456789\n")
+    with pytest.raises(ValueError, match="git-lfs pointer, not the weights: run `git lfs pull`"):
+        read_header(path)

@@ -5,75 +5,45 @@ from __future__ import annotations
 
 from tests.mutation_patches.base import Mutation
 
-LOSS = "jrl/losses/reward_model.py"
-LEARNER = "jrl/learners/reward_model.py"
-SCORER = "jrl/models/scorer.py"
-LOSS_TESTS = "tests/losses/test_reward_model.py"
-LEARNER_TESTS = "tests/learners/test_reward_model.py"
-
+# fmt: off
 PATCHES = [
-    Mutation(  # the logarithm of a probability that is 0 in float32
-        rule="8.4",
-        file=LOSS,
-        old="jax.nn.softplus(rejected_scores - chosen_scores + margins)",
-        new="-jnp.log(jax.nn.sigmoid(chosen_scores - rejected_scores - margins))",
-        test=f"{LOSS_TESTS}::TestStability::test_lore_8_4_extreme_margins_are_finite",
-    ),
-    Mutation(  # the worse text is preferred
-        rule="8.4",
-        file=LOSS,
-        old="jax.nn.softplus(rejected_scores - chosen_scores + margins)",
-        new="jax.nn.softplus(chosen_scores - rejected_scores + margins)",
-        test=f"{LOSS_TESTS}::TestIdentities::test_lore_8_4_swapping_the_pair_negates_the_margin",
-    ),
-    Mutation(  # a margin eases what it should ask for
-        rule="8.4",
-        file=LOSS,
-        old="jax.nn.softplus(rejected_scores - chosen_scores + margins)",
-        new="jax.nn.softplus(rejected_scores - chosen_scores - margins)",
-        test=f"{LOSS_TESTS}::TestGolden::test_lore_8_4_two_pairs",
-    ),
-    Mutation(  # a tie is a success
-        rule="8.4",
-        file=LOSS,
-        old='"reward_model/accuracy": mean_metric(chosen > rejected, valid)',
-        new='"reward_model/accuracy": mean_metric(chosen >= rejected, valid)',
-        test=f"{LOSS_TESTS}::TestIdentities::"
-        "test_lore_8_4_a_zero_head_starts_at_ln_two_and_ties_are_no_success",
-    ),
-    Mutation(  # each score is pulled to the other instead of the sum to 0
-        rule="8.4",
-        file=LOSS,
-        old="jnp.square(chosen_scores + rejected_scores)",
-        new="jnp.square(chosen_scores - rejected_scores)",
-        test=f"{LOSS_TESTS}::TestAgainstTRL::test_lore_8_4_values_and_gradients_of_trl_1_16",
-    ),
-    Mutation(  # the two texts of a pair change places
-        rule="8.4",
-        file=LEARNER,
-        old="interleave(batch.chosen, batch.rejected)",
-        new="interleave(batch.rejected, batch.chosen)",
-        test=f"{LEARNER_TESTS}::test_lore_8_4_one_step_by_hand",
-    ),
-    Mutation(  # one half after the other, read as if pairs stood side by side
-        rule="8.4",
-        file="jrl/learners/forward.py",
-        old="jnp.stack([x, y], axis=1)",
-        new="jnp.stack([x, y], axis=0)",
-        test=f"{LEARNER_TESTS}::test_lore_8_4_one_step_by_hand",
-    ),
-    Mutation(  # pairs that only fill the batch up count
-        rule="8.4",
-        file=LEARNER,
-        old="taken._replace(valid=taken.valid & rows.valid)",
-        new="taken._replace(valid=rows.valid)",
-        test=f"{LEARNER_TESTS}::test_lore_8_4_one_step_by_hand",
-    ),
-    Mutation(  # the score is read at the last column
-        rule="4.7",
-        file="jrl/models/classifier.py",
-        old="in_axes=(2, None), out_axes=1)(per_token, attention_mask)",
-        new="in_axes=(2, None), out_axes=1)(per_token, jnp.ones_like(attention_mask))",
-        test="tests/models/test_scorer.py::test_lore_4_7_padding_on_either_side_changes_nothing",
-    ),
+    # the logarithm of a probability that is 0 in float32
+    Mutation("8.4", "jrl.losses.reward_model.pairwise_loss",
+             "jax.nn.softplus(rejected_scores - chosen_scores + margins)",
+             "-jnp.log(jax.nn.sigmoid(chosen_scores - rejected_scores - margins))",
+             "tests/losses/test_reward_model.py::TestStability::test_lore_8_4_extreme_margins_are_finite"),
+    # the worse text is preferred
+    Mutation("8.4", "jrl.losses.reward_model.pairwise_loss",
+             "rejected_scores - chosen_scores", "chosen_scores - rejected_scores",
+             "tests/losses/test_reward_model.py::TestIdentities::test_lore_8_4_swapping_the_pair_negates_the_margin"),
+    # a margin eases what it should ask for
+    Mutation("8.4", "jrl.losses.reward_model.pairwise_loss",
+             "rejected_scores - chosen_scores + margins", "rejected_scores - chosen_scores - margins",
+             "tests/losses/test_reward_model.py::TestGolden::test_lore_8_4_two_pairs"),
+    # a tie is a success
+    Mutation("8.4", "jrl.losses.reward_model.reward_model_loss",
+             "chosen > rejected", "chosen >= rejected",
+             "tests/losses/test_reward_model.py::TestIdentities::"
+             "test_lore_8_4_a_zero_head_starts_at_ln_two_and_ties_are_no_success"),
+    # each score is pulled to the other instead of the sum to 0
+    Mutation("8.4", "jrl.losses.reward_model.centring_loss",
+             "chosen_scores + rejected_scores", "chosen_scores - rejected_scores",
+             "tests/losses/test_reward_model.py::TestAgainstTRL::test_lore_8_4_values_and_gradients_of_trl_1_16"),
+    # the two texts of a pair change places
+    Mutation("8.4", "jrl.learners.reward_model.reward_model_objective",
+             "interleave(batch.chosen, batch.rejected)", "interleave(batch.rejected, batch.chosen)",
+             "tests/learners/test_reward_model.py::test_lore_8_4_one_step_by_hand"),
+    # one half after the other, read as if pairs stood side by side
+    Mutation("8.4", "jrl.learners.forward.interleave.both",
+             "_(axis=1)", "_(axis=0)",
+             "tests/learners/test_reward_model.py::test_lore_8_4_one_step_by_hand"),
+    # pairs that only fill the batch up count
+    Mutation("8.4", "jrl.learners.reward_model.make_reward_model_update.update.loss",
+             "taken.valid & rows.valid", "rows.valid",
+             "tests/learners/test_reward_model.py::test_lore_8_4_one_step_by_hand"),
+    # the score is read at the last column
+    Mutation("4.7", "jrl.models.classifier.read_scores",
+             "jax.vmap(last_token_scores, in_axes=(2, None), out_axes=1)(per_token, attention_mask)",
+             "jax.vmap(last_token_scores, in_axes=(2, None), out_axes=1)(per_token, jnp.ones_like(attention_mask))",
+             "tests/models/test_scorer.py::test_lore_4_7_padding_on_either_side_changes_nothing"),
 ]

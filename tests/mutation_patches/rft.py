@@ -1,61 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Breaches of the rules that rejection fine-tuning keeps."""
 
+from __future__ import annotations
+
 from tests.mutation_patches.base import Mutation
 
-SELECTION = "jrl/data/selection.py"
-SELECT = "tests/data/test_selection.py::TestSelect::"
-
+# fmt: off
 PATCHES = [
-    Mutation(  # the scored text would be learned with an EOS that nobody sampled
-        rule="1.1",
-        file="jrl/data/completions.py",
-        old="DialogueRow([*start, *completion], [False] * len(start) + [True] * len(completion))",
-        new="DialogueRow([*start, *completion, 1], [False] * len(start) + [True] * (len(completion) + 1))",
-        test="tests/data/test_completions.py::test_lore_1_1_the_sampled_ids_are_learned_and_nothing_is_added",
-    ),
-    Mutation(  # repetitions stay
-        rule="8.7",
-        file=SELECTION,
-        old="best.setdefault((int(groups[index]), *completions[index]), int(index))",
-        new="best.setdefault((int(index),), int(index))",
-        test=SELECT + "test_lore_8_7_a_known_pass_table_gives_the_exact_set",
-    ),
-    Mutation(  # one bar for all prompts: easy ones push out hard ones
-        rule="8.7",
-        file=SELECTION,
-        old="found[:, group] = np.quantile(scores[order[bounds[group] : bounds[group + 1]]], percentiles)",
-        new="found[:, group] = np.quantile(scores, percentiles)",
-        test=SELECT + "test_lore_8_7_the_bar_rises_with_every_improve_step",
-    ),
-    Mutation(  # the worst of two values is learned as well
-        rule="8.7",
-        file=SELECTION,
-        old="return np.minimum(np.maximum(found, lowest), highest)",
-        new="return np.minimum(found, highest)",
-        test=SELECT + "test_lore_8_7_a_known_pass_table_gives_the_exact_set",
-    ),
-    Mutation(  # the cap counts samples of all prompts together
-        rule="8.7",
-        file=SELECTION,
-        old="places = np.arange(len(order)) - np.searchsorted(groups[order], groups[order])",
-        new="places = np.arange(len(order))",
-        test=SELECT + "test_lore_8_7_a_cap_keeps_an_easy_prompt_from_flooding_the_set",
-    ),
-    Mutation(  # every call of the sampler draws the same numbers
-        rule="9.1",
-        file="jrl/trainers/completing.py",
-        old="return batch, self.sampler(params, frozen, inputs, numbers, settings, key)",
-        new="return batch, self.sampler(params, frozen, inputs, numbers - start, settings, key)",
-        test="tests/trainers/test_train_rft.py::TestRound::"
-        "test_lore_9_1_samples_do_not_depend_on_the_calls_they_come_from",
-    ),
-    Mutation(  # what is learned is not the sample but the next one
-        rule="1.1",
-        file=SELECTION,
-        old="completions=[list(completions[int(index)]) for index in chosen],",
-        new="completions=[list(completions[int(index) - 1]) for index in chosen],",
-        test="tests/trainers/test_train_rft.py::TestRun::"
-        "test_lore_1_1_exactly_the_sampled_ids_of_kept_samples_are_learned",
-    ),
+    # the scored text would be learned with an EOS that nobody sampled
+    Mutation("1.1", "jrl.data.demonstrations.completions.CompletionSet.__init__",
+             "DialogueRow([*start, *completion], [False] * len(start) + [True] * len(completion))",
+             "DialogueRow([*start, *completion, 1], [False] * len(start) + [True] * (len(completion) + 1))",
+             "tests/data/demonstrations/test_completions.py::"
+             "test_lore_1_1_the_sampled_ids_are_learned_and_nothing_is_added"),
+    # repetitions stay
+    Mutation("8.7", "jrl.data.selection.distinct",
+             "(int(groups[index]), *completions[index])", "(int(index),)",
+             "tests/data/test_selection.py::TestSelect::test_lore_8_7_a_known_pass_table_gives_the_exact_set"),
+    # one bar for all prompts: easy ones push out hard ones
+    Mutation("8.7", "jrl.data.selection.score_thresholds",
+             "scores[order[bounds[group]:bounds[group + 1]]]", "scores",
+             "tests/data/test_selection.py::TestSelect::test_lore_8_7_the_bar_rises_with_every_improve_step"),
+    # the worst of two values is learned as well
+    Mutation("8.7", "jrl.data.selection.score_thresholds",
+             "np.maximum(found, lowest)", "found",
+             "tests/data/test_selection.py::TestSelect::test_lore_8_7_a_known_pass_table_gives_the_exact_set"),
+    # the cap counts samples of all prompts together
+    Mutation("8.7", "jrl.data.selection.best_of_each",
+             "np.arange(len(order)) - np.searchsorted(groups[order], groups[order])", "np.arange(len(order))",
+             "tests/data/test_selection.py::TestSelect::"
+             "test_lore_8_7_a_cap_keeps_an_easy_prompt_from_flooding_the_set"),
+    # every call of the sampler draws the same numbers
+    Mutation("9.1", "jrl.rollout.collect.Collector.parts.dispatch",
+             "self.sampler(params, frozen, inputs, numbers, settings, key)",
+             "self.sampler(params, frozen, inputs, numbers - number * rows_of_call, settings, key)",
+             "tests/trainers/test_train_rft.py::TestRound::"
+             "test_lore_9_1_samples_do_not_depend_on_the_calls_they_come_from"),
+    # what is learned is not the sample but the next one
+    Mutation("1.1", "jrl.data.selection.select",
+             "list(completions[int(index)])", "list(completions[int(index) - 1])",
+             "tests/trainers/test_train_rft.py::TestRun::"
+             "test_lore_1_1_exactly_the_sampled_ids_of_kept_samples_are_learned"),
 ]

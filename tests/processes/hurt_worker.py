@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny run that may be hurt on its way: `hurt_worker.py SPECIFICATION`.
 
-The file holds what the worker's does, and `hurt`: null, or `process`, `moment` and `step` (where), and `signal` (how, a
-number). Moments are "rollout" (step counts the calls of the reward function), "update" (the metrics of that step are
-read, the next update is on its way) and "save" (that step's checkpoint is being written).
+The file holds what the worker's does, and `hurt`: null, or `process`, `moment` and `step` (where), and `signal` (how: a
+number; null: another run takes the run's folder). Moments are "rollout" (step counts the calls of the reward function),
+"update" (the metrics of that step are read, the next update is on its way) and "save" (that step's checkpoint is being
+written).
 """
 
 from __future__ import annotations
@@ -17,23 +18,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.trainers.hooks import Hooks, watch
-from jrl.trainers.placing import fetch
+from jrl.placement import fetch
+from jrl.trainers.checkpoints.resume import LOCK
+from jrl.trainers.checkpoints.run_folder import lock
+from jrl.trainers.loop.hooks import Hooks, watch
 from tests.processes import worker
 from tests.trainers import runs
 
 
 class Hurt:
-    """Sends this process a signal when its moment has come; once.
+    """Sends this process a signal when its moment has come, or lets another run have its folder; once.
 
     Args:
+      run_dir: Of the run.
       process: Which one is meant.
       moment: "rollout", "update" or "save".
       step: Optimizer steps.
-      signal: Its number.
+      signal: Its number; None: the folder is taken.
     """
 
-    def __init__(self, process: int, moment: str, step: int, signal: int) -> None:
+    def __init__(self, run_dir: Path, *, process: int, moment: str, step: int, signal: int | None) -> None:
+        self._run_dir = run_dir
         self._process, self._moment, self._step, self._signal = process, moment, step, signal
         self._seen = 0
 
@@ -42,7 +47,11 @@ class Hurt:
         if (moment, step) == (self._moment, self._step) and jax.process_index() == self._process:
             self._moment = "over"
             print(f"hurt at {moment} {step}", flush=True)
-            os.kill(os.getpid(), self._signal)
+            if self._signal is not None:
+                os.kill(os.getpid(), self._signal)
+            else:
+                (self._run_dir / LOCK).unlink()
+                self._other = lock(self._run_dir)  # the kernel knows open files, not processes
 
     def reward(self, outputs: list[str], prompts: list[str], **others: Any) -> list[float]:
         """The worker's reward function, called in the rollouts of an iteration and in evaluations."""
@@ -53,7 +62,8 @@ class Hurt:
 
 def main(specification: dict[str, Any]) -> None:
     """Trains, and writes what came of it, if it lives."""
-    hurt = None if specification["hurt"] is None else Hurt(**specification["hurt"])
+    folder = Path(specification["folder"])
+    hurt = None if specification["hurt"] is None else Hurt(folder / "run", **specification["hurt"])
     if hurt is not None:
         worker.REWARDS["vowels"] = hurt.reward
     hooks = Hooks(
@@ -61,7 +71,6 @@ def main(specification: dict[str, Any]) -> None:
         save=lambda path: hurt and hurt.at("save", int(path.name.removeprefix("checkpoint_"))),
     )
     make_config = {"ppo": runs.ppo_config, "sft": runs.sft_config}[specification["algorithm"]]
-    folder = Path(specification["folder"])
     config = make_config(specification["checkpoint"], folder / "run", **specification["sections"])
     with watch(hooks):
         trainer = worker.make_trainer(specification["algorithm"], config, "vowels")

@@ -16,11 +16,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.distributed import join
 from jrl.mesh import make_mesh
-from jrl.trainers import checkpoint, draft, run_folder
-from jrl.trainers.checkpoint import Checkpointer, CheckpointError
-from jrl.trainers.manifest import tree_sha256
-from jrl.trainers.placing import fetch
-from tests.trainers.saves import CONFIG, FROZEN, make_state, save
+from jrl.placement import fetch
+from jrl.trainers.checkpoints import checkpointer as checkpoint
+from jrl.trainers.checkpoints import draft, run_folder
+from jrl.trainers.checkpoints.checkpointer import Checkpointer, CheckpointError
+from jrl.trainers.checkpoints.manifest import tree_sha256
+from tests.trainers.checkpoints.saves import CONFIG, FROZEN, make_state, save
 
 
 def placed_state(seed: int, rows: int = 8) -> Any:

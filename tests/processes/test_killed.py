@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jrl.trainers.checkpoints.manifest import read_manifest
 from tests.processes.conftest import assert_same_run, read_outcome, specify
 from tests.processes.job import Job
 
@@ -27,12 +28,12 @@ KILLS = {
 }
 
 
-def start(folder, checkpoint, algorithm, num_processes, hurt=None):
+def start(folder, checkpoint, algorithm, num_processes, hurt=None, *, checkpoint_interval=None):
     """A job whose run lies in `folder / "run"`, and resumes from what lies there."""
     sections = {
         "train": {
             "total_steps": STEPS[algorithm],
-            "checkpoint_interval": INTERVAL[algorithm],
+            "checkpoint_interval": checkpoint_interval or INTERVAL[algorithm],
             "eval_interval": 1000,
             "resume_from_checkpoint": str(folder / "run"),
             "keep_checkpoints": 10,
@@ -135,3 +136,23 @@ def test_a_damaged_checkpoint_is_passed_over_by_all(checkpoints, whole, tmp_path
     assert "Falling back to" in resumed.output(0) and "checkpoint_3" in resumed.output(0)
     assert "Not a whole checkpoint" in resumed.output(0) and "Not a whole checkpoint" not in resumed.output(1)
     assert_equal_bits(read_outcome(folder, 2), whole("sft", 2))
+
+
+@pytest.mark.parametrize("interval", [3, 1000])
+def test_all_end_alike_where_another_run_took_their_folder(interval, checkpoints, tmp_path):
+    """Noticed at the next checkpoint, or told with the figures of an iteration where none is due."""
+    folder, checkpoint = tmp_path / "job", checkpoints["gpt2"]
+    hurt = {"process": 0, "moment": "update", "step": 4, "signal": None}
+    job = start(folder, checkpoint, "sft", 2, hurt, checkpoint_interval=interval)
+    assert job.wait(timeout=300.0) == [1, 1], job.output()
+    [displaced] = folder.glob("run_displaced_*")
+    for process in (0, 1):
+        said = job.output(process)
+        assert "PeerError: Process 0 of 2 failed: InUseError: Another run is working in" in said, said
+        assert str(displaced) in said and "lost another process" not in said, said
+    [saved] = displaced.glob("checkpoint_*")
+    assert 4 < int(saved.name.removeprefix("checkpoint_")) < STEPS["sft"]
+    assert read_manifest(saved)["step"] == int(saved.name.removeprefix("checkpoint_"))
+    assert not [path for path in (folder / "run").glob("checkpoint_*") if path.name != "checkpoint_3"]
+    steps = [json.loads(line)["step"] for line in (displaced / "metrics.jsonl").read_text().splitlines()]
+    assert steps[:5] == [0, 1, 2, 3, 4]

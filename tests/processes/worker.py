@@ -18,7 +18,7 @@ import numpy as np
 
 import jrl
 from jrl.api import prepare
-from jrl.trainers.placing import fetch
+from jrl.placement import fetch
 from tests.trainers import runs
 
 ROWS_SEEN: list[list[str]] = []

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+import asyncio
+import functools
 import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.rollout.keywords import refuse_async
 from jrl.rollout.rewards import RewardError, call_metric_fn, call_reward_fn, to_score_matrix
 from jrl.rollout.text import Texts
 
@@ -74,6 +77,17 @@ class TestKeywords:
         assert TEXTS.outputs == ["b", "de", "g"] and TEXTS.output_tokens[0] == [7, 1]
         assert METADATA == {"topic": ["x", "y", "z"]}
 
+    def test_so_is_what_prompts_carry(self):
+        metadata = {"answer": [{"number": 1}, [2], "3"]}
+
+        def reward_fn(answer):
+            answer[0].clear()
+            answer[1].clear()
+            return [0.0] * 3
+
+        call_reward_fn(reward_fn, TEXTS, tokenizer=None, metadata=metadata)
+        assert metadata == {"answer": [{"number": 1}, [2], "3"]}
+
     @pytest.mark.parametrize("reward_fn", [len, lambda outputs, judge: [0.0] * 3])
     def test_what_there_is_not(self, reward_fn):
         with pytest.raises(ValueError, match=r"`(obj|judge)`, which it cannot be given by keyword.*'topic'"):
@@ -110,7 +124,8 @@ class TestAnswers:
         [
             ([0.0, 1.0], "one reward a sample: got 2 for 3", None),
             (1.0, "one reward a sample, a list of 3, got float", None),
-            (None, "got NoneType", None),
+            (None, "got NoneType. Is there no `return`?", None),
+            ((0.0 for _ in range(3)), "got generator, which is read once: make a list", None),
             ({"a": 1.0}, "got dict", None),
             ([0.0, float("nan"), 0.0], "must be finite, got nan. Sample 1 has the prompt 'c'", 1),
             ([0.0, 0.0, float("-inf")], "must be finite, got -inf. Sample 2 has the prompt 'f'", 2),
@@ -180,6 +195,40 @@ class TestExceptions:
             rewards_of(reward_fn)
         assert caught.value.index is None
 
+    @pytest.mark.parametrize("timeout", [None, 30.0])
+    @pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("late")])
+    def test_an_exit_is_one(self, error, timeout):
+        def reward_fn(outputs):  # as where it runs what the policy wrote
+            if "de" in outputs:
+                raise error
+            return [1.0] * len(outputs)
+
+        with pytest.raises(RewardError, match=f"raised {type(error).__name__}: {error}. Sample 1"):
+            rewards_of(reward_fn, timeout=timeout)
+        found = rewards_of(reward_fn, timeout=timeout, skip_errors=True)
+        assert found[0] == found[2] == 1.0 and np.isnan(found[1])
+
+    def test_an_answer_that_must_be_awaited(self):
+        async def judge(outputs):
+            return [1.0] * len(outputs)
+
+        with pytest.raises(RewardError, match=r"got a coroutine. .*`return asyncio.run\(judge\(outputs\)\)`"):
+            rewards_of(lambda outputs: judge(outputs))
+
+    def test_an_async_function_is_refused_before_it_is_called(self):
+        async def judge(outputs): ...
+
+        async def stream(outputs):
+            yield 1.0
+
+        class Judge:
+            async def __call__(self, outputs): ...
+
+        for function in (judge, stream, Judge(), functools.partial(judge, outputs=[])):
+            with pytest.raises(ValueError, match="`metric_fn` must be a function, got an async one"):
+                refuse_async(function, "metric_fn")
+        refuse_async(rewards_of, "metric_fn")
+
     def test_an_interrupt_is_no_failure(self):
         def reward_fn(outputs):
             raise KeyboardInterrupt
@@ -228,10 +277,19 @@ class TestMetrics:
         assert found == {"length": [2.0, 3.0, 2.0], "corpus": 0.5, "array": [1.0, 1.0, 1.0]}
         assert all(type(value) is float for value in found["length"])
 
+    @pytest.mark.parametrize("error", [KeyError("judge"), SystemExit(0)])
+    def test_one_that_raises_is_named(self, error):
+        def metric_fn(outputs):
+            raise error
+
+        with pytest.raises(RewardError, match=f"`metric_fn` raised {type(error).__name__}: {error}."):
+            self.metrics_of(metric_fn)
+
     @pytest.mark.parametrize(
         ("answer", "message"),
         [
             ([1.0] * 3, "must return a dictionary.*got list"),
+            (None, "got NoneType. Is there no `return`?"),
             ({"a": [1.0]}, r"'a' must be one number a sample \(a list of 3\) or one number, got 1 entries"),
             ({"a": "b"}, "'a' must be one number a sample .*got str"),
             ({"a": [1.0, "b", 2.0]}, "'a' must be one number a sample"),

@@ -13,8 +13,8 @@ import pytest
 
 from jrl.models.adapters import LoraConfig
 from jrl.models.heads import init_value_head
+from jrl.rollout.sampler import GenerationSettings, Sampler
 from jrl.rollout.score import make_score
-from jrl.trainers.generation import GenerationSettings, Sampler
 from jrl.typing import PolicyFns
 from tests.rollout.programs import PLAIN, joined
 from tests.tiny import PAD_ID, loud_heads, tiny_lm, tiny_policy, tiny_prompts
@@ -102,6 +102,6 @@ def test_lore_2_9_no_weight_is_compiled_into_the_sampler(name):
     policy, params, frozen = model(name)
     program = Sampler(policy).program(SETTINGS, len(ROWS))
     arguments = (params, frozen, tiny_prompts(), jnp.asarray(ROWS), SETTINGS.knobs, jax.random.key(0))
-    constants = jax.make_jaxpr(program)(*arguments).consts
+    constants = program.trace(*arguments).jaxpr.consts
     smallest = min(leaf.size for leaf in jax.tree.leaves((params, frozen)) if leaf.ndim == 2)
     assert all(np.size(constant) < smallest for constant in constants)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from transformers import T5Config
 
+from jrl.forward import window_features, window_logprobs
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.config import VOCAB_MULTIPLE
 from jrl.models.model import make_model
-from jrl.ops.forward import window_features, window_logprobs
 from jrl.ops.kl import kl_k1
 from jrl.rollout.score import make_score
 from jrl.typing import Features, ModelInputs, PolicyFns, Scored, Sequences

@@ -17,14 +17,19 @@ import pytest
 
 import jrl
 from jrl import distributed
-from jrl.data.chat import render_prompt, with_chat_template
+from jrl.data.chat.templates import render_prompt, with_chat_template
 from jrl.data.tokenizer import load_tokenizer
 from jrl.models.adapters.peft_format import read_adapter_folder
 from jrl.models.checkpoint import load_checkpoint
 from jrl.models.hub import find_folder, read_hf_config
 from jrl.models.safetensors_io import TensorFiles
-from jrl.trainers.dpo_reference import load_logprobs, save_logprobs
-from jrl.trainers.manifest import CheckpointError, _content_sha256, verify_manifest, write_manifest
+from jrl.trainers.checkpoints.manifest import (
+    CheckpointError,
+    _content_sha256,
+    verify_manifest,
+    write_manifest,
+)
+from jrl.trainers.loading.dpo_reference import load_logprobs, save_logprobs
 from jrl.trl.scripts import DatasetConfig, DatasetMixtureConfig, get_dataset
 from tests.tiny import tiny_tokenizer
 from tests.trainers.runs import save_tiny_checkpoint
@@ -88,6 +93,13 @@ class TestPickles:
         with pytest.raises(FileNotFoundError, match="must be a folder or a name on the hub"):
             find_folder(tmp_path / name)
         assert not target.exists()
+
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+    def test_a_pipe_is_not_waited_for(self, folder, name):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        with pytest.raises(ValueError, match=f"{name} is neither a file nor a folder, but a pipe"):
+            find_folder(folder)
 
     def test_an_adapter(self, tmp_path, bomb, target):
         change(tmp_path / "adapter_config.json", peft_type="LORA", r=2, base_model_name_or_path="x")

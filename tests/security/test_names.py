@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 import jrl
-import jrl.cli.flat_ddpo
-import jrl.cli.flat_ppo
+import jrl.trl.commands
 from jrl.api import make_trainer
 from jrl.cli import load_function, load_reward, main
-from jrl.data.sources import load_prompts
+from jrl.data.sources.named_sources import load_prompts
 from jrl.sweep.plan import read_plan
 
 MODULE = "jrl_test_foreign_code"
@@ -126,14 +125,28 @@ class TestAFlatConfiguration:
             "WANDB_BASE_URL",
             "HTTPS_PROXY",
             "JAX_COMPILATION_CACHE_DIR",
+            "WANDB__EXECUTABLE",
+            "WANDB_API_KEY",
+            "LIBTPU_INIT_ARGS",
+            "JRL_DISTRIBUTED",
+            "JRL_COORDINATOR_ADDRESS",
+            "JAX_COORDINATOR_ADDRESS",
+            "SLURM_STEP_NODELIST",
+            "GIT_SSH_COMMAND",
+            "wandb_project",
+            "ANYTHING",
         ],
     )
-    def test_it_sets_no_variable_that_loads_code_or_moves_keys(self, variable, tmp_path, capsys, monkeypatch):
+    def test_it_sets_no_variable_that_might_load_code_or_name_a_host(
+        self, variable, tmp_path, capsys, monkeypatch
+    ):
         monkeypatch.delenv(variable, raising=False)
         path = tmp_path / "config.yaml"
         path.write_text(f"env: {{{variable}: {tmp_path}}}\nmodel_name_or_path: x\n")
         assert main(["sft", "--config", str(path)]) == 2
-        assert f"`env` must not set {variable}" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert f"`env` must not set {variable}" in error and f"export {variable}=" in error
+        assert variable not in os.environ
 
     def test_it_may_set_others(self, tmp_path, monkeypatch, capsys):
         for variable in ("WANDB_PROJECT", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM", "JAX_LOG_COMPILES"):
@@ -155,6 +168,18 @@ def test_a_sweep_names_no_code(module, tmp_path):
         with pytest.raises(ValueError, match=entry):
             read_plan(path)
     assert not was_imported()
+
+
+def test_nor_hosts_or_files(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "tune_config: {metric: reward/mean, mode: max, search_alg: {name: optuna, storage: 'mysql://elsewhere/x'}}\n"
+        "optimizer.kwargs.lr: {strategy: uniform, values: [0.1, 0.2]}\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"`tune_config\.search_alg\.storage` must name no file, host or module"
+    ):
+        read_plan(path)
 
 
 def test_records_are_data(module, tmp_path):

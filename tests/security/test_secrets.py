@@ -16,10 +16,11 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 import jrl
 from jrl.cli import main
-from jrl.trainers.loggers import make_loggers
-from jrl.trainers.model_card import _hyperparameters
-from jrl.trainers.resume import CheckpointError, check_config, plain
-from jrl.trainers.secrets import HIDDEN, hide_secrets, without_secrets
+from jrl.trainers.cards.card import _hyperparameters
+from jrl.trainers.checkpoints.resume import CheckpointError, check_config, plain
+from jrl.trainers.config import secrets
+from jrl.trainers.config.secrets import HIDDEN, hide_secrets, without_secrets
+from jrl.trainers.loggers.loggers import make_loggers
 from tests.trainers.runs import save_tiny_checkpoint, sft_config
 
 # None of these is anybody's.
@@ -53,6 +54,16 @@ SECRETS = (HUB, PASSWORD)
             "APIKey",
             "sshKey",
         ),
+        *(
+            "wandb_key",
+            "openai_key",
+            "openaiKey",
+            "groq_key",
+            "WANDB_KEY",
+            "connection_string",
+            "connectionString",
+        ),
+        *("webhook_url", "slack_webhook", "db_dsn", "AZURE_STORAGE_CONNECTION_STRING", "sas_url"),
     ],
 )
 def test_a_secret_by_its_name(name):
@@ -90,6 +101,84 @@ def test_nothing_below_a_secret_name_is_shown(name):
 def test_a_secret_by_its_looks(text):
     assert HIDDEN in hide_secrets(text)
     assert max(hide_secrets(text).split(HIDDEN), key=len) in ("", "a ", ".")
+
+
+PEM = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEpAIBAAKCAQEA\n" * 8 + "-----END RSA PRIVATE KEY-----"
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("https://host/x?token=abc123&page=2", f"https://host/x?token={HIDDEN}&page=2"),
+        ("https://h/b?X-Amz-Signature=0a1b2c&v=1", f"https://h/b?X-Amz-Signature={HIDDEN}&v=1"),
+        ("https://h/b?a=1&access_token=zzz", f"https://h/b?a=1&access_token={HIDDEN}"),
+        ("Authorization: Bearer abc.def-123", f"Authorization: {HIDDEN}"),
+        ("curl -H 'Authorization: Basic dXNlcjpwdw==' x", f"curl -H 'Authorization: {HIDDEN}' x"),
+        ("use Bearer 0123456789abcdef now", f"use Bearer {HIDDEN} now"),
+        (f"a {JWT} b", f"a {HIDDEN} b"),
+        (f"key: {PEM} after", f"key: {HIDDEN} after"),
+        (PEM[:90], HIDDEN),
+        ("sk_live_" + "4eC39HqLyjWDarjtT1zdp7dc", HIDDEN),
+        ("rk_test_" + "4eC39HqLyjWD", HIDDEN),
+        ("pypi-AgEIcHlwaS5vcmcCJ" + "a1" * 40, HIDDEN),
+        ("gsk_" + "a1B2" * 13, HIDDEN),
+        ("dapi" + "0a" * 16, HIDDEN),
+        ("SG." + "a1" * 11 + "." + "b2C" * 14 + "d", HIDDEN),
+        ("https://hooks.slack.com/services/T00000000/B00000000/" + "Xx" * 12, HIDDEN),
+        (
+            "DefaultEndpointsProtocol=https;AccountKey=abc/def==;X=1",
+            f"DefaultEndpointsProtocol=https;AccountKey={HIDDEN};X=1",
+        ),
+    ],
+)
+def test_what_headers_addresses_and_services_carry(text, left):
+    assert hide_secrets(text) == left
+
+
+def test_a_key_of_an_unknown_service_is_told_by_its_value():
+    values = {
+        "my_key": "a1B2" * 8,
+        "prompt_key": "question",
+        "sort_key": "date",
+        "key": "messages",
+        "num_key_value_heads": 8,
+    }
+    assert without_secrets(values) == values | {"my_key": HIDDEN}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/home/someone/runs/2026-01-02/checkpoint_00001000/hf_model",
+        "https://host.org/data/train.jsonl?split=train&page=2",
+        "https://github.com/owner/name/tree/0123456789abcdef0123456789abcdef01234567",
+        "0123456789abcdef0123456789abcdef01234567",
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "123e4567-e89b-12d3-a456-426614174000",
+        "meta-llama/Llama-2-7b-chat-hf",
+        "sk-learn and pypi-packages, hf_model, npm_run, key_value, gsk_small",
+        "a bearer of good news; the code=5 of conduct, tokens = 7",
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}",
+        "array of float32 (3, 4), sha256 0123456789abcdef",
+        "1000",
+    ],
+)
+def test_ordinary_values_are_left_alone(value):
+    config = {"train": {"path": value, "data_sha256": {"samples": value}, "revision": value}}
+    assert without_secrets(config) == config
+
+
+def test_every_recipe_that_ships_is_left_alone():
+    for path in (Path(__file__).parents[2] / "configs").rglob("*.yaml"):
+        config = yaml.safe_load(path.read_text())
+        assert without_secrets(config) == config, path
+
+
+def test_the_detectors_are_there():
+    names = {type(detector).__name__ for detector in secrets._detectors()}
+    assert {"AWSKeyDetector", "GitHubTokenDetector", "JwtTokenDetector", "StripeDetector"} <= names
+    assert not names & set(secrets._DETECTORS_ASIDE)
 
 
 def test_user_and_password_in_an_address():

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jrl.trainers import coerce
+import jrl
+from jrl.trainers.config import coercion
 
-PACKAGE = Path(coerce.__file__).resolve().parents[1]
+PACKAGE = Path(jrl.__file__).resolve().parent
 # Their formats are programs: whoever reads them runs what they say.
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 RUNS = {"eval", "exec", "compile", "__import__", "execfile"}
@@ -19,11 +20,13 @@ RUNS = {"eval", "exec", "compile", "__import__", "execfile"}
 IMPORTERS = {
     "__init__.py",  # its own modules
     "trl/__init__.py",  # its own modules
-    "cli/finding.py",  # --reward, --metric
+    "trl/module_paths.py",  # its own modules, from a fixed table
+    "trlx/__init__.py",  # names of a fixed module
+    "named_functions.py",  # --reward, --metric
     "sweep/trial.py",  # the script of `jrl sweep`
-    "trainers/loggers_trackers.py",  # a tracker's package, from a fixed table
+    "trainers/loggers/trackers.py",  # a tracker's package, from a fixed table
 }
-WORKERS = "data/mapping.py"  # sends a function to processes that it spawned, through their own pipe
+WORKERS = "data/sources/mapping.py"  # sends a function to processes that it spawned, through their own pipe
 
 
 TREES = {
@@ -50,7 +53,7 @@ def keyword(call: ast.Call, name: str) -> str | None:
 
 def test_the_walk_sees_the_package():
     assert len(CALLS) > 5000
-    assert ("trainers/coerce.py", "yaml.load") in {(file, name) for file, name, _ in CALLS}
+    assert ("trainers/config/coercion.py", "yaml.load") in {(file, name) for file, name, _ in CALLS}
 
 
 def test_nothing_is_unpickled():
@@ -96,9 +99,9 @@ def test_yaml_is_loaded_by_a_safe_loader():
         (file, ast.unparse(call)) for file, name, call in CALLS if name.startswith("yaml.") and "load" in name
     }
     unsafe = {(file, text) for file, text in loaded if not text.startswith("yaml.safe_load(")}
-    assert unsafe == {("trainers/coerce.py", "yaml.load(text, _Loader)")}
-    assert issubclass(coerce._Loader, yaml.SafeLoader)
-    names = set(coerce._Loader.yaml_constructors) | set(coerce._Loader.yaml_multi_constructors)
+    assert unsafe == {("trainers/config/coercion.py", "yaml.load(text, _Loader)")}
+    assert issubclass(coercion._Loader, yaml.SafeLoader)
+    names = set(coercion._Loader.yaml_constructors) | set(coercion._Loader.yaml_multi_constructors)
     assert not [name for name in names if name and "python" in name]
 
 

@@ -12,7 +12,7 @@ import pytest
 import jrl
 from jrl.cli import main
 from jrl.sweep.plan import read_plan
-from jrl.trainers.coerce import parse_yaml, read_yaml
+from jrl.trainers.config.coercion import parse_yaml, read_yaml
 from jrl.trl.parser import TrlParser
 from jrl.trl.scripts import ScriptArguments
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jrl.distributed import PeerError, Word
+from jrl.rollout import gathering as sharing
+from jrl.rollout.gathering import Judging, Part, all_texts, to_main, totals
+from jrl.rollout.reward_call import RewardCall
 from jrl.rollout.rewards import RewardError
 from jrl.rollout.text import Texts
-from jrl.trainers import sharing
-from jrl.trainers.reward_calls import RewardCall
-from jrl.trainers.sharing import Judging, Part, all_texts, to_main, totals
 
 
 def part_of(numbers):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.data.records import RecordStream
-from jrl.data.streaming import StreamSet
-from jrl.trainers.description import describe_size
+from jrl.data.sources.records import RecordStream
+from jrl.data.sources.streams import StreamSet
+from jrl.trainers.loggers.description import describe_size
 from jrl.trainers.offline import OfflineTrainer
 from tests.trainers.runs import repeatable, sft_config
 
@@ -25,8 +25,8 @@ def test_only_total_steps_ends_a_run():
     config = SimpleNamespace(train=SimpleNamespace(total_steps=70, epochs=1, batch_size=2))
     streamed = SimpleNamespace(samples=stream_set(RECORDS), config=config)
     listed = SimpleNamespace(samples=RECORDS, config=config)
-    assert OfflineTrainer.num_iterations.fget(streamed) == 70
-    assert OfflineTrainer.num_iterations.fget(listed) == 3
+    assert OfflineTrainer.num_steps.fget(streamed) == 70
+    assert OfflineTrainer.num_steps.fget(listed) == 3
 
 
 def test_a_run_says_that_its_samples_are_a_stream():

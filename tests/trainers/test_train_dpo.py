@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole DPO runs on the tiny model: the reference in its four kinds, evaluation, resuming, what is refused."""
 
-import warnings
 from pathlib import Path
 
 import jax
@@ -12,8 +11,8 @@ import jrl
 from jrl.learners.dpo import DPOState
 from jrl.trainers import dpo as trainer_module
 from jrl.trainers.dpo import DPOTrainer
-from jrl.trainers.dpo_reference import CACHE, load_logprobs, save_logprobs
-from jrl.trainers.dpo_watch import PATIENCE, DisplacementWatch
+from jrl.trainers.loading.dpo_reference import CACHE, load_logprobs, save_logprobs
+from jrl.trainers.loggers.watch import find
 from tests.tiny import tiny_hf_config
 from tests.trainers.runs import PREFERENCES, dpo_config, repeatable, save_tiny_checkpoint
 
@@ -183,7 +182,7 @@ def test_a_reference_of_its_own(checkpoint, tmp_path):
 
 
 def test_a_reference_with_other_tokens_is_refused_before_weights_are_read(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("jrl.trainers.setup.load_checkpoint", None)
+    monkeypatch.setattr("jrl.trainers.loading.setup.load_checkpoint", None)
     wider = tiny_hf_config("gpt2", vocab_size=99)
     with pytest.raises(
         ValueError, match=r"`method.ref_model_path` must name a model with the policy's vocabulary of 97"
@@ -234,35 +233,23 @@ def test_rewards_and_prompts_are_refused(checkpoint, tmp_path):
 
 
 class TestDisplacement:
-    def record(self, chosen, margin):
-        return {"rewards/chosen": chosen, "rewards/margins": margin, "logps/chosen": -20.0 + chosen}
+    def found(self, figures):
+        """Steps at which a run with these (chosen reward, margin) is spoken of."""
+        history = [
+            {"step": step, "iteration": step, "rewards/chosen": chosen, "rewards/margins": margin}
+            for step, (chosen, margin) in enumerate(figures, start=1)
+        ]
+        return [finding.step for finding in find(history) if finding.rule.name == "displaced"]
 
     def test_lore_8_3_a_margin_that_grows_while_the_chosen_falls_is_said_once(self):
-        watch = DisplacementWatch()
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            for step in range(3 * PATIENCE):
-                watch.see(self.record(chosen=-0.1 * step, margin=0.2 * step))
-        assert [
-            str(warning.message)
-            for warning in said
-            if "less likely than under the reference" in str(warning.message)
-        ]
-        assert len(said) == 1
+        assert self.found([(-0.1 * step, 0.2 * step) for step in range(30)]) == [11]
 
     @pytest.mark.parametrize(("chosen", "margin"), [(0.1, 0.5), (-0.1, -0.2)])
     def test_lore_8_3_nothing_is_said_of_chosen_ones_that_rise_or_of_no_margin(self, chosen, margin):
-        watch = DisplacementWatch()
-        for _ in range(3 * PATIENCE):
-            watch.see(self.record(chosen, margin))
-        watch.see({"evaluation": 0})
-        assert not watch.warned
+        assert self.found([(chosen, margin)] * 30) == []
 
     def test_single_batches_say_nothing(self):
-        watch = DisplacementWatch()
-        for step in range(3 * PATIENCE):
-            watch.see(self.record(-0.1 if step % PATIENCE else 0.1, 1.0))
-        assert not watch.warned
+        assert self.found([(-0.1 if step % 10 else 0.1, 1.0) for step in range(30)]) == []
 
 
 @pytest.mark.slow
@@ -281,8 +268,8 @@ def test_lore_8_3_a_run_on_near_copies_is_flagged(checkpoint, tmp_path):
     )
     trainer = DPOTrainer(config)
     trainer.add_samples(pairs)
-    with pytest.warns(UserWarning, match="chosen completions became less likely"):
-        trainer.learn()
+    trainer.learn()
+    assert [record["watch"] for record in trainer.history if "watch" in record].count("displaced") == 1
     last = training(trainer)[-1]
     assert last["rewards/displaced"] > 0.5 and last["rewards/margins"] > 0
     assert last["logps/chosen"] < training(trainer)[0]["logps/chosen"]

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 import jrl
 from jrl.api import prepare
 from jrl.models.checkpoint import load_checkpoint
-from jrl.trainers.generation import parse_gen_kwargs
+from jrl.trainers.config.gen_kwargs import parse_gen_kwargs
 from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_tokenizer
 from tests.trainers.runs import (
     REWARDED,
@@ -53,7 +53,7 @@ def whole(checkpoint, tmp_path_factory):
 @pytest.fixture(scope="module")
 def saved(whole, tmp_path_factory):
     """What `save_pretrained` wrote of it."""
-    return whole.save_pretrained(tmp_path_factory.mktemp("saved") / "model")
+    return whole.save_pretrained(tmp_path_factory.mktemp("saved") / "model", heads=True)
 
 
 def training(trainer):
@@ -224,7 +224,7 @@ class TestHeads:
         )
         trained = train(config)
         assert trained.params.keys() == {"lora", *HEADS}
-        folder = trained.save_pretrained(tmp_path / "adapter")
+        folder = trained.save_pretrained(tmp_path / "adapter", heads=True)
         again = prepared(ilql_config(str(folder), tmp_path / "again"))
         jax.tree.map(np.testing.assert_array_equal, dict(again.params), dict(trained.params))
         jax.tree.map(np.testing.assert_array_equal, again.state.target_params, trained.state.target_params)
@@ -276,7 +276,7 @@ class TestSeq2Seq:
             t5.add_samples([["a", "b", "c", "d"]], [1.0])
 
     def test_it_is_written_and_read(self, t5, tmp_path):
-        loaded = load_checkpoint(t5.save_pretrained(tmp_path / "saved"))
+        loaded = load_checkpoint(t5.save_pretrained(tmp_path / "saved", heads=True))
         jax.tree.map(np.testing.assert_array_equal, loaded.params, dict(t5.exported_params))
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.data.fingerprint import fingerprint
+from jrl.data.sources.fingerprint import fingerprint
 from jrl.rollout.rewards import RewardError
-from jrl.trainers.checkpoint import CheckpointError
-from jrl.trainers.evaluation import count_samples
+from jrl.trainers.checkpoints.checkpointer import CheckpointError
+from jrl.trainers.loop.run import Run
+from jrl.trainers.rollouts.evaluation import count_samples
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, repeatable
 
 
@@ -100,6 +101,52 @@ class TestRun:
     def test_lore_9_2_same_seed_same_metrics(self, whole, checkpoint, tmp_path):
         again = train(ppo_config(checkpoint, tmp_path))
         assert repeatable(again.history) == repeatable(whole.history)
+
+
+@pytest.fixture(scope="module")
+def cut(checkpoint, tmp_path_factory):
+    """Six steps of updates of four, then nine in all."""
+    folder = tmp_path_factory.mktemp("cut")
+    config = ppo_config(checkpoint, folder, train={"total_steps": 6, "eval_interval": 100})
+    first = train(config)
+    return first, train(config.evolve(train={"total_steps": 9, "resume_from_checkpoint": str(folder)}))
+
+
+class TestTotalSteps:
+    """`total_steps` is exact where the run ends inside an update."""
+
+    def test_the_last_update_makes_the_steps_that_are_left(self, cut):
+        first, _ = cut
+        records = [record for record in first.history if "iteration" in record]
+        assert [record["step"] for record in records] == [4, 6]
+        assert int(first.optimizer_steps()) == 6
+        assert (first.run_dir / "checkpoint_6").is_dir()
+        assert [record["step"] for record in first.history if "evaluation" in record] == [0, 6]
+
+    def test_nothing_more_is_compiled_for_it(self, cut):
+        first, _ = cut
+        records = [record for record in first.history if "iteration" in record]
+        assert records[0]["perf/compilations"] == records[1]["perf/compilations"]
+
+    def test_a_raised_total_goes_on_from_inside_the_update(self, cut):
+        _, second = cut
+        records = [record for record in second.history if "iteration" in record]
+        assert [record["step"] for record in records] == [4, 6, 9]
+        assert [record["iteration"] for record in records] == [1, 2, 3]
+        assert int(second.optimizer_steps()) == 9
+        assert {path.name for path in second.run_dir.glob("checkpoint_*")} == {"checkpoint_6", "checkpoint_9"}
+
+    def test_an_update_before_it_is_that_of_a_run_which_divides_bit_for_bit(self, cut, whole):
+        ones, others = (
+            [record for record in repeatable(trainer.history) if record.get("iteration") == 1]
+            for trainer in (cut[0], whole)
+        )
+        assert len(ones) == 1 and ones == others
+
+    def test_epochs_still_end_a_run(self, whole):
+        for total, epochs, expected in [(6, 100, 6), (6, 1, 4), (8, 2, 8), (9, 2, 8)]:
+            run = Run(whole, num_steps=total, steps_per_iteration=4, max_iterations=epochs)
+            assert run.last_step == expected
 
 
 class TestResume:

@@ -10,11 +10,11 @@ import pytest
 
 import jrl
 from jrl.api import prepare
-from jrl.data.records import RecordStream
+from jrl.data.sources.records import RecordStream
 from jrl.models.classifier import save_classifier
 from tests.models.classifier_cases import DECODERS, ENCODERS, labelled, random_classifier
 from tests.tiny import tiny_tokenizer
-from tests.trainers.reward_models import save_reward_model
+from tests.trainers.loading.reward_models import save_reward_model
 from tests.trainers.runs import (
     COMPARISONS,
     PROMPTS,

@@ -13,9 +13,9 @@ import jrl
 from jrl.api import prepare
 from jrl.data.selection import KeptSamples
 from jrl.rollout.rewards import RewardError
-from jrl.trainers.hooks import Hooks
-from jrl.trainers.loop import Run
-from jrl.trainers.timing import Stopwatch
+from jrl.trainers.loop.hooks import Hooks
+from jrl.trainers.loop.run import Run
+from jrl.trainers.loop.stopwatch import Stopwatch
 from tests.tiny import EOS_ID, tiny_tokenizer
 from tests.trainers.runs import (
     PROMPTS,
@@ -136,8 +136,9 @@ def one_round(ready):
     """Samples a round under another reward function, or other fields of the collector."""
 
     def collect(reward_fn=count_vowels, **changes):
-        rewards = replace(ready.collect.rewards, reward_fn=reward_fn, **changes.pop("rewards", {}))
-        collect = replace(ready.collect, rewards=rewards, **changes)
+        inner = replace(ready.collect.collect, **changes.pop("inner", {}))
+        rewards = replace(inner.rewards, reward_fn=reward_fn, **changes.pop("rewards", {}))
+        collect = replace(ready.collect, collect=replace(inner, rewards=rewards), **changes)
         with jax.set_mesh(ready.mesh):
             return collect(ready.params, ready.frozen, 0, jax.random.key(0), stopwatch=Stopwatch())
 
@@ -213,8 +214,9 @@ class TestResume:
 
     def test_a_checkpoint_holds_the_samples_of_passes_to_come_and_no_others(self, whole):
         starts = [record["step"] for record in passes(whole)]
-        assert whole.saved[0] == {"rounds": 0, "passes": 0, "steps_of_pass": None, "kept": None}
-        used_up = {"rounds": 1, "passes": 2, "steps_of_pass": None, "kept": None}
+        nothing = {"steps_of_pass": None, "kept": None, "draws": whole.draws.state(), "caller": {}}
+        assert whole.saved[0] == {"rounds": 0, "passes": 0, **nothing}
+        used_up = {"rounds": 1, "passes": 2, **nothing}
         assert whole.saved[starts[2] - 1] == used_up
         between = whole.saved[starts[1] - 1]
         assert (between["passes"], between["steps_of_pass"]) == (1, None)
@@ -271,7 +273,7 @@ class TestRound:
         assert 1 <= len(kept) == len(set(kept)) <= len(PROMPTS)
 
     def test_lore_9_1_samples_do_not_depend_on_the_calls_they_come_from(self, one_round, ready):
-        threes, fours = one_round(), one_round(complete=replace(ready.collect.complete, chunk_size=7))
+        threes, fours = one_round(), one_round(inner={"chunk_size": 7})
         assert threes.rows == fours.rows and len(fours.rows) == 24
 
     def test_a_round_without_a_score_is_said_and_followed_by_another(self, ready, monkeypatch):
@@ -307,7 +309,9 @@ class TestRound:
 
     @staticmethod
     def sample(ready, monkeypatch, reward_fn, *, warning):
-        collect = replace(ready.collect, rewards=replace(ready.collect.rewards, reward_fn=reward_fn))
+        inner = ready.collect.collect
+        inner = replace(inner, rewards=replace(inner.rewards, reward_fn=reward_fn))
+        collect = replace(ready.collect, collect=inner)
         monkeypatch.setattr(ready, "collect", collect)
         monkeypatch.setattr(ready, "num_rounds", 0)
         run = SimpleNamespace(flush=lambda: None, stopwatch=Stopwatch())

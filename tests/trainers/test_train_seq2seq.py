@@ -88,7 +88,7 @@ class TestPPO:
             assert samples == [f"{p}<sep>{o}" for p, o in zip(prompts, outputs, strict=True)]
 
     def test_what_it_writes_comes_back_from_disk(self, ppo, written, tmp_path):
-        model, params = jrl.load_model(ppo.save_pretrained(tmp_path / "saved"))
+        model, params = jrl.load_model(ppo.save_pretrained(tmp_path / "saved", heads=True))
         assert model.lm.value_head == "mlp"
         tokenizer = tiny_t5_tokenizer()
         rows = [tokenizer(text)["input_ids"] for text in PROMPTS[:2]]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.data.dialogue import DialogueSet
-from jrl.data.pairs import PairSet
-from jrl.data.records import RecordStream
+from jrl.data.demonstrations.dialogue import DialogueSet
+from jrl.data.demonstrations.pairs import PairSet
+from jrl.data.sources.records import RecordStream
 from jrl.data.tokenizer import load_tokenizer
 from jrl.learners.sft import SFTConfig
 from jrl.trainers.sft import SFTTrainer
@@ -187,3 +187,11 @@ def test_a_seq2seq_model_refuses_noise_before_its_weights_are_read(tmp_path):
 def test_rewards_do_not_fit_a_stream():
     with pytest.raises(ValueError, match="`rewards` need a list of `samples`"):
         jrl.train(samples=RecordStream([{"text": "a"}]), rewards=[1.0])
+
+
+def test_a_model_folder_that_is_missing_is_not_blamed_on_the_tokenizer(tmp_path):
+    config = jrl.default_sft_config().evolve(model={"model_path": str(tmp_path / "missing")})
+    with pytest.raises(
+        FileNotFoundError, match=r"`model\.model_path` must be a folder or .* there is no folder"
+    ):
+        jrl.train(samples=["a b"], config=config)

@@ -16,7 +16,7 @@ from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.trl import arguments as arguments_module
 from jrl.trl.arguments import check_meanings, compute_dtype, interval, train_section
 from jrl.trl.configs import DPOConfig, RewardConfig, SFTConfig
-from jrl.trl.given import flat_copy
+from jrl.trl.flat_trainer import flat_copy
 from jrl.trl.optimization import OPTIMIZERS, SCHEDULES, optimizer_section, scheduler_section
 
 
@@ -185,7 +185,26 @@ def test_the_numbers_of_adam():
         optimizer_section(config(optim="sgd", optim_args="momentum"))
 
 
-KWARGS = {"cosine_with_min_lr": {"min_lr": 1e-5}, "polynomial": {"lr_end": 1e-6}}
+KWARGS = {
+    "cosine_with_min_lr": {"min_lr": 1e-5},
+    "cosine_with_restarts": {"num_cycles": 3},
+    "polynomial": {"lr_end": 1e-6},
+    "warmup_stable_decay": {"num_decay_steps": 7},
+}
+FURTHER = [
+    ("cosine_with_restarts", {}),
+    ("inverse_sqrt", {"timescale": 50}),
+    ("polynomial", {"lr_end": 1e-6, "power": 2.0}),
+    *(
+        (
+            "warmup_stable_decay",
+            {"num_decay_steps": 9, "warmup_type": kind, "decay_type": kind, "min_lr_ratio": 0.1},
+        )
+        for kind in ("linear", "cosine", "1-sqrt")
+    ),
+    ("warmup_stable_decay", {"num_decay_steps": 5, "num_stable_steps": 3}),
+]
+"""Schedules with further arguments."""
 
 
 @pytest.mark.parametrize("name", [member.value for member in SchedulerType])
@@ -203,15 +222,20 @@ def test_every_schedule_is_mapped_or_refused_by_name(name):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("warmup", [0, 4])
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_schedules_are_transformers(name, warmup):
+@pytest.mark.filterwarnings("ignore:Both num_training_steps and num_stable_steps")
+@pytest.mark.parametrize("warmup", [0, 4, 30])  # 30: the run ends within its warm-up
+@pytest.mark.parametrize(
+    ("name", "kwargs"), [*((name, KWARGS.get(name)) for name in sorted(SCHEDULES)), *FURTHER]
+)
+def test_schedules_are_transformers(name, kwargs, warmup):
     torch = pytest.importorskip("torch")
     from transformers import get_scheduler
 
     rate, total = 2e-2, 20
+    if name == "constant":
+        warmup = 0
     given = config(
-        learning_rate=rate, lr_scheduler_type=name, warmup_steps=warmup, lr_scheduler_kwargs=KWARGS.get(name)
+        learning_rate=rate, lr_scheduler_type=name, warmup_steps=warmup, lr_scheduler_kwargs=kwargs
     )
     found = scheduler_section(given, total)
     schedule = make_schedule(found.name, found.kwargs)(rate)
@@ -221,7 +245,7 @@ def test_schedules_are_transformers(name, warmup):
         optimizer,
         num_warmup_steps=warmup,
         num_training_steps=total,
-        scheduler_specific_kwargs=KWARGS.get(name),
+        scheduler_specific_kwargs=kwargs,
     )
     for step in range(total):
         assert float(schedule(step)) == pytest.approx(oracle.get_last_lr()[0], rel=1e-5, abs=1e-9), step
@@ -232,7 +256,7 @@ def test_schedules_are_transformers(name, warmup):
 def test_a_schedule_names_what_it_does_not_take():
     for name, kwargs in (
         ("cosine", {"num_cycles": 2}),
-        ("polynomial", {"power": 2}),
+        ("warmup_stable_decay", {}),
         ("cosine_with_min_lr", {}),
     ):
         with pytest.raises(ValueError, match="`lr_scheduler_kwargs`"):
@@ -248,7 +272,9 @@ def test_the_warm_up():
     assert scheduler_section(config(warmup_steps=3), 10).kwargs["warmup_steps"] == 3
     assert scheduler_section(config(warmup_steps=0.25), 10).kwargs["warmup_steps"] == 3
     assert scheduler_section(config(), 10, ratio=0.2).kwargs["warmup_steps"] == 2
-    assert scheduler_section(config(warmup_steps=30), 10).kwargs["warmup_steps"] == 10
+    found = scheduler_section(config(warmup_steps=30), 10)
+    rate = make_schedule(found.name, found.kwargs)(3.0)
+    assert float(rate(10)) == pytest.approx(1.0), "a run that ends within its warm-up never reaches the rate"
 
 
 @pytest.mark.parametrize(("fields", "message"), [

@@ -10,12 +10,12 @@ import pytest
 
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.diffusion.folder import load_diffusion_model
-from jrl.trainers.ddpo import Epoch
+from jrl.trainers.diffusion.ddpo import Epoch
 from jrl.trl import DDPOConfig, DDPOTrainer, DefaultDDPOStableDiffusionPipeline
 from jrl.trl.ddpo_native import native_config
 from jrl.typing import Trajectories
 from tests.models.diffusion.tiny_folder import save_tiny_folder
-from tests.trainers.diffusion_runs import brightness, draw_prompt, toy_model
+from tests.trainers.diffusion.runs import brightness, draw_prompt, toy_model
 from tests.trl.test_ddpo import config_of, make
 
 

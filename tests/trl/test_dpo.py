@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, TrainingArguments
 
+from jrl.models.checkpoint import save_checkpoint
 from jrl.trl import AutoModelForCausalLM, DPOConfig, DPOTrainer, create_reference_model
-from tests.tiny import tiny_hf_config
+from tests.tiny import tiny_hf_config, tiny_lm, tiny_tokenizer
 
 ROWS = [{"prompt": f"p{i} ", "chosen": f"good {i}", "rejected": f"bad {i} x"} for i in range(10)]
 LORA = {"peft_type": "LORA", "r": 2, "target_modules": ["c_attn"], "init_lora_weights": False}
@@ -183,8 +184,7 @@ def test_classic_arguments_count_beside_transformers_own(checkpoint, tmp_path, m
     ("rows", "message"),
     [
         ([{"prompt": "p", "chosen": "a"}], "rejected"),
-        ([{"prompt": "p", "chosen": "a", "rejected": "a"}], "row 0"),
-        ([{"prompt": "p", "chosen": "", "rejected": "a"}], "row 0"),
+        ([{"prompt": "p", "chosen": "a", "rejected": "a"}], "nothing to learn from is left of 1 pairs"),
         ([{"prompt": [{"role": "user", "content": "q"}], "chosen": [{"role": "assistant", "content": "a"}],
            "rejected": [{"role": "assistant", "content": "b"}]}], "chat template"),
     ],
@@ -198,10 +198,15 @@ def test_bad_rows_are_said_in_one_line_before_a_model_is_loaded(
     assert "\n" not in str(raised.value)
 
 
-def test_a_model_that_a_trainer_has_is_not_taken_again(trainer, checkpoint, tmp_path):
-    for models in ((trainer.model, None), (checkpoint, trainer.model)):
-        with pytest.raises(ValueError, match="belongs to another trainer already"):
-            DPOTrainer(*models, args=config(tmp_path), train_dataset=ROWS)
+def test_a_model_that_a_trainer_has_is_taken_as_it_is_now(trainer, checkpoint, tmp_path):
+    mine = trainer.model
+    second = DPOTrainer(mine, mine, args=config(tmp_path), train_dataset=ROWS)
+    for one, other in zip(
+        jax.tree.leaves(second.native.params), jax.tree.leaves(trainer.native.params), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    assert mine.trainer is second.native, "the script's handle answers with the newest trainer's parameters"
+    mine.attach(trainer.native)
 
 
 def test_a_reference_of_another_vocabulary_is_refused(checkpoint, tmp_path):
@@ -210,9 +215,25 @@ def test_a_reference_of_another_vocabulary_is_refused(checkpoint, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-def test_a_reference_beside_an_adapter_is_refused(checkpoint, tmp_path):
-    with pytest.raises(ValueError, match="`ref_model` must be None with `peft_config`"):
-        DPOTrainer(checkpoint, checkpoint, args=config(tmp_path), train_dataset=ROWS, peft_config=LORA)
+@pytest.mark.slow
+def test_a_reference_beside_an_adapter_is_used(checkpoint, tmp_path):
+    lm, params = tiny_lm("gpt2")
+    save_checkpoint(
+        tmp_path / "other", lm, jax.tree.map(lambda x: 1.1 * x, params), tokenizer=tiny_tokenizer()
+    )
+    other, options = str(tmp_path / "other"), {"train_dataset": ROWS, "peft_config": LORA}
+    trainer = DPOTrainer(checkpoint, other, args=config(tmp_path / "one"), **options)
+    batch = next(iter(trainer.get_train_dataloader()))
+    policy = DPOTrainer(other, args=config(tmp_path / "plain"), train_dataset=ROWS)
+    expected = policy.concatenated_forward(policy.model, batch)[0]
+    with pytest.raises(ValueError, match="`model` must be the trainer's `model`"):
+        trainer.concatenated_forward(policy.model, batch)
+    np.testing.assert_allclose(trainer.compute_reference_log_probs(batch)[0], expected, rtol=1e-5)
+    same = DPOTrainer(checkpoint, checkpoint, args=config(tmp_path / "two"), **options)
+    assert same.native.method.ref_model_path is None, "the base is there already"
+
+
+def test_options_of_other_methods_are_refused(checkpoint, tmp_path):
     with pytest.raises(ValueError, match="`rpo_alpha` must be left at its default"):
         DPOTrainer(checkpoint, args=config(tmp_path, rpo_alpha=1.0), train_dataset=ROWS)
     with pytest.raises(ValueError, match="loss_type` must be"):

@@ -89,10 +89,10 @@ def test_booleans_on_the_command_line(parse):
 
 
 def test_env_is_written_before_and_over_what_is_there(parse, monkeypatch):
-    monkeypatch.setenv("JRL_TEST_A", "old")
-    monkeypatch.setenv("JRL_TEST_B", "kept")
-    parse("env: {JRL_TEST_A: 1, JRL_TEST_B: yes}\nsteps: 1\n")
-    assert (os.environ["JRL_TEST_A"], os.environ["JRL_TEST_B"]) == ("1", "True")
+    monkeypatch.setenv("COLUMNS", "old")
+    monkeypatch.setenv("NO_COLOR", "kept")
+    parse("env: {COLUMNS: 1, NO_COLOR: yes}\nsteps: 1\n")
+    assert (os.environ["COLUMNS"], os.environ["NO_COLOR"]) == ("1", "True")
     with pytest.raises(ValueError, match="`env` must be a mapping of variables, got list"):
         parse("env: [a]\n")
 
@@ -194,7 +194,7 @@ class TestMistakes:
         class Bad:
             config: str = ""
 
-        with pytest.raises(ValueError, match="Bad must not have a field `config`"):
+        with pytest.raises(ValueError, match="Bad has a field named 'config'"):
             TrlParser((First, Bad))
 
 

@@ -20,6 +20,7 @@ from jrl.trl.models import (
     resolve_model,
 )
 from jrl.trl.ppo_config import PPOConfig, native_config
+from jrl.trl.ppo_data import list_columns
 from tests.tiny import tiny_hf_config
 
 # Order and defaults of TRL 0.7.1.
@@ -189,7 +190,7 @@ class TestModels:
             (dict(v_head_init_strategy="xavier"), "`v_head_init_strategy` must be None or"),
             (dict(num_labels=3), "`num_labels` must be 1"),
             (dict(revision="main"), "`revision` is not supported"),
-            (dict(reward_adapter="x"), "`reward_adapter` is not supported"),
+            (dict(reward_adapter="x"), "`reward_adapter` must be a folder"),
         ],
     )
     def test_what_cannot_be_honoured_is_refused(self, options, message):
@@ -221,3 +222,7 @@ class TestModels:
         with pytest.raises(ValueError, match=r"in \[0, 2\)"):
             create_reference_model(model, 2)
         assert dataclasses.replace(model) == model
+
+
+def test_rows_that_are_tuples_are_one_list_a_place():
+    assert list_columns([([1, 2], "a"), ([3], "b")]) == [[[1, 2], [3]], ["a", "b"]]

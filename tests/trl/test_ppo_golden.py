@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.trl.ppo_math import Ranges, advantages_and_returns, kl_penalty, minibatch_loss, token_rewards
+from jrl.learners.ppo import PPOConfig
+from jrl.trl.ppo_math import advantages_and_returns, kl_penalty, minibatch_loss, token_rewards
 from jrl.trl.ppo_stats import step_stats
 
 OLD = np.array([[-1, -0.5, -2, -0.3, -1.2], [-0.7, -1.1, -0.2, -0.9, -0.4]], np.float32)
@@ -90,7 +91,8 @@ def loss(threshold, columns=slice(None)):
         VALUES, rewards()[0], MASK, gamma=1, lam=0.95, whiten_rewards=False
     )
     arrays = (OLD, values, logits, vpreds, new, MASK, advantages, returns)
-    return minibatch_loss(*(x[:, columns] for x in arrays), Ranges(0.2, 0.2, 0.1, threshold))
+    config = PPOConfig(cliprange=0.2, cliprange_value=0.2, vf_coef=0.1, ratio_threshold=threshold)
+    return minibatch_loss(*(x[:, columns] for x in arrays), config)
 
 
 def test_loss_and_its_statistics():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,20 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.learners.ppo_estimates import estimate_advantages, init_score_moments, scale_scores
-from jrl.losses.ppo import PPOTargets, ppo_loss
+from jrl.learners.ppo import PPOConfig
+from jrl.losses.policy_gradient import Targets
+from jrl.losses.ppo import ppo_loss
 from jrl.ops import kl_from_logits, logprobs_from_logits
 from jrl.trl.core import logprobs_from_logits as all_logprobs
 from jrl.trl.ppo_batch import action_columns, model_inputs
-from jrl.trl.ppo_math import Ranges, advantages_and_returns, minibatch_loss, token_rewards
+from jrl.trl.ppo_math import advantages_and_returns, minibatch_loss, token_rewards
 from jrl.trl.ppo_stats import step_stats
 from jrl.typing import Scored
+from tests.learners.ppo_parts import first_moments, scaled, targets_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SIDES, KINDS = ("right", "left"), ("kl", "abs", "mse", "full")
 RELEASES = (pytest.param("071", marks=pytest.mark.slow), "0711")
 PAD, KL_COEF, GAMMA, LAM = 12, 0.3, 0.9, 0.85
 CLOSE = dict(rtol=1e-5, atol=1e-5)
+LOSS = PPOConfig(cliprange=0.2, cliprange_value=0.2, vf_coef=0.1, ratio_threshold=10.0)
 
 
 @functools.cache
@@ -118,7 +122,7 @@ class TestStep:
         scored = Scored(
             taken["old"], taken["ref"], values["old"], kl_from_logits(logits["old"], logits["ref"])
         )
-        targets = estimate_advantages(
+        targets = targets_of(
             jnp.asarray(placed),
             scored,
             real,
@@ -155,9 +159,7 @@ def test_loss_statistics_and_gradients(release, side):
 
     def total(logits, vpreds):
         now = logprobs_from_logits(logits, actions)
-        policy, value, stats = minibatch_loss(
-            *fixed, logits, vpreds, now, mask, *learned, Ranges(0.2, 0.2, 0.1, 10.0)
-        )
+        policy, value, stats = minibatch_loss(*fixed, logits, vpreds, now, mask, *learned, LOSS)
         return policy + value, (policy, value, stats)
 
     gradients, (policy, value, stats) = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(logits, vpreds)
@@ -175,7 +177,7 @@ def test_loss_statistics_and_gradients(release, side):
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_learners_own_loss_has_the_same_gradients(release, side):
     expected, actions, mask, logits, vpreds, fixed, learned = losses(release, side, f"step_kl_{side}")
-    targets = PPOTargets(*fixed, *learned, jnp.asarray(mask != 0))
+    targets = Targets(*fixed, *learned, jnp.asarray(mask != 0))
 
     def total(logits, vpreds):
         out = ppo_loss(
@@ -201,7 +203,7 @@ def test_a_ratio_above_the_threshold_leaves_no_loss_and_no_gradient(release):
     def total(logits, vpreds):
         now = logprobs_from_logits(logits, actions)
         policy, value, stats = minibatch_loss(
-            *fixed, logits, vpreds, now, mask, *learned, Ranges(0.2, 0.2, 0.1, 0.5)
+            *fixed, logits, vpreds, now, mask, *learned, replace(LOSS, ratio_threshold=0.5)
         )
         return policy + value, stats
 
@@ -234,9 +236,9 @@ def test_whitened_rewards():
 @pytest.mark.parametrize("release", RELEASES)
 def test_scores_are_scaled_then_clipped(release, norm):
     expected = case(release, "scores_normed" if norm else "scores_scaled")
-    moments, mask = init_score_moments(None), jnp.ones((5, 1), bool)
+    moments, mask = first_moments(None), jnp.ones((5, 1), bool)
     for index in range(3):
-        found, moments = scale_scores(
+        found, moments = scaled(
             jnp.asarray(expected[f"given{index}"])[:, None],
             mask,
             moments,

@@ -20,7 +20,11 @@ from tests.tiny import tiny_tokenizer
 from tests.trainers.runs import PROMPTS, count_vowels, save_tiny_checkpoint
 
 # Responses of most tests are random, and not the model's own.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The mean KL per sequence")]
+pytestmark = [
+    pytest.mark.slow,
+    # Made-up responses and a large rate: neither is what these tests are about.
+    pytest.mark.filterwarnings("ignore:The mean KL per sequence", "ignore:large_update"),
+]
 ITERATIONS = 2
 ROWS = 8
 
@@ -74,7 +78,7 @@ def start(made):
 @pytest.fixture(autouse=True)
 def _from_the_start(trainer, start):
     trainer.native.state = jax.tree.map(jnp.copy, start)
-    trainer.native.calls = trainer.native.generations = 0
+    trainer.native.calls = trainer.native.draws.calls = 0
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +169,13 @@ def test_every_statistic_is_there(trainer):
     assert stats["ppo/learning_rate"] == 0.1
 
 
+def test_rows_beyond_the_context_are_refused(trainer):
+    long = [np.ones(trainer.native.lm.max_positions, np.int32)]
+    inputs = trainer.prepare_model_inputs(long, [np.ones(2, np.int32)])
+    with pytest.raises(ValueError, match="must have rows of at most"):
+        trainer.batched_forward_pass(trainer.model, long, [np.ones(2, np.int32)], inputs)
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_forward_pass_over_whole_rows_agrees_with_the_step(trainer, side):
     queries, responses, scores = batch()
@@ -253,6 +264,7 @@ def test_a_state_goes_on_where_it_was_saved(trainer, tmp_path):
     trainer.step(*batch(0))
     trainer.generate([np.array([5, 6])], max_new_tokens=2)
     path = trainer.save_state(tmp_path)
+    watched = trainer.native.host_state()["watch"]
     coefficient = trainer.kl_ctl.value
     first = trainer.step(*batch(1))
     expected, samples = (
@@ -263,6 +275,7 @@ def test_a_state_goes_on_where_it_was_saved(trainer, tmp_path):
     trainer.load_state(path)
     assert trainer.current_step == 1
     assert trainer.kl_ctl.value == coefficient
+    assert trainer.native.host_state()["watch"] == watched
     again = trainer.step(*batch(1))
     same(jax.device_get(trainer.state), expected)
     assert again["objective/kl"] == first["objective/kl"]
@@ -314,7 +327,7 @@ class TestGenerate:
     def test_draws_differ_from_call_to_call_and_repeat_with_the_seed(self, trainer):
         first, second = (trainer.generate([[5, 6]] * 4, max_new_tokens=8, do_sample=True) for _ in range(2))
         assert any(a.tolist() != b.tolist() for a, b in zip(first, second, strict=True))
-        trainer.native.generations = 0
+        trainer.native.draws.calls = 0
         again = trainer.generate([[5, 6]] * 4, max_new_tokens=8, do_sample=True)
         assert [row.tolist() for row in again] == [row.tolist() for row in first]
 
@@ -379,6 +392,17 @@ def test_the_kl_coefficient_can_be_read_and_set(trainer):
     trainer.kl_ctl.value = 0.5
     stats = trainer.step(*batch())
     assert stats["objective/kl_coef"] == 0.5
+
+
+def test_rows_can_be_checked_without_a_step(trainer):
+    rows = [[5, 6]] * 2, [[7]] * 2, [1.0, 2.0]
+    assert trainer._step_safety_checker(2, *rows) == (*rows, None)
+    with pytest.raises(ValueError, match="`queries` must"):
+        trainer._step_safety_checker(3, *rows)
+
+
+def test_the_penalty_of_tokens_can_be_looked_at(trainer):
+    np.testing.assert_allclose(trainer._kl_penalty([[0.5, 0.2]], [[0.4, 0.3]]), [[0.1, -0.1]], rtol=1e-6)
 
 
 def test_statistics_are_logged_only_with_their_columns(trainer):

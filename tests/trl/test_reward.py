@@ -11,8 +11,9 @@ import pytest
 from transformers import AutoTokenizer, EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 import jrl
-from jrl.trainers.checkpoint import CheckpointError
-from jrl.trainers.evaluation import Evaluation
+from jrl.trainers.cards.card import model_card
+from jrl.trainers.checkpoints.checkpointer import CheckpointError
+from jrl.trainers.rollouts.evaluation import Evaluation
 from jrl.trl import AutoModelForSequenceClassification, RewardConfig, RewardTrainer
 
 ROWS = [{"chosen": f"good {i}", "rejected": f"bad {i} x"} for i in range(10)]
@@ -156,7 +157,7 @@ def test_the_top_level_has_the_flat_names():
     ("rows", "message"),
     [
         ([{"chosen": "a"}], "rejected"),
-        ([*ROWS, {"chosen": "same", "rejected": "same"}], "row 10"),
+        ([{"chosen": "same", "rejected": "same"}], "nothing to learn from is left of 1 pairs"),
         ([{"chosen": "a" * 40, "rejected": "b" * 40}], "more than 32 tokens"),
         ([{"chosen": [{"role": "user", "content": "hi"}], "rejected": "no"}], "row 0"),
         ([], "`train_dataset`: the list holds no records"),
@@ -184,7 +185,14 @@ def test_bad_rows_are_said_in_one_line_before_a_model_is_loaded(
         ({"callbacks": [print]}, "`callbacks` must hold"),
         ({"args": {"output_dir": "out"}}, "`args` must be"),
         ({"args": RewardConfig("out", neftune_noise_alpha=5)}, "`neftune_noise_alpha` must be left"),
-        ({"args": RewardConfig("out", eval_strategy="epoch")}, "`eval_dataset` must be given"),
+        (
+            {
+                "args": RewardConfig(
+                    "out", load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch"
+                )
+            },
+            "`eval_dataset` must be given",
+        ),
         ({"args": RewardConfig(__file__)}, "`output_dir` must be a folder"),
         ({"args": RewardConfig("out", metric_for_best_model="f1")}, "`metric_for_best_model` must be one of"),
         ({"eval_dataset": (row for row in ROWS)}, "`eval_dataset`: evaluations go over all rows"),
@@ -198,12 +206,30 @@ def test_bad_arguments(checkpoint, tmp_path, options, message):
         RewardTrainer(**given)
 
 
+def test_without_an_evaluation_set_a_run_goes_on_and_says_so(checkpoint, tmp_path):
+    args = config(tmp_path, eval_strategy="steps", eval_steps=1)
+    with pytest.warns(UserWarning, match="`eval_dataset` is None: the run does not evaluate"):
+        trainer = RewardTrainer(checkpoint, args, train_dataset=ROWS)
+    assert trainer.native.config.train.eval_interval == 0 and trainer.args.eval_strategy == "steps"
+
+
+def test_a_card_has_the_tags_that_a_script_adds(trained, tmp_path):
+    trainer, _, _ = trained
+    assert {"trl", "reward-trainer"} <= set(trainer.model.model_tags)
+    trainer.model.add_model_tags(["of-mine"])
+    assert (
+        "- of-mine\n" in model_card(trainer.native).text()
+        and "- trl\n" not in model_card(trainer.native).text()
+    )
+
+
 def test_a_path_without_a_checkpoint_is_no_fresh_run(trained, tmp_path):
     trainer, _, _ = trained
     with pytest.raises(FileNotFoundError, match="`resume_from_checkpoint` must be a run"):
         trainer.train(resume_from_checkpoint=tmp_path / "nothing")
     with pytest.raises(
-        CheckpointError, match="`resume_from_checkpoint` to continue it, `overwrite_output_dir=True`"
+        CheckpointError,
+        match=r"`resume_from_checkpoint` to continue it, `overwrite_output_dir=True` of `jrl\.trl\.RewardConfig`",
     ):
         trainer.train()
 
@@ -219,8 +245,8 @@ def test_an_early_stop_ends_the_run_and_the_best_model_comes_back(checkpoint, tm
         checkpoint,
         config(
             tmp_path,
-            learning_rate=0.3,  # far too high: evaluations get worse
-            max_steps=40,
+            learning_rate=1e-2,
+            max_steps=12,
             eval_strategy="steps",
             eval_steps=1,
             save_strategy="steps",
@@ -228,12 +254,14 @@ def test_an_early_stop_ends_the_run_and_the_best_model_comes_back(checkpoint, tm
             load_best_model_at_end=True,
         ),
         train_dataset=ROWS,
-        eval_dataset=ROWS[:5],
+        # What is learned makes it worse: the other one of every pair is called the better.
+        eval_dataset=[{"chosen": row["rejected"], "rejected": row["chosen"]} for row in ROWS],
         callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )
     trainer.train()
-    best = min(line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line)
-    assert trainer.state.global_step < 40
+    losses = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+    best = min(losses)
+    assert losses[-1] > best and trainer.state.global_step < 12
     assert trainer.state.best_metric == best
     assert trainer.evaluate()["eval_loss"] == pytest.approx(best, rel=1e-5)
 

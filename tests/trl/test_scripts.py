@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jrl.data.records import RecordStream
+from jrl.data.sources.records import RecordStream
 from jrl.models.adapters.config import read_adapter_config
 from jrl.trl.parser import TrlParser
 from jrl.trl.scripts import (
@@ -41,6 +41,9 @@ class TestMixture:
             DatasetMixtureConfig([{"path": files[1], "columns": ["text"]}, {"path": files[0]}])
         )
         assert texts(found["train"]) == [f"b{i}" for i in range(10)] + [f"a{i}" for i in range(30)]
+        assert isinstance(found, dict) and isinstance(found["train"], list), (
+            "a column of some rows alone is kept"
+        )
         assert set(found["train"][0]) == {"text"} and set(found["train"][-1]) == {"text", "more"}
         assert list(found) == ["train"]
 
@@ -123,3 +126,12 @@ class TestModel:
         assert (script.dataset_name, model.use_peft, model.dtype) == ("y", True, "auto")
         assert mixture.datasets == [DatasetConfig("x.jsonl", fraction=0.5)]
         assert model.lora_target_modules == "all-linear"
+
+
+def test_a_mixture_of_rows_alike_is_a_dataset_dict(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"text": "t{i}"}}\n' for i in range(10)))
+    found = get_dataset(DatasetMixtureConfig([{"path": str(file)}], test_split_size=0.2))
+    assert isinstance(found, datasets.DatasetDict) and found["train"].column_names == ["text"]
+    assert found["test"]["text"] == ["t8", "t9"]

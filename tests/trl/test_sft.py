@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from jrl.trl import ConstantLengthDataset, DataCollatorForCompletionOnlyLM, SFTConfig, SFTTrainer
-from jrl.trl.formatting import one_text
+from jrl.trl.row_texts import one_text
 from tests.tiny import tiny_hf_config
 
 ROWS = [{"text": f"hello {i}"} for i in range(10)]

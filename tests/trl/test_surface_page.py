@@ -12,19 +12,18 @@ from transformers import TrainingArguments
 
 from jrl.trl.configs import DPOConfig, RewardConfig, SFTConfig
 from jrl.trl.ddpo_config import DDPOConfig
-from jrl.trl.ddpo_meanings import DDPO, PROJECT
-from jrl.trl.meanings import DPO, OLD_ARGUMENTS, REWARD, SFT, SHARED, TRAINING_ARGUMENTS, Meaning
+from jrl.trl.field_table import FIELD_TABLE, Meaning
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trl_surface.md"
 TABLES: Mapping[str, Mapping[str, Meaning]] = {
-    "Of transformers": TRAINING_ARGUMENTS,
-    "Of older transformers": OLD_ARGUMENTS,
-    "Of several configurations": SHARED,
-    "`RewardConfig`": REWARD,
-    "`SFTConfig`": SFT,
-    "`DPOConfig`": DPO,
-    "`DDPOConfig`": DDPO,
-    "`project_kwargs` of `DDPOConfig`": PROJECT,
+    "Of transformers": FIELD_TABLE["training_arguments"],
+    "Of older transformers": FIELD_TABLE["old_arguments"],
+    "Of several configurations": FIELD_TABLE["shared"],
+    "`RewardConfig`": FIELD_TABLE["reward"],
+    "`SFTConfig`": FIELD_TABLE["sft"],
+    "`DPOConfig`": FIELD_TABLE["dpo"],
+    "`DDPOConfig`": FIELD_TABLE["ddpo"],
+    "`project_kwargs` of `DDPOConfig`": FIELD_TABLE["project"],
 }
 
 
@@ -51,6 +50,6 @@ def test_no_meaning_is_of_a_field_that_there_is_not():
     known = {
         entry.name for config in (RewardConfig, SFTConfig, DPOConfig, DDPOConfig) for entry in fields(config)
     }
-    tables = [table for table in TABLES.values() if table is not PROJECT]
+    tables = [table for table in TABLES.values() if table is not FIELD_TABLE["project"]]
     assert not [name for table in tables for name in table if name not in known]
-    assert set(TRAINING_ARGUMENTS) == {entry.name for entry in fields(TrainingArguments)}
+    assert set(FIELD_TABLE["training_arguments"]) == {entry.name for entry in fields(TrainingArguments)}

@@ -15,9 +15,10 @@ import yaml
 
 import jrl
 from jrl.learners.optimizers import make_optimizer, make_schedule
-from jrl.trainers.generation import parse_gen_kwargs
-from jrl.trainers.registry import get_trainer
-from jrl.trlx.configs import (
+from jrl.trainers.config.gen_kwargs import parse_gen_kwargs
+from jrl.trainers.config.registry import get_trainer
+from jrl.trlx import train
+from jrl.trlx.data.configs import (
     ILQLConfig,
     MethodConfig,
     ModelConfig,
@@ -29,10 +30,8 @@ from jrl.trlx.configs import (
     TokenizerConfig,
     TrainConfig,
     TRLConfig,
-    default_ilql_config,
-    default_ppo_config,
-    default_sft_config,
 )
+from jrl.trlx.data.default_configs import default_ilql_config, default_ppo_config, default_sft_config
 from jrl.trlx.old_configs import OldILQLConfig, OldModelConfig, OldPPOConfig, OldTrainConfig
 
 PPO = dict(
@@ -435,3 +434,28 @@ class TestOldLayout:
             )
         assert config.train.trainer == "ILQLTrainer"
         assert config.method.gen_kwargs["beta"] == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "full"), [("lr", "optimizer.kwargs.lr"), ("vf_coef", "method.vf_coef"), ("seed", "train.seed")]
+)
+def test_a_name_that_stands_alone_is_the_field_of_that_name(name, full):
+    base = default_ppo_config()
+    with pytest.warns(UserWarning, match=rf"`{name}` is `{full}` now"):
+        found = TRLConfig.update(base, {name: 3})
+    assert found == TRLConfig.update(base, {full: 3}) != base
+    with pytest.raises(ValueError, match="Unknown parameter `nothing`"):
+        TRLConfig.update(base, {"nothing": 3})
+
+
+def test_a_device_of_the_first_release_is_left_out_with_a_word():
+    tree = default_ppo_config().to_dict()
+    tree["model"]["device"] = "cuda"
+    with pytest.warns(UserWarning, match="`model.device` = 'cuda' is left out: `train.mesh`"):
+        assert TRLConfig.from_dict(tree) == default_ppo_config()
+
+
+def test_a_trainer_of_nemo_is_refused_before_anything_else():
+    config = default_ppo_config().evolve(train={"trainer": "NeMoPPOTrainer"})
+    with pytest.raises(ImportError, match=r"NeMoPPOTrainer needs NeMo.*AcceleratePPOTrainer.*train\.mesh"):
+        train(samples="no samples at all", rewards=3, config=config)

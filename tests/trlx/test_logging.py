@@ -6,7 +6,8 @@ import logging as standard
 
 import pytest
 
-from jrl.trlx import ignored, logging
+from jrl.interop import arguments
+from jrl.trlx import logging
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ class TestHandlers:
 
 
 def test_progress_bars_are_accepted_and_said_once(monkeypatch):
-    monkeypatch.setattr(ignored, "_told", set())
+    monkeypatch.setattr(arguments, "_told", set())
     with pytest.warns(UserWarning, match=r"`logging.disable_progress_bar\(\)` has no effect in jrl"):
         logging.disable_progress_bar()
     assert not logging.is_progress_bar_enabled()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainers of trlX's shape that bring a loss or experience of their own, by hand and through `train`."""
 
+import dataclasses
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +11,13 @@ import optax
 import pytest
 
 import jrl.trlx as trlx
+from jrl.learners.guards import skip_nonfinite
 from jrl.trainers.base import Trainer
 from jrl.trainers.sft import SFTTrainer
 from jrl.trlx.loop import as_pytree, make_loss_update
 from jrl.trlx.registry import TRAINERS
-from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, sft_config
+from jrl.trlx.utils import set_seed
+from tests.trainers.runs import PROMPTS, count_vowels, ilql_config, ppo_config, sft_config
 
 SAMPLES = [["ab", "cd"], ["xyz", "w"], ["so", "it goes"], ["we", "are one"]]
 SGD = {"name": "sgd", "kwargs": {"lr": 0.1}}
@@ -152,13 +157,200 @@ class TestExperience:
         moved = jax.tree.map(lambda old, new: bool((old != new).any()), before, trainer.params)
         assert any(jax.tree.leaves(moved))
 
-    def test_an_algorithm_that_is_one_compiled_update_takes_no_other_loss(self, config):
-        class Odd(trlx.AccelerateILQLTrainer):
-            def loss(self, batch):
-                return 0.0, {}
+    @pytest.mark.slow
+    def test_the_controller_and_the_moments_move_beside_a_loss_of_ones_own(self, checkpoint, tmp_path):
+        method = {"target": 1e-4, "horizon": 100, "init_kl_coef": 0.5}
+        config = ppo_config(checkpoint, tmp_path, method=method)
+        trainer = Doubled(config, reward_fn=count_vowels)
+        trainer.add_prompt_pipeline(trlx.PromptPipeline(PROMPTS, 24, trainer.tokenizer))
+        trainer.make_experience(8)
+        first = trainer.native.state
+        trainer.post_epoch_callback()
+        second = trainer.native.state
+        # The policy is its reference, far below the target: the weight falls.
+        assert 0.5 > float(first.kl_coef) > float(second.kl_coef) > 0
+        assert [float(state.moments.running.num_values) for state in (first, second)] == [8, 16]
 
-        assert Odd._replaced_hooks(object.__new__(Odd)) == ["loss"]
-        assert not Odd.may_loop and not trlx.AccelerateRFTTrainer.may_loop
+    @pytest.mark.slow
+    def test_every_epoch_goes_on_in_the_prompts_beside_a_loss_of_ones_own(
+        self, checkpoint, tmp_path, monkeypatch
+    ):
+        trainer = trlx.AcceleratePPOTrainer(ppo_config(checkpoint, tmp_path), reward_fn=count_vowels)
+        trainer.add_prompt_pipeline(trlx.PromptPipeline(PROMPTS, 24, trainer.tokenizer))
+        own, keys, told = trainer.loss, trainer.native.keys, []
+        trainer.loss = lambda batch: own(batch)
+        monkeypatch.setattr(trainer.native, "keys", lambda number: told.append(number) or keys(number))
+        trainer.learn()
+        assert trainer.iter_count == 12 and told == [0, 1, 2]
+
+
+class Doubled(trlx.AcceleratePPOTrainer):
+    """A loss of its own, on the rollouts that jrl makes."""
+
+    def loss(self, batch):
+        loss, stats = super().loss(batch)
+        return 2.0 * loss, stats
+
+
+class Halved(trlx.AcceleratePPOTrainer):
+    """Rollouts of its own: jrl's, at half the rewards."""
+
+    def make_experience(self, num_rollouts=1024, iter_count=0):
+        super().make_experience(num_rollouts, iter_count)
+        rows = list(self.store)
+        self.store.clear_history()
+        self.push_to_store([dataclasses.replace(row, rewards=row.rewards / 2) for row in rows])
+
+
+class TestResume:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", [Doubled, Halved])
+    @pytest.mark.parametrize("step", [7, 8])
+    def test_a_run_cut_inside_an_epoch_or_at_its_end_is_the_whole_run(self, checkpoint, tmp_path, kind, step):
+        calls = []
+
+        def rewards(outputs, **others):
+            calls.append(outputs)
+            return count_vowels(outputs)
+
+        def run(name, **train):
+            calls.clear()
+            config = ppo_config(
+                checkpoint,
+                tmp_path / name,
+                train={"checkpoint_interval": step, "keep_checkpoints": 3, **train},
+            )
+            trainer = kind(config, reward_fn=rewards)
+            trainer.add_prompt_pipeline(trlx.PromptPipeline(PROMPTS, 24, trainer.tokenizer))
+            trainer.learn()
+            losses = [record["ppo/loss"] for record in trainer.native.history if "ppo/loss" in record]
+            return jax.device_get(trainer.native.state), losses, list(calls)
+
+        state, losses, told = run("whole")
+        shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+        shutil.rmtree(tmp_path / "cut" / "checkpoint_12")
+        last = tmp_path / "cut" / f"checkpoint_{step}"
+        again, resumed, told_again = run("cut", resume_from_checkpoint=str(last))
+        jax.tree.map(np.testing.assert_array_equal, state, again)
+        assert losses == resumed and len(told) == 6
+        assert told_again == told[4:]  # two calls an epoch: those of the third alone
+
+    @pytest.mark.slow
+    def test_a_run_that_is_done_learns_nothing_more(self, config, tmp_path):
+        for resume in (None, str(tmp_path)):
+            train = {"checkpoint_dir": str(tmp_path), "total_steps": 1, "epochs": 3, "eval_interval": 0}
+            trainer = Cloning(config.evolve(train={**train, "resume_from_checkpoint": resume}))
+            trainer.make_experience(SAMPLES, 32)
+            trainer.learn()
+            assert trainer.iter_count == 1
+
+
+def _mine(self, *arguments, **options):
+    return None
+
+
+_EVERY = (
+    "_accumulate",
+    "evaluate",
+    "generate_eval",
+    "decode",
+    "setup_scheduler",
+    "save",
+    "save_pretrained",
+    "load",
+)
+_NATIVE = ("get_arch", "setup_model", "setup_optimizer")
+_LOOP = (
+    "loss",
+    "prepare_learning",
+    "create_train_dataloader",
+    "post_backward_callback",
+    "post_epoch_callback",
+)
+
+
+class TestOverrides:
+    """A method of trlX's trainers that trlX calls is called here too, or refused when the trainer is made."""
+
+    @pytest.mark.parametrize(
+        ("base", "names"),
+        [
+            ("AccelerateRLTrainer", _EVERY),
+            ("AcceleratePPOTrainer", (*_EVERY, *_NATIVE, "generate", "push_to_store")),
+            ("AccelerateILQLTrainer", (*_EVERY, *_NATIVE, *_LOOP)),
+            ("AccelerateSFTTrainer", (*_EVERY, *_NATIVE)),
+            ("AccelerateRFTTrainer", (*_EVERY, *_NATIVE, *_LOOP, "generate", "make_experience")),
+        ],
+    )
+    def test_one_that_nothing_calls_is_refused(self, config, base, names):
+        for name in names:
+            own = type("Mine", (getattr(trlx, base),), {name: _mine})
+            with pytest.raises(
+                TypeError,
+                match=rf"Mine must not override `{name}`: nothing here calls it, so it would change nothing\. \S",
+            ):
+                own(config, reward_fn=len)
+
+    @pytest.mark.parametrize(
+        ("base", "names"),
+        [
+            ("AcceleratePPOTrainer", ("make_experience", "generate", "push_to_store")),
+            ("AcceleratePPOTrainer", ("loss", "setup_model", "setup_optimizer")),
+            (
+                "AcceleratePPOTrainer",
+                ("add_prompt_pipeline", "add_eval_pipeline", "learn", "setup_rollout_logging"),
+            ),
+            ("AccelerateSFTTrainer", ("make_experience", "post_epoch_callback", "setup_optimizer")),
+            (
+                "AccelerateRLTrainer",
+                ("get_arch", "setup_model", "setup_optimizer", "make_experience", *_LOOP),
+            ),
+        ],
+    )
+    def test_one_that_is_called_is_not(self, base, names):
+        own = type("Mine", (getattr(trlx, base),), dict.fromkeys(names, _mine))
+        own._refuse_overrides(object.__new__(own))
+
+    def test_an_orchestrators_experience_is_refused(self):
+        own = type("Mine", (trlx.PPOOrchestrator,), {"make_experience": _mine})
+        with pytest.raises(TypeError, match=r"override `make_experience`.*Override that of AcceleratePPO"):
+            own(object(), object())
+
+    def test_an_optimizer_of_ones_own_moves_the_parameters(self, config, tmp_path):
+        class Standing(Cloning):
+            def setup_optimizer(self):
+                return skip_nonfinite(optax.chain(optax.trace(0.9), optax.scale(0.0)))
+
+        trainer = Standing(config.evolve(train={"checkpoint_dir": str(tmp_path), "total_steps": 1}))
+        before = jax.device_get(trainer.params)
+        trainer.make_experience(SAMPLES, 32)
+        trainer.learn()
+        assert trainer.iter_count == 1
+        jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(trainer.params))
+
+    def test_samples_of_a_seq2seq_model_pass_their_own_method(self, t5_checkpoint, tmp_path):
+        told = []
+
+        class Watched(trlx.AccelerateILQLTrainer):
+            def make_experience_seq2seq(self, samples, rewards, max_length=2048):
+                told.append(samples)
+                super().make_experience_seq2seq(samples, rewards, max_length)
+
+        config = ilql_config(t5_checkpoint, tmp_path).evolve(model={"model_arch_type": "seq2seq"})
+        trainer = Watched(config)
+        trainer.make_experience([["ab", "cd"]], [1.0])
+        assert told == [[["ab", "cd"]]] and len(trainer.store) == 1
+
+
+@pytest.mark.slow
+def test_a_trainers_model_draws_anew_at_every_call_and_heeds_the_seed(config):
+    model = trlx.AccelerateSFTTrainer(config).model
+    draw = lambda: model.generate([[3, 4, 5]], do_sample=True, max_new_tokens=12).tolist()  # noqa: E731
+    set_seed(3)
+    drawn = [draw() for _ in range(3)]
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
+    set_seed(3)
+    assert [draw() for _ in range(3)] == drawn
 
 
 class TestTrain:

@@ -7,7 +7,7 @@ import pytest
 
 import jrl
 import jrl.trlx as trlx
-from jrl.trlx.elements import stacked
+from jrl.trlx.loader import stacked
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, sft_config
 
 SAMPLES = [["ab", "cd"], ["xyz", "w"], ["so", "it goes"], ["we", "are one"]]
@@ -56,6 +56,15 @@ class TestSFT:
         assert np.isfinite(loss)
         np.testing.assert_allclose(loss, cross_entropy(logits[:, :-1], batch["labels"][:, 1:]), rtol=1e-5)
         assert "sft/loss" in stats
+
+    def test_labels_on_padding_are_not_learned(self, trainer):
+        (batch,) = trainer.create_train_dataloader()
+        mask = batch["attention_mask"].astype(bool)
+        named = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        loss, _ = trainer.loss({**named, "labels": batch["input_ids"]})
+        labels = np.where(mask[:, 1:] & mask[:, :-1], batch["input_ids"][:, 1:], -100)
+        logits = trainer.model(**named).logits
+        np.testing.assert_allclose(loss, cross_entropy(logits[:, :-1], labels), rtol=1e-5)
 
     def test_the_store_is_that_of_the_samples(self, trainer):
         assert isinstance(trainer.store, trlx.DialogStore) and len(trainer.store) == 4
@@ -110,6 +119,13 @@ class TestILQL:
         assert out.value.shape == ids.shape and len(out.qs) == len(out.target_qs) == 2
         assert out.qs[0].shape == (*ids.shape, 97) and not np.allclose(out.qs[0], out.target_qs[0])
 
+    def test_every_tensor_has_its_name(self, trainer):
+        found = trainer.model.state_dict()
+        online, target = (found[f"ilql_heads.{kind}.1.2.bias"] for kind in ("q_heads", "target_q_heads"))
+        heads = trainer.native.state.train.params["q_heads"], trainer.native.state.target_params
+        for tensor, head in zip((online, target), heads, strict=True):
+            np.testing.assert_array_equal(tensor, head["1"]["out"]["bias"][: len(tensor)])
+
     def test_generation_is_steered(self, trainer):
         ids = trainer.tokenizer(["we", "ab"], return_tensors="np")["input_ids"]
         weak, strong = (trainer.generate(ids, beta=beta, do_sample=False) for beta in (0.0, 1e6))
@@ -157,7 +173,7 @@ class TestOrchestrators:
         assert (
             model.orch is orchestrator
             and orchestrator.chunk_size == 4
-            and model.native.reward_fn is count_vowels
+            and model.native.reward_fn.function is count_vowels
         )
         assert orchestrator.score(["aei"]) == [1.0]
         orchestrator.make_experience(8)

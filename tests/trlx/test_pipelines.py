@@ -8,7 +8,8 @@ import pytest
 from transformers import BatchEncoding
 
 import jrl.trlx as trlx
-from jrl.trlx.pipelines import prompt_set_of
+from jrl.interop import arguments
+from jrl.trlx.pipeline.offline_pipeline import prompt_set_of
 from tests.tiny import EOS_ID, PAD_ID, tiny_t5_tokenizer, tiny_tokenizer
 
 PROMPTS = [{"prompt": "abc", "label": 1}, {"prompt": "z", "label": 2}, {"prompt": "lmnop", "label": 3}]
@@ -75,7 +76,9 @@ class TestPromptPipeline:
         assert found.token_lists == [row["input_ids"] for row in pipeline.prompts]
         assert found.metadata == {"label": [1, 2, 3]}
 
-    def test_a_pipeline_of_ones_own_with_padded_rows(self):
+    def test_a_pipeline_of_ones_own_with_padded_rows(self, monkeypatch):
+        monkeypatch.setattr(arguments, "_told", set())
+
         class Own(trlx.BasePipeline):
             def __getitem__(self, index):
                 return {
@@ -90,7 +93,10 @@ class TestPromptPipeline:
             def create_loader(self, batch_size, shuffle, prep_fn=None, num_workers=0):
                 raise NotImplementedError
 
-        with pytest.warns(UserWarning, match="2 of 2 prompts have more than 1 tokens"):
+        with (
+            pytest.warns(UserWarning, match="2 of 2 prompts have more than 1 tokens"),
+            pytest.warns(UserWarning, match="`Own.create_loader` has no effect in jrl: prompts are read by"),
+        ):
             found = prompt_set_of(Own(), tiny_tokenizer(), max_length=1, seed=0, decoder_start_token_id=None)
         assert found.rows(np.arange(2), width=1).token_lists == [[5], [5]]
         assert found.metadata(np.arange(2)) == {"name": [0, 1]}

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import jrl.trlx as trlx
+from jrl.interop import arguments
+from jrl.trainers.checkpoints.manifest import CheckpointError
 from jrl.trainers.ppo import PPOTrainer
-from jrl.trlx import ignored
+from jrl.trlx.loop import Position
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, repeatable
 
 
@@ -123,7 +125,7 @@ class TestGeneration:
         np.testing.assert_array_equal(found[:, :width], encoded["input_ids"])
         assert width < found.shape[1] <= width + 8
         assert prepared.generate_eval(**encoded, max_new_tokens=3).shape[1] <= width + 3
-        monkeypatch.setattr(ignored, "_told", set())
+        monkeypatch.setattr(arguments, "_told", set())
         with pytest.warns(UserWarning, match="`generate: use_cache` has no effect"):
             assert prepared.generate(**encoded, max_length=width + 3, use_cache=True).shape[1] <= width + 3
 
@@ -231,6 +233,10 @@ class TestFiles:
         steps = [record["step"] for record in trainer.native.history if "iteration" in record]
         assert steps == [4, 8, 12] and trainer.iter_count == 12
 
+    def test_the_best_checkpoint_has_trlxs_name(self, learned):
+        link = learned.native.run_dir / "best_checkpoint"
+        assert link.is_symlink() and link.resolve().name == "checkpoint_8"
+
     def test_a_checkpoint_is_written_whenever_one_asks(self, learned, checkpoint, tmp_path):
         path = learned.save(str(tmp_path / "mine"))
         assert path.name == "checkpoint_8" and (path / "hf_model" / "model.safetensors").exists()
@@ -253,6 +259,44 @@ class TestFiles:
 
 
 class TestErrors:
+    def test_a_checkpoint_of_another_loop_or_without_its_rollouts(self, bare, monkeypatch):
+        at = {"position": {"epochs": 1, "passes": 0, "batches": 2}}
+        with pytest.raises(CheckpointError, match="got one with methods of its own in the loop"):
+            bare._load_host_state(at)
+        assert bare._host_state() == {}
+        monkeypatch.setattr(bare, "_learns_here", lambda: True)
+        with pytest.raises(CheckpointError, match="got one without methods of its own"):
+            bare._load_host_state({})
+        monkeypatch.setattr(bare, "position", Position(1, 0, 2))
+        monkeypatch.setattr(bare.store, "history", ["strange"])
+        with pytest.warns(UserWarning, match=r"it cannot hold \['str'\]"):
+            found = bare._host_state()
+        assert found == {**at, "num_made": 0, "rollouts": None}
+        with pytest.raises(CheckpointError, match="does not hold the rollouts"):
+            bare._load_host_state(found)
+
+    def test_a_run_that_resumes_warns_of_callbacks_of_a_script(self, bare, monkeypatch):
+        bare.begin_loop()
+        monkeypatch.setattr(bare, "position", Position(1, 0, 2))
+        bare.begin_loop()
+        vars(bare)["post_epoch_callback"] = lambda: None
+        try:
+            with pytest.warns(
+                UserWarning, match=r"in epoch 2: \['post_epoch_callback'\] are not called again"
+            ):
+                bare.begin_loop()
+        finally:
+            del vars(bare)["post_epoch_callback"]
+
+    @pytest.mark.parametrize("mask", [None, "all"])
+    def test_rows_beyond_the_table_of_positions(self, bare, mask):
+        size = bare.native.lm.max_positions
+        ids = np.full((1, size + 1), 3)
+        mask = mask and np.ones_like(ids)
+        for answer in (bare.model, bare.model.forward_hydra):
+            with pytest.raises(ValueError, match=f"at most {size} tokens.*got {size + 1}: shorten"):
+                answer(ids, mask)
+
     @pytest.mark.parametrize("act", [lambda t: t.learn(), lambda t: t.make_experience(4), lambda t: t.save()])
     def test_without_prompts(self, bare, act):
         with pytest.raises(ValueError, match="no prompts yet: `add_prompt_pipeline`"):

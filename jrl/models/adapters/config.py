@@ -7,13 +7,13 @@ jrl lacks pass while they are off.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal
 
 from jrl.models.adapters.field_types import TYPES
+from jrl.suggestions import did_you_mean
 
 CAUSAL, SEQ2SEQ, SEQ_CLS = "CAUSAL_LM", "SEQ_2_SEQ_LM", "SEQ_CLS"
 HEAD_MODULES = ("classifier", "pooler", "pre_classifier", "score")
@@ -223,8 +223,7 @@ def read_adapter_config(given: Any) -> AdapterConfig:
                 value,
             )
         elif key not in _SILENT:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean `{near[0]}`?" if near else ""
+            hint = did_you_mean(key, known)
             raise ValueError(f"peft_config: {kind} has no key `{key}`.{hint}")
     missing = [name for name, entry in known.items() if _required(entry) and name not in arguments]
     if missing:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PEFT's folders: `adapter_config.json`, `adapter_model.safetensors`, and the heads in `model.safetensors`.
 
+A PEFT model object of torch is read like such a folder.
+
 Adapters lie in the files as they lie in memory, so that reading and writing are the identity. trlX and TRL keep the
 heads of an adapted model in a weight file of its own beside the adapter, under the names it has elsewhere.
 """
@@ -23,6 +25,7 @@ from jrl.models.adapters.config import (
     CAUSAL,
     AdapterConfig,
     PrefixConfig,
+    plain_peft_config,
     read_adapter_config,
     to_peft_dict,
 )
@@ -31,7 +34,8 @@ from jrl.models.entries_io import check_entries, entry_tensors, load_entries
 from jrl.models.families.base import Entry, Shape, table
 from jrl.models.folders import replace_folder
 from jrl.models.heads import HEADS, found_heads, head_entries, heads_of, init_q_heads, init_value_head
-from jrl.models.safetensors_io import TensorFiles
+from jrl.models.model_object import ModelObject, as_source
+from jrl.models.safetensors_io import TensorFiles, Tensors
 from jrl.models.safetensors_write import is_model_file, write_tensors
 from jrl.typing import Params, PRNGKey
 
@@ -41,40 +45,60 @@ _LORA_NAMES = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": "lora_ma
 
 
 class AdapterFolder(NamedTuple):
-    """What `adapter_config.json` says.
+    """What `adapter_config.json` says, or a PEFT model object.
 
     Attributes:
-      folder: Where it lies.
+      folder: Where it lies: a folder, or the object.
       config: The adapter.
-      base_model: Folder or hub id of the model that it belongs to; None where the file names none.
+      base_model: The model that it belongs to: folder, hub id, or the object below the adapter; None where the file
+        names none.
     """
 
-    folder: Path
+    folder: Path | ModelObject
     config: AdapterConfig
-    base_model: str | None
+    base_model: str | ModelObject | None
 
 
 def is_adapter_folder(path: Any) -> bool:
-    """Whether this is the path of a folder with an adapter."""
-    return isinstance(path, str | os.PathLike) and (Path(path).expanduser() / CONFIG).is_file()
+    """Whether this is the path of a folder with an adapter, or a PEFT model object."""
+    source = as_source(path)
+    if isinstance(source, ModelObject):
+        return source.adapter is not None
+    return isinstance(source, str | os.PathLike) and (Path(source).expanduser() / CONFIG).is_file()
 
 
-def read_adapter_folder(path: str | os.PathLike[str]) -> AdapterFolder:
-    """The configuration in a folder.
+def read_adapter_folder(path: Any) -> AdapterFolder:
+    """The configuration in a folder, or of a PEFT model object.
 
     Raises:
       ValueError: If the file is no JSON, or asks for what jrl lacks; the message names the file.
     """
-    folder = Path(path).expanduser()
+    source = as_source(path)
+    folder = source if isinstance(source, ModelObject) else Path(source).expanduser()
+    where = folder if isinstance(folder, ModelObject) else folder / CONFIG
     try:
-        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if isinstance(folder, ModelObject):
+            values = plain_peft_config(folder.adapter)
+        else:
+            values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         config = read_adapter_config(values)
     except ValueError as error:
-        raise ValueError(f"{folder / CONFIG}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error
     if isinstance(config, PrefixConfig):
-        # The file holds what the MLP made, not the MLP.
+        # The tensors hold what the MLP made, not the MLP.
         config = replace(config, prefix_projection=False)
-    return AdapterFolder(folder, config, values.get("base_model_name_or_path"))
+    base = folder.base if isinstance(folder, ModelObject) else values.get("base_model_name_or_path")
+    return AdapterFolder(folder, config, base)
+
+
+def adapter_tensors(folder: Path | ModelObject) -> Tensors:
+    """The tensors of an adapter under the names of PEFT's files.
+
+    Raises:
+      FileNotFoundError: If there is no adapter file, or only a pickled one.
+      ValueError: If the file is damaged.
+    """
+    return folder.adapter_tensors() if isinstance(folder, ModelObject) else TensorFiles(folder, WEIGHTS)
 
 
 class SavedModules(NamedTuple):
@@ -91,11 +115,13 @@ class SavedModules(NamedTuple):
     shapes: Params
 
 
-def load_adapter(folder: Path, adapter: Adapter, saved: SavedModules | None = None) -> dict[str, Any]:
+def load_adapter(
+    folder: Path | ModelObject, adapter: Adapter, saved: SavedModules | None = None
+) -> dict[str, Any]:
     """Reads the parameters of an adapter, float32.
 
     Args:
-      folder: With `adapter_model.safetensors`.
+      folder: With `adapter_model.safetensors`; or a PEFT model object.
       adapter: The folder's configuration, bound to the model.
       saved: What the file holds beside; None: nothing.
     Returns:
@@ -105,7 +131,7 @@ def load_adapter(folder: Path, adapter: Adapter, saved: SavedModules | None = No
       FileNotFoundError: If there is no such file, or only a pickled one.
       ValueError: If tensors are missing, unknown, of another shape or not finite; the message names file and tensor.
     """
-    files, entries = TensorFiles(folder, WEIGHTS), _entries(adapter, saved)
+    files, entries = adapter_tensors(folder), _entries(adapter, saved)
     names = {name: name for name in files}
     # Of an adapted head PEFT stores the base weight too.
     check_entries(
@@ -117,11 +143,13 @@ def load_adapter(folder: Path, adapter: Adapter, saved: SavedModules | None = No
     return {adapter.name: found} | whole
 
 
-def load_heads(folder: Path, *, width: int, vocab_size: int, padded_vocab_size: int) -> dict[str, Any]:
+def load_heads(
+    folder: Path | ModelObject, *, width: int, vocab_size: int, padded_vocab_size: int
+) -> dict[str, Any]:
     """The heads beside an adapter, {"v_head": ...} and perhaps Q heads and their targets, float32; {} without any.
 
     Args:
-      folder: Of the adapter.
+      folder: Of the adapter; a PEFT model object has no heads.
       width: Of what the heads read.
       vocab_size: Real entries of the vocabulary.
       padded_vocab_size: Columns of the Q heads in memory.
@@ -129,6 +157,8 @@ def load_heads(folder: Path, *, width: int, vocab_size: int, padded_vocab_size: 
       FileNotFoundError: If they are there as a pickle only.
       ValueError: If a head does not fit; the message names file and tensor.
     """
+    if isinstance(folder, ModelObject):
+        return {}
     # trlX and TRL keep them in a pickle, which is refused with the line that converts it, and not passed over.
     if not (folder / f"{HEAD_FILE}.safetensors").is_file() and not any(folder.glob("pytorch_model*.bin")):
         return {}
@@ -202,10 +232,14 @@ def _write(folder: Path, entries: Sequence[Entry], params: Params, stem: str, vo
 def _entries(adapter: Adapter, saved: SavedModules | None) -> list[Entry]:
     """Every tensor of an adapter's file. Module names have dots and no slashes: each is one step of a path."""
     whole = () if saved is None else saved.entries
-    return [*_own_entries(adapter), *(replace(entry, name=f"{_WRAPPED}{entry.name}") for entry in whole)]
+    return [*adapter_entries(adapter), *(replace(entry, name=f"{_WRAPPED}{entry.name}") for entry in whole)]
 
 
-def _own_entries(adapter: Adapter) -> list[Entry]:
+def adapter_entries(adapter: Adapter) -> list[Entry]:
+    """The tensors of an adapter alone, under the names of PEFT's files.
+
+    A path is that of a LoRA's parameters, or of what `VirtualTokens.saved` gives.
+    """
     if not isinstance(adapter, Lora):
         return [Entry("prompt_embeddings", ("embedding",), table(), (adapter.count, adapter.saved_width))]
     found = []

@@ -1,2 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text-to-image diffusion models of the Stable Diffusion kind, and their folders."""
+
+from jrl.models.diffusion.folder import (
+    load_diffusion_model,
+)
+from jrl.models.diffusion.lora_files import (
+    has_lora,
+    read_lora,
+)
+from jrl.models.diffusion.pipeline import (
+    LORA,
+    UNET,
+    DiffusionModel,
+)
+from jrl.models.diffusion.saving import (
+    DIFFUSERS_STEM,
+)
+
+__all__ = [
+    "DIFFUSERS_STEM",
+    "LORA",
+    "UNET",
+    "DiffusionModel",
+    "has_lora",
+    "load_diffusion_model",
+    "read_lora",
+]

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
+
+from jrl.suggestions import did_you_mean
 
 
 class Kind(NamedTuple):
@@ -90,8 +91,7 @@ def read_values(
             says = " or ".join(map(repr, fixed[key]))
             require(what, key, plain in fixed[key], f"{says} (else not implemented)", value)
         elif not key.startswith("_") and key not in silent:
-            near = difflib.get_close_matches(key, [*kinds, *fixed], n=1, cutoff=NEAR)
-            hint = f" Did you mean `{near[0]}`?" if near else ""
+            hint = did_you_mean(key, [*kinds, *fixed], cutoff=NEAR)
             raise ValueError(
                 f"{what} config: `{key}` is unknown, and what it asks for may not be implemented.{hint}"
             )

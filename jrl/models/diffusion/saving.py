@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def write_unet_folder(
       max_shard_bytes: Larger ones are split into several files with an index.
     """
     part = StoredPart(config, entries, DIFFUSERS_STEM)
-    with replace_folder(directory, obsolete=lambda name: name == LORA_FILE) as staging:
+    with replace_folder(directory, obsolete=_lies_in(LORA_FILE, UNET)) as staging:
         _write_part(staging / UNET, part, params, max_shard_bytes)
 
 
@@ -112,7 +112,8 @@ def write_model_folder(
       adapter: Written as a LoRA file beside; None: there is none, and an old one goes.
       max_shard_bytes: Larger parts are split into several files with an index.
     """
-    with replace_folder(directory, obsolete=lambda name: name == LORA_FILE) as staging:
+    obsolete = _lies_in(LORA_FILE, SCHEDULER, TOKENIZER, *files.parts)
+    with replace_folder(directory, obsolete=obsolete) as staging:
         _write_json(staging / MODEL_INDEX, files.index)
         for name, part in files.parts.items():
             _write_part(staging / name, part, weights[name], max_shard_bytes)
@@ -121,6 +122,11 @@ def write_model_folder(
         files.tokenizer.save_pretrained(staging / TOKENIZER)
         if adapter is not None:
             write_lora(staging / LORA_FILE, adapter.lora, adapter.adapters)
+
+
+def _lies_in(*names: str) -> Callable[[str], bool]:
+    """Whether a path is one of these, or in one of them."""
+    return lambda path: path.partition("/")[0] in names
 
 
 def _write_part(folder: Path, part: StoredPart, params: Params, max_shard_bytes: int) -> None:

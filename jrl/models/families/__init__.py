@@ -30,7 +30,9 @@ from jrl.models.families import (
     smollm3,
     t5,
 )
-from jrl.models.families.base import Family
+from jrl.models.families.base import Entry, Family, Shape
+
+__all__ = ["FAMILIES", "Entry", "Family", "Shape", "find_family"]
 
 FAMILIES = MappingProxyType(
     {

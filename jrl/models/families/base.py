@@ -198,6 +198,18 @@ def read_activation(model_type: str, name: str) -> Any:
     return ACTIVATIONS[name]
 
 
+def check_direction(hf: Any) -> None:
+    """Refuses a decoder that reads in both directions: transformers heeds an entry that no config class declares.
+
+    Args:
+      hf: A transformers config of a decoder, or of an encoder-decoder.
+    Raises:
+      ValueError: If `is_causal` is there and not true.
+    """
+    found = hf.to_dict().get("is_causal", True)
+    require(hf.model_type, "is_causal", True, bool(found), "a language model reads backwards only")
+
+
 def require(model_type: str, option: str, expected: Any, got: Any, because: str) -> None:
     """Raises ValueError unless an option of a config has the one value that is supported.
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ def read_config(hf: Any) -> TransformerConfig:
         LayerConfig(
             hf.query_pre_attn_scalar**-0.5,
             window,
-            read_rope("gemma3_text", hf.rope_parameters[kind], hf.head_dim),
+            read_rope("gemma3_text", _without_truncate(hf.rope_parameters[kind]), hf.head_dim),
         )
         for kind, window in zip(hf.layer_types, windows, strict=True)
     )
@@ -37,6 +38,11 @@ def read_config(hf: Any) -> TransformerConfig:
         qk_norm="head",
         logit_softcap=hf.final_logit_softcapping,
     )
+
+
+def _without_truncate(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The torch model looks for YaRN's `truncate` beside the types of layers, and so never finds it."""
+    return {name: value for name, value in parameters.items() if name != "truncate"}
 
 
 FAMILY = Family(

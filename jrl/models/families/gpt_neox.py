@@ -6,7 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from jrl.models.config import LayerConfig, TransformerConfig
-from jrl.models.families.base import Entry, Family, linear_by_head, read_activation, vector_by_head
+from jrl.models.families.base import (
+    Entry,
+    Family,
+    linear_by_head,
+    read_activation,
+    require,
+    vector_by_head,
+)
 from jrl.models.families.rope import read_rope
 from jrl.models.families.tables import (
     attention_out_entries,
@@ -25,6 +32,8 @@ def read_config(hf: Any) -> TransformerConfig:
       ValueError: If the rotary positions are of a kind that is not implemented.
     """
     head_dim = hf.hidden_size // hf.num_attention_heads
+    named = hf.to_dict().get("head_dim") or head_dim
+    require("gpt_neox", "head_dim", head_dim, named, "the torch model rotates by it and attends without it")
     rope = read_rope("gpt_neox", hf.rope_parameters, head_dim, partial=True)
     return TransformerConfig(
         vocab_size=hf.vocab_size,

@@ -24,7 +24,7 @@ def read_config(hf: Any) -> TransformerConfig:
     """
     require("gptj", "tie_word_embeddings", False, hf.tie_word_embeddings, "its head has a bias of its own")
     head_dim = hf.n_embd // hf.n_head
-    rope = Rope(10_000.0, dim=hf.rotary_dim, interleaved=True)
+    rope = Rope(10_000.0, dim=hf.rotary_dim, interleaved=True, is_bounded=True)
     return TransformerConfig(
         vocab_size=hf.vocab_size,
         width=hf.n_embd,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 from jrl.models.config import (
@@ -31,7 +32,7 @@ def read_rope(
 ) -> Rope:
     """Maps `rope_parameters` of the types default, linear, dynamic, llama3 and yarn.
 
-    Dynamic scaling changes nothing up to `max_position_embeddings`, and longer rows are refused here.
+    Dynamic scaling changes nothing up to `max_position_embeddings`, and longer rows are refused (`check_length`).
 
     Args:
       model_type: Of the config.
@@ -52,7 +53,8 @@ def read_rope(
             f"{model_type}: `rope_type` must be among default, dynamic, {', '.join(_SCALINGS)}; got {kind!r}: this "
             "scaling of rotary positions is not implemented for this family."
         )
-    return _rope(model_type, parameters, scaling, head_dim, partial, interleaved)
+    rope = _rope(model_type, parameters, scaling, head_dim, partial, interleaved)
+    return replace(rope, is_bounded=kind == "dynamic")
 
 
 def read_longrope(
@@ -100,7 +102,7 @@ def read_longrope(
             f"{model_type}: `short_factor` must have {pairs} entries, one a pair of rotating dimensions; "
             f"got {len(factors)}."
         )
-    return rope
+    return replace(rope, is_bounded=True)
 
 
 def _rope(
@@ -153,7 +155,8 @@ def _yarn(model_type: str, parameters: Mapping[str, Any]) -> YarnRopeScaling:
         beta_fast=_optional(model_type, parameters, "beta_fast", 32.0),
         beta_slow=_optional(model_type, parameters, "beta_slow", 1.0),
         attention_factor=_optional(model_type, parameters, "attention_factor", natural),
-        truncate=parameters.get("truncate") in (None, True),
+        # As in torch, where null is no truth.
+        truncate=bool(parameters.get("truncate", True)),
     )
 
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with nested configurations: flags, files and model are read at once, training starts on a call."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jrl.api import prepare
+from jrl.cli.summary import Work, status_of
+from jrl.data.sources.named_sources import load_prompts, load_rewarded_samples, load_samples
+from jrl.data.sources.records import read_records
+from jrl.named_functions import load_function, load_reward
+from jrl.trainers.base import Trainer
+from jrl.trainers.config.method import entries, entry_of
+from jrl.trainers.config.overrides import apply_overrides
+from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loading.setup import reward_mesh
+
+
+def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
+    """`jrl <algorithm>` with a nested configuration, or with its default one."""
+    entry = entries()[flags.command]
+    config = TRLConfig.load_yaml(flags.config) if flags.config else entry.default()
+    return _PREPARED[entry.data](flags, apply_overrides(config, overrides))
+
+
+def _learning(trainer: Trainer) -> Work:
+    def work() -> int:
+        trainer.learn()
+        return status_of(trainer)
+
+    return work
+
+
+def _rewarded(flags: argparse.Namespace, config: TRLConfig) -> Work:
+    samples, rewards = load_rewarded_samples(flags.samples)
+    return _learning(prepare(config=config, samples=samples, rewards=rewards, **_evaluation(flags)))
+
+
+def _imitating(flags: argparse.Namespace, config: TRLConfig) -> Work:
+    return _learning(prepare(config=config, samples=load_samples(flags.samples), **_evaluation(flags)))
+
+
+def _paired(flags: argparse.Namespace, config: TRLConfig) -> Work:
+    samples = list(iter(read_records(flags.samples)))
+    # A model that writes no text is not sampled from in evaluations.
+    entry = entry_of(config.method)
+    evaluation = _evaluation(flags) if entry is None or entry.model == "language" else {}
+    return _learning(prepare(config=config, samples=samples, **evaluation))
+
+
+def _online(flags: argparse.Namespace, config: TRLConfig) -> Work:
+    config.validate()  # before its mesh is used
+    reward = load_reward(
+        flags.reward, label=flags.reward_label, output=flags.reward_output, mesh=reward_mesh(config)
+    )
+    prompts = load_prompts(flags.prompts)
+    return _learning(prepare(config=config, reward_fn=reward, prompts=prompts, **_evaluation(flags)))
+
+
+def _evaluation(flags: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `jrl.train` that all commands share."""
+    return {
+        "eval_prompts": load_prompts(flags.eval_prompts) if flags.eval_prompts else None,
+        "metric_fn": load_function(flags.metric) if flags.metric else None,
+        "stop_sequences": flags.stop,
+    }
+
+
+_PREPARED: Mapping[str, Callable[[argparse.Namespace, TRLConfig], Work]] = {
+    "prompts": _online,
+    "rewarded": _rewarded,
+    "samples": _imitating,
+    "pairs": _paired,
+}
+"""By what an algorithm learns from."""

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a language model on completion windows: the one forward pass that scoring and every learner share.
+
+Sampler and learner can only agree if the same function computes both sides of a ratio, so nobody else cuts windows
+or reads logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from jrl.ops.alignment import states_at, window_columns, window_targets
+from jrl.ops.checks import Scalar
+from jrl.ops.chunks import map_positions, positions_of
+from jrl.ops.logprobs import TokenLogprobs, kl_from_logits, token_logprobs
+from jrl.ops.masking import at_least_float32
+from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, Sequences, Trunk
+
+Result = TypeVar("Result")
+
+
+class Predictions(NamedTuple):
+    """What a model says of the actions of a window. Finite and meaningless at mask 0.
+
+    Attributes:
+      logprobs: log π_θ of the actions, in nats: unfiltered logits divided by the temperature.
+      values: V_θ of the state before each action; None where the model has no value head.
+      entropy: H of the whole distribution at each action; None where nobody asked.
+      logits: Makes the logits (B, T, V) of the actions, divided by the temperature; a padded vocabulary ends in −inf.
+        They take memory where they are asked for, and none where they are not.
+    """
+
+    logprobs: Float[Array, "B T"]
+    values: Float[Array, "B T"] | None
+    entropy: Float[Array, "B T"] | None
+    logits: Callable[[], Float[Array, "B T V"]]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the windows of rows with one model, one temperature and one limit of memory: bound once, called anywhere.
+
+    Attributes:
+      policy: The model.
+      temperature: Of the rollouts; divides the logits as it did in the sampler.
+      chunk_bytes: Most bytes of float32 logits held at a time.
+    """
+
+    policy: PolicyFns
+    temperature: Scalar = 1.0
+    chunk_bytes: int = 2**28
+
+    def __call__(
+        self,
+        params: Params,
+        frozen: Frozen,
+        sequences: Sequences,
+        *,
+        trunk: Trunk = None,
+        with_entropy: bool = False,
+    ) -> Predictions:
+        """What the model says of the window's actions.
+
+        Args:
+          params: Trainable parameters.
+          frozen: The rest.
+          sequences: The rows.
+          trunk: The frozen trunk's output of these rows, as `trunk_of` gives it; None: it is computed here.
+          with_entropy: Whether to compute the entropy as well.
+        """
+        trunk = self.trunk_of(frozen, sequences) if trunk is None else trunk
+        features = window_features(self.policy, params, frozen, trunk, sequences)
+        found = window_logprobs(
+            self.policy,
+            params,
+            frozen,
+            features.policy,
+            sequences,
+            temperature=self.temperature,
+            chunk_bytes=self.chunk_bytes,
+            with_entropy=with_entropy,
+        )
+        return Predictions(
+            found.logprobs,
+            self.policy.heads(params, features.value).get("values"),
+            found.entropy,
+            lambda: at_least_float32(self.policy.logits(params, frozen, features.policy)) / self.temperature,
+        )
+
+    def kl(
+        self, params: Params, ref_params: Params, frozen: Frozen, sequences: Sequences, *, trunk: Trunk = None
+    ) -> Float[Array, "B T"]:
+        """KL(π ‖ π_ref) of the whole distributions at every state of the window, in nats; see `window_kl`."""
+        trunk = self.trunk_of(frozen, sequences) if trunk is None else trunk
+        hidden, ref_hidden = (
+            window_features(self.policy, weights, frozen, trunk, sequences).policy
+            for weights in (params, ref_params)
+        )
+        return window_kl(
+            self.policy,
+            params,
+            ref_params,
+            frozen,
+            hidden,
+            ref_hidden,
+            temperature=self.temperature,
+            chunk_bytes=self.chunk_bytes,
+        )
+
+    def trunk_of(self, frozen: Frozen, sequences: Sequences) -> Trunk:
+        """What the frozen layers make of the rows: the same for every set of trainable parameters."""
+        return self.policy.trunk(frozen, sequences.inputs)
+
+
+def window_features(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    trunk: Trunk,
+    sequences: Sequences,
+    *,
+    dropout_key: PRNGKey | None = None,
+) -> Features:
+    """Features of the states from which the window's actions were chosen, rows (B T).
+
+    The window is cut out before any head, so the language-model head never runs on prompt positions. Without a
+    `dropout_key` the pass is deterministic, which every pass must be that is compared with another one.
+    """
+    length, width = sequences.inputs.tokens.shape[1], sequences.mask.shape[1]
+    columns = window_columns(sequences.starts, width=width, length=length)
+    return column_features(policy, params, frozen, trunk, sequences.inputs, columns, dropout_key=dropout_key)
+
+
+def column_features(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    trunk: Trunk,
+    inputs: ModelInputs,
+    columns: Int[Array, "B T"],
+    *,
+    dropout_key: PRNGKey | None = None,
+) -> Features:
+    """Features of the states at these columns, rows (B T). `window_features` is its plain case."""
+    features = policy.branch(params, frozen, trunk, inputs, dropout_key)
+    # One array serves both heads unless the value function has a branch of its own.
+    policy_states = states_at(features.policy, columns)
+    shared = features.value is features.policy
+    return Features(policy_states, policy_states if shared else states_at(features.value, columns))
+
+
+def window_logprobs(
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    hidden: Float[Array, "B T D"],
+    sequences: Sequences,
+    *,
+    temperature: Scalar,
+    chunk_bytes: int,
+    with_entropy: bool = False,
+) -> TokenLogprobs:
+    """Log-probabilities of the window's actions under unfiltered logits divided by the temperature.
+
+    Args:
+      policy: The model.
+      params: Its trainable parameters.
+      frozen: The rest.
+      hidden: `window_features(...).policy`.
+      sequences: The rows.
+      temperature: Of the rollouts; > 0.
+      chunk_bytes: Most bytes of float32 logits held at a time; see `token_logprobs`.
+      with_entropy: Whether to return the entropy as well.
+    Returns:
+      Unmasked: what stands at mask 0 is finite and means nothing.
+    """
+    logits_fn = partial(policy.logits, params, frozen)
+    return token_logprobs(
+        logits_fn,
+        hidden,
+        window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1]),
+        temperature=temperature,
+        chunk_bytes=chunk_bytes,
+        vocab_size=jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1],
+        with_entropy=with_entropy,
+    )
+
+
+def read_window(
+    read: Callable[[Float[Array, "b t V"], Int[Array, "b t"]], Result],
+    policy: PolicyFns,
+    params: Params,
+    frozen: Frozen,
+    hidden: Float[Array, "B T D"],
+    sequences: Sequences,
+    *,
+    chunk_bytes: int,
+) -> Result:
+    """`read(logits, actions)` at every position of a window, for what a loss wants beside log-probabilities.
+
+    Args:
+      read: Treats every position alike: (b, t) of them to a tree of (b, t, ...); see `jrl.ops.token_reads`.
+      policy: The model.
+      params: Its trainable parameters.
+      frozen: The rest.
+      hidden: `window_features(...).policy`.
+      sequences: The rows.
+      chunk_bytes: Most bytes of float32 logits held at a time.
+    Returns:
+      A tree of (B, T, ...), unmasked: what stands at mask 0 means nothing.
+    """
+    logits_fn = partial(policy.logits, params, frozen)
+    targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
+    vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
+    return map_positions(
+        lambda states, actions: read(logits_fn(states), actions),
+        (hidden, targets),
+        positions=positions_of(chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size),
+    )
+
+
+def window_kl(
+    policy: PolicyFns,
+    params: Params,
+    ref_params: Params,
+    frozen: Frozen,
+    hidden: Float[Array, "B T D"],
+    ref_hidden: Float[Array, "B T D"],
+    *,
+    temperature: Scalar,
+    chunk_bytes: int,
+) -> Float[Array, "B T"]:
+    """KL(π ‖ π_ref) of the whole next-token distributions at every state of a window, in nats.
+
+    Both models' logits are held for a chunk of positions at a time, never for all of them.
+
+    Args:
+      policy: The model.
+      params: Of the policy.
+      ref_params: Of the reference.
+      frozen: Shared by both.
+      hidden: `window_features(...).policy` of the policy.
+      ref_hidden: The same of the reference.
+      temperature: Divides both logits; > 0.
+      chunk_bytes: Most bytes of float32 logits held at a time.
+    Returns:
+      Unmasked: what stands at mask 0 is finite and means nothing.
+    """
+    logits_fn, ref_logits_fn = (partial(policy.logits, weights, frozen) for weights in (params, ref_params))
+
+    def read(hidden: Float[Array, "b t D"], ref_hidden: Float[Array, "b t D"]) -> Float[Array, "b t"]:
+        logits, ref_logits = logits_fn(hidden), ref_logits_fn(ref_hidden)
+        return kl_from_logits(
+            at_least_float32(logits) / temperature, at_least_float32(ref_logits) / temperature
+        )
+
+    vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
+    positions = positions_of(chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size, num_reads=2)
+    return map_positions(read, (hidden, ref_hidden), positions=positions)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learner of every online policy gradient: one compiled call an iteration, whatever its recipe says.
+
+Reference: Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler et al. 2019, arXiv:1909.08593.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from jrl.forward import Reader
+from jrl.learners.accumulate import Loss, Rows, optimizer_step, split_rows, take_rows
+from jrl.learners.credit import Credit, ScoreMoments, kl_per_sequence, rollout_metrics
+from jrl.learners.epochs import run_epochs, shuffled_rows
+from jrl.learners.forward import mask_rows, trunk_of_rows
+from jrl.learners.recipe import Loss as RecipeLoss
+from jrl.learners.recipe import Recipe
+from jrl.learners.state import TrainState, init_train_state
+from jrl.losses.policy_gradient import Targets
+from jrl.mesh import hold_split
+from jrl.ops.kl import adaptive_kl_coef
+from jrl.ops.metrics import max_metric, reduce_metrics
+from jrl.ops.moments import moments_std
+from jrl.ops.policy_gradient import importance_ratio
+from jrl.typing import (
+    Frozen,
+    Kept,
+    Max,
+    Mean,
+    Metrics,
+    Params,
+    PRNGKey,
+    Rollouts,
+    Sequences,
+    Trunk,
+    Update,
+)
+
+RATIOS = "ratios"
+"""Behind the recipe's prefix: rows of π_θ/π_old, one a rollout and epoch, −1 where there is no action."""
+_FIRST = "ratio_max_dev_first_minibatch"
+
+
+@struct.dataclass
+class OnlineState:
+    """All that an online algorithm carries from one iteration to the next.
+
+    Attributes:
+      train: Parameters and optimizer.
+      kl_coef: Weight of the KL penalty in the next iteration's rewards.
+      moments: Of the scores.
+    """
+
+    train: TrainState
+    kl_coef: Float[Array, ""]
+    moments: ScoreMoments
+
+
+class _Rows(NamedTuple):
+    """Everything of a rollout that an epoch reads, row by row."""
+
+    sequences: Sequences
+    trunk: Trunk
+    targets: Targets
+
+
+def init_online_state(params: Params, optimizer: optax.GradientTransformation, recipe: Recipe) -> OnlineState:
+    """State before the first iteration."""
+    return OnlineState(
+        train=init_train_state(params, optimizer),
+        kl_coef=jnp.float32(0.0 if recipe.kl is None else recipe.kl.coef),
+        moments=recipe.scaling.init(),
+    )
+
+
+def online_objective(
+    reader: Reader,
+    params: Params,
+    frozen: Frozen,
+    sequences: Sequences,
+    targets: Targets,
+    *,
+    loss: RecipeLoss,
+    trunk: Trunk = None,
+    prefix: str = "ppo",
+    keep_ratios: bool = False,
+) -> Loss:
+    """The loss of some rollouts, to be differentiated with respect to `params`: (sum, weight, metrics).
+
+    Args:
+      reader: The model, at the temperature of the rollouts.
+      params: Its trainable parameters.
+      frozen: The rest.
+      sequences: Rollouts.
+      targets: What they are trained towards; their mask is not read, but that of the sequences.
+      loss: Of a minibatch, as a recipe has it.
+      trunk: Of the sequences.
+      prefix: Of the metrics' names.
+      keep_ratios: Whether the metrics hold `RATIOS`.
+    """
+    now = reader(params, frozen, sequences, trunk=trunk, with_entropy=True)
+    ratio = importance_ratio(now.logprobs, targets.old_logprobs)
+    out = loss(now, targets._replace(mask=sequences.mask))
+    extra: Metrics = {f"{prefix}/{_FIRST}": max_metric(jnp.abs(ratio - 1), sequences.mask)}
+    if keep_ratios:
+        extra[f"{prefix}/{RATIOS}"] = Kept(jnp.where(sequences.mask, ratio, -1.0))
+    return out.loss_sum, out.weight, out.metrics | jax.lax.stop_gradient(extra)
+
+
+def make_online_update(
+    reader: Reader,
+    optimizer: optax.GradientTransformation,
+    recipe: Recipe,
+    *,
+    batch_size: int,
+    minibatch_size: int,
+    keep_ratios: bool = False,
+) -> Update:
+    """One iteration over a set of rollouts: all epochs and minibatches in one compiled call.
+
+    Old log-probabilities and values are those of the rollouts, from before the first step, in every epoch. Each
+    epoch visits the rollouts in a fresh order; rows without actions come last and weigh nothing.
+
+    Args:
+      reader: The model, at the temperature of the rollouts.
+      optimizer: From `make_optimizer`.
+      recipe: The algorithm.
+      batch_size: Rollouts of an optimizer step, over all devices. The last step of an epoch may have fewer.
+      minibatch_size: Rollouts in one forward pass; must divide `batch_size`.
+      keep_ratios: Whether the metrics hold `RATIOS`, the ratio of every action in every epoch.
+    Returns:
+      `(OnlineState, frozen, Rollouts, key, last_step=None) -> (OnlineState, metrics)`:
+      `num_epochs · ceil(N / batch_size)` steps, or fewer under `max_policy_kl`; none behind `last_step`, the counter of
+      the state after the run's last step. A step that was not made is in no metric.
+    Raises:
+      ValueError: If `minibatch_size` does not divide `batch_size`, or the temperature is not positive.
+    """
+    split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
+    if not reader.temperature > 0:
+        raise ValueError(f"`temperature` must be that of the rollouts, positive, got {reader.temperature}.")
+    prefix = recipe.prefix
+
+    def objective(frozen: Frozen, rollouts: _Rows, params: Params, rows: Rows) -> Loss:
+        taken = take_rows(rollouts, rows.ids)
+        return online_objective(
+            reader,
+            params,
+            hold_split(frozen, rows),
+            mask_rows(taken.sequences, rows.valid),
+            taken.targets,
+            loss=recipe.loss,
+            trunk=taken.trunk,
+            prefix=prefix,
+            keep_ratios=keep_ratios,
+        )
+
+    def update(
+        state: OnlineState,
+        frozen: Frozen,
+        batch: Rollouts,
+        key: PRNGKey,
+        last_step: Int[Array, ""] | None = None,
+    ) -> tuple[OnlineState, Metrics]:
+        sequences, mask = batch.sequences, batch.sequences.mask
+        rewards, moments = recipe.scaled_rewards(batch, state.moments)
+        targets = recipe.targets(rewards, batch.scored, mask, state.kl_coef, batch.groups)
+        trunk = trunk_of_rows(reader.policy, frozen, sequences.inputs, minibatch_size=minibatch_size)
+        everything = _Rows(sequences, trunk, targets)
+
+        def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:
+            return optimizer_step(train, optimizer, partial(objective, frozen, everything), rows)
+
+        epoch_keys = jax.random.split(key, recipe.num_epochs)
+        train, stacked = run_epochs(
+            step,
+            state.train,
+            jnp.stack([shuffled_rows(mask, epoch_key) for epoch_key in epoch_keys]),
+            batch_size=batch_size,
+            minibatch_size=minibatch_size,
+            max_kl=recipe.max_policy_kl,
+            watched_kl=f"{prefix}/policy_kl",
+            last_step=last_step,
+        )
+        credit = Credit(targets.advantages, targets.returns)
+        penalty = None if recipe.kl is None else recipe.kl.penalty
+        metrics = _metrics_of_steps(stacked, f"{prefix}/{_FIRST}")
+        metrics |= rollout_metrics(batch, credit, kl_penalty=penalty, prefix=prefix)
+        metrics |= _carried_metrics(state, moments, recipe)
+        return OnlineState(train, _next_kl_coef(state.kl_coef, batch, recipe), moments), metrics
+
+    return update
+
+
+def after_rollouts(
+    kl_coef: Float[Array, ""], moments: ScoreMoments, rollouts: Rollouts, recipe: Recipe
+) -> tuple[Float[Array, ""], ScoreMoments]:
+    """KL coefficient and moments of the scores after these rollouts, as an update on them leaves them."""
+    _, moments = recipe.scaled_rewards(rollouts, moments)
+    return _next_kl_coef(kl_coef, rollouts, recipe), moments
+
+
+def _metrics_of_steps(stacked: Metrics, first_name: str) -> Metrics:
+    """Metrics of all optimizer steps as one; of the ratio's deviation, the first step's alone."""
+    first = stacked.pop(first_name)
+    assert isinstance(first, Max)
+    return reduce_metrics(stacked) | {first_name: Max(first.value[0])}
+
+
+def _carried_metrics(state: OnlineState, moments: ScoreMoments, recipe: Recipe) -> Metrics:
+    """What the state holds beside parameters: the weight that this iteration's rewards had, and the moments."""
+    one = jnp.ones(())
+    kl: Metrics = {} if recipe.kl is None else {"kl/coef": Mean(state.kl_coef, one)}
+    return kl | {
+        "reward/running_mean": Mean(moments.running.mean, one),
+        "reward/running_std": Mean(moments_std(moments.running), one),
+    }
+
+
+def _next_kl_coef(kl_coef: Float[Array, ""], rollouts: Rollouts, recipe: Recipe) -> Float[Array, ""]:
+    """The controller's answer to the rollouts of this iteration; without a target the weight is fixed."""
+    if recipe.kl is None or recipe.kl.target is None:
+        return kl_coef
+    kl = kl_per_sequence(rollouts, recipe.kl.penalty)
+    return adaptive_kl_coef(
+        kl_coef,
+        kl.total / jnp.maximum(kl.weight, 1.0),
+        target_kl=recipe.kl.target,
+        horizon=recipe.kl.horizon,
+        num_rollouts=kl.weight,
+    )

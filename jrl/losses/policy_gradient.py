@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objective of every online policy gradient: ratio × surrogate × reduction, a critic or none, a KL term or none.
+
+    L = Σ_t [ surrogate(ρ, log π, A) + c_v·value loss + β·KL − c_e·H ], summed and weighed by the reduction
+
+PPO, REINFORCE and their relatives are choices of these parts. Nothing here asks which algorithm runs.
+
+Left out: which advantage (`jrl.learners.credit`), and the KL penalty in the rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jrl.ops.checks import Scalar, check_batch
+from jrl.ops.kl import kl_k1, kl_k2, kl_k3
+from jrl.ops.masking import zero_masked
+from jrl.ops.metrics import max_metric, mean_metric
+from jrl.ops.policy_gradient import (
+    clip_events,
+    clipped_ratio_loss,
+    clipped_value_loss,
+    importance_ratio,
+    reinforce_loss,
+    value_clip_events,
+)
+from jrl.ops.reductions import LossOut, token_mean
+from jrl.typing import Metrics
+
+Ratio = Callable[[Float[Array, "B T"], Float[Array, "B T"], Bool[Array, "B T"]], Float[Array, "B T"]]
+"""(logprobs, old_logprobs, mask) → ρ of each action. Masked log-probabilities are 0."""
+Reduction = Callable[[Float[Array, "B T"], Bool[Array, "B T"]], tuple[Float[Array, ""], Float[Array, ""]]]
+"""(losses, mask) → (sum, weight); see `jrl.ops.reductions`."""
+
+
+class Targets(NamedTuple):
+    """What a policy gradient learns from: fixed before the first minibatch of an update and kept for all its epochs.
+
+    Attributes:
+      old_logprobs: log π_old of the actions, in nats.
+      old_values: V_old of the state before each action; None without a critic.
+      advantages: Of the actions; PPO's are whitened over all rollouts.
+      returns: What the critic predicts; None without one.
+      mask: True on actions. Elsewhere nothing is read, so NaN may stand there.
+      ref_logprobs: log π_ref of the actions; None unless the loss has a KL term.
+    """
+
+    old_logprobs: Float[Array, "B T"]
+    old_values: Float[Array, "B T"] | None
+    advantages: Float[Array, "B T"]
+    returns: Float[Array, "B T"] | None
+    mask: Bool[Array, "B T"]
+    ref_logprobs: Float[Array, "B T"] | None = None
+
+
+class Surrogate(NamedTuple):
+    """What stands in for the return of an action.
+
+    Attributes:
+      losses: (ratio, logprobs, advantages) → one loss per action, unreduced.
+      clip_range: ε: half-width around ρ = 1 beyond which clipping is counted; None: nothing is clipped.
+    """
+
+    losses: Callable[[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]], Float[Array, "B T"]]
+    clip_range: Scalar | None = None
+
+
+class ValueLoss(NamedTuple):
+    """The critic's part of the loss: c_v·½·max((V−R)², (V_clip−R)²).
+
+    Attributes:
+      clip_range: ε_v > 0 around the old value.
+      coef: c_v >= 0. The ½ of the squared error is not in it.
+    """
+
+    clip_range: Scalar
+    coef: Scalar
+
+
+class KLTerm(NamedTuple):
+    """A KL penalty in the loss: β·KL(π_θ ‖ π_ref), estimated per action.
+
+    Attributes:
+      coef: β > 0.
+      estimator: (logprobs, ref_logprobs) → one value per action, such as `jrl.ops.kl_k2`. The gradient of `kl_k1` as a
+        loss is noise.
+    """
+
+    coef: Scalar
+    estimator: Callable[[Float[Array, "B T"], Float[Array, "B T"]], Float[Array, "B T"]] = kl_k2
+
+
+def token_ratio(
+    logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """ρ_t = π_θ/π_old of each action by itself."""
+    del mask
+    return importance_ratio(logprobs, old_logprobs)
+
+
+def clipped(clip_range: Scalar) -> Surrogate:
+    """PPO's surrogate: −min(ρA, clip(ρ, 1±ε)·A).
+
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    """
+    return Surrogate(
+        lambda ratio, logprobs, advantages: clipped_ratio_loss(ratio, advantages, clip_range=clip_range),
+        clip_range,
+    )
+
+
+def reinforce() -> Surrogate:
+    """REINFORCE's surrogate: −A·log π_θ. It corrects no off-policyness: take one optimizer step an iteration.
+
+    Reference: Williams 1992, "Simple statistical gradient-following algorithms", eq. 4.
+    """
+    return Surrogate(lambda ratio, logprobs, advantages: reinforce_loss(logprobs, advantages))
+
+
+def policy_gradient_loss(
+    logprobs: Float[Array, "B T"],
+    targets: Targets,
+    *,
+    surrogate: Surrogate,
+    ratio: Ratio = token_ratio,
+    reduction: Reduction = token_mean,
+    values: Float[Array, "B T"] | None = None,
+    value_loss: ValueLoss | None = None,
+    kl: KLTerm | None = None,
+    entropy: Float[Array, "B T"] | None = None,
+    entropy_coef: Scalar = 0.0,
+    prefix: str = "policy_gradient",
+) -> LossOut:
+    """A policy gradient's loss, summed over actions. No gradient reaches `targets`, whatever the caller differentiates.
+
+    Args:
+      logprobs: log π_θ of the actions, in nats: unfiltered logits divided by the rollout temperature.
+      targets: The fixed side.
+      surrogate: Of the return.
+      ratio: Level at which π_θ/π_old is taken.
+      reduction: Who is heard.
+      values: V_θ of the state before each action; read with `value_loss` alone.
+      value_loss: The critic's part; None: there is no critic.
+      kl: KL term; None: there is none.
+      entropy: H of the whole distribution at each action; None leaves out the bonus and its metric.
+      entropy_coef: c_e >= 0; the entropy is maximised.
+      prefix: Of the metrics' names.
+    Returns:
+      The sum over actions, their weight, and the metrics; all 0 for a batch without actions.
+    Raises:
+      ValueError: If shapes differ, a range is not positive, or a part misses what it reads.
+      TypeError: If the mask is not boolean.
+    """
+    _check_parts(targets, values, value_loss, kl, entropy, entropy_coef)
+    mask = targets.mask
+    given = {"values": values if value_loss is not None else None, "entropy": entropy}
+    fixed = {name: x for name, x in targets._asdict().items() if name != "mask"}
+    check_batch(mask, logprobs=logprobs, **{k: x for k, x in (given | fixed).items() if x is not None})
+    logprobs = zero_masked(logprobs, mask)
+    old = targets._replace(
+        **{k: jax.lax.stop_gradient(zero_masked(x, mask)) for k, x in fixed.items() if x is not None}
+    )
+    ratios = ratio(logprobs, old.old_logprobs, mask)
+    losses = surrogate.losses(ratios, logprobs, old.advantages)
+    metrics: Metrics = {f"{prefix}/policy_loss": mean_metric(losses, mask)}
+    if value_loss is not None:
+        assert values is not None, "checked above"
+        value_losses, found = _value_part(zero_masked(values, mask), old, value_loss, prefix)
+        losses, metrics = losses + value_loss.coef * value_losses, metrics | found
+    metrics |= _ratio_metrics(logprobs, old, surrogate.clip_range, prefix)
+    if kl is not None:
+        assert old.ref_logprobs is not None, "checked above"
+        penalties = kl.estimator(logprobs, old.ref_logprobs)
+        losses = losses + kl.coef * penalties
+        metrics[f"{prefix}/kl_term"] = mean_metric(penalties, mask)
+    if entropy is not None:
+        entropy = zero_masked(entropy, mask)
+        losses = losses - entropy_coef * entropy
+        metrics[f"{prefix}/entropy"] = mean_metric(entropy, mask)
+    loss_sum, weight = reduction(losses, mask)
+    return LossOut(loss_sum, weight, jax.lax.stop_gradient(metrics))
+
+
+def _check_parts(
+    targets: Targets,
+    values: Array | None,
+    value_loss: ValueLoss | None,
+    kl: KLTerm | None,
+    entropy: Array | None,
+    entropy_coef: Scalar,
+) -> None:
+    """Refuses a part that misses what it reads."""
+    missing = [
+        name
+        for name, needed, found in (
+            ("values", value_loss is not None, values),
+            ("targets.old_values", value_loss is not None, targets.old_values),
+            ("targets.returns", value_loss is not None, targets.returns),
+            ("targets.ref_logprobs", kl is not None, targets.ref_logprobs),
+        )
+        if needed and found is None
+    ]
+    if missing:
+        why = "`kl`" if missing[0] == "targets.ref_logprobs" else "`value_loss`"
+        raise ValueError(f"`{missing[0]}` must be given beside {why}, got None.")
+    if entropy is None and not (isinstance(entropy_coef, int | float) and entropy_coef == 0):
+        raise ValueError(
+            f"`entropy` must be given where `entropy_coef` is not 0, got None and {entropy_coef}. "
+            "Call `token_logprobs` with `with_entropy=True`."
+        )
+
+
+def _value_part(
+    values: Array, old: Targets, value_loss: ValueLoss, prefix: str
+) -> tuple[Float[Array, "B T"], Metrics]:
+    """The critic's losses, and what to log of them."""
+    assert old.old_values is not None and old.returns is not None, "checked by the caller"
+    mask, clip_range = old.mask, value_loss.clip_range
+    losses = clipped_value_loss(values, old.old_values, old.returns, clip_range=clip_range)
+    clipped_away = value_clip_events(values, old.old_values, old.returns, clip_range=clip_range)
+    return losses, {
+        f"{prefix}/value_loss": mean_metric(losses, mask),
+        f"{prefix}/value_mean": mean_metric(values, mask),
+        f"{prefix}/value_error": mean_metric(jnp.square(values - old.returns), mask),
+        f"{prefix}/value_clip_fraction": mean_metric(clipped_away, mask),
+    }
+
+
+def _ratio_metrics(logprobs: Array, old: Targets, clip_range: Scalar | None, prefix: str) -> Metrics:
+    """How far the policy has moved within this update, token by token, and where clipping stopped it."""
+    mask, old_logprobs = old.mask, old.old_logprobs
+    ratio = importance_ratio(logprobs, old_logprobs)
+    metrics: Metrics = {
+        f"{prefix}/ratio_mean": mean_metric(ratio, mask),
+        f"{prefix}/ratio_max": max_metric(ratio, mask),
+        # Unlike the ratio, not clamped: the one number that shows how far outliers really are.
+        f"{prefix}/log_ratio_abs_max": max_metric(jnp.abs(logprobs - old_logprobs), mask),
+        # The actions come from the old policy, so with r = π_θ/π_old this is k3 of KL(old ‖ new).
+        f"{prefix}/approx_kl": mean_metric(kl_k3(old_logprobs, logprobs), mask),
+        f"{prefix}/approx_kl_k2": mean_metric(kl_k2(old_logprobs, logprobs), mask),
+        f"{prefix}/policy_kl": mean_metric(kl_k1(old_logprobs, logprobs), mask),
+    }
+    if clip_range is not None:
+        events = clip_events(logprobs, old_logprobs, old.advantages, clip_range=clip_range)
+        metrics |= {
+            f"{prefix}/clip_fraction": mean_metric(events.high_positive | events.low_negative, mask),
+            f"{prefix}/clip_fraction_high_positive": mean_metric(events.high_positive, mask),
+            f"{prefix}/clip_fraction_low_negative": mean_metric(events.low_negative, mask),
+        }
+    return metrics

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The products of a model in plain JAX: the default set, and the definition that every tuned form must agree with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def contract(
+    x: Float[Array, "*rows *inputs"], kernel: Float[Array, "*inputs *outputs"], num_inputs: int, dtype: Any
+) -> Float[Array, "*rows *outputs"]:
+    """x · W over the last `num_inputs` axes of x and the first of W, added up and returned in `dtype`.
+
+    The axes of the rows are merged first: so they are one axis in the gradient of W too. With two, XLA's CPU compiler
+    copies the cotangent transposed, with the sum of the residual stream's gradient fused into that copy. So are inputs
+    and outputs on one device; over several, each of their axes may be split.
+    """
+    rows, inputs = x.shape[: x.ndim - num_inputs], x.shape[x.ndim - num_inputs :]
+    outputs = kernel.shape[num_inputs:]
+    if on_one_device():
+        kernel = kernel.reshape(math.prod(inputs), math.prod(outputs))
+        inputs = (math.prod(inputs),)
+    contracted = tuple(range(1, len(inputs) + 1)), tuple(range(len(inputs)))
+    x = x.reshape(math.prod(rows), *inputs)
+    y = jax.lax.dot_general(x, kernel, (contracted, ((), ())), preferred_element_type=dtype)
+    return y.reshape(*rows, *outputs)
+
+
+def on_one_device() -> bool:
+    """Whether the mesh in force, if there is one, has a single device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.empty or mesh.size == 1
+
+
+def multiply_table(rows: Float[Array, "*rows D"], table: Float[Array, "V D"]) -> Float[Array, "*rows V"]:
+    """Products of all rows with all rows of a table, in float32. The axes of the rows are merged as in `contract`."""
+    merged = rows.reshape(-1, rows.shape[-1])
+    products = jnp.einsum("md,vd->mv", merged, table, preferred_element_type=jnp.float32)
+    return products.reshape(*rows.shape[:-1], -1)
+
+
+def score_keys(q: Float[Array, "B K M H"], k: Float[Array, "B K S H"]) -> Float[Array, "B K M S"]:
+    """q · k of every query and key of one key/value head, in float32."""
+    return jnp.einsum("bkmh,bksh->bkms", q, k, preferred_element_type=jnp.float32)
+
+
+def mix_values(weights: Float[Array, "B K M S"], v: Float[Array, "B K S H"]) -> Float[Array, "B K M H"]:
+    """Σ over the keys of weight · v, in float32."""
+    return jnp.einsum("bkms,bksh->bkmh", weights, v, preferred_element_type=jnp.float32)
+
+
+def grouped_dot(
+    rows: Float[Array, "M K"], kernels: Float[Array, "E K N"], sizes: Int[Array, "E"]
+) -> Float[Array, "M N"]:
+    """Each row times the matrix of its group, accumulated in float32 and returned in the dtype of the rows.
+
+    No row depends on another. On NVIDIA GPUs the cost is up to the version of XLA: it multiplies all rows with all
+    matrices unless cuDNN takes the product (openxla/xla, pull requests 40189 and 42313).
+
+    Args:
+      rows: Sorted by group: first those of group 0.
+      kernels: One matrix a group.
+      sizes: Rows in each group; they add up to M.
+    """
+    return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32).astype(rows.dtype)

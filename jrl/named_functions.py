@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions and rewards by the names that flags give them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jrl.trainers.loading.reward_model import Output, load_reward_model
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that `module:function` names; modules of the working directory are found too.
+
+    Raises:
+      ValueError: If there is no such module or function, with what there is.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ValueError(f"expected `module:function`, as in `my_rewards:politeness`, got {name!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise
+        raise ValueError(f"there is no module {module_name!r} (asked for as {name!r}).") from error
+    function = vars(module).get(function_name)
+    if not callable(function):
+        found = sorted(
+            key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+        )
+        raise ValueError(f"{module_name!r} has no function {function_name!r}; it has {found}.")
+    return function
+
+
+def names_function(name: str) -> bool:
+    """Whether a reward's name is that of a function, which is imported, and not that of a classifier."""
+    return not Path(name).is_dir() and (":" in name or "/" not in name)
+
+
+def load_reward(
+    name: str, *, label: str | None = None, output: Output | None = None, mesh: Mesh | None = None
+) -> Callable[..., Any]:
+    """The reward that `--reward` names: an importable `module:function`, or a classifier by its folder or hub id.
+
+    Args:
+      name: Of the reward.
+      label: Of the classifier, as in `jrl.load_reward_model`.
+      output: Likewise; None: its default.
+      mesh: Where a classifier runs.
+    Raises:
+      ValueError: If there is no such function or classifier, or a function is given a label or an output.
+    """
+    if names_function(name):
+        if label is not None or output is not None:
+            raise ValueError(
+                f"--reward-label and --reward-output choose a score of a classifier, but --reward is {name!r}."
+            )
+        return load_function(name)
+    return load_reward_model(name, label=label, output=output or "probability", mesh=mesh)

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects samples: the device works on the calls ahead while the host decodes, judges and gathers those behind.
+
+`overlap` is the pipeline by itself, of whatever is sampled. `Collector` is the one for text, for rollouts and
+evaluations alike: sampling calls are dispatched ahead, a hook follows each of them on the device, every process decodes
+and judges the rows on its own devices, and in the end all of it comes together in every process.
+
+What is random of a row depends on the key and the row's number alone, never on the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from jrl.data.prompts import PromptBatch, PromptSet
+from jrl.placement import local_rows, own_rows, place_rows
+from jrl.rollout.gathering import AsArray, Judging, Part, all_texts, to_main, totals
+from jrl.rollout.reward_call import RewardCall
+from jrl.rollout.sampler import GenerationSettings, Sampler
+from jrl.rollout.text import Texts, decode_rows
+from jrl.typing import Completions, Frozen, ModelInputs, Params, PRNGKey
+
+AHEAD = 3
+"""Sampling calls on their way at a time: enough to keep the device busy, and few enough for any number of rows."""
+
+Sent = TypeVar("Sent")
+Got = TypeVar("Got")
+Done = TypeVar("Done")
+Clock = Callable[[str], AbstractContextManager[Any]]
+"""Measures what happens inside, under a name."""
+
+
+def overlap(
+    dispatch: Callable[[int], Sent],
+    receive: Callable[[int, Sent], Got],
+    finish: Callable[[int, Sent, Got], Done],
+    count: int,
+    *,
+    ahead: int = AHEAD,
+    hold_back: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Iterator[Done]:
+    """Results of calls, in order, while later calls are on their way.
+
+    Args:
+      dispatch: Sends a call, by its number, to the device; waits for nothing.
+      receive: Waits for what a call gives; the next call is sent right after.
+      finish: Makes the result of it, on the host.
+      count: Number of calls.
+      ahead: Calls on their way at a time.
+      hold_back: The next call is sent after `finish` instead: what that sends from host to host would queue on the
+        device behind the call.
+      meanwhile: Called once the first calls are on their way: the host is free then.
+    """
+    numbers = iter(range(count))
+    on_their_way: deque[tuple[int, Sent]] = deque()
+
+    def send(most: int) -> None:
+        on_their_way.extend((number, dispatch(number)) for number in islice(numbers, most))
+
+    send(1 if hold_back else ahead)
+    meanwhile()
+    while on_their_way:
+        number, sent = on_their_way.popleft()
+        got = receive(number, sent)
+        if not hold_back:
+            send(1)
+        done = finish(number, sent, got)
+        if hold_back:
+            send(1)
+        del sent, got  # what is on the device is not kept for as long as the caller works on the result
+        yield done
+
+
+@dataclass(frozen=True)
+class Call:
+    """One sampling call.
+
+    Attributes:
+      batch: The prompts, on the host.
+      count: Rows that are real; the others fill the call up.
+      completions: What was sampled, on the device.
+      followed: What the hook made of them, on the device; None without a hook.
+    """
+
+    batch: PromptBatch
+    count: int
+    completions: Completions
+    followed: Any
+
+
+Follow = Callable[[ModelInputs, Completions], Any]
+"""(prompts on the mesh, completions) → what else is dispatched behind a sampling call, such as scoring."""
+
+
+class Collected(NamedTuple):
+    """All samples of one collection, in order and in every process.
+
+    Attributes:
+      texts: What was written.
+      rewards: What `as_array` made of the rewards, one row a sample; None without a reward function.
+      calls: With the device's side, where a hook followed them; else none is kept.
+    """
+
+    texts: Texts
+    rewards: np.ndarray | None
+    calls: list[Call]
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Completes prompts of a set, and judges what was written.
+
+    Attributes:
+      sampler: Compiled samplers.
+      tokenizer: Decodes.
+      stop_sequences: Texts that end a completion.
+      mesh: Where rows go.
+      chunk_size: Most rows of a sampling call, global.
+      rewards: The user's reward function; None: nothing is judged.
+      as_array: What is kept of rewards, one row a sample.
+      on_main: Whether process 0 decodes and judges all rows; else each process its own.
+      ahead: Sampling calls on their way at a time.
+    """
+
+    sampler: Sampler
+    tokenizer: Any
+    stop_sequences: Sequence[str]
+    mesh: jax.sharding.Mesh
+    chunk_size: int
+    rewards: RewardCall | None = None
+    as_array: AsArray = totals
+    on_main: bool = False
+    ahead: int = AHEAD
+
+    def __call__(
+        self,
+        params: Params,
+        frozen: Frozen,
+        prompts: PromptSet,
+        indices: np.ndarray,
+        settings: GenerationSettings,
+        key: PRNGKey,
+        *,
+        label: str,
+        follow: Follow | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+        clock: Clock = lambda name: nullcontext(),
+    ) -> Collected:
+        """One sample for each index; the reward function judges a call's samples while the next ones are drawn.
+
+        Args:
+          params: Trainable parameters.
+          frozen: The rest.
+          prompts: The set.
+          indices: Of its prompts, at least one; a prompt may come several times.
+          settings: How to sample.
+          key: Of this collection. Sample i is drawn with key and i alone, whatever the chunk size.
+          label: Names the file that keeps what the reward function failed on.
+          follow: What is dispatched behind each sampling call.
+          meanwhile: Called once the first call is on its way.
+          clock: Measures `rollout` (waiting for samples), `decode` and `reward`.
+        Raises:
+          RewardError: If the reward function fails and errors are not skipped; the samples are on disk by then.
+        """
+        judging, calls, first = Judging(self.rewards, self.as_array), list[Call](), 0
+        parts = self.parts(
+            params, frozen, prompts, indices, settings, key, follow=follow, meanwhile=meanwhile, clock=clock
+        )
+        for call, part in parts:
+            if follow is not None:
+                calls.append(call)
+            metadata = prompts.metadata(indices[part.numbers])
+            with clock("reward"):
+                judging.add(part, metadata, label=f"{label}_row_{first:06d}")
+            first += self._rows_of_call(len(indices))
+        with clock("reward"):
+            return Collected(*judging.together(), calls)
+
+    def texts(
+        self,
+        params: Params,
+        frozen: Frozen,
+        prompts: PromptSet,
+        indices: np.ndarray,
+        settings: GenerationSettings,
+        key: PRNGKey,
+    ) -> Texts:
+        """One completion for each index, all of them in every process; nothing is judged. Arguments as of a call."""
+        found = self.parts(params, frozen, prompts, indices, settings, key)
+        return all_texts([part for _, part in found])
+
+    def parts(
+        self,
+        params: Params,
+        frozen: Frozen,
+        prompts: PromptSet,
+        indices: np.ndarray,
+        settings: GenerationSettings,
+        key: PRNGKey,
+        *,
+        follow: Follow | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+        clock: Clock = lambda name: nullcontext(),
+    ) -> Iterator[tuple[Call, Part]]:
+        """This process's completions call by call. Arguments as of a call.
+
+        A last call that is short is filled up with rows from the front, which are dropped: same program.
+        """
+        total, rows_of_call = len(indices), self._rows_of_call(len(indices))
+        width = prompts.width(indices)
+        own = own_rows(self.mesh, rows_of_call)
+
+        def dispatch(number: int) -> Call:
+            start = number * rows_of_call
+            numbers = np.arange(start, start + rows_of_call) % total
+            batch = prompts.rows(indices[numbers], width=width)
+            inputs = place_rows(self.mesh, batch.inputs)
+            completions = self.sampler(params, frozen, inputs, numbers, settings, key)
+            followed = None if follow is None else follow(inputs, completions)
+            return Call(batch, min(rows_of_call, total - start), completions, followed)
+
+        def receive(number: int, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            rows = own[own < call.count]
+            with clock("rollout"):
+                tokens = local_rows(call.completions.tokens, rows)
+                return rows, tokens, local_rows(call.completions.lengths, rows)
+
+        def finish(
+            number: int, call: Call, got: tuple[np.ndarray, np.ndarray, np.ndarray]
+        ) -> tuple[Call, Part]:
+            rows, tokens, lengths = got
+            with clock("decode"):
+                texts = decode_rows(
+                    self.tokenizer,
+                    [call.batch.token_lists[row] for row in rows],
+                    tokens,
+                    lengths,
+                    eos_token_ids=settings.eos_token_id,
+                    stop_sequences=self.stop_sequences,
+                    separator=prompts.separator,
+                )
+                part = Part(number * rows_of_call + rows, texts)
+                return call, to_main(part) if self.on_main else part
+
+        return overlap(
+            dispatch,
+            receive,
+            finish,
+            -(-total // rows_of_call),
+            ahead=self.ahead,
+            hold_back=self.on_main,
+            meanwhile=meanwhile,
+        )
+
+    def _rows_of_call(self, total: int) -> int:
+        return min(self.chunk_size, total)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's reward function under the run's failure policy, for rollouts and evaluations alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl.rollout.keywords import refuse_async
+from jrl.rollout.rewards import RewardError, call_reward_fn
+from jrl.rollout.text import Texts
+
+
+@dataclass(frozen=True)
+class RewardCall:
+    """Calls a reward function; what it fails on is kept on the disk before the run stops.
+
+    Attributes:
+      reward_fn: The user's function.
+      tokenizer: Handed through.
+      skip_errors: Whether rows that fail become NaN; otherwise the first stops the run.
+      timeout: Seconds that one call may take; None waits for ever.
+      failures: Folder of the completions that it failed on.
+      on_main: Whether process 0 calls it on all rows; else each process does on its own.
+    """
+
+    reward_fn: Callable[..., Any]
+    tokenizer: Any
+    skip_errors: bool
+    timeout: float | None
+    failures: Path
+    on_main: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what could never be called."""
+        refuse_async(self.reward_fn, "reward_fn")
+
+    def __call__(
+        self, texts: Texts, metadata: Mapping[str, Sequence[Any]], *, label: str
+    ) -> list[float | np.ndarray]:
+        """One reward a row, as `call_reward_fn` returns it.
+
+        Args:
+          texts: The completions.
+          metadata: One list a key, aligned with the rows.
+          label: Says which completions these are, in the name of the file that keeps them.
+        Raises:
+          RewardError: If the function fails and errors are not skipped; the completions are on disk by then.
+        """
+        try:
+            return call_reward_fn(
+                self.reward_fn,
+                texts,
+                tokenizer=self.tokenizer,
+                metadata=metadata,
+                skip_errors=self.skip_errors,
+                timeout=self.timeout,
+            )
+        except RewardError as error:
+            error.add_note(keep_failed(self.failures, texts, metadata, label=label))
+            raise
+
+
+def keep_failed(folder: Path, texts: Texts, metadata: Mapping[str, Sequence[Any]], *, label: str) -> str:
+    """Writes completions that a user's function failed on.
+
+    Args:
+      folder: Made where it does not exist.
+      texts: The completions.
+      metadata: One list a key, aligned with the rows.
+      label: Says which completions these are, in the name of their file.
+    Returns:
+      A sentence that says where they are; where they cannot be written, why: that must not hide the first error.
+    """
+    suffix = f"_process_{jax.process_index()}" if jax.process_count() > 1 else ""
+    path = folder / f"failed_rollouts_{label}{suffix}.jsonl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            for row in range(len(texts.outputs)):
+                record = {
+                    "prompt": texts.prompts[row],
+                    "output": texts.outputs[row],
+                    "output_tokens": [int(token) for token in texts.output_tokens[row]],
+                    "metadata": {name: column[row] for name, column in metadata.items()},
+                }
+                file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+    except (OSError, ValueError, TypeError) as error:  # a full disk, or what texts and metadata hold
+        return f"The completions of this call could not be kept: {error}."
+    return f"The completions of this call are kept in {path}."

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Method`: all that jrl knows of an algorithm beside its maths, in one place.
+
+Configurations by name, defaults, model cards, citations, `jrl plan`, the command line and the console read entries;
+none of them names an algorithm. The entries of jrl's own algorithms are in `jrl.methods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from jrl.learners.config import MethodConfig, OnlineConfig
+from jrl.learners.recipe import Recipe
+from jrl.trainers.config.registry import METHODS
+
+if TYPE_CHECKING:
+    from jrl.trainers.config.trl_config import TRLConfig
+
+
+class Footprint(NamedTuple):
+    """What a run holds and computes beside the model that learns, for `jrl plan`.
+
+    Attributes:
+      value_head: Whether the model has one.
+      num_q_heads: Of the model.
+      sampling_rows: Rows of a sampling call; 0: the algorithm does not sample.
+      rows_per_sample: Rows that a sample has in an optimizer step: 2 for a pair.
+      reference: What the algorithm keeps to be held against: "branch" copies of the layers that train, "whole" a copy
+        of all that trains, another configuration's model; None: nothing.
+      scores: When policy or reference score rows outside of the update: "rollouts" each sampling call, "steps" each
+        optimizer step.
+    """
+
+    value_head: bool = False
+    num_q_heads: int = 0
+    sampling_rows: int = 0
+    rows_per_sample: int = 1
+    reference: Literal["branch", "whole"] | TRLConfig | None = None
+    scores: Literal["rollouts", "steps"] | None = None
+
+
+def _nothing(method: Any) -> Sequence[str]:
+    del method
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """An algorithm's entry.
+
+    Attributes:
+      name: In one word: the command `jrl <name>`, and the metrics' prefix.
+      config: Class of its section of a configuration.
+      default: Makes its default configuration.
+      title: What it is called, for people.
+      summary: One line for `jrl --help`.
+      recipe: Makes the `Recipe` of an online algorithm from its section; None: its trainer brings its own update.
+      tags: Of its models on the hub.
+      papers: What to cite for a section as it is configured: keys of `papers.bib`, or BibTeX entries.
+      data: What it learns from: "prompts" with a reward function, "rewarded" samples, "samples", "pairs", or "images".
+      model: What it trains.
+      footprint: Of a configuration, for `jrl plan`; None: derived from the recipe, or not planned where there is none.
+      headlines: Metrics for a glance, and their short names.
+      own_tokens: Whether texts are always tokenised with special tokens, as TRL's methods do.
+      scales_loss: Whether it may compute in float16.
+    """
+
+    name: str
+    config: type[MethodConfig]
+    default: Callable[[], TRLConfig]
+    title: str
+    summary: str
+    recipe: Callable[[Any], Recipe] | None = None
+    tags: tuple[str, ...] = ()
+    papers: Callable[[Any], Sequence[str]] = _nothing
+    data: Literal["prompts", "rewarded", "samples", "pairs", "images"] = "prompts"
+    model: Literal["language", "classifier", "diffusion"] = "language"
+    footprint: Callable[[TRLConfig], Footprint] | None = None
+    headlines: Mapping[str, str] = field(default_factory=dict)
+    own_tokens: bool = False
+    scales_loss: bool = False
+
+
+_ENTRIES: dict[type[MethodConfig], Method] = {}
+
+
+def register(method: Method) -> Method:
+    """Makes an algorithm known: by its name in configurations, to `jrl plan`, to model cards and to the command line.
+
+    Raises:
+      ValueError: If another configuration class holds the name.
+      TypeError: If `config` is no `MethodConfig`, or a recipe's is no `OnlineConfig`.
+    """
+    if method.recipe is not None and not issubclass(method.config, OnlineConfig):
+        raise TypeError(
+            f"`config` of the method {method.name!r} must be a subclass of jrl.OnlineConfig, for it has a recipe; got "
+            f"{method.config.__name__}."
+        )
+    METHODS.add(method.config.__name__, method.config)
+    for known in [known for known, entry in _ENTRIES.items() if entry.name == method.name]:
+        del _ENTRIES[known]
+    _ENTRIES[method.config] = method
+    return method
+
+
+def entries() -> Mapping[str, Method]:
+    """All algorithms that are known, by name, in the order in which they became known."""
+    return {entry.name: entry for entry in _ENTRIES.values()}
+
+
+def entry_of(config: MethodConfig) -> Method | None:
+    """The entry of a section of a configuration, or of the class that it derives from; None: it has none."""
+    return next((_ENTRIES[cls] for cls in type(config).__mro__ if cls in _ENTRIES), None)
+
+
+def footprint_of(config: TRLConfig) -> Footprint | None:
+    """What a configuration's run holds beside its model; None: its algorithm is not planned."""
+    entry, method = entry_of(config.method), config.method
+    if entry is None or type(method) is not entry.config:
+        return None
+    if entry.footprint is not None:
+        return entry.footprint(config)
+    if entry.recipe is None or not isinstance(method, OnlineConfig):
+        return None
+    recipe = entry.recipe(method)
+    return Footprint(
+        value_head=recipe.critic,
+        sampling_rows=method.chunk_size,
+        reference=None if recipe.kl is None else "branch",
+        scores="rollouts",
+    )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images of the same prompts from the same noise, evaluation after evaluation: what training changes, they show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.learners.ddpo_config import DDPOConfig
+from jrl.trainers.diffusion.ddpo_experience import ComputeRewards
+from jrl.trainers.diffusion.ddpo_rewards import check_rewards
+from jrl.trainers.diffusion.ddpo_sampling import Sampler, to_host
+from jrl.trainers.rollouts.evaluation import Evaluation, count_samples
+from jrl.typing import Frozen, Params, PRNGKey
+
+
+class Judged(NamedTuple):
+    """Images of an evaluation.
+
+    Attributes:
+      images: (B 3 Y X), in [0, 1].
+      prompts: One an image.
+      rewards: Likewise.
+    """
+
+    images: np.ndarray
+    prompts: tuple[str, ...]
+    rewards: np.ndarray
+
+    def as_evaluation(self, method: DDPOConfig) -> Evaluation:
+        """As a run logs it: rewards that are missing are in no mean."""
+        known = self.rewards[np.isfinite(self.rewards)].astype(np.float64)
+        metrics = {
+            "reward/mean": float(known.mean()) if len(known) else float("nan"),
+            "reward/std": float(known.std(ddof=1)) if len(known) > 1 else 0.0,
+        }
+        sampling = count_samples(self.prompts) | {
+            "num_steps": method.sample_num_steps,
+            "eta": method.eval_eta,
+            "guidance_scale": method.sample_guidance_scale,
+        }
+        rows = [[prompt, float(reward)] for prompt, reward in zip(self.prompts, self.rewards, strict=True)]
+        return Evaluation(metrics, metrics["reward/mean"], ["prompt", "reward"], rows, sampling)
+
+
+def evaluate_prompts(
+    sampler: Sampler,
+    params: Params,
+    frozen: Frozen,
+    prompts: Sequence[str],
+    key: PRNGKey,
+    compute_rewards: ComputeRewards,
+    *,
+    skip_errors: bool,
+) -> Judged:
+    """One image a prompt, and its reward; the reward function gets {} as metadata of each.
+
+    Args:
+      sampler: So many rows a call; the last call repeats its last prompt as far as it must.
+      params: Of the policy.
+      frozen: The rest.
+      prompts: Row i is always sampled with key i.
+      key: The same in every evaluation.
+      compute_rewards: As of a trainer.
+      skip_errors: Whether rewards may be missing.
+    Raises:
+      RewardError: If the reward function fails and errors are not skipped.
+    """
+    negative = sampler.negative(frozen)
+    batches: list[list[Any]] = []
+    for start in range(0, len(prompts), sampler.rows):
+        numbers = np.arange(start, start + sampler.rows, dtype=np.int32)
+        texts = [prompts[min(int(number), len(prompts) - 1)] for number in numbers]
+        _, images = sampler(params, frozen, negative, texts, key, starts=numbers, steps=numbers)
+        count = min(sampler.rows, len(prompts) - start)
+        batches.append([to_host(images)[:count], tuple(texts[:count]), ({},) * count])
+    vectors, _ = compute_rewards(batches, False)
+    rewards = [
+        check_rewards(vector, batch[1], "evaluation", skip_errors=skip_errors)
+        for vector, batch in zip(vectors, batches, strict=True)
+    ]
+    return Judged(np.concatenate([batch[0] for batch in batches]), tuple(prompts), np.concatenate(rewards))

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trainer whose model makes images: read from a folder or given, sampled from, exported."""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+from jrl.distributed import join
+from jrl.learners.ddpo_config import DDPOConfig
+from jrl.mesh import place, tree_shardings
+from jrl.models.adapters.config import LoraConfig, read_adapter_config
+from jrl.models.adapters.lora import Lora
+from jrl.models.diffusion.pipeline import DiffusionModel
+from jrl.models.fused_attention import require_einsum
+from jrl.models.heads import HeadsPlace
+from jrl.trainers.base import Trainer
+from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.diffusion.ddpo_sampling import Sampler
+from jrl.trainers.loading.setup import ADAPTER_STREAM, COMPUTE_DTYPES, ModelBundle
+from jrl.trainers.loggers.description import describe_denoiser
+from jrl.typing import DenoiserFns, Params
+
+_FIELDS = {f"{name}`": f"method.sample_{name}`" for name in ("num_steps", "eta", "height", "width")}
+"""Arguments of what a trainer is built of → fields of its configuration."""
+
+
+@dataclass(frozen=True)
+class DiffusionBundle(ModelBundle):
+    """One diffusion model, ready to train.
+
+    Attributes:
+      model: Networks, schedule and tokenizer.
+      denoiser: The model as algorithms see it.
+    """
+
+    model: DiffusionModel
+    denoiser: DenoiserFns
+
+
+class DiffusionTrainer(Trainer):
+    """A run that trains a diffusion model.
+
+    Args:
+      config: The run's configuration.
+      model: The diffusion model; None: `model.model_path` names it.
+      optimizer: Used instead of the one that the configuration names.
+    Raises:
+      ValueError: If there are several processes.
+
+    Attributes:
+      model: The diffusion model as it was given or read: it holds nothing that was trained.
+      denoiser: The model as algorithms see it.
+      latent_shape: (Y, X, C) of one image's latents.
+    """
+
+    adapter: Lora | None
+
+    def __init__(
+        self,
+        config: TRLConfig,
+        *,
+        model: DiffusionModel | None = None,
+        optimizer: optax.GradientTransformation | None = None,
+    ) -> None:
+        join()  # before anything of JAX is asked
+        if jax.process_count() > 1:
+            raise ValueError(
+                f"{type(self).__name__} runs in one process, on all of its devices; got {jax.process_count()}."
+            )
+        self._given_model = model
+        try:
+            super().__init__(config, optimizer=optimizer)
+        except ValueError as error:
+            error.args = (in_terms_of(_FIELDS, str(error)),)
+            raise
+
+    @property
+    @abc.abstractmethod
+    def method(self) -> DDPOConfig:
+        """The algorithm's section of the configuration."""
+
+    def load_model(self) -> DiffusionBundle:
+        """The denoiser, split into what trains and what does not, on the mesh.
+
+        Raises:
+          ValueError: If model and configuration do not fit each other.
+        """
+        section, train = self.config.model, self.config.train
+        model = self._given_model or _read(section.model_path)
+        if section.num_layers_unfrozen != -1:
+            raise ValueError(
+                "`model.num_layers_unfrozen` must be -1 for a diffusion model: either all of its UNet trains or an "
+                f"adapter (`model.peft_config`), got {section.num_layers_unfrozen}."
+            )
+        require_einsum(section.attn_implementation, "a diffusion model has its own attention")
+        self.latent_shape = model.latent_shape(self.method.sample_height, self.method.sample_width)
+        lora = _adapter(model, section.peft_config)
+        dtype = COMPUTE_DTYPES[train.compute_dtype]
+        params, frozen = model.split(
+            lora=lora,
+            key=jax.random.fold_in(jax.random.key(train.seed), ADAPTER_STREAM),
+            compute_dtype=dtype,
+            with_reference=self.method.beta_kl > 0,
+        )
+        shardings, report = tree_shardings(self.mesh, params)
+        params, frozen = place(params, shardings), place(frozen, tree_shardings(self.mesh, frozen)[0])
+        denoiser = model.functions(compute_dtype=dtype, remat=train.remat, lora=lora)
+        return DiffusionBundle(params, frozen, model.tokenizer, lora, model.name, report, model, denoiser)
+
+    def use_model(self, bundle: DiffusionBundle) -> None:
+        """Keeps the model."""
+        self.model, self.denoiser = bundle.model, bundle.denoiser
+
+    def make_sampler(self, rows: int, eta: float | None = None) -> Sampler:
+        """Samples so many rows a call, at the η of training or at another one."""
+        return Sampler(
+            self.denoiser,
+            self.model.schedule,
+            self.tokenizer,
+            self.method,
+            mesh=self.mesh,
+            latent_shape=self.latent_shape,
+            rows=rows,
+            eta=eta,
+        )
+
+    def add_data(
+        self,
+        *,
+        samples: Sequence[Any] | None,
+        rewards: Sequence[float] | None,
+        prompts: Sequence[Any] | None,
+        eval_prompts: Sequence[Any] | None,
+    ) -> None:
+        """Takes nothing: prompts come from a function.
+
+        Raises:
+          ValueError: If anything is given.
+        """
+        if any(given is not None for given in (samples, rewards, prompts, eval_prompts)):
+            raise ValueError(
+                "this trainer draws its prompts from `prompt_function`: give neither `samples` nor `rewards` nor "
+                "`prompts`; `method.eval_prompts` holds those of evaluations."
+            )
+
+    @property
+    @abc.abstractmethod
+    def sampling_params(self) -> Params:
+        """What evaluations see and models are written of."""
+
+    @property
+    def exported_params(self) -> Params:
+        """What evaluations see."""
+        return self.sampling_params
+
+    def model_writer(
+        self, *, merge_adapter: bool = False, heads: HeadsPlace = "apart"
+    ) -> Callable[[Path], None]:
+        """A function that writes the parameters as they are now: copied to the host here, written whenever called.
+
+        With an adapter that is `pytorch_lora_weights.safetensors`, else the folder `unet`, both as diffusers has them.
+
+        Raises:
+          ValueError: If an adapter is to be merged.
+        """
+        del heads  # there are none
+        if merge_adapter:
+            raise ValueError(
+                "`merge_adapter` must be False for a diffusion model: its adapter is a file of its own, which "
+                "diffusers loads beside the model."
+            )
+        return self.model.writer(self.exported_params, lora=self.adapter)
+
+    @property
+    def architecture(self) -> Any:
+        """The diffusion model's."""
+        return self.model.architecture
+
+    def describe_model(self) -> dict[str, str]:
+        """Size, mesh and memory."""
+        return describe_denoiser(
+            self.model.name, self.params, self.frozen, state=self.state, mesh=self.mesh
+        ) | {"latents": " x ".join(map(str, self.latent_shape))}
+
+
+def in_terms_of(names: Mapping[str, str], text: str) -> str:
+    """A message that speaks of what somebody else has set under another name.
+
+    Args:
+      names: Its name, or the beginning of it → the other one.
+      text: The message, with names in backquotes.
+    """
+    for name, other in names.items():
+        text = text.replace(f"`{name}", f"`{other}")
+    return text
+
+
+def _read(path: Any) -> DiffusionModel:
+    """The model of a folder or of the hub."""
+    from jrl.models.diffusion.folder import load_diffusion_model  # brings transformers along
+
+    return load_diffusion_model(path)
+
+
+def _adapter(model: DiffusionModel, given: Any) -> Lora | None:
+    """The adapter that `model.peft_config` asks for; the one that came with the model trains on in its place.
+
+    Raises:
+      ValueError: If it is no low-rank one.
+    """
+    if given is None:
+        return None
+    config = read_adapter_config(given)
+    if not isinstance(config, LoraConfig):
+        raise ValueError(
+            f"`model.peft_config.peft_type` must be LORA for a diffusion model, got {type(config).__name__}."
+        )
+    if model.found_lora is None:
+        return model.unet.bind_lora(config)
+    found = model.found_lora.lora
+    if (found.config.r, found.config.lora_alpha) != (config.r, config.lora_alpha):
+        warnings.warn(
+            f"{model.name} comes with an adapter, which trains on with its own rank {found.config.r} and alpha "
+            f"{found.config.lora_alpha:g}, in place of {config.r} and {config.lora_alpha:g}.",
+            stacklevel=5,
+        )
+    return found

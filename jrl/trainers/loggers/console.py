@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run on the screen: a live line with the figures that matter, or plain lines where nothing can be live."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.table import Table
+from rich.text import Text
+
+from jrl.trainers.config.method import entries
+from jrl.trainers.config.secrets import hide_secrets
+from jrl.trainers.loggers.description import WARNING
+from jrl.trainers.loggers.jsonl import SAMPLING
+from jrl.trainers.loggers.safe_text import for_terminal, one_line
+from jrl.trainers.loggers.watch import FOUND, say
+
+COUNTERS = ("step", "iteration", "evaluation")
+
+_SHARED = {
+    "reward/mean": "reward",
+    "kl/per_sequence": "kl",
+    "completion/length_mean": "length",
+    "perf/tokens_per_second": "tok/s",
+    "perf/images_per_second": "images/s",
+}
+_ORDER = ("reward", "loss", "kl", "accuracy", "margin", "q", "value", "clip", "entropy")
+SPEED = ("perf/tokens_per_second", "perf/images_per_second")
+"""Headlines that every algorithm has."""
+PLAIN_EVERY = 5.0  # seconds between two lines where nothing can be live
+BAR = 16  # characters
+WIDE = 110  # characters of a terminal from which on there is room for the bar
+REMEMBERED = 20  # records from which the time that is left is estimated
+
+
+def headline_names() -> dict[str, str]:
+    """What a glance needs, in order and under short names; metrics.jsonl has the rest.
+
+    Each algorithm's entry names its own; a record of one algorithm has only some of these.
+    """
+    found = _SHARED | {name: short for entry in entries().values() for name, short in entry.headlines.items()}
+    last = [short for short in _SHARED.values() if short not in _ORDER]
+    own = [short for short in found.values() if short not in (*_ORDER, *last)]
+    order = list(dict.fromkeys((*_ORDER, *own, *last)))
+    return dict(sorted(found.items(), key=lambda pair: order.index(pair[1])))
+
+
+class RichConsole:
+    """Prints a run's progress.
+
+    Args:
+      console: Where to; default: the standard output.
+      rows: Rows shown of each table.
+      cell_width: Characters shown of each cell.
+    """
+
+    def __init__(self, console: Console | None = None, *, rows: int = 4, cell_width: int = 200) -> None:
+        self._console = console or Console()
+        self._rows, self._cell_width = rows, cell_width
+        self._progress: Progress | None = None
+        self._last_line = -math.inf
+
+    def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
+        """Prints what runs; starts the live line where the output is a terminal."""
+        self._clock = _Clock(total_steps, step)
+        for name, value in description.items():
+            style = "yellow" if name == WARNING else ""
+            line = Text(f"{name:>12}  {one_line(hide_secrets(str(value)))}", style=style)
+            self._console.print(line, highlight=False)
+        began = f", resumed at {step}" if step else ""
+        self._console.print(Text(f"{'steps':>12}  {total_steps} optimizer steps{began}"), highlight=False)
+        if self._console.is_terminal:
+            bar: list[ProgressColumn] = [BarColumn(bar_width=BAR)] if self._console.width >= WIDE else []
+            self._progress = Progress(*bar, _Line(self._console, self._clock), console=self._console)
+            self._task = self._progress.add_task("", total=total_steps, completed=step)
+            self._progress.start()
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        """The headlines of a training record on the live line; evaluations and findings on lines of their own.
+
+        Without a terminal, training records are lines too, but not all of them: a log file is read by people.
+        """
+        if "evaluation" in record:
+            names = (name for name in record if name not in COUNTERS and not name.startswith(SAMPLING))
+            found = "  ".join(f"{name} {_number(record[name])}" for name in names)
+            self._line(f"evaluation at step {step}  {one_line(found)}")
+            return
+        if FOUND in record:
+            self._console.print(
+                Text(f"warning: {say(record)}", style="yellow"), highlight=False, soft_wrap=True
+            )
+            return
+        self._clock.see(step)
+        figures = headlines(record)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step, figures=figures)
+        elif step >= self._clock.total_steps or time.monotonic() - self._last_line > PLAIN_EVERY:
+            self._last_line = time.monotonic()
+            self._line("  ".join([f"step {self._clock.steps()}", self._clock.times(), *figures]))
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """The first rows as a table."""
+        title = Text(f"{one_line(name)} at step {step}")
+        table = Table(title=title, title_justify="left", show_lines=True)
+        for column in columns:
+            table.add_column(Text(one_line(column)), overflow="fold")
+        for row in rows[: self._rows]:
+            # Text, not str: a completion may hold what rich would read as markup, and what a terminal would obey.
+            table.add_row(*(Text(self._cell(cell)) for cell in row))
+        self._console.print(table)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Ends the live line, leaving its last state on the screen."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _line(self, text: str) -> None:
+        self._console.print(Text(text), highlight=False, soft_wrap=True)
+
+    def _cell(self, cell: Any) -> str:
+        text = for_terminal(_number(cell) if isinstance(cell, float) else str(cell))
+        return text if len(text) <= self._cell_width else text[: self._cell_width - 1] + "…"
+
+
+def headlines(record: Mapping[str, Any]) -> list[str]:
+    """The leading figures of a training record, each as "name value"; of a method of a user's own its losses."""
+    names = {name: short for name, short in headline_names().items() if name in record}
+    if not names.keys() - set(SPEED):
+        names = {name: name for name in record if name.endswith("loss")} | names
+    return [f"{one_line(short)} {_number(record[name])}" for name, short in names.items()]
+
+
+class _Clock:
+    """Step and time of a run: how long it has taken, and how long it will.
+
+    Args:
+      total_steps: Where it ends.
+      step: Where it begins.
+    """
+
+    def __init__(self, total_steps: int, step: int) -> None:
+        self.total_steps, self._began = total_steps, time.monotonic()
+        self._seen = deque([(step, self._began)], REMEMBERED)
+
+    def see(self, step: int) -> None:
+        """A step is done. Nothing is estimated from the first one when there are others: it compiles."""
+        if len(self._seen) == 2 and self._seen[0][1] == self._began:
+            self._seen.popleft()
+        self._seen.append((step, time.monotonic()))
+
+    def steps(self) -> str:
+        """Such as "12/250"."""
+        return f"{self._seen[-1][0]}/{self.total_steps}"
+
+    def times(self) -> str:
+        """Such as "0:12, 1:05 left"."""
+        (first, began), (last, now) = self._seen[0], self._seen[-1]
+        elapsed = _duration(time.monotonic() - self._began)
+        if last <= first:
+            return elapsed
+        left = (now - began) / (last - first) * (self.total_steps - last)
+        return f"{elapsed}, {_duration(left)} left" if last < self.total_steps else elapsed
+
+
+class _Line(ProgressColumn):
+    """Step, times and as many figures as there is room for.
+
+    Step, times and the first figure are what a user asks for first: these are never cut for others.
+
+    Args:
+      console: Tells the width.
+      clock: Tells step and times.
+    """
+
+    def __init__(self, console: Console, clock: _Clock) -> None:
+        super().__init__()
+        self._given, self._clock = console, clock
+
+    def render(self, task: Task) -> Text:
+        """The line of this moment."""
+        width = self._given.width
+        room = width - (BAR + 1 if width >= WIDE else 0)
+        line = f"step {self._clock.steps()}  {self._clock.times()}"
+        for figure in task.fields.get("figures", ()):
+            if len(line) + 2 + len(figure) > room:
+                break
+            line = f"{line}  {figure}"
+        return Text(line, no_wrap=True, overflow="ellipsis")
+
+
+def _number(value: float) -> str:
+    """Three digits, and whole numbers beyond that."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    """Such as "0:12" or "3:04:05"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is healthy in a run's metrics, and the watch that says once each what is not.
+
+`HEALTHY` holds the ranges of `docs/metrics.md`. A `Rule` says how far and for how long a metric must be outside before
+a user is told: runs that learn leave their ranges now and then, so a rule is wider than the range and more patient.
+Everything here reads finished training records and nothing else: no device, no clock, no configuration. So a resumed
+run says what the uninterrupted one would, and `find` can judge any `metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Record = Mapping[str, Any]
+
+FOUND = "watch"
+"""Key of a finding's name in its record; no other record has it."""
+BASELINE = 2
+"""First values of a metric of which the mean is its baseline."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values that are healthy.
+
+    Attributes:
+      low: Smallest; None: no bound.
+      high: Largest; None: no bound.
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        """As `docs/metrics.md` writes it."""
+        if self.low == self.high:
+            return f"{self.low:g}"
+        if self.low is None:
+            return f"below {self.high:g}"
+        return f"above {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
+
+
+HEALTHY: Mapping[str, Range] = {
+    "reward/failed": Range(0, 0),
+    "kl/per_sequence": Range(high=40),
+    "kl/coef": Range(1e-4, 1),
+    "ppo/clip_fraction": Range(0.02, 0.3),
+    "ppo/value_clip_fraction": Range(high=0.3),
+    "ppo/ratio_max": Range(high=30),
+    "ppo/log_ratio_abs_max": Range(high=10),
+    "ppo/approx_kl": Range(high=0.05),
+    "ppo/policy_kl": Range(high=0.05),
+    "ppo/minibatches_left_out": Range(0, 0),
+    "reward_model/accuracy": Range(low=0.5),
+    "rewards/accuracies": Range(low=0.5),
+    "ddpo/clip_fraction": Range(high=0.5),
+    "ddpo/pre_update_clip_fraction": Range(high=0.05),
+    "rft/empty_rounds": Range(0, 0),
+    "sampler/abs_ratio": Range(high=1.02),
+    "sampler/kl_k3": Range(high=1e-3),
+    "optim/learning_rate": Range(high=0.1),
+    "optim/skipped_steps": Range(0, 0),
+    "optim/skipped_in_a_row": Range(0, 0),
+    "completion/distinct_across_prompts": Range(low=0.5),
+    "completion/top_token_fraction": Range(high=0.5),
+}
+"""Healthy ranges, by metric; what the other metrics should do is words in `docs/metrics.md`."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """What a rule asks of one metric in one record.
+
+    Attributes:
+      metric: Its name; "steps" is the optimizer steps since the record before.
+      above: The value must be larger; None: not asked.
+      below: The value must be smaller; None: not asked.
+      of: What is compared: the "value", its "ratio" to the baseline, its "change" from it, or the baseline itself, the
+        mean of the metric's "first" values.
+    """
+
+    metric: str
+    above: float | None = None
+    below: float | None = None
+    of: Literal["value", "ratio", "change", "first"] = "value"
+
+    def holds(self, value: float, baseline: float) -> bool:
+        """Whether a value passes; there is no ratio to a baseline that is not positive."""
+        if self.of == "ratio" and baseline <= 0:
+            return False
+        compared = {
+            "value": value,
+            "ratio": value / (baseline or 1.0),
+            "change": value - baseline,
+            "first": baseline,
+        }[self.of]
+        return (self.above is None or compared > self.above) and (self.below is None or compared < self.below)
+
+    def __str__(self) -> str:
+        """Such as "`ppo/entropy` below 0.5 times its first values"."""
+        name = "optimizer steps of an iteration" if self.metric == "steps" else f"`{self.metric}`"
+        bounds = [f"above {self.above:g}"] if self.above is not None else []
+        bounds += [f"below {self.below:g}"] if self.below is not None else []
+        compared = {"value": "", "ratio": " times its first values", "change": " more than its first values"}
+        if self.of == "first":
+            return f"first values of {name} {' and '.join(bounds)}"
+        return f"{name} {' and '.join(bounds)}{compared[self.of]}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that goes wrong.
+
+    Attributes:
+      name: Of the finding.
+      tests: All must hold in a record; the first one's metric is reported.
+      patience: Records in a row, of those that have the metrics, in which they must.
+      cause: What it usually comes from.
+      remedy: What usually helps.
+      unless: Metric of records of which the rule says nothing.
+    """
+
+    name: str
+    tests: tuple[Test, ...]
+    patience: int
+    cause: str
+    remedy: str
+    unless: str | None = None
+
+    def condition(self) -> str:
+        """Its tests in words."""
+        aside = f"; no `{self.unless}`" if self.unless else ""
+        return "; ".join(map(str, self.tests)) + aside
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "constant_reward",
+        (Test("reward/std", below=1e-6), Test("reward/std", below=1e-6, of="first")),
+        4,
+        "every rollout gets the same reward, so nothing can be learned; the reward function ignores the completion, or "
+        "a parser in it always fails",
+        "call the reward function on some completions by hand; let it tell better from worse ones",
+    ),
+    Rule(
+        "constant_reward",
+        (Test("reward/std", below=1e-6), Test("reward/mean", below=0, of="change")),
+        4,
+        "every rollout gets the same reward, and less than at the beginning: the policy has collapsed, or the reward "
+        "function has begun to fail",
+        "read the samples; call the reward function on some of them by hand",
+    ),
+    Rule(
+        "one_token",
+        (
+            Test("completion/top_token_fraction", above=0.6),
+            Test("completion/top_token_fraction", above=1.5, of="ratio"),
+            Test("completion/length_mean", above=3),
+        ),
+        2,
+        "the policy has collapsed to repeating one token: the reward likes it, or an update was far too large",
+        "read the samples; mend the reward, raise method.init_kl_coef, lower the learning rate",
+    ),
+    Rule(
+        "same_completions",
+        (
+            Test("completion/distinct_across_prompts", below=0.4),
+            Test("completion/distinct_across_prompts", below=0.6, of="ratio"),
+            Test("completion/distinct_fraction", below=0.3),
+        ),
+        2,
+        "the policy gives the same few completions to different prompts: collapse, or a reward that one text satisfies",
+        "read the samples; let the reward depend on the prompt, raise method.init_kl_coef, lower the learning rate",
+    ),
+    Rule(
+        "entropy_collapse",
+        (Test("ppo/entropy", below=0.05), Test("ppo/entropy", below=0.1, of="ratio")),
+        4,
+        "the policy has become deterministic, so it explores nothing any more",
+        "lower the learning rate, raise method.init_kl_coef or method.entropy_coef, or stop if the task is solved",
+    ),
+    Rule(
+        "entropy_collapse",
+        (Test("dpo/entropy", below=0.1), Test("dpo/entropy", below=0.25, of="ratio")),
+        3,
+        "the policy has become deterministic: the learning rate is far too high, or the pairs are learned by heart",
+        "lower the learning rate, raise method.beta, make fewer passes",
+    ),
+    Rule(
+        "large_kl",
+        (Test("kl/per_sequence", above=40), Test("kl/per_token", above=0.1)),
+        2,
+        "the policy is far from the reference, usually because it exploits the reward",
+        "read the samples; raise method.init_kl_coef or set method.target, lower the learning rate",
+    ),
+    Rule(
+        "large_kl",
+        (Test("kl/per_token", above=3), Test("kl/per_sequence", above=20)),
+        2,
+        "the policy is far from the reference, usually because it exploits the reward",
+        "read the samples; raise method.init_kl_coef or set method.target, lower the learning rate",
+    ),
+    Rule(
+        "kl_coef_runs_away",
+        (Test("kl/coef", above=1), Test("kl/coef", above=10, of="ratio")),
+        2,
+        "the adaptive controller cannot hold the KL at method.target",
+        "lower the learning rate, or raise method.target",
+    ),
+    Rule(
+        "negative_kl",
+        (Test("kl/per_token", below=-0.05),),
+        4,
+        "the KL estimate is negative for long, so samples are not the policy's own: filtered sampling, or an EOS that "
+        "the sampler may not draw",
+        "sample with top_k 0, top_p 1.0 and no minimum length",
+    ),
+    Rule(
+        "large_update",
+        (Test("ppo/approx_kl", above=0.5),),
+        2,
+        "one update moves the policy far from the one that sampled",
+        "lower the learning rate or method.ppo_epochs",
+    ),
+    Rule(
+        "clipped",
+        (Test("ppo/clip_fraction", above=0.5),),
+        3,
+        "most actions are clipped, so most of the update is thrown away",
+        "lower the learning rate or method.ppo_epochs",
+    ),
+    Rule(
+        "nothing_clipped",
+        (Test("ppo/clip_fraction", below=1e-9), Test("ppo/approx_kl", below=1e-5), Test("steps", above=1)),
+        10,
+        "updates hardly move the policy",
+        "raise the learning rate or method.ppo_epochs; are all rewards equal, or the schedule at its end",
+    ),
+    Rule(
+        "wrong_old_logprobs",
+        (Test("ppo/ratio_max_dev_first_minibatch", above=0.1),),
+        2,
+        "the ratio is not 1 before anything has changed, so scoring and update compute different log-probabilities",
+        "use compute_dtype float32; if it stays, this is a defect worth reporting",
+    ),
+    Rule(
+        "sampler_differs",
+        (Test("sampler/abs_ratio", above=1.1), Test("sampler/ratio", above=0.98, below=1.02)),
+        3,
+        "sampler and scoring give the same tokens other probabilities",
+        "use compute_dtype float32; if it stays, this is a defect worth reporting",
+    ),
+    Rule(
+        "useless_values",
+        (Test("ppo/explained_variance", below=-0.5), Test("reward/std", above=1e-6)),
+        10,
+        "values predict the returns worse than a constant would",
+        "lower the learning rate, scale the rewards (method.scale_reward), raise method.vf_coef",
+    ),
+    Rule(
+        "length_limit",
+        (
+            Test("completion/truncated_fraction", above=0.95),
+            Test("completion/truncated_fraction", above=2, of="ratio"),
+        ),
+        3,
+        "completions have grown to the length limit: the policy has unlearned to end",
+        "set method.missing_eos_penalty, or let the reward count length",
+    ),
+    Rule(
+        "empty_completions",
+        (Test("completion/length_mean", below=1.5), Test("completion/length_mean", below=0.3, of="ratio")),
+        3,
+        "completions have shrunk to nothing: the policy ends at once",
+        "read the samples; mend a reward that prefers short texts",
+    ),
+    Rule(
+        "learning_rate",
+        (Test("optim/learning_rate", above=0.999),),
+        1,
+        "the learning rate is 1 or more; adaptive optimizers move every weight by about that much in a step",
+        "language models train at 1e-6 to 1e-3",
+    ),
+    Rule(
+        "skipped_steps",
+        (Test("optim/skipped_steps", above=0),),
+        1,
+        "an optimizer step had a loss or gradient that is not finite, and was left out",
+        "lower the learning rate, set train.max_grad_norm, use a wider compute_dtype; rewards must be finite",
+        unless="ddpo/loss_scale",  # a scale that was too large is tried, skipped and halved
+    ),
+    *(
+        Rule(
+            "diverging_loss",
+            (Test(metric, above=2, of="ratio"), Test(metric, above=floor)),
+            patience,
+            "the loss is twice what it was at the beginning",
+            "lower the learning rate, warm it up, set train.max_grad_norm",
+        )
+        for metric, floor, patience in (
+            ("sft/loss", 1.0, 5),
+            ("dpo/loss", 1.0, 5),
+            ("reward_model/loss", 1.0, 5),
+            ("ilql/loss", 1.0, 8),
+        )
+    ),
+    Rule(
+        "wrong_order",
+        (Test("reward_model/accuracy", below=0.5), Test("reward_model/loss", above=0.5)),
+        25,
+        "most pairs stay in the wrong order: nothing is learned from them, or the learning rate is too high",
+        "read some pairs; check the column names; change the learning rate",
+    ),
+    Rule(
+        "wrong_order",
+        (Test("rewards/accuracies", below=0.5), Test("rewards/margins", below=0.0)),
+        25,
+        "most pairs stay in the wrong order: nothing is learned from them, or the learning rate is too high",
+        "read some pairs; check the column names; change the learning rate",
+    ),
+    Rule(
+        "displaced",
+        (Test("rewards/chosen", below=0.0), Test("rewards/margins", above=0.0)),
+        10,
+        "the margin grows while chosen completions become less likely than under the reference, so the policy leaves "
+        "both (arXiv:2410.08847)",
+        "raise method.beta, lower the learning rate, set 'sft' beside the loss, or take pairs that differ more",
+    ),
+    Rule(
+        "q_explosion",
+        (Test("ilql/q_loss", above=10, of="ratio"), Test("ilql/q_loss", above=5.0)),
+        5,
+        "Q values diverge: heads and their targets chase each other",
+        "lower the learning rate or method.alpha, raise method.steps_for_target_q_sync",
+    ),
+    Rule(
+        "awac_weights",
+        (Test("ilql/awac_weight_max", above=4.8e8),),
+        3,
+        "weights of the behaviour loss stand at their limit, e to the 20",
+        "lower method.beta",
+    ),
+    Rule(
+        "images_clipped",
+        (Test("ddpo/clip_fraction", above=0.9),),
+        3,
+        "nearly all denoising steps are clipped, so the update is thrown away",
+        "lower the learning rate, or widen method.train_clip_range",
+    ),
+    Rule(
+        "clipped_before_update",
+        (Test("ddpo/pre_update_clip_fraction", above=0.05),),
+        1,
+        "ratios leave the clip range before anything has been learned, so rounding decides what is clipped",
+        "sample and train at equal batch sizes, compute in float32, widen method.train_clip_range, or set "
+        "method.old_log_probs to recompute",
+    ),
+    Rule(
+        "empty_rounds",
+        (Test("rft/empty_rounds", above=0),),
+        1,
+        "a round of sampling gave no sample with a score",
+        "the reward function fails, or gives NaN, on all of them: call it by hand",
+    ),
+)
+"""What the watch looks for. Thresholds leave room around what the shipped recipes do."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a watch found.
+
+    Attributes:
+      rule: The rule that was met.
+      step: Optimizer step of the record that completed it.
+      value: Of the rule's first metric there.
+    """
+
+    rule: Rule
+    step: int
+    value: float
+
+    @property
+    def metric(self) -> str:
+        """The metric that is reported."""
+        return self.rule.tests[0].metric
+
+    def record(self) -> dict[str, Any]:
+        """As `metrics.jsonl` and `history` hold it."""
+        healthy = HEALTHY.get(self.metric)
+        return {
+            "step": self.step,
+            FOUND: self.rule.name,
+            "metric": self.metric,
+            "value": self.value,
+            "healthy": None if healthy is None else str(healthy),
+            "cause": self.rule.cause,
+            "remedy": self.rule.remedy,
+        }
+
+
+class Watch:
+    """Follows a run's records and finds each thing once.
+
+    Args:
+      history: Records of the run so far, findings among them: what they say is not said again.
+      rules: What to look for.
+    """
+
+    def __init__(self, history: Iterable[Record] = (), rules: Sequence[Rule] = RULES) -> None:
+        self._rules = rules
+        self._first: dict[str, list[float]] = {}
+        self._recent = [deque[bool]([], rule.patience) for rule in rules]
+        self._step, self._told = 0, set[str]()
+        for record in history:
+            self._follow(record)
+            if FOUND in record:
+                self._told.add(record[FOUND])
+
+    def see(self, record: Record) -> list[Finding]:
+        """What this record completes, in the order of the rules; records that are not of training say nothing."""
+        found = []
+        for rule, value in self._follow(record):
+            if rule.name not in self._told:
+                self._told.add(rule.name)
+                found.append(Finding(rule, int(record["step"]), value))
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Baselines, windows and what was told, as plain JSON, for a watch that goes on without the records."""
+        recent = {rule.condition(): list(seen) for rule, seen in zip(self._rules, self._recent, strict=True)}
+        first = {name: list(values) for name, values in self._first.items()}
+        return {"step": self._step, "first": first, "recent": recent, "told": sorted(self._told)}
+
+    def load(self, found: Mapping[str, Any]) -> None:
+        """Goes on where `state` was asked; a rule that was not there then begins anew.
+
+        Args:
+          found: What `state` gave.
+        """
+        self._step, self._told = int(found["step"]), set(found["told"])
+        self._first = {name: list(values) for name, values in found["first"].items()}
+        self._recent = [
+            deque(found["recent"].get(rule.condition(), ()), rule.patience) for rule in self._rules
+        ]
+
+    def _follow(self, record: Record) -> list[tuple[Rule, float]]:
+        """Takes a record in; the rules that are met now, with the value of their metric."""
+        if "iteration" not in record:
+            return []
+        values = {name: value for name, value in record.items() if _is_finite(value)}
+        values["steps"] = values["step"] - self._step
+        self._step = record["step"]
+        for name, value in values.items():
+            first = self._first.setdefault(name, [])
+            if len(first) < BASELINE:
+                first.append(value)
+        met = []
+        for rule, recent in zip(self._rules, self._recent, strict=True):
+            if rule.unless not in values and all(test.metric in values for test in rule.tests):
+                recent.append(
+                    all(test.holds(values[test.metric], self._baseline(test.metric)) for test in rule.tests)
+                )
+                if len(recent) == rule.patience and all(recent):
+                    met.append((rule, values[rule.tests[0].metric]))
+        return met
+
+    def _baseline(self, metric: str) -> float:
+        first = self._first[metric]
+        return math.fsum(first) / len(first)
+
+
+def find(history: Iterable[Record], rules: Sequence[Rule] = RULES) -> list[Finding]:
+    """What a watch would have said of a whole run, in order: a pure function of its records."""
+    watch = Watch(rules=rules)
+    return [found for record in history for found in watch.see(record)]
+
+
+def say(record: Record) -> str:
+    """A finding's record as one line for people."""
+    healthy = "" if record["healthy"] is None else f" (healthy: {record['healthy']})"
+    return (
+        f"{record[FOUND]}: {record['metric']} is {record['value']:.3g}{healthy} at step {record['step']}. Likely "
+        f"cause: {record['cause']}. Remedy: {record['remedy']}."
+    )
+
+
+def rules_table(rules: Sequence[Rule] = RULES) -> str:
+    """The rules as `docs/metrics.md` shows them."""
+    rows = [
+        f"| `{rule.name}` | {rule.condition()} | {rule.patience} | {rule.cause} | {rule.remedy} |"
+        for rule in rules
+    ]
+    head = ["| finding | said when | records in a row | likely cause | remedy |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What trainers share that learn from samples of the policy's own: prompts to start from, and who scores them."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from jrl.data.prompts import PromptSet
+from jrl.rollout.sampler import GenerationSettings
+from jrl.trainers.loggers.description import describe_size
+from jrl.trainers.policy_trainer import PolicyTrainer
+
+
+class SamplingTrainer(PolicyTrainer):
+    """Samples from prompts, and learns from what a reward function says of the samples.
+
+    Attributes:
+      prompts: Set by `add_data`.
+    """
+
+    prompts: PromptSet
+    refusal: ClassVar[str]
+    """How this algorithm learns, for what is said to data of another kind."""
+
+    def add_data(
+        self,
+        *,
+        samples: Sequence[Any] | None,
+        rewards: Sequence[float] | None,
+        prompts: Sequence[Any] | None,
+        eval_prompts: Sequence[Any] | None,
+    ) -> None:
+        """Takes prompts; the evaluation prompts default to the first `batch_size` of them."""
+        if self.reward_fn is None or samples is not None or rewards is not None:
+            raise ValueError(
+                f"{type(self).__name__} {self.refusal}: give `reward_fn` and `prompts`, not `samples` or `rewards`."
+            )
+        prompts = list(prompts) if prompts is not None else self.default_prompts()
+        self.add_prompts(prompts, self.reward_fn)
+        self.add_eval_prompts(
+            eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size]
+        )
+
+    def add_prompts(self, prompts: Sequence[Any], reward_fn: Callable[..., Any]) -> None:
+        """Sets what is sampled from and who scores it."""
+        max_new_tokens = self.rollout_settings().max_new_tokens
+        self.add_prompt_set(self.prompt_set(prompts, max_new_tokens=max_new_tokens), reward_fn)
+
+    @abc.abstractmethod
+    def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
+        """The same for prompts that are tokenised already."""
+
+    def rollout_settings(self) -> GenerationSettings:
+        """How the samples are drawn that are learned from: `gen_kwargs` at the first value of a sweep."""
+        return self.settings
+
+    def describe_data(self) -> dict[str, str]:
+        """The prompts'."""
+        return {"prompts": describe_size(self.prompts)} if "prompts" in vars(self) else {}
+
+    def data_sha256(self) -> dict[str, str]:
+        """The prompts', beside what every trainer has."""
+        return super().data_sha256() | {"prompts": self.prompts.sha256()}

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import shutil
+
+import pytest
+
+from jrl.cli import COMMANDS, main
+from jrl.cli.generate import model_folder
+from jrl.trainers.checkpoints.checkpointer import Checkpointer, CheckpointError
+from jrl.trainers.loading.reward_model import load_reward_model
+from tests.trainers.loading.reward_models import save_reward_model
+from tests.trainers.runs import PROMPTS, save_tiny_checkpoint
+
+TINY = [
+    *("--optimizer.kwargs.lr", "1e-3", "--scheduler.name", "constant"),
+    *("--train.seq_length", "16", "--train.total_steps", "2", "--train.batch_size", "4"),
+    *("--train.eval_interval", "0", "--method.gen_kwargs.max_new_tokens", "4"),
+]
+PPO = ["--method.num_rollouts", "4", "--method.chunk_size", "4", "--method.ppo_epochs", "1"]
+ONE_STEP = ["--train.total_steps", "1", "--train.epochs", "1"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    return save_tiny_checkpoint(folder / "tiny"), str(folder / "prompts.txt")
+
+
+def paths(checkpoint, run_dir):
+    return [
+        *("--model.model_path", checkpoint, "--tokenizer.tokenizer_path", checkpoint),
+        *("--model.num_layers_unfrozen", "1", "--train.checkpoint_dir", str(run_dir)),
+    ]
+
+
+@pytest.mark.slow
+def test_ppo_end_to_end(files, tmp_path):
+    checkpoint, prompts = files
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", prompts]
+    assert main(["ppo", *reward, *paths(checkpoint, tmp_path), *TINY, *PPO]) == 0
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["step"] == 2
+    assert (tmp_path / "checkpoint_2" / "hf_model" / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_ppo_against_a_classifier(files, tmp_path):
+    checkpoint, prompts = files
+    classifier = save_reward_model(tmp_path / "classifier")
+    reward = ["--reward", classifier, "--reward-output", "logit", "--prompts", prompts]
+    assert main(["ppo", *reward, *paths(checkpoint, tmp_path / "run"), *TINY, *PPO]) == 0
+    lines = (tmp_path / "run" / "rollouts" / "rollouts.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    expected = load_reward_model(classifier, output="logit")(
+        samples=[row["prompt"] + row["output"] for row in rows]
+    )
+    assert [row["reward"] for row in rows] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_ilql_end_to_end(files, tmp_path):
+    checkpoint, prompts = files
+    lines = [{"prompt": prompt, "output": " yes", "reward": i % 2} for i, prompt in enumerate(PROMPTS)]
+    (tmp_path / "rewarded.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    data = ["--samples", str(tmp_path / "rewarded.jsonl"), "--eval-prompts", prompts]
+    assert main(["ilql", *data, *paths(checkpoint, tmp_path / "run"), *TINY, *ONE_STEP]) == 0
+    assert (tmp_path / "run" / "checkpoint_1" / "hf_model" / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_rft_end_to_end(files, tmp_path):
+    checkpoint, prompts = files
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", prompts]
+    generations = ["--method.n_generations_per_prompt", "4"]
+    assert main(["rft", *reward, *paths(checkpoint, tmp_path), *TINY, *ONE_STEP, *generations]) == 0
+    assert list(tmp_path.glob("checkpoint_*/hf_model/config.json"))
+
+
+def test_ilql_needs_rewards(files, tmp_path, capsys):
+    (tmp_path / "texts.jsonl").write_text('"only a text"\n')
+    assert main(["ilql", "--samples", str(tmp_path / "texts.jsonl")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jrl ilql: ") and "needs one of the columns" in error and error.count("\n") == 1
+
+
+def test_a_folder_in_use_is_one_line_and_status_2(files, tmp_path, capsys):
+    checkpoint, prompts = files
+    (tmp_path / "checkpoint_4").mkdir()
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", prompts]
+    assert main(["ppo", *reward, *paths(checkpoint, tmp_path), *TINY, *PPO]) == 2
+    assert "holds checkpoints of an earlier run" in capsys.readouterr().err
+
+
+def test_generate_prints_prompts_with_their_completions(files, capsys):
+    assert main(["generate", "--model", files[0], "--prompt", "the cat", "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("the cat")
+
+
+def test_generate_refuses_a_prompt_without_tokens(files, capsys):
+    assert main(["generate", "--model", files[0], "--prompt", ""]) == 2
+    assert "a --prompt has no tokens" in capsys.readouterr().err
+
+
+def test_generate_steers_only_where_there_are_q_heads(files, capsys):
+    assert main(["generate", "--model", files[0], "--prompt", "the cat", "--beta", "1"]) == 2
+    assert "holds no Q heads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
+        (["--temperature", "-1"], "--temperature must be positive, got -1.0"),
+        (["--top-p", "2"], "--top-p must be above 0 and at most 1, got 2.0"),
+        (["--top-k", "-1"], "--top-k must be at least 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+    ],
+)
+def test_generate_refuses_numbers_out_of_range(capsys, arguments, message):
+    assert main(["generate", "--model", "/nowhere", "--prompt", "a", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"jrl generate: {message}") and error.count("\n") == 1
+
+
+def test_generate_refuses_more_tokens_than_the_model_has_positions(files, capsys):
+    assert main(["generate", "--model", files[0], "--prompt", "the cat", "--max-new-tokens", "128"]) == 2
+    assert "the model has 128 positions" in capsys.readouterr().err
+
+
+def test_files_that_are_no_recipe_are_named(tmp_path, capsys):
+    for name, content in (("broken.yaml", b"a: ["), ("bytes.yaml", b"\xff\xfe")):
+        (tmp_path / name).write_bytes(content)
+    for command in (["sft", "--samples", "x"], ["sweep", "x.py"]):
+        for name in ("broken.yaml", "bytes.yaml", ".", "nowhere.yaml"):
+            assert main([*command, "--config", str(tmp_path / name)]) == 2
+            error = capsys.readouterr().err
+            assert str(tmp_path / name) in error and error.count("\n") == 1
+
+
+def test_an_interruption_while_reading_is_one_line(monkeypatch, capsys):
+    def interrupted(flags, overrides):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "sft", interrupted)
+    assert main(["sft", "--samples", "x"]) == 130
+    assert capsys.readouterr().err == "jrl sft: interrupted.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method.clip_range", "0.1"], "Did you mean `method.cliprange`"),
+        (["--train.total_steps", "many"], "`train.total_steps` must be int"),
+        (["--reward", "tests.trainers.runs:vowels"], "has no function 'vowels'"),
+        (["--reward-label", "1"], "choose a score of a classifier, but --reward is 'tests.trainers.runs"),
+        (["--reward", "no/folder/here"], "there is no folder 'no/folder/here'"),
+        (["--prompts", "nowhere.txt"], "nowhere.txt"),
+        (
+            ["--model.model_path", "/tmp", "--tokenizer.tokenizer_path", "/nowhere"],
+            "there is no folder '/nowhere' to load a tokenizer from",
+        ),
+    ],
+)
+def test_a_mistake_in_the_flags_is_one_line_and_status_2(files, capsys, arguments, message):
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", files[1]]
+    assert main(["ppo", *reward, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jrl ppo: ") and message in error and error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A run of two checkpoints."""
+    folder = tmp_path_factory.mktemp("run")
+    writer = Checkpointer(folder, keep=2)
+    for step in (4, 8):
+        writer.save(step, None, write_model=save_tiny_checkpoint, config={}, cursor={}, best_score=None)
+    writer.close()
+    return folder
+
+
+def test_generate_reads_the_newest_whole_checkpoint_of_a_run_and_says_so(run_folder, tmp_path, capsys):
+    assert model_folder(str(run_folder)) == str(run_folder / "checkpoint_8" / "hf_model")
+    assert f"{run_folder} is no model itself; this is {run_folder}/checkpoint_8" in capsys.readouterr().err
+    damaged = shutil.copytree(run_folder, tmp_path / "damaged")
+    (damaged / "checkpoint_8" / "hf_model" / "config.json").write_text("{}")
+    assert model_folder(str(damaged)) == str(damaged / "checkpoint_4" / "hf_model")
+    assert "Not a whole checkpoint" in capsys.readouterr().err
+    shutil.rmtree(damaged / "checkpoint_4")
+    with pytest.raises(CheckpointError, match="is whole"):
+        model_folder(str(damaged))
+
+
+def test_generate_takes_a_checkpoint_for_its_model_and_leaves_other_paths(run_folder, files, capsys):
+    one = run_folder / "checkpoint_4"
+    assert model_folder(str(one)) == str(one / "hf_model")
+    assert "is no model itself" in capsys.readouterr().err
+    for path in (files[0], "gpt2", str(one / "hf_model")):
+        assert model_folder(path) == path
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lists of tiers name tests that exist, and mark what they say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.tiers import is_in_rooms, read_list
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", ["broad", "heavy"])
+def test_every_line_names_a_test(name: str) -> None:
+    stale = []
+    for line in read_list(name):
+        path, *names = line.removesuffix("[...]").split("::")
+        text = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).is_file() else ""
+        if not text or not all(re.search(rf"^\s*(def|class) {one}\b", text, re.MULTILINE) for one in names):
+            stale.append(line)
+    assert stale == [], f"tests/tiers/{name}.txt names what is not there"
+    assert len(set(read_list(name))) == len(read_list(name))
+
+
+def test_what_is_heavy_is_in_a_room_that_fast_covers() -> None:
+    assert [line for line in read_list("heavy") if not is_in_rooms(line.removesuffix("[...]"))] == []
+
+
+def test_marks(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> None:
+    """This run has been marked: nothing broad is left where the default expression holds."""
+    if "not broad" in pytestconfig.option.markexpr:
+        assert not [item.nodeid for item in request.session.items if item.get_closest_marker("broad")]

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a recipe is what its arrays then take."""
+
+import pytest
+import yaml
+from transformers import LlamaConfig
+
+import jrl
+from jrl.cli import main
+from jrl.learners.dpo_config import DPOConfig
+from jrl.mesh import abstract_mesh
+from jrl.models.cost import device_bytes
+from jrl.trainers.plan.run_plan import plan_run
+from jrl.trainers.ppo import PPOTrainer
+from tests.trainers.runs import count_vowels, ppo_config, save_tiny_checkpoint
+
+TINY = LlamaConfig(
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=64,
+    vocab_size=97,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+)
+RECOMPUTED = "activations of the layer computed again"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_checkpoint(tmp_path_factory.mktemp("plan") / "tiny")
+
+
+def test_a_mesh_must_multiply_to_the_devices():
+    assert dict(abstract_mesh(fsdp=4, num_devices=8).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
+    with pytest.raises(ValueError, match="`mesh` must multiply to the number of devices, 8; got data=3"):
+        abstract_mesh(data=3, num_devices=8)
+
+
+def planned(config, *, model=TINY, mesh=None, **train):
+    config = config.evolve(model={"model_path": model}, train={"batch_size": 4, "seq_length": 16} | train)
+    mesh = mesh or {"fsdp": 4}
+    return plan_run(config, abstract_mesh(**mesh, num_devices=4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ({}, False),
+        ({"sync_ref_model": True}, True),
+        ({"precompute_ref_log_probs": False}, True),
+        ({"precompute_ref_log_probs": True}, False),
+    ],
+)
+def test_which_reference_of_dpo_stays(settings, asked):
+    assert DPOConfig(**settings).asks_reference is asked
+
+
+@pytest.mark.slow
+def test_remat_holds_the_activations_of_one_layer_beside_the_inputs_of_all():
+    config = jrl.default_sft_config()
+    whole, again = (planned(config, remat=remat).learning for remat in (False, True))
+    kept = "activations of a microbatch"
+    assert whole[RECOMPUTED] == 0 < again[kept] < whole[kept]
+    assert 3 * again[RECOMPUTED] == whole[kept] - again[kept]
+
+
+@pytest.mark.slow
+def test_heads_that_queries_share_are_split():
+    config = jrl.default_sft_config()
+    shared = LlamaConfig(
+        **(TINY.to_dict() | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4})
+    )
+    whole, split = (
+        planned(config, model=shared, mesh={"data": 4 // n, "tensor": n}, seq_length=64) for n in (1, 2)
+    )
+    kept = "activations of a microbatch"
+    # Twice the rows on half of the heads; the stream is whole.
+    assert split.learning[kept] < 1.5 * whole.learning[kept]
+
+
+@pytest.mark.slow
+def test_rows_that_do_not_divide_are_computed_on_every_device():
+    config = jrl.default_sft_config()
+    five, four, twenty = (planned(config, batch_size=n) for n in (5, 4, 20))
+    for name in ("activations of a microbatch", "logits, their softmax and gradient"):
+        assert five.learning[name] == twenty.learning[name] == 5 * four.learning[name]
+    split = {"fsdp": 2, "tensor": 2}
+    three, six = (planned(config, batch_size=n, mesh=split).step_traffic for n in (3, 6))
+    assert three["tensor: activations summed"] == six["tensor: activations summed"] > 0
+
+
+@pytest.mark.slow
+def test_scoring_gathers_the_policy_and_the_whole_reference():
+    plan = planned(jrl.default_ppo_config().evolve(model={"num_layers_unfrozen": -1}))
+    policy = plan.token_traffic["fsdp: parameters gathered, once a call"]
+    head = policy - (plan.score_traffic["fsdp: parameters gathered"] - policy)
+    # The reference has all but the value head; three quarters of a kernel come from elsewhere.
+    value = 32 * 64 + 64 + 64 + 1
+    assert 0 < head <= 3 * value
+    assert "sent by each device in scoring" in plan.table()
+    assert planned(jrl.default_sft_config()).score_traffic == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "copies", "asked"),
+    [
+        ({}, 0, False),
+        ({"sync_ref_model": True}, 1, True),
+        ({"precompute_ref_log_probs": False}, 1, True),
+        ({"precompute_ref_log_probs": False, "ref_model_path": TINY}, 1, True),
+        ({"ref_model_path": TINY}, 0, False),
+    ],
+    ids=["asked once", "moves", "stands", "own", "own, asked once"],
+)
+def test_a_reference_that_dpo_keeps_is_counted(method, copies, asked):
+    plan = planned(jrl.default_dpo_config().evolve(method=method))
+    held = plan.held
+    assert held["reference's own parameters"] == copies * held["parameters that train"]
+    gathered = plan.score_traffic.get("fsdp: parameters gathered", 0)
+    assert 2 * gathered == asked * plan.step_traffic["fsdp: parameters gathered, forward and backward"]
+
+
+@pytest.mark.slow
+def test_held_bytes_are_those_of_a_trainer(checkpoint, tmp_path):
+    config = ppo_config(checkpoint, tmp_path)
+    trainer = PPOTrainer(config, reward_fn=count_vowels)
+    plan = plan_run(config, abstract_mesh(num_devices=1))
+    train = trainer.state.train
+    assert plan.held["parameters that train"] == device_bytes(train.params)
+    assert plan.held["optimizer"] == device_bytes(train.opt_state)
+    assert plan.held["frozen parameters"] == device_bytes(trainer.frozen)
+    assert set(plan.step_traffic.values()) == set(plan.token_traffic.values()) == {0}
+
+
+@pytest.mark.slow
+def test_splitting_divides_what_is_held_and_costs_traffic(checkpoint, tmp_path):
+    config = ppo_config(checkpoint, tmp_path)
+    one, split = (plan_run(config, abstract_mesh(data=1, fsdp=n, num_devices=n)) for n in (1, 4))
+    # Norms and biases lie whole on every device.
+    assert one.held["optimizer"] / 4 < split.held["optimizer"] < one.held["optimizer"] / 3
+    assert split.step_traffic["fsdp: parameters gathered, forward and backward"] > 0
+    assert split.sampling["parameters, whole over fsdp"] == sum(
+        one.held[name] for name in ("parameters that train", "frozen parameters")
+    )
+
+
+@pytest.mark.slow
+def test_the_command_says_whether_it_fits(checkpoint, tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(ppo_config(checkpoint, tmp_path).to_dict()))
+    assert main(["plan", "--config", str(recipe), "--mesh", "fsdp=4", "--hbm", "1"]) == 0
+    assert "fits into 1.0 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("config", [jrl.default_ddpo_config(), jrl.default_reward_config()])
+def test_a_method_that_is_not_planned_is_refused(config):
+    with pytest.raises(ValueError, match=r"`method\.name` must be one of \['PPOConfig', .* to be planned"):
+        plan_run(config, abstract_mesh(num_devices=1))
+
+
+def test_a_flat_recipe_is_told_from_a_nested_one(capsys):
+    assert main(["plan", "--config", "dpo_llama2_7b_lora"]) == 2
+    error = capsys.readouterr().err
+    assert "dpo_llama2_7b_lora has TRL's flat fields" in error and error.count("\n") == 1
