@@ -20,9 +20,10 @@ from jrl.data.tokenizer import load_tokenizer
 from jrl.learners.config import MethodConfig, OnlineConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
-from jrl.learners.recipe import KLControl, PolicyLoss, Recipe
+from jrl.learners.recipe import KLControl, Recipe
 from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import SFTConfig
+from jrl.losses.policy_gradient import PolicyLoss
 from jrl.methods import (
     default_ddpo_config,
     default_dpo_config,

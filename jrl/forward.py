@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -20,26 +20,19 @@ from jrl.ops.checks import Scalar
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.logprobs import TokenLogprobs, kl_from_logits, token_logprobs
 from jrl.ops.masking import at_least_float32
-from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, Sequences, Trunk
+from jrl.typing import (
+    Features,
+    Frozen,
+    ModelInputs,
+    Params,
+    PolicyFns,
+    Predictions,
+    PRNGKey,
+    Sequences,
+    Trunk,
+)
 
 Result = TypeVar("Result")
-
-
-class Predictions(NamedTuple):
-    """What a model says of the actions of a window. Finite and meaningless at mask 0.
-
-    Attributes:
-      logprobs: log π_θ of the actions, in nats: unfiltered logits divided by the temperature.
-      values: V_θ of the state before each action; None where the model has no value head.
-      entropy: H of the whole distribution at each action; None where nobody asked.
-      logits: Makes the logits (B, T, V) of the actions, divided by the temperature; a padded vocabulary ends in −inf.
-        They take memory where they are asked for, and none where they are not.
-    """
-
-    logprobs: Float[Array, "B T"]
-    values: Float[Array, "B T"] | None
-    entropy: Float[Array, "B T"] | None
-    logits: Callable[[], Float[Array, "B T V"]]
 
 
 @dataclass(frozen=True)

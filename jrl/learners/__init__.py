@@ -10,7 +10,8 @@ from jrl.learners.credit import (
     unpenalized,
 )
 from jrl.learners.online import OnlineState, init_online_state, make_online_update
-from jrl.learners.recipe import KLControl, PolicyLoss, Recipe, mean_loss
+from jrl.learners.recipe import KLControl, Recipe, mean_loss
+from jrl.losses.policy_gradient import PolicyLoss
 
 __all__ = [
     "Credit",

@@ -175,9 +175,9 @@ def accumulate(objective: Objective, params: Params, *microbatches: Rows) -> Acc
 
 
 def optimizer_step(
-    state: TrainState, optimizer: optax.GradientTransformation, objective: Objective, *microbatches: Rows
+    state: TrainState, optimizer: optax.GradientTransformation, batch: Accumulated
 ) -> tuple[TrainState, Metrics]:
-    """Accumulates over the microbatches and takes one step.
+    """One step along the gradient of an optimizer batch.
 
     A step whose loss or gradient is not finite is skipped: parameters and moments stay, the optimizer's
     counters say so. A batch without any weight (all its rows are padding) changes nothing and is no failure.
@@ -185,8 +185,7 @@ def optimizer_step(
     Args:
       state: Before the step.
       optimizer: Wrapped in `skip_nonfinite`, as `make_optimizer` returns it.
-      objective: See `Objective`.
-      *microbatches: As `accumulate` takes them.
+      batch: From `accumulate`, at the parameters of this state.
     Returns:
       The state, its `step` one higher in every case, and the objective's metrics with `optim/*`: norm of the
       accumulated gradient before clipping, learning rate, steps skipped so far and those in a row.
@@ -198,8 +197,6 @@ def optimizer_step(
             "`optimizer` must skip non-finite steps: make it with jrl.learners.optimizers.make_optimizer, or "
             f"wrap it in jrl.learners.guards.skip_nonfinite; its state is {type(state.opt_state).__name__}."
         )
-    batch = accumulate(objective, state.params, *microbatches)
-
     updates, opt_state = optimizer.update(batch.grads, state.opt_state, state.params)
     # Selected, not branched: see `skip_nonfinite`.
     params, opt_state = select_tree(

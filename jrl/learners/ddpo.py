@@ -15,7 +15,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Int
 
-from jrl.learners.accumulate import Loss, Objective, Rows, optimizer_step, split_rows
+from jrl.learners.accumulate import Loss, Objective, Rows, accumulate, optimizer_step, split_rows
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.ddpo_loss_scale import LossScale, init_loss_scale, next_loss_scale, scale_cotangents
 from jrl.learners.ddpo_objective import ddpo_objective, recompute_logprobs, rows_of_batch
@@ -159,7 +159,7 @@ def _step(
         loss_sum, weight, metrics = objective(scale_cotangents(params, 1.0 / scale.factor), rows)
         return scale_cotangents(loss_sum, scale.factor), weight, metrics
 
-    train, metrics = optimizer_step(state.train, optimizer, scaled, rows)
+    train, metrics = optimizer_step(state.train, optimizer, accumulate(scaled, state.train.params, rows))
     ema = state.ema
     if ema is not None:
         ema = optax.incremental_update(train.params, ema, 1.0 - config.ema_decay)

@@ -20,6 +20,7 @@ from jrl.forward import read_window, window_features, window_logprobs
 from jrl.learners.accumulate import (
     Loss,
     Rows,
+    accumulate,
     batch_in_order,
     microbatch_key,
     optimizer_step,
@@ -223,7 +224,9 @@ def make_dpo_update(
                 loss=loss,
             )
 
-        train, metrics = optimizer_step(state.train, optimizer, objective, *microbatches)
+        train, metrics = optimizer_step(
+            state.train, optimizer, accumulate(objective, state.train.params, *microbatches)
+        )
         if state.ref_params is None:
             return DPOState(train=train, ref_params=None), metrics
         due = train.step % config.ref_model_sync_steps == 0

@@ -18,7 +18,15 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from jrl.forward import column_features
-from jrl.learners.accumulate import Loss, Rows, batch_in_order, optimizer_step, split_rows, take_rows
+from jrl.learners.accumulate import (
+    Loss,
+    Rows,
+    accumulate,
+    batch_in_order,
+    optimizer_step,
+    split_rows,
+    take_rows,
+)
 from jrl.learners.config import MethodConfig, check_fields, refuse_methods
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState, init_train_state
@@ -234,7 +242,9 @@ def make_ilql_update(
             out: Loss = minimised(policy, params, hold_split(frozen, rows), targets, taken)
             return out
 
-        train, metrics = optimizer_step(state.train, optimizer, loss, *microbatches)
+        train, metrics = optimizer_step(
+            state.train, optimizer, accumulate(loss, state.train.params, *microbatches)
+        )
         due = train.step % config.steps_for_target_q_sync == 0
         targets = jax.lax.cond(
             due,

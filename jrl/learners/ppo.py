@@ -12,8 +12,8 @@ from typing import Literal
 
 from jrl.learners.config import OnlineConfig, check_fields, positive_or_none, refuse_methods
 from jrl.learners.credit import Scaling, generalized_advantages, penalize
-from jrl.learners.recipe import KLControl, PolicyLoss, Recipe
-from jrl.losses.policy_gradient import ValueLoss, clipped
+from jrl.learners.recipe import KLControl, Recipe
+from jrl.losses.policy_gradient import PolicyLoss, ValueLoss, clipped
 
 KL_PENALTY_NAMES = ("kl", "abs", "mse", "full")
 SCALE_REWARD_MODES = ("running", "ref", "ignored", None, False)

@@ -11,95 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from jrl.forward import Predictions
 from jrl.learners.credit import Estimate, Penalize, Scaling, unpenalized
-from jrl.losses.policy_gradient import (
-    KLTerm,
-    Ratio,
-    Reduction,
-    Surrogate,
-    Targets,
-    ValueLoss,
-    policy_gradient_loss,
-    token_ratio,
-)
-from jrl.ops.masking import masked_mean
-from jrl.ops.metrics import mean_metric
-from jrl.ops.policy_gradient import importance_ratio
-from jrl.ops.reductions import LossOut, loss_of_mean, token_mean
-from jrl.typing import Metrics, Rollouts, Scored
+from jrl.losses.policy_gradient import PolicyLoss, Targets
+from jrl.ops.reductions import LossOut, loss_of_mean
+from jrl.typing import Predictions, Rollouts, Scored
 
 Loss = Callable[[Predictions, Targets], LossOut]
 """(predictions, targets) → (sum, weight, metrics) of a minibatch. A row of padding has no action in the mask."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyLoss:
-    """A loss made of parts: ratio × surrogate × reduction, a critic or none, a KL term or none.
-
-    Attributes:
-      surrogate: Of the return.
-      ratio: Level at which π_θ/π_old is taken.
-      reduction: Who is heard.
-      value_loss: The critic's part; None: there is no critic.
-      kl: KL term; None: there is none.
-      entropy_coef: Weight of the entropy bonus; 0 only reports the entropy.
-      ratio_threshold: A minibatch whose mean ratio exceeds this weighs nothing; None: none is left out.
-      prefix: Of the metrics' names.
-    """
-
-    surrogate: Surrogate
-    ratio: Ratio = token_ratio
-    reduction: Reduction = token_mean
-    value_loss: ValueLoss | None = None
-    kl: KLTerm | None = None
-    entropy_coef: float = 0.0
-    ratio_threshold: float | None = None
-    prefix: str = "policy_gradient"
-
-    def __call__(self, now: Predictions, targets: Targets) -> LossOut:
-        """The loss of a minibatch; one that ran away is left out of it, and still watched."""
-        if self.ratio_threshold is None:
-            return self._whole(now, targets)
-        mask = targets.mask
-        mean_ratio = masked_mean(importance_ratio(now.logprobs, targets.old_logprobs), mask)
-        ran_away = mean_ratio > self.ratio_threshold
-        # The losses alone leave it out; how far the policy moved is seen, above all by `max_policy_kl`.
-        extra = self.watch(now, targets)
-        extra[f"{self.prefix}/minibatches_left_out"] = mean_metric(ran_away, jnp.any(mask))
-        # Taken out by the mask, before any arithmetic: a loss that overflowed, times 0, would be NaN.
-        out = self._whole(now, targets._replace(mask=mask & ~ran_away))
-        return out._replace(metrics=out.metrics | jax.lax.stop_gradient(extra))
-
-    def watch(self, now: Predictions, targets: Targets) -> Metrics:
-        """The metrics that describe the policy, without those of the losses; nothing is differentiated."""
-        values, entropy = (x if x is None else jax.lax.stop_gradient(x) for x in (now.values, now.entropy))
-        fixed = Predictions(jax.lax.stop_gradient(now.logprobs), values, entropy, now.logits)
-        found = self._whole(fixed, targets).metrics
-        losses = (f"{self.prefix}/policy_loss", f"{self.prefix}/value_loss")
-        return {name: value for name, value in found.items() if name not in losses}
-
-    def _whole(self, now: Predictions, targets: Targets) -> LossOut:
-        entropy = now.entropy
-        if entropy is not None and not self.entropy_coef:
-            # Without a bonus the entropy is only reported, and its backward pass would be work for nothing.
-            entropy = jax.lax.stop_gradient(entropy)
-        return policy_gradient_loss(
-            now.logprobs,
-            targets,
-            surrogate=self.surrogate,
-            ratio=self.ratio,
-            reduction=self.reduction,
-            values=now.values,
-            value_loss=self.value_loss,
-            kl=self.kl,
-            entropy=entropy,
-            entropy_coef=self.entropy_coef,
-            prefix=self.prefix,
-        )
 
 
 class KLControl(NamedTuple):

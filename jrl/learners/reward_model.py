@@ -9,6 +9,7 @@ from jrl.learners.accumulate import (
     Loss,
     OwnObjective,
     Rows,
+    accumulate,
     batch_in_order,
     microbatch_key,
     optimizer_step,
@@ -104,6 +105,6 @@ def make_reward_model_update(
                 dropout_key=microbatch_key(key, rows) if has_dropout else None,
             )
 
-        return optimizer_step(state, optimizer, loss, *microbatches)
+        return optimizer_step(state, optimizer, accumulate(loss, state.params, *microbatches))
 
     return update

@@ -13,6 +13,7 @@ from jrl.learners.accumulate import (
     Loss,
     OwnObjective,
     Rows,
+    accumulate,
     batch_in_order,
     microbatch_key,
     optimizer_step,
@@ -174,6 +175,6 @@ def make_sft_update(
                 dropout_key=key_of(key, rows),
             )
 
-        return optimizer_step(state, optimizer, loss, *microbatches)
+        return optimizer_step(state, optimizer, accumulate(loss, state.params, *microbatches))
 
     return update

@@ -11,6 +11,7 @@ Left out: which advantage (`jrl.learners.credit`), and the KL penalty in the rew
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from jrl.ops.checks import Scalar, check_batch
 from jrl.ops.kl import kl_k1, kl_k2, kl_k3
-from jrl.ops.masking import zero_masked
+from jrl.ops.masking import masked_mean, zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
 from jrl.ops.policy_gradient import (
     clip_events,
@@ -30,7 +31,7 @@ from jrl.ops.policy_gradient import (
     value_clip_events,
 )
 from jrl.ops.reductions import LossOut, token_mean
-from jrl.typing import Metrics
+from jrl.typing import Metrics, Predictions
 
 Ratio = Callable[[Float[Array, "B T"], Float[Array, "B T"], Bool[Array, "B T"]], Float[Array, "B T"]]
 """(logprobs, old_logprobs, mask) → ρ of each action. Masked log-probabilities are 0."""
@@ -120,6 +121,80 @@ def reinforce() -> Surrogate:
     Reference: Williams 1992, "Simple statistical gradient-following algorithms", eq. 4.
     """
     return Surrogate(lambda ratio, logprobs, advantages: reinforce_loss(logprobs, advantages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """A loss made of parts: ratio × surrogate × reduction, a critic or none, a KL term or none.
+
+    Attributes:
+      surrogate: Of the return.
+      ratio: Level at which π_θ/π_old is taken.
+      reduction: Who is heard.
+      value_loss: The critic's part; None: there is no critic.
+      kl: KL term; None: there is none.
+      entropy_coef: Weight of the entropy bonus; 0 only reports the entropy.
+      ratio_threshold: A minibatch whose mean ratio exceeds this weighs nothing; None: none is left out.
+      prefix: Of the metrics' names.
+    """
+
+    surrogate: Surrogate
+    ratio: Ratio = token_ratio
+    reduction: Reduction = token_mean
+    value_loss: ValueLoss | None = None
+    kl: KLTerm | None = None
+    entropy_coef: float = 0.0
+    ratio_threshold: float | None = None
+    prefix: str = "policy_gradient"
+
+    def __call__(self, now: Predictions, targets: Targets) -> LossOut:
+        """The loss of a minibatch; one that ran away is left out of it, and still watched.
+
+        Args:
+          now: What the policy says of the actions.
+          targets: What they are trained towards.
+        """
+        watched: Metrics = {}
+        if self.ratio_threshold is not None:
+            mask = targets.mask
+            mean_ratio = masked_mean(importance_ratio(now.logprobs, targets.old_logprobs), mask)
+            ran_away = mean_ratio > self.ratio_threshold
+            # The losses alone leave it out; how far the policy moved is seen, above all by `max_policy_kl`.
+            watched = self.watch(now, targets)
+            watched[f"{self.prefix}/minibatches_left_out"] = mean_metric(ran_away, jnp.any(mask))
+            # Taken out by the mask, before any arithmetic: a loss that overflowed, times 0, would be NaN.
+            targets = targets._replace(mask=mask & ~ran_away)
+        entropy = now.entropy
+        if entropy is not None and not self.entropy_coef:
+            # Without a bonus the entropy is only reported, and its backward pass would be work for nothing.
+            entropy = jax.lax.stop_gradient(entropy)
+        out = policy_gradient_loss(
+            now.logprobs,
+            targets,
+            surrogate=self.surrogate,
+            ratio=self.ratio,
+            reduction=self.reduction,
+            values=now.values,
+            value_loss=self.value_loss,
+            kl=self.kl,
+            entropy=entropy,
+            entropy_coef=self.entropy_coef,
+            prefix=self.prefix,
+        )
+        return out._replace(metrics=out.metrics | jax.lax.stop_gradient(watched))
+
+    def watch(self, now: Predictions, targets: Targets) -> Metrics:
+        """The metrics that describe the policy, without those of the losses; nothing is differentiated.
+
+        Args:
+          now: What the policy says of the actions.
+          targets: What they are trained towards.
+        """
+        values, entropy = (x if x is None else jax.lax.stop_gradient(x) for x in (now.values, now.entropy))
+        fixed = Predictions(jax.lax.stop_gradient(now.logprobs), values, entropy, now.logits)
+        found = replace(self, ratio_threshold=None)(fixed, targets).metrics
+        losses = (f"{self.prefix}/policy_loss", f"{self.prefix}/value_loss")
+        return {name: value for name, value in found.items() if name not in losses}
 
 
 def policy_gradient_loss(

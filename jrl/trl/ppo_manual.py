@@ -15,7 +15,7 @@ import numpy as np
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.data.batching import bucket_length
 from jrl.forward import Reader
-from jrl.learners.accumulate import Loss, Rows, layout_rows, optimizer_step, take_rows
+from jrl.learners.accumulate import Loss, Rows, accumulate, layout_rows, optimizer_step, take_rows
 from jrl.learners.forward import mask_rows
 from jrl.learners.online import online_objective
 from jrl.learners.state import TrainState
@@ -283,4 +283,4 @@ def _one_step(
             keep_ratios=True,
         )
 
-    return optimizer_step(state, native.optimizer, objective, microbatches)
+    return optimizer_step(state, native.optimizer, accumulate(objective, state.params, microbatches))

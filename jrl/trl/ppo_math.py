@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jrl.forward import Predictions
 from jrl.interop import as_array
 from jrl.learners.credit import KL_PENALTIES, generalized_advantages
 from jrl.learners.ppo import PPOConfig, ppo_policy_loss
@@ -23,7 +22,7 @@ from jrl.ops.masking import at_least_float32, masked_mean, masked_variance, zero
 from jrl.ops.policy_gradient import importance_ratio
 from jrl.ops.reductions import LossOut
 from jrl.ops.rewards import place_scores
-from jrl.typing import Scored
+from jrl.typing import Predictions, Scored
 
 OF_UPDATE = {
     "loss/policy": "ppo/policy_loss",

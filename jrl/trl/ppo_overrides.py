@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jrl.forward import Predictions
 from jrl.interop import checked_array, checked_scalar, own_methods, traced
 from jrl.learners.credit import KL_PENALTIES, Credit, penalize
 from jrl.learners.ppo import PPOConfig, ppo_policy_loss
 from jrl.learners.recipe import Recipe, mean_loss
 from jrl.losses.policy_gradient import Targets
 from jrl.ops.masking import masked_sum, zero_masked
-from jrl.typing import Scored
+from jrl.typing import Predictions, Scored
 
 OWN = "own/"
 """How the metrics of an overridden loss begin."""

@@ -15,7 +15,7 @@ import optax
 
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.interop import tracing
-from jrl.learners.accumulate import Loss, Rows, optimizer_step, take_rows
+from jrl.learners.accumulate import Loss, Rows, accumulate, optimizer_step, take_rows
 from jrl.learners.state import TrainState, init_train_state
 from jrl.placement import place_rows
 from jrl.trainers.loading import PolicyBundle
@@ -158,7 +158,9 @@ def make_loss_update(
             return jnp.asarray(loss, jnp.float32) * one, one, metrics
 
         ids = jnp.arange(num_rows, dtype=jnp.int32).reshape(-1, rows)
-        return optimizer_step(state, optimizer, objective, Rows(ids, jnp.ones_like(ids, bool)))
+        return optimizer_step(
+            state, optimizer, accumulate(objective, state.params, Rows(ids, jnp.ones_like(ids, bool)))
+        )
 
     return update
 

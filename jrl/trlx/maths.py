@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jrl.forward import Predictions
 from jrl.interop import as_array, checked_array, checked_scalar, in_kind_of, traced
 from jrl.learners.credit import Credit, Estimate
 from jrl.learners.ilql import ILQLConfig, ILQLObjective
@@ -29,7 +28,7 @@ from jrl.ops.masking import whiten, zero_masked
 from jrl.ops.reductions import LossOut, loss_of_mean
 from jrl.ops.returns import gae
 from jrl.trlx.data.ilql_types import ILQLBatch, ILQLSeq2SeqBatch
-from jrl.typing import Frozen, Kept, Mean, Metrics, Params, PolicyFns
+from jrl.typing import Frozen, Kept, Mean, Metrics, Params, PolicyFns, Predictions
 from jrl.typing import ILQLBatch as NativeBatch
 
 Methods = Mapping[str, Callable[..., Any]]

@@ -136,6 +136,23 @@ class Completions(NamedTuple):
     logprobs: Float[Array, "B T"]
 
 
+class Predictions(NamedTuple):
+    """What a model says of the actions of a window. Finite and meaningless at mask 0.
+
+    Attributes:
+      logprobs: log π_θ of the actions, in nats: unfiltered logits divided by the temperature.
+      values: V_θ of the state before each action; None where the model has no value head.
+      entropy: H of the whole distribution at each action; None where nobody asked.
+      logits: Makes the logits (B, T, V) of the actions, divided by the temperature; a padded vocabulary ends in −inf.
+        They take memory where they are asked for, and none where they are not.
+    """
+
+    logprobs: Float[Array, "B T"]
+    values: Float[Array, "B T"] | None
+    entropy: Float[Array, "B T"] | None
+    logits: Callable[[], Float[Array, "B T V"]]
+
+
 class Scored(NamedTuple):
     """One scoring pass over a completion window, unfiltered logits divided by the rollout temperature.
 

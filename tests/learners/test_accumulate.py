@@ -63,7 +63,9 @@ def test_lore_7_3_the_accumulated_gradient_is_clipped_and_its_norm_logged_before
     optimizer = sgd(max_grad_norm=0.25)
     state = init_train_state(PARAMS, optimizer)
     rows = microbatches(minibatch_size)
-    after, metrics = jax.jit(lambda s: optimizer_step(s, optimizer, objective, rows))(state)
+    after, metrics = jax.jit(lambda s: optimizer_step(s, optimizer, accumulate(objective, s.params, rows)))(
+        state
+    )
     gradient = exact_gradient()
     norm = np.linalg.norm(gradient)
     assert norm > 1  # far over the limit, or there would be nothing to see
@@ -92,8 +94,8 @@ def test_lore_7_6_a_step_that_is_not_finite_is_skipped_and_counted(where: str) -
     run = jax.jit(
         lambda s, good: jax.lax.cond(
             good,
-            lambda s: optimizer_step(s, optimizer, objective, microbatches(2)),
-            lambda s: optimizer_step(s, optimizer, broken, microbatches(2)),
+            lambda s: optimizer_step(s, optimizer, accumulate(objective, s.params, microbatches(2))),
+            lambda s: optimizer_step(s, optimizer, accumulate(broken, s.params, microbatches(2))),
             s,
         )
     )
@@ -117,7 +119,10 @@ def test_lore_7_2_small_updates_move_the_master_weights() -> None:
     optimizer = make_optimizer("sgd", {"lr": 1e-6}, make_schedule("constant", {}), max_grad_norm=None)
     state = init_train_state({"kernel": jnp.ones(1)}, optimizer)
     state, _ = jax.lax.scan(
-        lambda s, _: optimizer_step(s, optimizer, slope, microbatches(8)), state, None, length=1000
+        lambda s, _: optimizer_step(s, optimizer, accumulate(slope, s.params, microbatches(8))),
+        state,
+        None,
+        length=1000,
     )
     # A thousand steps of 1e-6 at 1.0: bfloat16 cannot move by less than 0.0039 and would stay where it is.
     assert float(state.params["kernel"][0]) == pytest.approx(1.001, abs=1e-4)
@@ -127,7 +132,7 @@ def test_a_batch_without_weight_changes_nothing() -> None:
     optimizer = make_optimizer("adamw", {"lr": 0.1}, make_schedule("constant", {}), max_grad_norm=None)
     state = init_train_state(PARAMS, optimizer)
     nothing = Rows(jnp.zeros((2, 4), jnp.int32), jnp.zeros((2, 4), bool))
-    after, metrics = optimizer_step(state, optimizer, objective, nothing)
+    after, metrics = optimizer_step(state, optimizer, accumulate(objective, state.params, nothing))
     jax.tree.map(
         np.testing.assert_array_equal, (after.params, after.opt_state), (state.params, state.opt_state)
     )
@@ -138,7 +143,9 @@ def test_a_batch_without_weight_changes_nothing() -> None:
 def test_an_optimizer_that_does_not_skip_is_refused() -> None:
     optimizer = optax.sgd(0.1)
     with pytest.raises(TypeError, match="make_optimizer"):
-        optimizer_step(init_train_state(PARAMS, optimizer), optimizer, objective, microbatches(4))
+        optimizer_step(
+            init_train_state(PARAMS, optimizer), optimizer, accumulate(objective, PARAMS, microbatches(4))
+        )
 
 
 @pytest.mark.parametrize(

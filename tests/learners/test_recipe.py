@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.forward import Predictions, Reader
+from jrl.forward import Reader
 from jrl.learners.credit import Credit
 from jrl.learners.ppo import PPOConfig, ppo_policy_loss, ppo_recipe
 from jrl.learners.recipe import Recipe, mean_loss
@@ -19,7 +19,7 @@ from jrl.losses.policy_gradient import KLTerm, Targets
 from jrl.ops.masking import masked_mean
 from jrl.ops.metrics import finalize
 from jrl.ops.policy_gradient import clipped_surrogate, clipped_value_loss
-from jrl.typing import Rollouts
+from jrl.typing import Predictions, Rollouts
 from tests.learners.batches import CHUNK_BYTES, sgd
 from tests.learners.ppo_parts import ppo_state, ppo_update
 from tests.learners.tabular import tabular_batch, tabular_params, tabular_policy

@@ -7,8 +7,8 @@ import numpy as np
 import optax
 import pytest
 
-from jrl.learners.accumulate import optimizer_step
-from jrl.learners.epochs import run_epochs
+from jrl.learners.accumulate import accumulate, optimizer_step
+from jrl.learners.online import run_epochs
 from jrl.learners.state import init_train_state
 from jrl.ops.metrics import finalize, reduce_metrics
 from jrl.typing import Kept, Max, Mean, Min
@@ -36,7 +36,7 @@ def passes(train, last_step, max_kl):
         )
 
     def step(train, rows):
-        return optimizer_step(train, adam(0.1), objective, rows)
+        return optimizer_step(train, adam(0.1), accumulate(objective, train.params, rows))
 
     return run_epochs(step, train, ORDERS, batch_size=2, minibatch_size=1, max_kl=max_kl, last_step=last_step)
 

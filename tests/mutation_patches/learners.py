@@ -91,7 +91,7 @@ PATCHES = [
              "tests/learners/test_ppo.py::TestNonFinite::"
              "test_lore_7_6_a_bad_reward_leaves_parameters_moments_and_controller"),
     # the order of minibatches comes from the clock
-    Mutation("9.2", "jrl.learners.epochs.shuffled_rows",
+    Mutation("9.2", "jrl.learners.online.shuffled_rows",
              "jax.random.uniform(key, mask.shape[:1])",
              "jax.random.uniform(jax.random.key(__import__('time').time_ns() % 10 ** 6), mask.shape[:1])",
              "tests/learners/test_ppo.py::test_lore_9_2_the_same_key_gives_the_same_bits"),

@@ -10,12 +10,11 @@ import pytest
 
 import jrl
 from jrl import trlx
-from jrl.forward import Predictions
 from jrl.learners.ppo import ppo_recipe
 from jrl.losses.policy_gradient import Targets
 from jrl.trainers.config.registry import METHODS
 from jrl.trlx.maths import labels_of
-from jrl.typing import ILQLBatch, ModelInputs
+from jrl.typing import ILQLBatch, ModelInputs, Predictions
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, tiny_run
 
 TRLX_PPO = {name: value for name, value in vars(trlx.default_ppo_config().method).items() if name != "name"}
