@@ -26,7 +26,7 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.hub import name_of_base
 from jrl.models.quantize import num_weights
 from jrl.trainers.cards.citations import LORA, bibtex, citations
-from jrl.trainers.cards.run_plot import Record, plot_run
+from jrl.trainers.cards.run_plot import PLOT, Record, plot_run
 from jrl.trainers.checkpoints.resume import plain
 from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.secrets import hide_secrets, without_secrets
@@ -37,7 +37,7 @@ from jrl.trainers.loggers.safe_text import code_block, code_span, for_markdown, 
 if TYPE_CHECKING:
     from jrl.trainers.base import Trainer
 
-CARD, PLOT = "README.md", "training.png"
+CARD = "README.md"
 _CLOCKS = ("time/", "perf/")
 _HELD_OUT = "eval/"
 _COUNTERS = ("step", "iteration", "evaluation")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from jrl.trainers.loggers.safe_text import one_line
 Record = Mapping[str, Any]
 Series = tuple[list[float], list[float]]
 
+PLOT = "training.png"
+"""The picture's file, beside the card."""
 MAX_POINTS = 400
 """Points of a curve that are drawn, evenly spaced: the picture is 320 dots wide."""
 MIN_RECORDS = 3
@@ -37,12 +41,12 @@ def plot_run(history: Sequence[Record], path: Path) -> bool:
       history: A trainer's records.
       path: PNG to write.
     Returns:
-      Whether there was anything to draw.
+      Whether there was anything to draw, and matplotlib to draw it.
     """
     training = [record for record in history if "iteration" in record]
     evaluations = [record for record in history if "evaluation" in record]
     panels = _panels(training, evaluations)
-    if len(training) < MIN_RECORDS or not panels:
+    if len(training) < MIN_RECORDS or not panels or not _have_matplotlib():
         return False
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -61,6 +65,19 @@ def plot_run(history: Sequence[Record], path: Path) -> bool:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     figure.savefig(path, format="png")
+    return True
+
+
+@functools.cache
+def _have_matplotlib() -> bool:
+    """Whether matplotlib is installed; warns, once, where it is not."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        warnings.warn(
+            f"No {PLOT} is drawn beside the model card: pip install 'jrl[plots]' ({error}).", stacklevel=4
+        )
+        return False
     return True
 
 
