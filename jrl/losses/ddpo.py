@@ -51,6 +51,7 @@ def ddpo_loss(
     Raises:
       ValueError: If shapes differ or ε is not positive.
       TypeError: If `valid` is not boolean.
+    Reference: Black et al. 2023, arXiv:2305.13301, eq. 4; the KL term: Fan et al. 2023, arXiv:2305.16381.
     Example:
       >>> zero, one = jnp.zeros(1), jnp.ones(1, bool)
       >>> loss = ddpo_loss(zero, zero, jnp.full(1, -1.0), one, clip_range=1e-4, advantage_clip=5.0)
@@ -79,7 +80,7 @@ def ddpo_loss(
 def _ratio_metrics(
     logprobs: Array, old_logprobs: Array, advantages: Array, valid: Array, *, clip_range: Scalar
 ) -> Metrics:
-    """How far the policy has moved since it sampled, and where clipping stopped it."""
+    """Distance of the policy from the one that sampled, and counts of clipping."""
     ratio = importance_ratio(logprobs, old_logprobs)
     clipped = clip_events(logprobs, old_logprobs, advantages, clip_range=clip_range)
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct preference optimisation: a weighted sum of losses of pairs, and what to watch beside it.
+"""Direct preference optimisation: a weighted sum of losses of pairs, with metrics of the implicit rewards.
 
 The policy is its own reward model, r(x, y) = β·log π(y|x)/π_ref(y|x), and the losses fit that reward to the
 preferences. Log-probabilities are summed over the completion, the prompt is not counted, and at π = π_ref both
@@ -18,7 +18,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jrl.losses.dpo_divergence import DIVERGENCES, Divergence
-from jrl.losses.dpo_pairs import Completion, Pairs, completion_logprobs, make_pairs, wpo_weights
+from jrl.losses.dpo_pairs import (
+    Completion,
+    Pairs,
+    completion_logprobs,
+    make_pairs,
+    pairs_from_logprobs,
+    wpo_weights,
+)
 from jrl.losses.dpo_terms import (
     aot_loss,
     aot_unpaired_loss,
@@ -53,6 +60,7 @@ __all__ = [
     "dpo_loss",
     "implicit_rewards",
     "make_pairs",
+    "pairs_from_logprobs",
     "wpo_weights",
 ]
 
@@ -66,6 +74,11 @@ class PairLoss:
       settings: Names of the numbers it takes beside the pairs, those of `DPOConfig`.
       whole_batch: Whether the value of a pair depends on the others, so that no batch may be computed in parts.
       takes_divergence: Whether it reads what the divergence makes of the log-ratios, or the log-ratios themselves.
+    Example:
+      >>> loss = PairLoss(lambda pairs, *, beta: beta * pairs.margins, settings=("beta",))
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # δ = 2
+      >>> loss(pairs, {"beta": 0.5, "label_smoothing": 0.0}).tolist()
+      [1.0]
     """
 
     function: Callable[..., Float[Array, "B"]]
@@ -104,6 +117,10 @@ def implicit_rewards(
 ) -> Float[Array, "B"]:
     """r = β·log π(y|x)/π_ref(y|x), up to a number of x alone. No gradient.
 
+    Args:
+      logprobs: log π(y|x), summed over the completion, in nats.
+      ref_logprobs: log π_ref(y|x), likewise.
+      beta: β > 0.
     Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 5.
     Example:
       >>> implicit_rewards(jnp.array([-10.0]), jnp.array([-11.0]), beta=0.5).tolist()
@@ -128,7 +145,7 @@ def dpo_loss(
     use_weighting: bool,
     pairs_per_token: Float[Array, ""] | None = None,
 ) -> LossOut:
-    """A weighted sum of losses, summed over pairs.
+    """DPO's loss, or a weighted sum of its relatives, summed over pairs.
 
     Args:
       chosen: The preferred completion of each pair; its `logprobs` are to be differentiated.
@@ -151,6 +168,18 @@ def dpo_loss(
     Raises:
       ValueError: If shapes differ.
       TypeError: If a mask is not boolean.
+    Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; the other losses: `jrl.losses.dpo_terms`.
+    Example:
+      >>> zero = jnp.zeros((1, 2))
+      >>> rejected = Completion(zero, zero, zero, zero, zero, is_top=zero > 0, mask=zero == 0)
+      >>> chosen = rejected._replace(ref_logprobs=zero - 0.5)  # log π/π_ref = 2·0.5
+      >>> loss = dpo_loss(
+      ...     chosen, rejected, jnp.ones(1, bool), terms=[("sigmoid", 1.0)], beta=1.0, label_smoothing=0.0,
+      ...     discopop_tau=0.05, divergence=DIVERGENCES["reverse_kl"], alpha=1.0, reference_free=False,
+      ...     ld_alpha=None, use_weighting=False,
+      ... )
+      >>> round(float(loss.loss_sum), 4)  # −log σ(1)
+      0.3133
     """
     chosen, rejected = (side._replace(mask=side.mask & valid[:, None]) for side in (chosen, rejected))
     num_pairs = jnp.sum(valid, dtype=jnp.float32)
@@ -203,7 +232,7 @@ def _pair_metrics(pairs: Pairs, beta: Scalar) -> Metrics:
 
 
 def _token_metrics(chosen: Completion, rejected: Completion) -> Metrics:
-    """What the policy is at the completions' tokens, over tokens."""
+    """Statistics of the policy's distributions at the completions' tokens."""
     both = [
         jnp.concatenate([x, y]) for x, y in ((chosen.entropy, rejected.entropy), (chosen.mask, rejected.mask))
     ]

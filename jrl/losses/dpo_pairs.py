@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From log-probabilities of tokens to numbers of pairs: sums, log-ratios, scores, weights of pairs."""
+"""Numbers of preference pairs from log-probabilities of tokens: sums, log-ratios, scores, weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.losses.dpo_divergence import Divergence
+from jrl.losses.dpo_divergence import DIVERGENCES, Divergence
 from jrl.ops.checks import Scalar, check_batch, check_same_shape
 from jrl.ops.masking import masked_mean, masked_sum, zero_masked
 
@@ -37,7 +37,7 @@ class Completion(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """What losses read of a batch of pairs: y⁺ is the chosen completion, y⁻ the rejected one.
+    """A batch of pairs as losses read it: y⁺ is the chosen completion, y⁻ the rejected one.
 
     Attributes:
       chosen: log π(y⁺|x), summed over tokens, in nats; under `ld_alpha`, tokens beyond the shorter one weigh less.
@@ -51,6 +51,10 @@ class Pairs(NamedTuple):
       chosen_nll: −log π(y⁺|x), every token weighing 1.
       pairs_per_token: Pairs over chosen tokens, both of the whole optimizer batch.
       valid: False on copies that only fill the batch up.
+    Example:
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))
+      >>> pairs.chosen_ratios.tolist(), pairs.rejected_ratios.tolist(), pairs.margins.tolist()
+      ([1.0], [-1.0], [2.0])
     """
 
     chosen: Float[Array, "B"]
@@ -77,8 +81,48 @@ class Pairs(NamedTuple):
 
     @property
     def margins(self) -> Float[Array, "B"]:
-        """δ = f′ of y⁺ − f′ of y⁻: what most losses want to be large."""
+        """δ = f′ of y⁺ − f′ of y⁻, which most losses increase."""
         return self.chosen_scores - self.rejected_scores
+
+
+def pairs_from_logprobs(
+    chosen: Float[Array, "B"],
+    rejected: Float[Array, "B"],
+    ref_chosen: Float[Array, "B"],
+    ref_rejected: Float[Array, "B"],
+    *,
+    divergence: Divergence = DIVERGENCES["reverse_kl"],
+    alpha: Scalar = 1.0,
+) -> Pairs:
+    """Pairs of which only the completions' log-probabilities are known; each completion counts as one token.
+
+    Args:
+      chosen: log π(y⁺|x), in nats.
+      rejected: log π(y⁻|x), in nats.
+      ref_chosen: log π_ref(y⁺|x), in nats.
+      ref_rejected: log π_ref(y⁻|x), in nats.
+      divergence: Makes scores of log-ratios; by default they are the log-ratios.
+      alpha: α of the α-divergence.
+    Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; divergences: Wang et al. 2023, arXiv:2309.16240.
+    Example:
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))
+      >>> pairs.margins.tolist()  # (−1 + 2) − (−3 + 2)
+      [2.0]
+    """
+    one = jnp.ones_like(chosen)
+    return Pairs(
+        chosen=chosen,
+        rejected=rejected,
+        ref_chosen=ref_chosen,
+        ref_rejected=ref_rejected,
+        chosen_scores=divergence(chosen - ref_chosen, alpha=alpha),
+        rejected_scores=divergence(rejected - ref_rejected, alpha=alpha),
+        chosen_lengths=one,
+        rejected_lengths=one,
+        chosen_nll=-chosen,
+        pairs_per_token=jnp.ones(()),
+        valid=one > 0,
+    )
 
 
 def completion_logprobs(
@@ -94,7 +138,7 @@ def completion_logprobs(
     completion of the pair: what a completion gains by mere length then counts less (LD-DPO).
 
     Args:
-      logprobs: Of the tokens, in nats.
+      logprobs: Log-probabilities of the tokens, in nats.
       mask: True on the completion's tokens; only they are counted.
       shared_lengths: l; None: every token weighs 1.
       ld_alpha: α in [0, 1].
@@ -126,7 +170,7 @@ def make_pairs(
     ld_alpha: Scalar | None,
     pairs_per_token: Float[Array, ""],
 ) -> Pairs:
-    """Sums the tokens of both sides.
+    """Sums the tokens of both sides of each pair, and takes their log-ratios.
 
     Args:
       chosen: y⁺ of each pair.
@@ -138,6 +182,15 @@ def make_pairs(
       pairs_per_token: Of the whole optimizer batch.
     Raises:
       ValueError: If shapes differ.
+    Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; divergences: Wang et al. 2023, arXiv:2309.16240.
+    Example:
+      >>> zero = jnp.zeros((1, 2))
+      >>> rejected = Completion(zero, zero, zero, zero, zero, is_top=zero > 0, mask=zero == 0)
+      >>> chosen = rejected._replace(logprobs=zero - 1.0, ref_logprobs=zero - 1.5)
+      >>> options = {"divergence": Divergence(lambda log_ratios: log_ratios), "alpha": 1.0, "ld_alpha": None}
+      >>> pairs = make_pairs(chosen, rejected, jnp.ones(1, bool), **options, pairs_per_token=jnp.array(0.5))
+      >>> pairs.chosen.tolist(), pairs.margins.tolist()
+      ([-2.0], [1.0])
     """
     check_same_shape("rejected.mask", rejected.mask, "chosen.mask", chosen.mask)
     lengths = [jnp.sum(side.mask, axis=1, dtype=jnp.int32) for side in (chosen, rejected)]
@@ -166,13 +219,22 @@ def make_pairs(
 
 
 def wpo_weights(chosen: Completion, rejected: Completion) -> Float[Array, "B"]:
-    """How much each pair looks like a draw from the present policy, w(y⁺)·w(y⁻). No gradient.
+    """WPO's weights of pairs, w(y⁺)·w(y⁻): how typical each pair is of the present policy. No gradient.
 
         w(y) = exp( 1/|y| Σ_t [log π(a_t) − log Σ_v π(v)²] )
 
     A completion whose tokens are as probable as sampled ones are on average has w = 1.
 
+    Args:
+      chosen: y⁺ of each pair.
+      rejected: y⁻ of each pair.
     Reference: Zhou et al. 2024, arXiv:2406.11827, eq. 2.
+    Example:
+      >>> zero = jnp.zeros((1, 2))
+      >>> rejected = Completion(zero, zero, zero, zero, zero, is_top=zero > 0, mask=zero == 0)
+      >>> chosen = rejected._replace(logprobs=zero - 2.0, collision=zero - 1.0)
+      >>> round(float(wpo_weights(chosen, rejected)[0]), 4)  # e^(−2 + 1)
+      0.3679
     """
 
     def log_weight(side: Completion) -> Float[Array, "B"]:

@@ -27,19 +27,48 @@ _lsig = jax.nn.log_sigmoid
 def sigmoid_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float[Array, "B"]:
     """ℓ = −(1 − ε)·log σ(βδ) − ε·log σ(−βδ): DPO, and cDPO where ε > 0. log 2 at π = π_ref.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
+      label_smoothing: ε in [0, 0.5).
     Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; ε: Mitchell 2023, "A note on DPO with noisy
     preferences and relationship to IPO".
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(sigmoid_loss(pairs, beta=1.0, label_smoothing=0.0)[0]), 4)  # −log σ(2)
+      0.1269
     """
     return smoothed(beta * pairs.margins, label_smoothing)
 
 
 def smoothed(logits: Float[Array, "B"], label_smoothing: Scalar) -> Float[Array, "B"]:
-    """−(1 − ε)·log σ(x) − ε·log σ(−x): cross-entropy of a label that is wrong with probability ε."""
+    """−(1 − ε)·log σ(x) − ε·log σ(−x): cross-entropy of a label that is wrong with probability ε.
+
+    Args:
+      logits: x, a log-odds.
+      label_smoothing: ε in [0, 0.5).
+    Reference: Mitchell 2023, "A note on DPO with noisy preferences and relationship to IPO".
+    Example:
+      >>> round(float(smoothed(jnp.array([2.0]), 0.25)[0]), 4)  # ¾·0.1269 + ¼·2.1269
+      0.6269
+    """
     return -(1 - label_smoothing) * _lsig(logits) - label_smoothing * _lsig(-logits)
 
 
 def hinge_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
-    """ℓ = max(0, 1 − βδ). Reference: SLiC, Zhao et al. 2023, arXiv:2305.10425, on log-ratios."""
+    """ℓ = max(0, 1 − βδ), the loss of SLiC on log-ratios.
+
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
+    Reference: Zhao et al. 2023 (SLiC), arXiv:2305.10425.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(hinge_loss(pairs, beta=0.25)[0]), 4)  # 1 − 0.25·2
+      0.5
+    """
     return jax.nn.relu(1 - beta * pairs.margins)
 
 
@@ -49,7 +78,15 @@ def ipo_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Deviates from the paper's formula, which has no lengths, as the paper's own experiments do: without them the
     target 1/(2β) is one of sums, and what it asks of a token depends on how many there are.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
     Reference: Azar et al. 2023, arXiv:2310.12036, eq. 17.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(ipo_loss(pairs, beta=1.0)[0]), 4)  # (2 − ½)², one token each
+      2.25
     """
     return jnp.square(_mean_margins(pairs) - 1 / (2 * beta))
 
@@ -60,7 +97,15 @@ def kto_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     The zero point of each half is estimated from the other half of the batch. Deviates from the paper, which stops
     the gradient at K: here it flows, as in TRL 0.7.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
     Reference: Ethayarajh et al. 2024, arXiv:2402.01306, eq. 7, for pairs.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(kto_pair_loss(pairs, beta=1.0)[0]), 4)  # ½·(1 − σ(1)) + ½·(1 − σ(2))
+      0.1941
     """
     chosen_kl, rejected_kl = (
         jnp.maximum(masked_mean(ratios, pairs.valid), 0)
@@ -74,7 +119,16 @@ def kto_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
 def exo_pair_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float[Array, "B"]:
     """ℓ = KL(q ‖ p) of q = (σ(βδ), σ(−βδ)) from p = (1 − ε, ε): the reverse of cDPO's direction. Needs ε > 0.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
+      label_smoothing: ε in (0, 0.5).
     Reference: EXO, Ji et al. 2024, arXiv:2402.00856, eq. 16.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(exo_pair_loss(pairs, beta=1.0, label_smoothing=0.5)[0]), 4)  # log 2 − H(σ(2))
+      0.3278
     """
     logits = beta * pairs.margins
     right = jax.nn.sigmoid(logits) * (_lsig(logits) - jnp.log1p(-label_smoothing))
@@ -84,7 +138,15 @@ def exo_pair_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Flo
 def nca_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     """ℓ = −log σ(βΔ⁺) − ½·log σ(−βΔ⁺) − ½·log σ(−βΔ⁻): it holds the chosen likelihood up.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
     Reference: Chen et al. 2024, arXiv:2402.05369, for pairs.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(nca_pair_loss(pairs, beta=1.0)[0]), 4)  # −log σ(1) − ½·log σ(−1) − ½·log σ(1)
+      1.1265
     """
     chosen, rejected = beta * pairs.chosen_ratios, beta * pairs.rejected_ratios
     return -_lsig(chosen) - (_lsig(-chosen) + _lsig(-rejected)) / 2
@@ -93,7 +155,16 @@ def nca_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
 def robust_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float[Array, "B"]:
     """ℓ = [−(1 − ε)·log σ(βδ) + ε·log σ(−βδ)]/(1 − 2ε): DPO's loss, unbiased where a share ε of labels is flipped.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
+      label_smoothing: ε in [0, 0.5).
     Reference: Ray Chowdhury et al. 2024, arXiv:2403.00409.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(robust_loss(pairs, beta=1.0, label_smoothing=0.25)[0]), 4)  # (¾·0.1269 − ¼·2.1269)/½
+      -0.8731
     """
     logits = beta * pairs.margins
     kept, flipped = -_lsig(logits), -_lsig(-logits)
@@ -105,7 +176,15 @@ def bco_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
 
     Deviates from the paper, which subtracts a running mean of the rewards: here the logit 0 is π = π_ref.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
     Reference: Jung et al. 2024, arXiv:2404.04656.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(bco_pair_loss(pairs, beta=1.0)[0]), 4)  # −2·log σ(1)
+      0.6265
     """
     return -_lsig(beta * pairs.chosen_ratios) - _lsig(-beta * pairs.rejected_ratios)
 
@@ -113,7 +192,15 @@ def bco_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
 def sppo_hard_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     """ℓ = (Δ⁺ − 1/(2β))² + (Δ⁻ + 1/(2β))²: the win rate taken to be 1 for the chosen, 0 for the rejected one.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
     Reference: Wu et al. 2024, arXiv:2405.00675, eq. 4.7.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(sppo_hard_loss(pairs, beta=1.0)[0]), 4)  # ½² + ½²
+      0.5
     """
     target = 0.5 / beta
     return jnp.square(pairs.chosen_ratios - target) + jnp.square(pairs.rejected_ratios + target)
@@ -125,14 +212,35 @@ def aot_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float[Ar
     The distribution of the policy's margins is to dominate that of the reference's; which pair a margin comes from
     does not matter. The loss of rank k stands at the pair whose policy margin has rank k.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
+      label_smoothing: ε in [0, 0.5).
     Reference: Melnyk et al. 2024, arXiv:2406.05882.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(aot_loss(pairs, beta=1.0, label_smoothing=0.0)[0]), 4)  # one pair: as `sigmoid_loss`
+      0.1269
     """
     policy, reference = pairs.chosen - pairs.rejected, pairs.ref_chosen - pairs.ref_rejected
     return _of_ranks(policy, reference, pairs.valid, beta=beta, label_smoothing=label_smoothing)
 
 
 def aot_unpaired_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float[Array, "B"]:
-    """cDPO's loss of d = sort(Δ⁺) − sort(Δ⁻), sorted over the batch. Reference: as `aot_loss`."""
+    """cDPO's loss of d = sort(Δ⁺) − sort(Δ⁻), sorted over the batch.
+
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
+      label_smoothing: ε in [0, 0.5).
+    Reference: Melnyk et al. 2024, arXiv:2406.05882.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(aot_unpaired_loss(pairs, beta=1.0, label_smoothing=0.0)[0]), 4)  # one pair: as `sigmoid_loss`
+      0.1269
+    """
     chosen, rejected = pairs.chosen_ratios, pairs.rejected_ratios
     return _of_ranks(chosen, rejected, pairs.valid, beta=beta, label_smoothing=label_smoothing)
 
@@ -140,7 +248,15 @@ def aot_unpaired_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) ->
 def apo_zero_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     """ℓ = 1 − σ(βΔ⁺) + σ(βΔ⁻): chosen up, rejected down, for chosen ones better than what the policy writes.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
     Reference: D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(apo_zero_loss(pairs, beta=1.0)[0]), 4)  # 1 − σ(1) + σ(−1)
+      0.5379
     """
     return 1 - jax.nn.sigmoid(beta * pairs.chosen_ratios) + jax.nn.sigmoid(beta * pairs.rejected_ratios)
 
@@ -148,7 +264,15 @@ def apo_zero_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
 def apo_down_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     """ℓ = σ(βΔ⁺) + 1 − σ(β(Δ⁺ − Δ⁻)): both down, for chosen ones worse than what the policy writes.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
     Reference: D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 8.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(apo_down_loss(pairs, beta=1.0)[0]), 4)  # σ(1) + 1 − σ(2)
+      0.8503
     """
     ratios = pairs.chosen_ratios - pairs.rejected_ratios
     return jax.nn.sigmoid(beta * pairs.chosen_ratios) + 1 - jax.nn.sigmoid(beta * ratios)
@@ -157,7 +281,16 @@ def apo_down_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
 def discopop_loss(pairs: Pairs, *, beta: Scalar, discopop_tau: Scalar) -> Float[Array, "B"]:
     """ℓ = (1 − w)·(−log σ(u)) + w·e^(−u),  u = βδ, w = σ(u/τ): found by a search over programs, not convex.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
+      discopop_tau: τ > 0, in units of βδ.
     Reference: Lu et al. 2024, arXiv:2406.08414, eq. 5.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(discopop_loss(pairs, beta=1.0, discopop_tau=1.0)[0]), 4)  # w = σ(2): 0.1192·0.1269 + 0.8808·e^−2
+      0.1343
     """
     logits = beta * pairs.margins
     modulation = jax.nn.sigmoid(logits / discopop_tau)
@@ -170,6 +303,15 @@ def sft_term(pairs: Pairs) -> Float[Array, "B"]:
     """ℓ = −log π(y⁺|x)·(pairs/tokens): its mean over pairs is the cross-entropy per chosen token.
 
     Both counts are those of the whole optimizer batch, so that microbatches add up exactly.
+
+    Args:
+      pairs: Sums and log-ratios of each pair.
+    Reference: none; maximum likelihood.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(sft_term(pairs)[0]), 4)  # −log π(y⁺) of one token
+      1.0
     """
     return pairs.chosen_nll * pairs.pairs_per_token
 
@@ -177,7 +319,15 @@ def sft_term(pairs: Pairs) -> Float[Array, "B"]:
 def sigmoid_norm_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     """ℓ = −log σ(β(s⁺/n⁺ − s⁻/n⁻)), n the number of tokens: DPO on means.
 
+    Args:
+      pairs: Sums and log-ratios of each pair.
+      beta: β > 0.
     Reference: Lambert et al. 2024 (Tülu 3), arXiv:2411.15124, section 5.1.2.
+    Example:
+      >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
+      >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))  # Δ⁺ = 1, Δ⁻ = −1
+      >>> round(float(sigmoid_norm_loss(pairs, beta=1.0)[0]), 4)  # −log σ(2), one token each
+      0.1269
     """
     return -_lsig(beta * _mean_margins(pairs))
 

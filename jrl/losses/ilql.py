@@ -29,7 +29,7 @@ MAX_LOG_WEIGHT = 20.0
 
 
 class ILQLPredictions(NamedTuple):
-    """What the model says of the actions of a batch. N is the number of Q heads.
+    """A model's predictions for the actions of a batch. N is the number of Q heads.
 
     Attributes:
       logprobs: log π(a_t | s_t), in nats.
@@ -49,7 +49,7 @@ class ILQLPredictions(NamedTuple):
 def bellman_targets(
     rewards: Float[Array, "B T"], values: Float[Array, "B T"], mask: Bool[Array, "B T"], *, gamma: Scalar
 ) -> Float[Array, "B T"]:
-    """What Q shall become: the reward, and the value of the state in which the next action is chosen.
+    """Targets of Q: the reward plus the discounted value of the state in which the next action is chosen.
 
         y_t = r_t + γ·V(s_{t+1}),   V = 0 after the last action
 
@@ -60,6 +60,7 @@ def bellman_targets(
       gamma: Discount γ per action, in [0, 1].
     Returns:
       Targets, 0 where `mask` is False. No gradient flows through.
+    Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
     Example:
       >>> rewards, values = jnp.array([[0.0, 1.0, 7.0]]), jnp.array([[0.25, 0.5, 7.0]])
       >>> bellman_targets(rewards, values, jnp.array([[True, True, False]]), gamma=0.5).tolist()
@@ -71,7 +72,18 @@ def bellman_targets(
 
 
 def q_loss(q_values: Float[Array, "B T N"], targets: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Squared error of every head against the same target, Σ_i (Q_i − y)²: the sum over heads, without a ½."""
+    """Squared error of every head against the same target, Σ_i (Q_i − y)²: the sum over heads, without a ½.
+
+    Args:
+      q_values: Q_i(s_t, a_t) of every head; the only argument to differentiate.
+      targets: y_t, from `bellman_targets`.
+    Returns:
+      Loss >= 0, (B T), unreduced.
+    Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
+    Example:
+      >>> q_loss(jnp.array([[[1.0, 4.0]]]), jnp.array([[2.0]])).tolist()  # 1² + 2²
+      [[5.0]]
+    """
     check_same_shape("targets", targets, "q_values[..., 0]", q_values[..., 0])
     return jnp.sum(jnp.square(q_values - targets[..., None]), axis=-1)
 
@@ -104,7 +116,14 @@ def conservative_loss(q_logprobs: Float[Array, "B T N"]) -> Float[Array, "B T"]:
 
     It lowers Q of the actions that the data never show, which no Bellman target ever corrects.
 
+    Args:
+      q_logprobs: log softmax(Q_i(s_t, ·))[a_t] of every head, in nats.
+    Returns:
+      Loss >= 0, (B T), unreduced.
     Reference: Kumar et al. 2020, arXiv:2006.04779, eq. 4, as in Snell et al. 2022.
+    Example:
+      >>> conservative_loss(jnp.array([[[-1.0, -2.0]]])).tolist()
+      [[3.0]]
     """
     return -jnp.sum(q_logprobs, axis=-1)
 
@@ -112,9 +131,16 @@ def conservative_loss(q_logprobs: Float[Array, "B T N"]) -> Float[Array, "B T"]:
 def awac_weights(
     target_q: Float[Array, "B T"], values: Float[Array, "B T"], *, beta: Scalar
 ) -> Float[Array, "B T"]:
-    """exp(β(Q − V)), by which an action's likelihood counts, at most e^20; 1 throughout at β = 0. No gradient.
+    """AWAC's weights of the likelihood, exp(β(Q − V)), at most e^20; 1 throughout at β = 0. No gradient.
 
+    Args:
+      target_q: Q(s_t, a_t).
+      values: V(s_t).
+      beta: β >= 0.
     Reference: Nair et al. 2020, arXiv:2006.09359, eq. 9, with β for 1/λ.
+    Example:
+      >>> round(float(awac_weights(jnp.array([[1.0]]), jnp.array([[0.5]]), beta=2.0)[0, 0]), 4)
+      2.7183
     """
     check_same_shape("target_q", target_q, "values", values)
     return jax.lax.stop_gradient(jnp.exp(jnp.minimum(beta * (target_q - values), MAX_LOG_WEIGHT)))
@@ -152,6 +178,15 @@ def ilql_loss(
     Raises:
       ValueError: If shapes differ.
       TypeError: If the mask is not boolean.
+    Reference: Snell et al. 2022, arXiv:2206.11871, section 4; the weighted likelihood: Nair et al. 2020,
+    arXiv:2006.09359.
+    Example:
+      >>> one = jnp.ones((1, 1))  # Q = y = 1, V = 0; log-probabilities −1
+      >>> predictions = ILQLPredictions(-one, 0 * one, one[..., None], -one[..., None], one)
+      >>> coefs = {"cql_coef": 0.5, "awac_coef": 2.0, "awac_beta": 0.0}
+      >>> loss = ilql_loss(predictions, one, one > 0, gamma=1.0, expectile=0.75, **coefs)
+      >>> float(loss.loss_sum)  # 0 + 0.75 + 0.5·1 + 2·1
+      3.25
     """
     check_mask(mask)
     p = _where_acting(predictions, mask)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objective of every online policy gradient: ratio × surrogate × reduction, a critic or none, a KL term or none.
+"""Objective of every online policy gradient: ratio × surrogate × reduction, a critic or none, a KL term or none.
 
     L = Σ_t [ surrogate(ρ, log π, A) + c_v·value loss + β·KL − c_e·H ], summed and weighed by the reduction
 
@@ -40,7 +40,7 @@ Reduction = Callable[[Float[Array, "B T"], Bool[Array, "B T"]], tuple[Float[Arra
 
 
 class Targets(NamedTuple):
-    """What a policy gradient learns from: fixed before the first minibatch of an update and kept for all its epochs.
+    """Fixed side of a policy gradient: computed before an update's first minibatch, kept for all its epochs.
 
     Attributes:
       old_logprobs: log π_old of the actions, in nats.
@@ -60,7 +60,7 @@ class Targets(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    """What stands in for the return of an action.
+    """A surrogate for the return of an action.
 
     Attributes:
       losses: (ratio, logprobs, advantages) → one loss per action, unreduced.
@@ -99,7 +99,18 @@ class KLTerm(NamedTuple):
 def token_ratio(
     logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], mask: Bool[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """ρ_t = π_θ/π_old of each action by itself."""
+    """ρ_t = π_θ/π_old of each action by itself.
+
+    Args:
+      logprobs: log π_θ of the actions, in nats.
+      old_logprobs: log π_old of the actions, in nats.
+      mask: True on actions; not read, since no action's ratio depends on another.
+    Reference: Schulman et al. 2017, arXiv:1707.06347, section 3.
+    Example:
+      >>> arrays = jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]])), jnp.ones((1, 1), bool)
+      >>> round(float(token_ratio(*arrays)[0, 0]), 4)
+      2.0
+    """
     del mask
     return importance_ratio(logprobs, old_logprobs)
 
@@ -107,7 +118,13 @@ def token_ratio(
 def clipped(clip_range: Scalar) -> Surrogate:
     """PPO's surrogate: −min(ρA, clip(ρ, 1±ε)·A).
 
+    Args:
+      clip_range: ε > 0, half-width around ρ = 1.
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    Example:
+      >>> ratio, advantages = jnp.array([[1.65]]), jnp.array([[2.0]])
+      >>> round(float(clipped(0.2).losses(ratio, jnp.log(ratio), advantages)[0, 0]), 4)  # −1.2·2
+      -2.4
     """
     return Surrogate(
         lambda ratio, logprobs, advantages: clipped_ratio_loss(ratio, advantages, clip_range=clip_range),
@@ -119,6 +136,10 @@ def reinforce() -> Surrogate:
     """REINFORCE's surrogate: −A·log π_θ. It corrects no off-policyness: take one optimizer step an iteration.
 
     Reference: Williams 1992, "Simple statistical gradient-following algorithms", eq. 4.
+    Example:
+      >>> ratio, logprobs, advantages = jnp.array([[1.0]]), jnp.array([[-0.5]]), jnp.array([[2.0]])
+      >>> reinforce().losses(ratio, logprobs, advantages).tolist()
+      [[1.0]]
     """
     return Surrogate(lambda ratio, logprobs, advantages: reinforce_loss(logprobs, advantages))
 
@@ -216,20 +237,27 @@ def policy_gradient_loss(
     Args:
       logprobs: log π_θ of the actions, in nats: unfiltered logits divided by the rollout temperature.
       targets: The fixed side.
-      surrogate: Of the return.
+      surrogate: Surrogate of the return.
       ratio: Level at which π_θ/π_old is taken.
-      reduction: Who is heard.
+      reduction: Weights of long and short completions: one of `jrl.ops.reductions`.
       values: V_θ of the state before each action; read with `value_loss` alone.
       value_loss: The critic's part; None: there is no critic.
       kl: KL term; None: there is none.
       entropy: H of the whole distribution at each action; None leaves out the bonus and its metric.
       entropy_coef: c_e >= 0; the entropy is maximised.
-      prefix: Of the metrics' names.
+      prefix: First part of the metrics' names.
     Returns:
       The sum over actions, their weight, and the metrics; all 0 for a batch without actions.
     Raises:
       ValueError: If shapes differ, a range is not positive, or a part misses what it reads.
       TypeError: If the mask is not boolean.
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9; the parts: the functions that make them.
+    Example:
+      >>> logprobs = jnp.array([[-1.0, -0.5]])
+      >>> targets = Targets(logprobs, None, jnp.array([[2.0, 9.0]]), None, jnp.array([[True, False]]))
+      >>> loss = policy_gradient_loss(logprobs, targets, surrogate=clipped(0.2))
+      >>> float(loss.loss_sum), float(loss.weight)  # ρ = 1, A = 2
+      (-2.0, 1.0)
     """
     _check_parts(targets, values, value_loss, kl, entropy, entropy_coef)
     mask = targets.mask
@@ -293,7 +321,7 @@ def _check_parts(
 def _value_part(
     values: Array, old: Targets, value_loss: ValueLoss, prefix: str
 ) -> tuple[Float[Array, "B T"], Metrics]:
-    """The critic's losses, and what to log of them."""
+    """The critic's losses and their metrics."""
     assert old.old_values is not None and old.returns is not None, "checked by the caller"
     mask, clip_range = old.mask, value_loss.clip_range
     losses = clipped_value_loss(values, old.old_values, old.returns, clip_range=clip_range)
@@ -307,7 +335,7 @@ def _value_part(
 
 
 def _ratio_metrics(logprobs: Array, old: Targets, clip_range: Scalar | None, prefix: str) -> Metrics:
-    """How far the policy has moved within this update, token by token, and where clipping stopped it."""
+    """Distance of the policy from the one before this update, token by token, and counts of clipping."""
     mask, old_logprobs = old.mask, old.old_logprobs
     ratio = importance_ratio(logprobs, old_logprobs)
     metrics: Metrics = {

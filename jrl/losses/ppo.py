@@ -47,6 +47,14 @@ def ppo_loss(
     Raises:
       ValueError: If shapes differ, a range is not positive, or there is a bonus to give but no entropy.
       TypeError: If the mask is not boolean.
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 9.
+    Example:
+      >>> import jax.numpy as jnp
+      >>> zero = jnp.zeros((1, 1))
+      >>> targets = Targets(zero - 1, zero, advantages=zero + 2, returns=zero + 1, mask=zero == 0)
+      >>> coefs = {"clip_range": 0.2, "value_clip_range": 0.2, "value_coef": 0.5, "entropy_coef": 0.0}
+      >>> float(ppo_loss(zero - 1, zero, None, targets, **coefs).loss_sum)  # −2 + 0.5·½·1²
+      -1.75
     """
     return policy_gradient_loss(
         logprobs,

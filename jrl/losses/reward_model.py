@@ -49,7 +49,15 @@ def pairwise_loss(
 def centring_loss(chosen_scores: Float[Array, "B"], rejected_scores: Float[Array, "B"]) -> Float[Array, "B"]:
     """(r⁺ + r⁻)², one value per pair: it pulls the sum of a pair to 0, not each score.
 
+    Args:
+      chosen_scores: r⁺ of the preferred text, in nats.
+      rejected_scores: r⁻ of the other one.
+    Returns:
+      Loss >= 0 per pair. Not averaged.
     Reference: Eisenstein et al. 2023, arXiv:2312.09244, section 2.
+    Example:
+      >>> centring_loss(jnp.array([1.0]), jnp.array([0.5])).tolist()
+      [2.25]
     """
     check_same_shape("rejected_scores", rejected_scores, "chosen_scores", chosen_scores)
     return jnp.square(chosen_scores + rejected_scores)
@@ -79,6 +87,8 @@ def reward_model_loss(
     Raises:
       ValueError: If the arrays differ in shape.
       TypeError: If `valid` is not boolean.
+    Reference: Ouyang et al. 2022, arXiv:2203.02155, eq. 1; margin: Touvron et al. 2023, arXiv:2307.09288, eq. 2;
+    centring: Eisenstein et al. 2023, arXiv:2312.09244, section 2.
     Example:
       >>> chosen, rejected, valid = jnp.array([1.0, 0.5]), jnp.array([0.2, 0.7]), jnp.array([True, True])
       >>> out = reward_model_loss(chosen, rejected, jnp.array([0.3, 0.0]), valid, center_coef=0.01)

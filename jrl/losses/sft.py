@@ -21,7 +21,17 @@ TokenLoss = Callable[[Float[Array, "B T"]], Float[Array, "B T"]]
 
 
 def nll(logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Negative log-likelihood, ℓ_t = −log π(a_t | s_t)."""
+    """Negative log-likelihood, ℓ_t = −log π(a_t | s_t).
+
+    Args:
+      logprobs: Log-probabilities of the targets, in nats.
+    Returns:
+      Loss >= 0 per token, unreduced.
+    Reference: none; maximum likelihood.
+    Example:
+      >>> nll(jnp.array([[-1.0, -2.0]])).tolist()
+      [[1.0, 2.0]]
+    """
     return -logprobs
 
 
@@ -30,11 +40,14 @@ def dft(logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
 
     No gradient flows through the weight. The likelihood's gradient becomes a policy gradient of a constant reward.
 
+    Args:
+      logprobs: Log-probabilities of the targets, in nats.
+    Returns:
+      Loss >= 0 per token, unreduced.
+    Reference: Wu et al. 2025, arXiv:2508.05629, eq. 9.
     Example:
       >>> [round(float(x), 4) for x in dft(jnp.log(jnp.array([[0.5, 0.01]])))[0]]
       [0.3466, 0.0461]
-
-    Reference: Wu et al. 2025, arXiv:2508.05629, eq. 9.
     """
     return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs
 
@@ -59,6 +72,7 @@ def sft_loss(
     Raises:
       ValueError: If the two arrays differ in shape.
       TypeError: If `mask` is not boolean.
+    Reference: none; maximum likelihood, or the reference of `token_loss`.
     Example:
       >>> loss_sum, weight, _ = sft_loss(jnp.array([[-1.0, -2.0, 0.0]]), jnp.array([[True, True, False]]))
       >>> float(loss_sum / weight)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place where tokens are shifted.
+"""The token shift: windows of predictions over padded rows. No other module shifts.
 
 A causal model that has read `tokens[: s + 1]` predicts `tokens[s + 1]`. A *window* is a run of T such predictions:
 index t of the window speaks of the state at column `starts + t` and of the action at column `starts + t + 1`. From
@@ -9,6 +9,8 @@ here on every per-token array is (B T), and nothing else slices.
     states          p2 a0 a1 eos            columns 2 3 4 5
     targets         a0 a1 eos pad           columns 3 4 5 6
     mask             1  1  1   0
+
+Reference: none; bookkeeping of columns.
 """
 
 from __future__ import annotations
@@ -20,19 +22,41 @@ from jrl.typing import Completions, ModelInputs, Sequences
 
 
 def window_columns(starts: Int[Array, "B"], *, width: int, length: int) -> Int[Array, "B T"]:
-    """Columns of the states of a window of `width` positions, clipped to the row so that padding may overhang."""
+    """Columns of the states of a window of `width` positions, clipped to the row so that padding may overhang.
+
+    Args:
+      starts: Column of each window's first state, in [0, length).
+      width: T, positions of the window.
+      length: L, columns of a row.
+    Returns:
+      Column of each state, in [0, length).
+    Example:
+      >>> window_columns(jnp.array([1, 3]), width=3, length=5).tolist()
+      [[1, 2, 3], [3, 4, 4]]
+    """
     columns = starts[:, None] + jnp.arange(width, dtype=starts.dtype)[None, :]
     return jnp.clip(columns, 0, length - 1)
 
 
 def states_at(hidden: Float[Array, "B L D"], columns: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Hidden states at these columns, (B L D) to (B T D): a window that need not be in one piece."""
+    """Hidden states at given columns, (B L D) to (B T D); the columns need not be consecutive.
+
+    Args:
+      hidden: States of whole rows.
+      columns: In [0, L), T of each row.
+    Example:
+      >>> states_at(jnp.array([[[0.0], [1.0], [2.0]]]), jnp.array([[0, 2]])).tolist()
+      [[[0.0], [2.0]]]
+    """
     return jnp.take_along_axis(hidden, columns[:, :, None], axis=1)
 
 
 def targets_at(tokens: Int[Array, "B L"], columns: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """The actions chosen in the states at these columns: the token one column to the right of each.
+    """Actions chosen in the states at given columns: the token one column to the right of each.
 
+    Args:
+      tokens: Ids of whole rows.
+      columns: Column of each state, in [0, L); at the last one the row's last token is returned.
     Example:
       >>> targets_at(jnp.array([[5, 6, 7, 8, 9]]), jnp.array([[0, 3]])).tolist()
       [[6, 9]]
@@ -43,13 +67,26 @@ def targets_at(tokens: Int[Array, "B L"], columns: Int[Array, "B T"]) -> Int[Arr
 def window_states(
     hidden: Float[Array, "B L D"], starts: Int[Array, "B"], *, width: int
 ) -> Float[Array, "B T D"]:
-    """Hidden states from which the window's actions are predicted, (B L D) to (B T D)."""
+    """Hidden states from which the window's actions are predicted, (B L D) to (B T D).
+
+    Args:
+      hidden: States of whole rows.
+      starts: Column of each window's first state.
+      width: T, positions of the window.
+    Example:
+      >>> window_states(jnp.array([[[0.0], [1.0], [2.0]]]), jnp.array([1]), width=2).tolist()
+      [[[1.0], [2.0]]]
+    """
     return states_at(hidden, window_columns(starts, width=width, length=hidden.shape[1]))
 
 
 def window_targets(tokens: Int[Array, "B L"], starts: Int[Array, "B"], *, width: int) -> Int[Array, "B T"]:
-    """The actions of a window: the token one column to the right of each state.
+    """Actions of a window: the token one column to the right of each state.
 
+    Args:
+      tokens: Ids of whole rows.
+      starts: Column of each window's first state.
+      width: T, positions of the window.
     Example:
       >>> window_targets(jnp.array([[5, 6, 7, 8, 0]]), jnp.array([1]), width=3).tolist()
       [[7, 8, 0]]
@@ -59,12 +96,22 @@ def window_targets(tokens: Int[Array, "B L"], starts: Int[Array, "B"], *, width:
 
 
 def length_mask(lengths: Int[Array, "B"], *, width: int) -> Bool[Array, "B T"]:
-    """True on the first `lengths` columns of each row: masks come from lengths, never from `tokens == pad`."""
+    """Mask that is True on the first `lengths` columns of each row.
+
+    Masks come from lengths, never from `tokens == pad`: a padding id may be a real token elsewhere.
+
+    Args:
+      lengths: Real columns of each row, in [0, width].
+      width: T, columns of the mask.
+    Example:
+      >>> length_mask(jnp.array([2, 0]), width=3).tolist()
+      [[True, True, False], [False, False, False]]
+    """
     return jnp.arange(width, dtype=lengths.dtype)[None, :] < lengths[:, None]
 
 
 def join(prompts: ModelInputs, completions: Completions, *, pad_token_id: int) -> Sequences:
-    """Prompts padded on the left and completions padded on the right, as one right-padded row each.
+    """Concatenates left-padded prompts and right-padded completions to one right-padded row each.
 
     Args:
       prompts: Rows (B P), left-padded.
@@ -72,6 +119,11 @@ def join(prompts: ModelInputs, completions: Completions, *, pad_token_id: int) -
       pad_token_id: Fills the columns after each completion.
     Returns:
       Rows of P + T columns, `starts` = prompt length − 1, mask = the sampled tokens.
+    Example:
+      >>> prompts = ModelInputs(jnp.array([[0, 5]]), jnp.array([[False, True]]))
+      >>> written = Completions(jnp.array([[7, 8, 0]]), jnp.array([2]), jnp.ones(1, bool), jnp.zeros((1, 3)))
+      >>> join(prompts, written, pad_token_id=0).inputs.tokens.tolist()
+      [[5, 7, 8, 0, 0]]
     """
     prompt_width, width = prompts.tokens.shape[1], completions.tokens.shape[1]
     prompt_lengths = jnp.sum(prompts.attention_mask, axis=1, dtype=jnp.int32)

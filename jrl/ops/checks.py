@@ -2,6 +2,8 @@
 """Checks on static information (shapes, dtypes, Python numbers): made while tracing, they cost no run time.
 
 Each message says which argument, what was expected, what came, and the likely cause.
+
+Reference: none; no arithmetic.
 """
 
 from __future__ import annotations
@@ -16,7 +18,20 @@ Scalar = int | float | Float[Array, ""]
 def check_same_shape(
     name: str, array: Shaped[Array, "..."], like: str, reference: Shaped[Array, "..."]
 ) -> None:
-    """Raises ValueError unless `array` (argument `name`) has the shape of `reference` (argument `like`)."""
+    """Raises ValueError unless `array` (argument `name`) has the shape of `reference` (argument `like`).
+
+    Args:
+      name: Argument that is checked, as the message calls it.
+      array: Its value.
+      like: Argument that it must match.
+      reference: Value of that one.
+    Raises:
+      ValueError: If the shapes differ.
+    Example:
+      >>> check_same_shape("values", jnp.zeros((2, 3)), "rewards", jnp.zeros((3, 2)))
+      Traceback (most recent call last):
+      ValueError: `values` must have shape (3, 2) like `rewards`, got (2, 3).
+    """
     if array.shape == reference.shape:
         return
     hint = ""
@@ -32,19 +47,53 @@ def check_same_shape(
 
 
 def check_mask(mask: Shaped[Array, "..."], *, name: str = "mask") -> None:
-    """Raises TypeError unless the mask is boolean: 0/1 numbers would index, add and invert differently."""
+    """Raises TypeError unless the mask is boolean: 0/1 numbers would index, add and invert differently.
+
+    Args:
+      mask: Of any shape.
+      name: Argument that is checked, as the message calls it.
+    Raises:
+      TypeError: If the dtype is not bool.
+    Example:
+      >>> check_mask(jnp.ones(2))
+      Traceback (most recent call last):
+      TypeError: `mask` must be bool, got float32. Convert a 0/1 mask with `mask != 0`.
+    """
     if mask.dtype != jnp.bool_:
         raise TypeError(f"`{name}` must be bool, got {mask.dtype}. Convert a 0/1 mask with `{name} != 0`.")
 
 
 def check_positive(name: str, value: Scalar) -> None:
-    """Raises ValueError if a Python number is not > 0; a traced scalar cannot be looked at and passes."""
+    """Raises ValueError if a Python number is not > 0; a traced scalar cannot be looked at and passes.
+
+    Args:
+      name: Argument that is checked, as the message calls it.
+      value: Its value.
+    Raises:
+      ValueError: If a Python number is 0 or less.
+    Example:
+      >>> check_positive("clip_range", 0.0)
+      Traceback (most recent call last):
+      ValueError: `clip_range` must be > 0, got 0.0.
+    """
     if isinstance(value, int | float) and not value > 0:
         raise ValueError(f"`{name}` must be > 0, got {value}.")
 
 
 def check_batch(mask: Shaped[Array, "..."], **arrays: Shaped[Array, "..."]) -> None:
-    """Raises unless `mask` is boolean and every array, named as the caller's argument, has its shape."""
+    """Raises unless `mask` is boolean and every array, named as the caller's argument, has its shape.
+
+    Args:
+      mask: True on the positions that count.
+      arrays: Values by the name of the caller's argument.
+    Raises:
+      ValueError: If an array has another shape than the mask.
+      TypeError: If the mask is not boolean.
+    Example:
+      >>> check_batch(jnp.ones((2, 3), bool), values=jnp.zeros((3, 3)))
+      Traceback (most recent call last):
+      ValueError: `values` must have shape (2, 3) like `mask`, got (3, 3).
+    """
     check_mask(mask)
     for name, array in arrays.items():
         check_same_shape(name, array, "mask", mask)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of DDIM as a Gaussian policy: its mean, a sample of it, and the sample's log-density.
+"""A DDIM step as a Gaussian policy: its mean, a sample of it, and the sample's log-density.
 
 State = (prompt, t, x_t), action = x_p with p the timestep after t, policy = N(μ, σ_t²) for η > 0. Always float32,
 whatever the network's dtype: the trust region of DDPO is about 1e-4 wide.
@@ -22,7 +22,7 @@ from jrl.ops.predictions import PREDICTIONS
 
 
 class DDIMStep(NamedTuple):
-    """What a step gives.
+    """Result of a denoising step.
 
     Attributes:
       next_latents: x_p, where the next step begins.
@@ -34,17 +34,36 @@ class DDIMStep(NamedTuple):
 
 
 def steps_of_rows(steps: DenoisingSteps, ids: Int[Array, "B"]) -> DenoisingSteps:
-    """Each row's own step.
+    """Selects each row's own step.
 
     Args:
       steps: All T.
       ids: Number of the step, in [0, T).
+    Returns:
+      The coefficients, one entry a row.
+    Reference: none; indexing.
+    Example:
+      >>> steps = DenoisingSteps(jnp.array([601, 401, 201]), *(jnp.array([0.2, 0.4, 0.6]),) * 5)
+      >>> steps_of_rows(steps, jnp.array([2, 0])).timesteps.tolist()
+      [201, 601]
     """
     return DenoisingSteps(*(jnp.take(jnp.asarray(x), ids, axis=0) for x in steps))
 
 
 def step_of_timesteps(steps: DenoisingSteps, timesteps: Int[Array, "B"]) -> Int[Array, "B"]:
-    """Number of the step that begins at each timestep; 0 for a timestep that no step begins at."""
+    """Number of the step that begins at each timestep; 0 for a timestep that no step begins at.
+
+    Args:
+      steps: All T.
+      timesteps: t of each row.
+    Returns:
+      Ids in [0, T).
+    Reference: none; indexing.
+    Example:
+      >>> steps = DenoisingSteps(jnp.array([601, 401, 201]), *(jnp.array([0.2, 0.4, 0.6]),) * 5)
+      >>> step_of_timesteps(steps, jnp.array([401, 201])).tolist()
+      [1, 2]
+    """
     return jnp.argmax(timesteps[:, None] == jnp.asarray(steps.timesteps)[None, :], axis=1).astype(jnp.int32)
 
 
@@ -56,7 +75,7 @@ def ddim_mean(
     schedule: NoiseSchedule,
     use_clipped_model_output: bool = False,
 ) -> Float[Array, "B Y X C"]:
-    """Where the step goes on average.
+    """Mean of the Gaussian from which a denoising step draws.
 
         μ = √ᾱ_p·x̂0 + √(1 − ᾱ_p − σ_t²)·ε̂
 
@@ -68,6 +87,12 @@ def ddim_mean(
       use_clipped_model_output: Whether ε̂ is computed anew from clipped x̂0.
     Raises:
       ValueError: If the output has another shape than the latents.
+    Reference: Song et al. 2021, arXiv:2010.02502, eq. 12 without its noise term.
+    Example:
+      >>> at = DenoisingSteps(*(jnp.array([x]) for x in (601, 0.6, 0.8, 0.8, 0.6, 0.0)))
+      >>> latents, output = jnp.ones((1, 1, 1, 1)), jnp.full((1, 1, 1, 1), 0.5)  # x̂0 = (1 − 0.8·0.5)/0.6 = 1
+      >>> round(float(ddim_mean(latents, output, at, schedule=NoiseSchedule(clip_sample=False)).item()), 4)
+      1.1
     """
     check_same_shape("output", output, "latents", latents)
     each = _per_element(at)
@@ -92,7 +117,7 @@ def ddim_step(
     schedule: NoiseSchedule,
     use_clipped_model_output: bool = False,
 ) -> DDIMStep:
-    """A sample of the step, x_p = μ + σ_t·z, and its log-density.
+    """Samples a denoising step, x_p = μ + σ_t·z, with its log-density.
 
     Args:
       latents: x_t.
@@ -101,6 +126,13 @@ def ddim_step(
       at: Each row's step.
       schedule: See `ddim_mean`.
       use_clipped_model_output: See `ddim_mean`.
+    Reference: Song et al. 2021, arXiv:2010.02502, eq. 12.
+    Example:
+      >>> at = DenoisingSteps(*(jnp.array([x]) for x in (601, 0.6, 0.8, 0.8, 0.6, 0.5)))
+      >>> ones = jnp.ones((1, 1, 1, 1))
+      >>> step = ddim_step(ones, 0.5 * ones, ones, at, schedule=NoiseSchedule(clip_sample=False))
+      >>> round(float(step.next_latents.item()), 4), round(float(step.logprobs[0]), 4)  # 1.1 + 0.5, one σ away
+      (1.6, -0.7258)
     """
     check_same_shape("noise", noise, "latents", latents)
     mean = ddim_mean(
@@ -116,6 +148,16 @@ def ddim_logprob(
     """Mean log-density of an element of x_p under the step, in nats: see `jrl.ops.gaussian.gaussian_logprob`.
 
     No gradient flows into x_p: it was the action. For η = 0 there is no density, and 0 stands in its place.
+
+    Args:
+      next_latents: x_p.
+      mean: μ, from `ddim_mean`.
+      at: Each row's step.
+    Reference: Black et al. 2023, arXiv:2305.13301, section 4.3.
+    Example:
+      >>> at = DenoisingSteps(*(jnp.array([x]) for x in (601, 0.6, 0.8, 0.8, 0.6, 1.0)))
+      >>> round(float(ddim_logprob(jnp.ones((1, 1, 1, 1)), jnp.ones((1, 1, 1, 1)), at)[0]), 4)  # −½ ln 2π
+      -0.9189
     """
     # Before the division by σ: a gradient through the branch not taken would be NaN.
     std = jnp.where(at.std > 0, at.std, jnp.ones_like(at.std))
@@ -133,6 +175,9 @@ def dynamic_threshold(
       quantile: In [0, 1]; 0.995 is usual.
       largest: Most that s may be.
     Reference: Saharia et al. 2022 (Imagen), arXiv:2205.11487, section 2.3.
+    Example:
+      >>> dynamic_threshold(jnp.array([[[[2.0, -4.0]]]]), quantile=1.0, largest=8.0).tolist()  # s = 4
+      [[[[0.5, -1.0]]]]
     """
     sizes = jnp.abs(clean).reshape(clean.shape[0], -1)
     threshold = jnp.clip(jnp.quantile(sizes, quantile, axis=1), 1.0, largest)[:, None, None, None]

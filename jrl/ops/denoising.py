@@ -45,6 +45,13 @@ def guided_output(
       guidance_rescale: φ in [0, 1], against over-exposure at large w; 0 is off. Deviations are of each row.
     Returns:
       One output a row, through both halves of which gradients flow.
+    Reference: Ho and Salimans 2022, arXiv:2207.12598, eq. 6; the rescaling: Lin et al. 2024, arXiv:2305.08891,
+    section 3.4.
+    Example:
+      >>> predict = lambda latents, timesteps, context: latents + context[..., None]
+      >>> latents, prompt, negative = jnp.zeros((1, 1, 1, 1)), jnp.full((1, 1, 1), 3.0), jnp.ones((1, 1, 1))
+      >>> guided_output(predict, latents, jnp.array([601]), prompt, negative, guidance_scale=5.0).tolist()
+      [[[[11.0]]]]
     """
     if guidance_scale <= 1:
         return predict(latents, timesteps, context)

@@ -4,6 +4,8 @@
 What stands at masked positions is irrelevant, NaN and inf included: it is replaced by 0 before any
 arithmetic, so neither the value nor the gradient can meet it. Sums run over the whole array, over all devices
 when it is sharded.
+
+Reference: none, unless a function names one; plain arithmetic.
 """
 
 from __future__ import annotations
@@ -16,12 +18,30 @@ from jrl.ops.checks import check_mask, check_same_shape
 
 
 def at_least_float32(x: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`x` as float32, or unchanged where it is float64: statistics and losses never run in bfloat16."""
+    """`x` as float32, or unchanged where it is float64: statistics and losses never run in bfloat16.
+
+    Args:
+      x: Of any dtype.
+    Example:
+      >>> at_least_float32(jnp.array([1, 2])).dtype.name
+      'float32'
+    """
     return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
 
 
 def zero_masked(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`x` with 0 where `mask` is False, as float32. Apply it to inputs: later is too late for gradients."""
+    """`x` with 0 where `mask` is False, as float32. Apply it to inputs: later is too late for gradients.
+
+    Args:
+      x: Values.
+      mask: True where a value counts.
+    Raises:
+      ValueError: If the shapes differ.
+      TypeError: If the mask is not boolean.
+    Example:
+      >>> zero_masked(jnp.array([1.0, jnp.nan]), jnp.array([True, False])).tolist()
+      [1.0, 0.0]
+    """
     check_mask(mask)
     check_same_shape("x", x, "mask", mask)
     return jnp.where(mask, at_least_float32(x), 0.0)
@@ -30,7 +50,16 @@ def zero_masked(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Floa
 def masked_sum(
     x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"], *, axis: int | None = None
 ) -> Float[Array, "..."]:
-    """Sum of `x` where `mask` is True, over everything or along `axis`."""
+    """Sum of `x` where `mask` is True, over everything or along `axis`.
+
+    Args:
+      x: Values.
+      mask: True where a value counts.
+      axis: Axis to sum over; None: all.
+    Example:
+      >>> float(masked_sum(jnp.array([1.0, jnp.nan, 5.0]), jnp.array([True, False, True])))
+      6.0
+    """
     return jnp.sum(zero_masked(x, mask), axis=axis)
 
 
@@ -39,6 +68,10 @@ def masked_mean(
 ) -> Float[Array, "..."]:
     """Mean of `x` where `mask` is True, over everything or along `axis`; 0 where nothing is.
 
+    Args:
+      x: Values.
+      mask: True where a value counts.
+      axis: Axis to average over; None: all.
     Example:
       >>> float(masked_mean(jnp.array([1.0, jnp.nan, 5.0]), jnp.array([True, False, True])))
       3.0
@@ -58,6 +91,9 @@ def masked_variance(
       ddof: Subtracted from the count n in the denominator: 1 is unbiased, 0 the variance of a population.
     Returns:
       Σ(x − mean)²/(n − ddof), and 0 where n <= ddof: a single value has no spread to estimate.
+    Example:
+      >>> float(masked_variance(jnp.array([1.0, 9.0, 3.0]), jnp.array([True, False, True])))
+      2.0
     """
     deviations = zero_masked(x, mask) - masked_mean(x, mask)
     count = jnp.sum(mask, dtype=deviations.dtype)

@@ -3,6 +3,8 @@
 
 A metric is a `Mean`, a `Max` or a `Min` until `finalize` turns it into a number on the host. What nothing contributed
 to has weight 0 and is left out of the record: it is unknown, not zero.
+
+Reference: none; sums and weights.
 """
 
 from __future__ import annotations
@@ -21,28 +23,63 @@ _Metric = Mean | Max | Min | Kept
 
 
 def mean_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Mean:
-    """Mean of `x` (numbers, or claims as 0/1) over the True positions of `mask`."""
+    """Mean of `x` (numbers, or claims as 0/1) over the True positions of `mask`.
+
+    Args:
+      x: Numbers, or claims as 0/1.
+      mask: True where one counts.
+    Returns:
+      Sum and number of those that count.
+    Example:
+      >>> metric = mean_metric(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))
+      >>> float(metric.total), float(metric.weight)
+      (4.0, 2.0)
+    """
     total = masked_sum(x, mask)
     return Mean(total, jnp.sum(mask, dtype=total.dtype))
 
 
 def max_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Max:
-    """Maximum of `x` over the True positions of `mask`; −inf, which every merge ignores, if there is none."""
+    """Maximum of `x` over the True positions of `mask`; −inf, which every merge ignores, if there is none.
+
+    Args:
+      x: Numbers.
+      mask: True where one counts.
+    Example:
+      >>> float(max_metric(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False])).value)
+      3.0
+    """
     check_mask(mask)
     check_same_shape("x", x, "mask", mask)
     return Max(jnp.max(at_least_float32(x), where=mask, initial=-jnp.inf))
 
 
 def min_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Min:
-    """Minimum of `x` over the True positions of `mask`; +inf, which every merge ignores, if there is none."""
+    """Minimum of `x` over the True positions of `mask`; +inf, which every merge ignores, if there is none.
+
+    Args:
+      x: Numbers.
+      mask: True where one counts.
+    Example:
+      >>> float(min_metric(jnp.array([2.0, 3.0, 1.0]), jnp.array([True, True, False])).value)
+      2.0
+    """
     return Min(-max_metric(-x, mask).value)
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """Both sets as one; a name that stands in both is averaged by weight, maximised or minimised.
+    """Merges two sets; a name that stands in both is averaged by weight, maximised or minimised.
 
+    Args:
+      first: Metrics by name.
+      second: Metrics by name.
     Raises:
       TypeError: If one name is a mean here and a maximum or minimum there.
+    Example:
+      >>> mask = jnp.ones(2, bool)
+      >>> first, second = mean_metric(jnp.array([1.0, 2.0]), mask), mean_metric(jnp.array([6.0, 7.0]), mask)
+      >>> finalize(merge_metrics({"loss": first}, {"loss": second}))
+      {'loss': 4.0}
     """
     merged = {**first, **second}
     for name in first.keys() & second.keys():
@@ -63,7 +100,14 @@ def _merge(name: str, first: _Metric, second: _Metric) -> _Metric:
 
 
 def reduce_metrics(stacked: Metrics) -> Metrics:
-    """Metrics with a leading axis, as `jax.lax.scan` returns them, merged along it."""
+    """Merges metrics along their leading axis, as `jax.lax.scan` returns them.
+
+    Args:
+      stacked: Metrics whose arrays have one more axis in front.
+    Example:
+      >>> finalize(reduce_metrics({"loss": Mean(jnp.array([1.0, 5.0]), jnp.array([1.0, 2.0]))}))
+      {'loss': 2.0}
+    """
 
     def reduced(metric: _Metric) -> _Metric:
         if isinstance(metric, Kept):
@@ -82,6 +126,10 @@ def no_metrics(shapes: Metrics) -> Metrics:
 
     Args:
       shapes: Metrics of arrays, or of `jax.ShapeDtypeStruct`.
+    Example:
+      >>> metrics = {"loss": mean_metric(jnp.array([1.5]), jnp.ones(1, bool))}
+      >>> finalize(merge_metrics(metrics, no_metrics(metrics)))
+      {'loss': 1.5}
     """
     fills = {Mean: 0.0, Max: -math.inf, Min: math.inf, Kept: -1.0}
 
@@ -93,8 +141,10 @@ def no_metrics(shapes: Metrics) -> Metrics:
 
 
 def finalize(metrics: Metrics) -> dict[str, float]:
-    """The numbers to log, on the host: waits for the device.
+    """Turns metrics into the numbers to log, on the host: waits for the device.
 
+    Args:
+      metrics: Metrics by name.
     Returns:
       Total over weight, the maximum or the minimum. Names to which nothing contributed are missing, and rows that were
       kept; NaN stays NaN.

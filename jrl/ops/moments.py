@@ -33,7 +33,13 @@ class RunningMoments(NamedTuple):
 
 
 def init_moments() -> RunningMoments:
-    """Moments of nothing: mean 0, variance 1, no values."""
+    """Moments before any value: mean 0, variance 1, no values.
+
+    Reference: none; initial state.
+    Example:
+      >>> [float(x) for x in init_moments()]
+      [0.0, 1.0, 0.0]
+    """
     return RunningMoments(mean=jnp.zeros(()), variance=jnp.ones(()), num_values=jnp.zeros(()))
 
 
@@ -49,6 +55,10 @@ def update_moments(
     Returns:
       The new moments, and mean and standard deviation (ddof 1) of the batch alone.
     Reference: Chan, Golub and LeVeque 1979, eq. 2.1.
+    Example:
+      >>> moments, mean, std = update_moments(init_moments(), jnp.array([1.0, 3.0]), jnp.ones(2, bool))
+      >>> [float(x) for x in moments], float(mean), round(float(std), 4)
+      ([2.0, 1.0, 2.0], 2.0, 1.4142)
     """
     check_batch(mask, x=x)
     batch_mean, batch_variance = masked_mean(x, mask), masked_variance(x, mask, ddof=0)
@@ -70,6 +80,15 @@ def moments_std(moments: RunningMoments) -> Float[Array, ""]:
 
     1 where there is no spread to speak of: fewer than two values, or values equal up to the rounding of their
     mean. Dividing by what rounding left over would turn equal scores into noise a million times their size.
+
+    Args:
+      moments: So far.
+    Returns:
+      A number > 0.
+    Reference: none; Bessel's correction of the population variance.
+    Example:
+      >>> round(float(moments_std(RunningMoments(jnp.array(2.0), jnp.array(1.0), jnp.array(2.0)))), 4)
+      1.4142
     """
     std = jnp.sqrt(moments.variance * moments.num_values / jnp.maximum(moments.num_values - 1.0, 1.0))
     has_spread = std > _ROUNDING * jnp.abs(moments.mean)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much noise a diffusion model's latents hold at each timestep, and the steps by which DDIM takes it out.
+"""Noise schedules of diffusion models, and the coefficients of the DDIM steps that remove the noise.
 
 Everything here is host arithmetic in float64, done once: timesteps and coefficients depend on no data. Coefficients
 are rounded to float32 at the end, so that σ of the last step, whose 1 − ᾱ is below 1e-3, keeps all its digits.
@@ -106,6 +106,10 @@ class NoiseSchedule:
       sample_max_value: Largest threshold.
       timestep_spacing: Name of `SPACINGS`.
       rescale_betas_zero_snr: Whether the last timestep is made pure noise.
+    Example:
+      >>> schedule = NoiseSchedule(num_train_timesteps=2, beta_start=0.5, beta_end=0.5)
+      >>> schedule.alphas_cumprod.round(4).tolist()
+      [0.5, 0.25]
     """
 
     num_train_timesteps: int = 1000
@@ -201,6 +205,10 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
       config: Keys of diffusers' schedulers.
     Raises:
       ValueError: If the scheduler is one of another process, or a value is of a wrong kind or unknown.
+    Reference: diffusers, `DDIMScheduler.from_config` and the repairs in `StableDiffusionPipeline.__init__`.
+    Example:
+      >>> make_noise_schedule({"beta_end": 0.012, "steps_offset": 1, "clip_sample": False}).beta_end
+      0.012
     """
     kind = str(config.get("_class_name", ""))
     for prefix, meaning in _OTHER_PROCESSES.items():
@@ -244,7 +252,7 @@ def _typed(name: str, kind: str, value: Any) -> Any:
 def denoising_steps(
     schedule: NoiseSchedule, num_steps: int, eta: float, *, dtype: Any = np.float32
 ) -> DenoisingSteps:
-    """The coefficients of DDIM in `num_steps` steps, which go from timestep t to p = max(t − stride, 0).
+    """Coefficients of DDIM in `num_steps` steps, each from timestep t to p = max(t − stride, 0).
 
         σ_t² = η²·(1 − ᾱ_p)/(1 − ᾱ_t)·(1 − ᾱ_t/ᾱ_p),   stride = ⌊num_train_timesteps / num_steps⌋
 
@@ -258,6 +266,9 @@ def denoising_steps(
     Raises:
       ValueError: If an argument is out of range, or a step with η > 0 would have no noise.
     Reference: Song et al. 2021, arXiv:2010.02502, eqs. 12 and 16.
+    Example:
+      >>> denoising_steps(NoiseSchedule(steps_offset=1), 4, 0.0).timesteps.tolist()
+      [751, 501, 251, 1]
     """
     count = schedule.num_train_timesteps
     if not 1 <= num_steps <= count:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clipped objectives of proximal policy optimisation, one value per action, and what their clipping did.
+"""Clipped objectives of proximal policy optimisation, one value per action, and counts of clipping.
 
 Shared by every algorithm with a probability ratio. Nothing is masked or reduced here: give masked positions
 harmless inputs (`zero_masked`), and reduce with `jrl.ops.reductions`.
@@ -23,6 +23,10 @@ def importance_ratio(
 ) -> Float[Array, "*shape"]:
     """π_θ/π_old of the sampled actions, in [e^−20, e^20]; beyond that it is clamped and passes no gradient.
 
+    Args:
+      logprobs: log π_θ of the actions, in nats.
+      old_logprobs: log π_old of the actions, in nats.
+    Reference: Schulman et al. 2017, arXiv:1707.06347, section 3; the clamp is ours.
     Example:
       >>> ratio = importance_ratio(jnp.array([-1.0, -200.0]), jnp.array([-1.0, -400.0]))
       >>> jnp.log(ratio).tolist()
@@ -127,6 +131,10 @@ def clipped_value_loss(
     Raises:
       ValueError: If the arrays differ in shape or ε is not positive.
     Reference: Schulman et al. 2017, code of arXiv:1707.06347 (OpenAI baselines, ppo2); not in the paper.
+    Example:
+      >>> arrays = jnp.array([[2.0]]), jnp.array([[0.0]]), jnp.array([[3.0]])  # clipped: V = 0.2
+      >>> round(float(clipped_value_loss(*arrays, clip_range=0.2)[0, 0]), 4)  # ½·2.8²
+      3.92
     """
     error, clipped_error = _value_errors(values, old_values, returns, clip_range)
     return 0.5 * jnp.maximum(error, clipped_error)
@@ -139,7 +147,21 @@ def value_clip_events(
     *,
     clip_range: Scalar,
 ) -> Bool[Array, "B T"]:
-    """Where `clipped_value_loss` takes the clipped branch, so that the critic gets no gradient."""
+    """True where `clipped_value_loss` takes the clipped branch, so that the critic gets no gradient.
+
+    Args:
+      values: V of the state before each action.
+      old_values: Before the update.
+      returns: Target of the critic.
+      clip_range: ε > 0, in units of the value.
+    Raises:
+      ValueError: If the arrays differ in shape or ε is not positive.
+    Reference: none; counts branches of `clipped_value_loss`.
+    Example:
+      >>> values, old_values, returns = jnp.array([[2.0, 0.1]]), jnp.zeros((1, 2)), jnp.full((1, 2), 3.0)
+      >>> value_clip_events(values, old_values, returns, clip_range=0.2).tolist()
+      [[True, False]]
+    """
     error, clipped_error = _value_errors(values, old_values, returns, clip_range)
     # Within the range both are one number up to rounding, and rounding is no clipping.
     return (clipped_error > error) & (jnp.abs(values - old_values) > clip_range)
@@ -157,7 +179,7 @@ def _value_errors(
 
 
 class ClipEvents(NamedTuple):
-    """Where the clipped surrogate gives no gradient, split by side and by sign of the advantage.
+    """Masks of the actions whose clipped surrogate gives no gradient, by side and by sign of the advantage.
 
     Attributes:
       high_positive: A > 0 and ρ > 1+ε: a good action already made likely enough.
@@ -175,7 +197,21 @@ def clip_events(
     *,
     clip_range: Scalar,
 ) -> ClipEvents:
-    """What `clipped_surrogate` clips; one fraction alone would hide clipping on one side only."""
+    """Marks the actions that `clipped_surrogate` clips, each side by itself.
+
+    A single fraction would hide that clipping happens on one side only.
+
+    Args:
+      logprobs: log π_θ of the actions, in nats.
+      old_logprobs: log π_old of the actions, in nats.
+      advantages: A.
+      clip_range: ε > 0.
+    Reference: none; counts branches of `clipped_surrogate`.
+    Example:
+      >>> events = clip_events(jnp.array([-0.5]), jnp.array([-1.0]), jnp.array([2.0]), clip_range=0.2)  # ρ = 1.65
+      >>> events.high_positive.tolist(), events.low_negative.tolist()
+      ([True], [False])
+    """
     ratio = importance_ratio(logprobs, old_logprobs)
     return ClipEvents(
         high_positive=(advantages > 0) & (ratio > 1 + clip_range),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a denoiser's output says of the latents: noise, clean latents, or the mixture of both that is called v.
+"""Prediction types of denoisers: the network's output as noise, as clean latents, or as their mixture v.
 
 Reference: v: Salimans and Ho 2022, arXiv:2202.00512, section 4.
 """
@@ -21,7 +21,22 @@ def from_epsilon(
     signal: Float[Array, "..."],
     noise: Float[Array, "..."],
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """The output is the noise: x̂0 = (x − √(1−ᾱ)·out)/√ᾱ."""
+    """Clean latents and noise where the output is the noise: x̂0 = (x − √(1−ᾱ)·out)/√ᾱ.
+
+    Args:
+      latents: x_t.
+      output: Of the network.
+      signal: √ᾱ_t, broadcast against the latents.
+      noise: √(1 − ᾱ_t), likewise.
+    Returns:
+      x̂0 and ε̂.
+    Reference: Ho et al. 2020, arXiv:2006.11239, eq. 15.
+    Example:
+      >>> import jax.numpy as jnp
+      >>> clean, noise = from_epsilon(*jnp.array([[1.0], [0.5], [0.6], [0.8]]))
+      >>> round(float(clean[0]), 4), round(float(noise[0]), 4)
+      (1.0, 0.5)
+    """
     return (latents - noise * output) / signal, output
 
 
@@ -31,7 +46,22 @@ def from_sample(
     signal: Float[Array, "..."],
     noise: Float[Array, "..."],
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """The output is the clean latents: ε̂ = (x − √ᾱ·out)/√(1−ᾱ)."""
+    """Clean latents and noise where the output is the clean latents: ε̂ = (x − √ᾱ·out)/√(1−ᾱ).
+
+    Args:
+      latents: x_t.
+      output: Of the network.
+      signal: √ᾱ_t, broadcast against the latents.
+      noise: √(1 − ᾱ_t), likewise.
+    Returns:
+      x̂0 and ε̂.
+    Reference: Ho et al. 2020, arXiv:2006.11239, eq. 4, solved for the noise.
+    Example:
+      >>> import jax.numpy as jnp
+      >>> clean, noise = from_sample(*jnp.array([[1.0], [0.5], [0.6], [0.8]]))
+      >>> round(float(clean[0]), 4), round(float(noise[0]), 4)
+      (0.5, 0.875)
+    """
     return output, (latents - signal * output) / noise
 
 
@@ -41,7 +71,22 @@ def from_v(
     signal: Float[Array, "..."],
     noise: Float[Array, "..."],
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """The output is v = √ᾱ·ε − √(1−ᾱ)·x0: both are rotations of it and x."""
+    """Clean latents and noise where the output is v = √ᾱ·ε − √(1−ᾱ)·x0: both are rotations of it and x.
+
+    Args:
+      latents: x_t.
+      output: Of the network.
+      signal: √ᾱ_t, broadcast against the latents.
+      noise: √(1 − ᾱ_t), likewise.
+    Returns:
+      x̂0 and ε̂.
+    Reference: Salimans and Ho 2022, arXiv:2202.00512, section 4.
+    Example:
+      >>> import jax.numpy as jnp
+      >>> clean, noise = from_v(*jnp.array([[1.0], [0.5], [0.6], [0.8]]))
+      >>> round(float(clean[0]), 4), round(float(noise[0]), 4)
+      (0.2, 1.1)
+    """
     return signal * latents - noise * output, signal * output + noise * latents
 
 

@@ -24,7 +24,7 @@ PromptRewards = dict[str, list[float]]
 
 
 class PromptAdvantages(NamedTuple):
-    """What the statistics of prompts give.
+    """Advantages from the statistics of prompts, with the state to keep.
 
     Attributes:
       state: With this epoch's rewards.
@@ -40,7 +40,7 @@ class PromptAdvantages(NamedTuple):
 
 
 class PromptStats(NamedTuple):
-    """Of the rewards kept of one prompt.
+    """Statistics of the rewards kept of a prompt.
 
     Attributes:
       mean: Their mean.
@@ -54,13 +54,24 @@ class PromptStats(NamedTuple):
 
 
 def prompt_key(tokens: Sequence[int] | np.ndarray) -> str:
-    """A prompt's name: its token ids, padding included, so that every process calls it the same."""
+    """Name of a prompt: its token ids, padding included, so that every process calls it alike.
+
+    Args:
+      tokens: Ids.
+    Reference: none; a dictionary's key.
+    Example:
+      >>> prompt_key([5, 6])
+      '5 6'
+    """
     return " ".join(str(int(token)) for token in tokens)
 
 
 def global_advantages(rewards: Rewards) -> np.ndarray:
     """A = (r − mean)/(std + 1e-8) over all samples of the epoch, (N,) float32; the deviation is the population's.
 
+    Args:
+      rewards: Of each sample.
+    Reference: Black et al. 2023, arXiv:2305.13301, section 4.3.
     Example:
       >>> [round(float(advantage), 4) for advantage in global_advantages([1, 2, 3])]
       [-1.2247, 0.0, 1.2247]
@@ -87,6 +98,11 @@ def prompt_advantages(
       min_count: A prompt of which fewer are kept is judged by all samples of this epoch.
     Raises:
       ValueError: If there is not one reward for each key.
+    Reference: Black et al. 2023, arXiv:2305.13301, section 4.3 and appendix.
+    Example:
+      >>> found = prompt_advantages({"a": [1.0]}, ["a"], [3.0], buffer_size=16, min_count=2)  # mean 2, deviation 1
+      >>> found.advantages.round(4).tolist(), found.state
+      ([1.0], {'a': [1.0, 3.0]})
     """
     values = _as_rewards(rewards)
     if len(keys) != len(values):
@@ -122,6 +138,11 @@ def group_advantages(
       std: "group": the deviation within the group; "global": that of all samples of the epoch.
     Raises:
       ValueError: On another word, or if there is not one group for each reward.
+    Reference: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; of images: Xue et al. 2025, arXiv:2505.07818,
+    and Liu et al. 2025, arXiv:2505.05470.
+    Example:
+      >>> group_advantages([1.0, 3.0, 5.0, 5.0], [0, 0, 1, 1]).round(4).tolist()
+      [-1.0, 1.0, 0.0, 0.0]
     """
     values, numbers = _as_rewards(rewards), np.asarray(groups)
     if std not in ("group", "global"):
@@ -140,7 +161,15 @@ def group_advantages(
 
 
 def prompt_stats(state: Mapping[str, Rewards]) -> dict[str, PromptStats]:
-    """Mean, deviation and number of the rewards kept of each prompt."""
+    """Mean, deviation and number of the rewards kept of each prompt.
+
+    Args:
+      state: Rewards kept so far, by prompt.
+    Reference: none; mean and population deviation.
+    Example:
+      >>> prompt_stats({"a": [1.0, 3.0]})
+      {'a': PromptStats(mean=2.0, std=1.0, size=2)}
+    """
     return {
         key: PromptStats(float(np.mean(kept)), float(np.std(kept)), len(kept)) for key, kept in state.items()
     }

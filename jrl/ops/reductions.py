@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one loss per action to one number, three ways, chosen by passing the function.
+"""Reductions from one loss per action to one number, chosen by passing the function.
 
 Each returns `(loss_sum, weight)` and never divides: the learner does so once, by the summed weight of the
 whole optimizer batch, which makes accumulation over microbatches and devices exact. A row without actions
@@ -28,7 +28,7 @@ from jrl.typing import Mean, Metrics
 
 
 class LossOut(NamedTuple):
-    """What an objective returns.
+    """Result of an objective: an undivided loss, its weight, and metrics.
 
     Attributes:
       loss_sum: Undivided loss; differentiate this.
@@ -46,6 +46,12 @@ def token_mean(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Every action weighs 1: `(Σ ℓ, number of actions)`.
 
+    Args:
+      losses: One value per action.
+      mask: True on actions.
+    Returns:
+      Sum and weight.
+    Reference: Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.3.
     Example:
       >>> loss_sum, weight = token_mean(jnp.array([[1.0, 2.0, jnp.nan]]), jnp.array([[True, True, False]]))
       >>> float(loss_sum), float(weight)
@@ -58,7 +64,19 @@ def token_mean(
 def sequence_mean(
     losses: Float[Array, "B T"], mask: Bool[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Every completion weighs 1, however long: `(Σ over rows of the mean ℓ, number of rows with actions)`."""
+    """Every completion weighs 1, however long: `(Σ over rows of the mean ℓ, number of rows with actions)`.
+
+    Args:
+      losses: One value per action.
+      mask: True on actions.
+    Returns:
+      Sum and weight.
+    Reference: Shao et al. 2024, arXiv:2402.03300, eq. 3: the mean over tokens inside the mean over completions.
+    Example:
+      >>> losses, mask = jnp.array([[1.0, 3.0], [4.0, 9.0]]), jnp.array([[True, True], [True, False]])
+      >>> [float(x) for x in sequence_mean(losses, mask)]  # 2 + 4, two rows
+      [6.0, 2.0]
+    """
     check_batch(mask, losses=losses)
     return jnp.sum(masked_mean(losses, mask, axis=1)), _num_rows(mask)
 
@@ -72,7 +90,13 @@ def constant_mean(
       losses: One value per action.
       mask: True on actions.
       length: L, usually the most tokens a completion may have.
+    Returns:
+      Sum and weight.
     Reference: Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO), section 3.2.
+    Example:
+      >>> losses, mask = jnp.array([[1.0, 3.0], [4.0, 9.0]]), jnp.array([[True, True], [True, False]])
+      >>> [float(x) for x in constant_mean(losses, mask, length=5)]
+      [8.0, 10.0]
     """
     check_batch(mask, losses=losses)
     return masked_sum(losses, mask), length * _num_rows(mask)
@@ -89,6 +113,11 @@ def loss_of_mean(mean: Any, shown: Mapping[str, Any], mask: Bool[Array, "*B"]) -
       shown: Numbers to show. One is averaged as L is, an array of the mask's shape over its entries, any other array
         as its own mean.
       mask: True on actions, or on rows.
+    Reference: none; a mean undone.
+    Example:
+      >>> loss = loss_of_mean(0.5, {"accuracy": 1.0}, jnp.array([True, True, False]))
+      >>> float(loss.loss_sum), float(loss.weight)
+      (1.0, 2.0)
     """
     weight = jnp.sum(mask, dtype=jnp.float32)
 

@@ -17,7 +17,18 @@ from jrl.ops.masking import zero_masked
 
 
 def clip_scores(scores: Float[Array, "*shape"], *, clip_range: Scalar) -> Float[Array, "*shape"]:
-    """Scores limited to [−clip_range, clip_range]; per token where rewards are dense."""
+    """Scores limited to [−clip_range, clip_range]; per token where rewards are dense.
+
+    Args:
+      scores: One a completion, or one a token.
+      clip_range: Largest absolute value, > 0.
+    Raises:
+      ValueError: If `clip_range` is not positive.
+    Reference: none; plain arithmetic.
+    Example:
+      >>> clip_scores(jnp.array([-3.0, 0.5]), clip_range=1.0).tolist()
+      [-1.0, 0.5]
+    """
     check_positive("clip_range", clip_range)
     return jnp.clip(scores, -clip_range, clip_range)
 
@@ -27,6 +38,10 @@ def missing_eos_penalty(
 ) -> Float[Array, "B"]:
     """Scores minus `penalty` (>= 0) for completions that the length limit cut before they ended.
 
+    Args:
+      scores: One a completion.
+      terminated: True where a completion ended by itself.
+      penalty: >= 0, in units of the score.
     Reference: Huang et al. 2024, arXiv:2403.17031, detail 3 ("EOS trick").
     Example:
       >>> missing_eos_penalty(jnp.array([1.0, 1.0]), jnp.array([True, False]), penalty=2.0).tolist()
@@ -38,10 +53,14 @@ def missing_eos_penalty(
 
 
 def last_token_scores(scores: Float[Array, "B L"], attention_mask: Bool[Array, "B L"]) -> Float[Array, "B"]:
-    """The score at each row's last real token: what a reward model has to say of the row.
+    """Score at each row's last real token: a reward model's verdict on the row.
 
     Padding may stand on either side and be of any length. A row of mere padding gets 0.
 
+    Args:
+      scores: A reward model's output at each column.
+      attention_mask: True on real tokens.
+    Reference: none; plain indexing.
     Example:
       >>> mask = jnp.array([[True, True, False], [False, True, True]])
       >>> last_token_scores(jnp.array([[1.0, 2.0, 9.0], [9.0, 3.0, 4.0]]), mask).tolist()
@@ -81,6 +100,7 @@ def place_scores(scores: Float[Array, "B"], mask: Bool[Array, "B T"]) -> Float[A
       mask: True on actions, holes allowed. A row without any gets 0 everywhere.
     Returns:
       Per-token scores.
+    Reference: none; plain indexing.
     Example:
       >>> place_scores(jnp.array([7.0]), jnp.array([[True, True, False]])).tolist()
       [[0.0, 7.0, 0.0]]
@@ -111,6 +131,10 @@ def penalize_kl(
     Returns:
       Rewards; 0 where `mask` is False. A reward is data: the caller does not differentiate it.
     Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
+    Example:
+      >>> scores, logprobs, ref_logprobs = jnp.array([[0.0, 1.0]]), jnp.full((1, 2), -1.0), jnp.array([[-1.5, -1.0]])
+      >>> penalize_kl(scores, logprobs, ref_logprobs, jnp.ones((1, 2), bool), kl_coef=0.5).tolist()
+      [[-0.25, 1.0]]
     """
     check_batch(mask, scores=scores, logprobs=logprobs, ref_logprobs=ref_logprobs)
     penalty = kl_coef * kl_k1(zero_masked(logprobs, mask), zero_masked(ref_logprobs, mask))

@@ -4,6 +4,8 @@
 A processor is `(logits, context) -> logits`; a sampler is a tuple of them. The draw inverts the distribution
 function at one uniform number a row: which id comes out depends on that row's logits and number alone, so
 neither neighbours nor sharding can change it, and a token costs one random number a row instead of V.
+
+Reference: none, unless a function names one; plain arithmetic.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from jrl.ops.masking import at_least_float32
 
 
 class SamplingContext(NamedTuple):
-    """What a processor may look at besides the logits.
+    """Inputs of a logit processor besides the logits.
 
     Attributes:
       num_sampled: Tokens this call has sampled so far, the same for every row.
@@ -49,7 +51,15 @@ Processor = Callable[[Float[Array, "B V"], SamplingContext], Float[Array, "B V"]
 
 
 def apply_temperature(logits: Float[Array, "B V"], temperature: Float[Array, ""]) -> Float[Array, "B V"]:
-    """Logits over temperature; > 0, below 1 sharpens."""
+    """Logits divided by the temperature.
+
+    Args:
+      logits: Processed so far.
+      temperature: > 0; below 1 sharpens the distribution.
+    Example:
+      >>> apply_temperature(jnp.array([[1.0, 2.0]]), jnp.array(0.5)).tolist()
+      [[2.0, 4.0]]
+    """
     return logits / temperature
 
 
@@ -61,6 +71,10 @@ def keep_top_k(logits: Float[Array, "B V"], *, k: int) -> Float[Array, "B V"]:
       k: Static; V or more keeps all.
     Raises:
       ValueError: If k is not positive.
+    Reference: Fan et al. 2018, arXiv:1805.04833, section 5.
+    Example:
+      >>> keep_top_k(jnp.array([[1.0, 3.0, 2.0]]), k=2).tolist()
+      [[-inf, 3.0, 2.0]]
     """
     check_positive("k", k)
     if k >= logits.shape[-1]:
@@ -75,7 +89,14 @@ def keep_top_p(logits: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Ar
     The most probable token always stays, and so do ties with the least probable one kept. `top_p` may be
     traced; at 1 nothing is removed.
 
+    Args:
+      logits: Processed so far.
+      top_p: Mass of the nucleus, in (0, 1].
     Reference: Holtzman et al. 2020, arXiv:1904.09751, section 3.1.
+    Example:
+      >>> logits = jnp.log(jnp.array([[0.5, 0.3, 0.2]]))
+      >>> jnp.isneginf(keep_top_p(logits, jnp.array(0.6))).tolist()
+      [[False, False, True]]
     """
     ordered = jax.lax.sort(logits, dimension=-1)[..., ::-1]
     probabilities = jax.nn.softmax(ordered, axis=-1)
@@ -87,7 +108,15 @@ def keep_top_p(logits: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Ar
 
 
 def forbid(logits: Float[Array, "B V"], token_ids: Sequence[int]) -> Float[Array, "B V"]:
-    """−inf for these ids."""
+    """−inf for the given ids.
+
+    Args:
+      logits: Processed so far.
+      token_ids: Ids in [0, V).
+    Example:
+      >>> forbid(jnp.array([[1.0, 3.0, 2.0]]), [1]).tolist()
+      [[1.0, -inf, 2.0]]
+    """
     ids = jnp.arange(logits.shape[-1])
     forbidden = jnp.any(ids[None, :] == jnp.asarray(token_ids)[:, None], axis=0)
     return jnp.where(forbidden[None, :], -jnp.inf, logits)
@@ -96,7 +125,7 @@ def forbid(logits: Float[Array, "B V"], token_ids: Sequence[int]) -> Float[Array
 def forbid_transitions(
     logits: Float[Array, "B V"], last_tokens: Int[Array, "B"], forbidden: Bool[Array, "W W"]
 ) -> Float[Array, "B V"]:
-    """−inf for what may not follow the last token of each row.
+    """−inf for tokens that may not follow the last token of each row.
 
     Args:
       logits: Over the vocabulary of W tokens and its padding, V >= W.
@@ -121,11 +150,15 @@ def forbid_transitions(
 
 
 def best_advantages(q_values: Float[Array, "N B V"], values: Float[Array, "B"]) -> Float[Array, "B V"]:
-    """min_i Q_i(s, a) − V(s) of every action: what ILQL adds to the logits. 0 where the vocabulary is padding.
+    """min_i Q_i(s, a) − V(s) of every action, which ILQL adds to the logits; 0 where the vocabulary is padding.
 
     Args:
       q_values: Of every head; −inf in columns of a padded vocabulary.
       values: V(s).
+    Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
+    Example:
+      >>> best_advantages(jnp.array([[[3.0, 1.0]], [[2.0, 4.0]]]), jnp.array([1.0])).tolist()
+      [[1.0, 0.0]]
     """
     q_values = jnp.min(q_values, axis=0)
     # A padded column would give 0·(−inf) = NaN at β = 0; its logit is −inf whatever is added.
@@ -140,7 +173,14 @@ def steer(
     Deviates from the paper: the logits stay unnormalised. The constant by which that moves a row changes neither order
     nor distribution, whatever the temperature, so filters and draw do the same.
 
+    Args:
+      logits: Processed so far.
+      advantages: Q − V of every action.
+      beta: β >= 0.
     Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
+    Example:
+      >>> steer(jnp.array([[0.5, 0.5]]), jnp.array([[1.0, -1.0]]), jnp.array(2.0)).tolist()
+      [[2.5, -1.5]]
     """
     return logits + beta * advantages
 
@@ -150,7 +190,17 @@ def penalize_repetition(
 ) -> Float[Array, "B V"]:
     """Divides positive and multiplies negative logits of ids that occurred already.
 
+    Args:
+      logits: Processed so far.
+      seen: True for ids that occur in the row so far.
+      penalty: > 0; above 1 makes repetition less likely.
+    Raises:
+      ValueError: If the penalty is not positive.
     Reference: Keskar et al. 2019, arXiv:1909.05858, section 4.1, in the sign-aware form of transformers.
+    Example:
+      >>> logits, seen = jnp.array([[2.0, -2.0, 1.0]]), jnp.array([[True, True, False]])
+      >>> penalize_repetition(logits, seen, penalty=2.0).tolist()
+      [[1.0, -4.0, 1.0]]
     """
     check_positive("penalty", penalty)
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -164,9 +214,25 @@ def make_processors(
     repetition_penalty: float = 1.0,
     suppress_token_ids: Sequence[int] = (),
 ) -> tuple[Processor, ...]:
-    """The processors that these settings call for.
+    """Builds the logit processors that the settings call for.
 
     Penalties and forbidden tokens come first, then the steering by Q − V, then the temperature, then filters.
+
+    Args:
+      eos_token_ids: Ids that end a completion; read with `min_new_tokens` alone.
+      top_k: Most probable tokens that are kept; 0 keeps all.
+      min_new_tokens: Tokens before which no completion ends; 0: none.
+      repetition_penalty: > 0; 1 is off.
+      suppress_token_ids: Ids that are never sampled.
+    Returns:
+      Processors, to be applied one after the other.
+    Example:
+      >>> context = SamplingContext(jnp.array(0), None, temperature=jnp.array(1.0), top_p=jnp.array(1.0))
+      >>> logits = jnp.array([[5.0, 3.0, 2.0]])
+      >>> for processor in make_processors(top_k=1, suppress_token_ids=(0,)):
+      ...     logits = processor(logits, context)
+      >>> logits.tolist()
+      [[-inf, 3.0, -inf]]
     """
     processors: list[Processor] = []
     if repetition_penalty != 1.0:
@@ -226,6 +292,9 @@ def inverse_cdf(logits: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[
       uniform: In [0, 1), one a row.
     Returns:
       Sampled ids, (B,) int32.
+    Example:
+      >>> inverse_cdf(jnp.log(jnp.array([[0.5, 0.25, 0.25]])), jnp.array([0.6])).tolist()
+      [1]
     """
     return _invert(logits, uniform)[0]
 
@@ -233,7 +302,7 @@ def inverse_cdf(logits: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[
 def _invert(
     logits: Float[Array, "B V"], uniform: Float[Array, "B"]
 ) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
-    """What `inverse_cdf` returns, and the log-probability of each id: the sums hold its normaliser already."""
+    """Ids of `inverse_cdf` with the log-probability of each: the sums hold its normaliser already."""
     rows, size = logits.shape
     width = _block_width(size)
     blocks = -(-size // width)
@@ -254,7 +323,7 @@ def _block_width(size: int) -> int:
 
 
 class _Passed(NamedTuple):
-    """Where a running sum of weights passes a share of their total.
+    """Column in which a running sum of weights passes a share of their total.
 
     Attributes:
       column: The first that does.
@@ -270,7 +339,7 @@ class _Passed(NamedTuple):
 
 
 def _pass(weights: Float[Array, "B C"], uniform: Float[Array, "B"]) -> _Passed:
-    """Where the running sum passes `uniform` of the total."""
+    """Finds the column where the running sum passes `uniform` of the total."""
     sums = jnp.cumsum(weights, axis=-1)
     target = uniform[:, None] * sums[:, -1:]
     # A column without weight is never taken, though the rounding of a parallel sum may let it pass first.
@@ -285,13 +354,17 @@ def _pass(weights: Float[Array, "B C"], uniform: Float[Array, "B"]) -> _Passed:
 def draw(
     logits: Float[Array, "B V"], uniform: Float[Array, "B"] | None
 ) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
-    """Samples (or, without random numbers, takes the most probable id), with its log-probability in nats.
+    """Samples an id, or takes the most probable one without random numbers, with its log-probability in nats.
 
     Args:
       logits: Processed: temperature and filters applied.
       uniform: One number in [0, 1) a row; None is greedy.
     Returns:
       Ids and their log-probabilities under the processed distribution.
+    Example:
+      >>> tokens, logprobs = draw(jnp.log(jnp.array([[0.5, 0.25, 0.25]])), None)
+      >>> tokens.tolist(), round(float(logprobs[0]), 4)
+      ([0], -0.6931)
     """
     if uniform is not None:
         return _invert(logits, uniform)

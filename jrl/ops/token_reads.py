@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a distribution over the vocabulary is worth keeping at the token that was chosen: a few numbers of many."""
+"""Statistics of the distribution over the vocabulary at each chosen token.
+
+Reference: none; textbook definitions, computed stably.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from jrl.ops.masking import at_least_float32
 
 
 class TokenReads(NamedTuple):
-    """Of every position. Only `logprobs` passes a gradient.
+    """Statistics of each position's distribution. Only `logprobs` passes a gradient.
 
     Attributes:
       logprobs: log π of the target, in nats.

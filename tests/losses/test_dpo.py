@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, completion_logprobs, make_pairs
+from jrl.losses.dpo import (
+    DIVERGENCES,
+    LOSSES,
+    Completion,
+    completion_logprobs,
+    make_pairs,
+    pairs_from_logprobs,
+)
 from jrl.ops import finalize
 from tests.losses.dpo_cases import completions, every_loss, loss_of, sums
 
@@ -52,6 +59,16 @@ class TestClassicGolden:
     )
     def test_values(self, name, options, expected):
         np.testing.assert_allclose(per_pair(name, self.SIDES, **options), expected, atol=1e-5)
+
+    def test_pairs_from_sums_are_those_of_one_token(self):
+        of_sums = pairs_from_logprobs(
+            *jnp.array([[-10.0, -20.0], [-12.0, -18.0], [-11.0, -19.0], [-11.5, -18.5]]),
+            divergence=DIVERGENCES["forward_kl"],
+        )
+        options = {"divergence": DIVERGENCES["forward_kl"], "alpha": 1.0, "ld_alpha": None}
+        of_tokens = make_pairs(*self.SIDES, jnp.ones(2, bool), **options, pairs_per_token=jnp.ones(()))
+        for found, expected in zip(of_sums, of_tokens, strict=True):
+            np.testing.assert_array_equal(found, expected)
 
     def test_without_a_reference(self):
         got = loss_of(self.SIDES, reference_free=True).loss_sum

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docstrings say what their readers need, and their first lines make sense without their neighbours."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "jrl"
+MATHS = sorted(
+    path for room in ("ops", "losses") for path in (PACKAGE / room).glob("*.py") if path.name != "__init__.py"
+)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def relative(path):
+    return str(path.relative_to(PACKAGE))
+
+
+def section(docstring, name):
+    """Lines of a section of a docstring, "" where it has none."""
+    found = re.search(rf"^{name}:(.*?)(?=^\w+:|\Z)", docstring, re.MULTILINE | re.DOTALL)
+    return found.group(1) if found else ""
+
+
+def public_functions(path):
+    """Functions of a module that anyone may call, with their docstrings."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node, ast.get_docstring(node) or ""
+
+
+@pytest.mark.parametrize("path", MATHS, ids=relative)
+class TestMaths:
+    def test_every_argument_is_described(self, path):
+        """`Args:` names each argument: its shape stands in the annotation, its meaning, range and unit here."""
+        for node, docstring in public_functions(path):
+            given = node.args
+            names = [x.arg for x in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+            described = section(docstring, "Args")
+            missing = [name for name in names if not re.search(rf"^  {name}: \S", described, re.MULTILINE)]
+            assert not missing, f"{node.name} does not describe {missing}"
+
+    def test_every_function_names_its_source(self, path):
+        """`Reference:` names paper and equation, or says `none;` and why. A module may say `none;` for all of it.
+
+        A paper named by the module alone does not count: it does not say which function follows which equation.
+        """
+        of_module = section(ast.get_docstring(ast.parse(path.read_text())) or "", "Reference")
+        for node, docstring in public_functions(path):
+            found = section(docstring, "Reference").strip()
+            assert found or of_module.strip().startswith("none"), f"{node.name} names no source"
+            # A title, an arXiv number or a year; or the reason why there is none.
+            assert not found or re.search(r"^none; \w|\d{4}|`", found), f"{node.name}: {found}"
+
+    def test_every_function_shows_an_example(self, path):
+        """Examples are run by `test_doctests.py`."""
+        for node, docstring in public_functions(path):
+            assert ">>> " in section(docstring, "Example"), f"{node.name} has no example"
+            assert re.search(rf"(>>>|\.\.\.).*\b{node.name}\(", docstring), f"{node.name}: not what is shown"
+
+    def test_every_field_is_described(self, path):
+        """`Attributes:` names each field of a public class."""
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            described = section(ast.get_docstring(node) or "", "Attributes")
+            fields = [x.target.id for x in node.body if isinstance(x, ast.AnnAssign)]
+            missing = [name for name in fields if not re.search(rf"^  {name}: \S", described, re.MULTILINE)]
+            assert not missing, f"{node.name} does not describe {missing}"
