@@ -15,7 +15,7 @@ from jrl.ops.masking import masked_mean, masked_sum, zero_masked
 
 
 class Completion(NamedTuple):
-    """One side of a batch of pairs, token by token. No gradient belongs to anything but `logprobs`.
+    """The chosen or the rejected completions of a batch of pairs, by token. Only `logprobs` takes a gradient.
 
     Attributes:
       logprobs: log π_θ of the tokens, in nats.
