@@ -27,7 +27,7 @@ Config = TypeVar("Config", bound=TRLConfig)
 
 
 class Defaults(NamedTuple, Generic[Config]):
-    """What makes the default configuration of a run with a reward function, with rewarded samples, and with samples."""
+    """Factories of the default configuration: with a reward function, with rewarded samples, and with samples alone."""
 
     online: Callable[[], Config]
     rewarded: Callable[[], Config]
@@ -211,7 +211,7 @@ def check_sampling(
     metric_fn: Callable[..., Any] | None,
     stop_sequences: Sequence[str] | None,
 ) -> None:
-    """The same of what is sampled and measured: a text alone would pass for a list of its letters."""
+    """Refuses sampling arguments of a wrong type: a text alone would pass for a list of its letters."""
     _check_list("prompts", prompts)
     _check_list("eval_prompts", eval_prompts)
     if metric_fn is not None and not callable(metric_fn):
@@ -226,7 +226,7 @@ def _rows(given: Any) -> Any:
 
 
 def _check_list(name: str, given: Any) -> None:
-    """Whether an argument is a list, and holds something where it is given."""
+    """Refuses an argument that is given and is not a list, or is empty."""
     if given is None:
         return
     if isinstance(given, os.PathLike) or (isinstance(given, str) and Path(given).suffix in READERS):

@@ -121,7 +121,7 @@ def _remove_if_empty(entry: Path) -> None:
 
 
 def machine_name() -> str:
-    """What a compiled program fits: versions of JAX, and the kind of processor."""
+    """Key of the machine that a compiled program fits: versions of JAX, and the kind of processor."""
     features = hashlib.sha256(_processor().encode()).hexdigest()[:12]
     return f"jax-{version('jax')}-{version('jaxlib')}-{platform.machine()}-{features}"
 

@@ -38,11 +38,11 @@ _MET = threading.Event()
 
 
 class PeerError(RuntimeError):
-    """One process of the job failed, and so all do; the message says which, and why."""
+    """A process of the job failed, and so all do; the message says which, and why."""
 
 
 class Word(NamedTuple):
-    """What one process told the others.
+    """Message of a process to the others.
 
     Attributes:
       plain: Anything that JSON holds.
@@ -137,7 +137,7 @@ def join(
 
 
 def _number(given: int | None, name: str) -> int | None:
-    """What is given, else a whole number of the environment, None where it is absent."""
+    """The given number, else a whole number of the environment, or None where it is absent."""
     if given is not None:
         return given
     text = os.environ.get(name)
@@ -206,14 +206,14 @@ def meet(name: str, *, seconds: float = PATIENCE_SECONDS) -> None:
 
 
 def is_main() -> bool:
-    """Whether this is the process that writes what is written once: logs, model files, manifests."""
+    """True in the process that writes logs, model files and manifests, process 0."""
     return jax.process_index() == 0
 
 
 def gather(
     plain: Any = None, arrays: Mapping[str, np.ndarray] | None = None, *, failure: Exception | None = None
 ) -> list[Word]:
-    """What every process says, in the order of the processes. All must call it, and wait here for each other.
+    """Gathers a message of every process, in the order of the processes. All must call it, and wait for each other.
 
     Args:
       plain: Anything that JSON holds; NaN and infinities are kept.
@@ -238,12 +238,12 @@ def gather(
 
 
 def from_main(plain: Any) -> Any:
-    """What process 0 says; what the others pass is not read. All must call it."""
+    """Broadcasts process 0's value; that of the others is not read. All must call it."""
     return gather(plain if is_main() else None)[0].plain
 
 
 def on_main(work: Callable[[], Any]) -> Any:
-    """What `work` answers on process 0, which alone does it; anything that JSON holds. All must call it.
+    """Runs `work` on process 0 alone and broadcasts its result, anything that JSON holds. All must call it.
 
     Raises:
       Exception: What it raises, where there is one process.
@@ -266,7 +266,7 @@ def _told(failure: Exception | None) -> str | None:
 
 
 def _exchange(plain: Any, arrays: Mapping[str, np.ndarray]) -> list[Word]:
-    """One word of each process; as arrays of bytes, because arrays are what devices pass on."""
+    """Exchanges a message between all processes, as arrays of bytes: arrays are what devices pass on."""
     own = _encode(plain, arrays)
     # As two numbers: one of 64 bits would lose its upper half on the way.
     told = multihost_utils.process_allgather(np.asarray(divmod(own.size, _MOST_BYTES), np.int32))

@@ -58,7 +58,7 @@ class Reader:
         trunk: Trunk = None,
         with_entropy: bool = False,
     ) -> Predictions:
-        """What the model says of the window's actions.
+        """Runs the model on the rows and returns its predictions for the window's actions.
 
         Args:
           params: Trainable parameters.
@@ -107,7 +107,7 @@ class Reader:
         )
 
     def trunk_of(self, frozen: Frozen, sequences: Sequences) -> Trunk:
-        """What the frozen layers make of the rows: the same for every set of trainable parameters."""
+        """Output of the frozen layers, which is independent of the trainable parameters."""
         return self.policy.trunk(frozen, sequences.inputs)
 
 

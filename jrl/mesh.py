@@ -167,7 +167,7 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> tuple[Any, list[str]
 def _rounded_axes(
     logical: tuple[str | None, ...], shape: Sequence[int], *, is_stacked: bool
 ) -> tuple[str | None, ...]:
-    """Of a rounded kernel's array: it has one axis for all inputs, which is split as the first of them."""
+    """Logical axes of a rounded kernel's array: a single one for all inputs, split as the first of them."""
     start = int(is_stacked)
     first = logical[start] if shape[start] > 1 else None
     num_outputs = len(shape) - start - 1
@@ -192,7 +192,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same value on every device."""
+    """Sharding that holds the whole value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -211,7 +211,7 @@ def constrain_rows(x: jax.Array) -> jax.Array:
 
 
 def is_split_over_fsdp() -> bool:
-    """Whether parameters are split over the `fsdp` axis of the mesh in force."""
+    """True where parameters are split over the `fsdp` axis of the mesh in force."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.shape["fsdp"] > 1
 
@@ -256,7 +256,7 @@ def place(tree: Any, shardings: Any) -> Any:
 
 
 def hold_split(tree: Any, round_value: Any) -> Any:
-    """The same tree, tied to a value of one round of a loop, so that nothing of it is gathered before that round.
+    """Ties a tree to a round of a loop, so that none of it is gathered before that round.
 
     The compiler moves out of a loop what does not change in it, and so would gather all parameters once, before a loop
     over microbatches, and hold them whole until its end: just what the `fsdp` axis is there to avoid.

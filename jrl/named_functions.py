@@ -42,7 +42,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def names_function(name: str) -> bool:
-    """Whether a reward's name is that of a function, which is imported, and not that of a classifier."""
+    """True where a reward's name is that of a function to import, and not of a classifier."""
     return not Path(name).is_dir() and (":" in name or "/" not in name)
 
 

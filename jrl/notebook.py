@@ -235,7 +235,7 @@ def estimate_cost(
     num_layers_unfrozen: int = -1,
     peft_config: Any = None,
 ) -> Cost:
-    """What a model will take on every device, before a weight is read or an array made.
+    """Estimates a model's memory on every device, before a weight is read or an array made.
 
     Args:
       path_or_id_or_config: Directory, hub id (of which the configs are downloaded), or config object.

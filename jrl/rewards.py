@@ -121,7 +121,7 @@ def think_format_reward(outputs: Sequence[str]) -> list[float]:
 
 
 def final_answer(text: str) -> str | None:
-    r"""What a text marks as its answer, as it is written; None if it marks none.
+    r"""The answer that a text marks as final, as it is written; None if it marks none.
 
     That is the content of the last `\boxed{...}` (or `\fbox`), whose braces must close; without a box, the rest of the
     line behind the last `####`. Where a text reasons in `<think>...</think>`, only what follows counts.
@@ -180,7 +180,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _braced(text: str, start: int) -> str | None:
-    """What stands between an opening brace, which is passed, and the one that closes it."""
+    """Text between an opening brace, which is passed, and the one that closes it."""
     depth, escaped = 1, False
     for place in range(start, min(len(text), start + MAX_ANSWER + 1)):
         letter = text[place]
@@ -225,7 +225,7 @@ def _solution(value: str | int | float, row: int) -> str:
 
 
 def _agree(answer: str | None, solution: str) -> bool:
-    """Whether an answer is the solution."""
+    """True where an answer equals the solution."""
     if answer is None or len(answer) > MAX_ANSWER:
         return False
     number = read_number(solution)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pure update an algorithm: `(state, frozen, batch, key) -> (state, metrics)`; online algorithms as recipes."""
+"""Learners: pure updates `(state, frozen, batch, key) -> (state, metrics)`, an online algorithm being a recipe."""
 
 from jrl.learners.credit import (
     Credit,

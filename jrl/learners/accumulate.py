@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One optimizer step over microbatches: the brick that every learner is built from.
+"""Gradient accumulation: an optimizer step over microbatches, from which every learner is built.
 
 An objective returns the *sum* of its loss and the weight it would be divided by. Gradients and weights are
 added up over the microbatches and divided once, by the weight of the whole optimizer batch, so neither the
@@ -48,7 +48,7 @@ OwnObjective = Callable[[Params, Frozen, Batch], Loss]
 
 
 class Accumulated(NamedTuple):
-    """What one optimizer batch adds up to.
+    """Loss, gradient and metrics of a whole optimizer batch.
 
     Attributes:
       loss: Sum of the losses over the weight.
@@ -74,7 +74,7 @@ def take_rows(tree: Tree, ids: Int[Array, "R"]) -> Tree:
 
 
 def split_rows(num_rows: int, *, batch_size: int, minibatch_size: int) -> tuple[int, int, int]:
-    """How `num_rows` rows are cut into optimizer batches of microbatches.
+    """Plans how `num_rows` rows are cut into optimizer batches of microbatches.
 
     The last batch is padded with invalid rows. Where all rows fit into less than one batch, no microbatch of
     mere padding is made.
@@ -133,7 +133,7 @@ def batch_in_order(
 
 
 def microbatch_key(key: PRNGKey, rows: Rows) -> PRNGKey:
-    """What a microbatch draws with, such as its dropout: it is known by its first row."""
+    """Random key of a microbatch, for its dropout and the like, derived from the id of its first row."""
     return jax.random.fold_in(key, rows.ids[0])
 
 
@@ -177,7 +177,7 @@ def accumulate(objective: Objective, params: Params, *microbatches: Rows) -> Acc
 def optimizer_step(
     state: TrainState, optimizer: optax.GradientTransformation, batch: Accumulated
 ) -> tuple[TrainState, Metrics]:
-    """One step along the gradient of an optimizer batch.
+    """Takes an optimizer step along the gradient of an optimizer batch.
 
     A step whose loss or gradient is not finite is skipped: parameters and moments stay, the optimizer's
     counters say so. A batch without any weight (all its rows are padding) changes nothing and is no failure.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every method's configuration shares."""
+"""Base classes of the algorithms' configurations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MethodConfig:
 
 @dataclass(kw_only=True)
 class OnlineConfig(MethodConfig):
-    """What every online policy gradient has: how rollouts are collected.
+    """Options that every online policy gradient shares: how rollouts are collected.
 
     Attributes:
       num_rollouts: Rollouts collected for one iteration, over all devices.
@@ -113,5 +113,5 @@ def refuse_methods(config: MethodConfig, names: Sequence[str], instead: str) -> 
 
 
 def positive_or_none(value: float | None) -> bool:
-    """Whether a number that may be left out is positive."""
+    """True for None and for positive numbers."""
     return value is None or value > 0

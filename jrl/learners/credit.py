@@ -23,7 +23,7 @@ from jrl.typing import Mean, Metrics, Rollouts, Scored
 
 
 class Credit(NamedTuple):
-    """What each action is held responsible for.
+    """Advantages and returns of the actions.
 
     Attributes:
       advantages: As the loss reads them; 0 at mask 0.
@@ -43,7 +43,7 @@ Penalize = Callable[[Float[Array, "N T"], Scored, Bool[Array, "N T"], Float[Arra
 
 
 class ScoreMoments(NamedTuple):
-    """What scaling the scores needs to remember.
+    """State of the score scaling.
 
     Attributes:
       running: Moments of all scores so far, after clipping and before scaling.
@@ -55,7 +55,7 @@ class ScoreMoments(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """What becomes of the user's rewards before anything else.
+    """Clipping and scaling of the user's rewards, before anything else is done to them.
 
     Attributes:
       clip_range: Rewards are clipped to ± this, token by token; None, False and 0 are off.
@@ -221,7 +221,7 @@ def kl_per_sequence(rollouts: Rollouts, kl_penalty: str = "kl") -> Mean:
 def rollout_metrics(
     rollouts: Rollouts, credit: Credit, *, kl_penalty: str | None = "kl", prefix: str = "ppo"
 ) -> Metrics:
-    """What the rollouts were like, before any training on them. Rewards are neither clipped nor scaled.
+    """Metrics of the rollouts before any training on them. Rewards are neither clipped nor scaled.
 
     Args:
       rollouts: All of the iteration.

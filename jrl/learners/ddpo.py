@@ -76,7 +76,7 @@ def make_ddpo_update(
     batch_size: int,
     minibatch_size: int,
 ) -> Update:
-    """One DDPO epoch's update: all passes over the samples, all their denoising steps, in one compiled call.
+    """Builds the update of a DDPO epoch: all passes over all denoising steps of all samples, in one compiled call.
 
     An optimizer step averages over `batch_size · T'` denoising steps, of `batch_size` samples. Old log-probabilities
     are those from before the first step, in every pass.
@@ -149,7 +149,7 @@ def _step(
     rows: Rows,
     config: DDPOConfig,
 ) -> tuple[DDPOState, Metrics]:
-    """One optimizer step, and what follows it."""
+    """Takes an optimizer step, and moves the loss scale after it."""
     scale = state.loss_scale
 
     def scaled(params: Params, rows: Rows) -> Loss:

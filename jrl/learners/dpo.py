@@ -73,7 +73,7 @@ def reference_logprobs(
     minibatch_size: int,
     logprob_chunk_bytes: int,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """What `PreferenceBatch.ref_chosen_logps` and `ref_rejected_logps` hold: log π_ref per token, 0 at mask 0.
+    """Log-probabilities of both completions under the reference: log π_ref per token, 0 at mask 0.
 
     Args:
       policy: The reference.
@@ -173,7 +173,7 @@ def make_dpo_update(
     logprob_chunk_bytes: int,
     loss: PairsLoss | None = None,
 ) -> Update:
-    """One optimizer step on a batch of pairs, and every `ref_model_sync_steps` steps a move of a synced reference.
+    """Builds DPO's update: an optimizer step on a batch of pairs, with the moves of a synced reference.
 
         ref ← α·θ + (1 − α)·ref    after step n, if n is a multiple of `ref_model_sync_steps`
 

@@ -70,7 +70,7 @@ class DPOConfig(MethodConfig):
 
     @property
     def asks_reference(self) -> bool:
-        """Whether every step asks the reference; else it is asked once, before training, and let go of."""
+        """True where every step asks the reference; else it is asked once, before training, and then freed."""
         asked = self.precompute_ref_log_probs
         return self.sync_ref_model if asked is None else not asked
 

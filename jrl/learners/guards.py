@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands between a gradient and the parameters: the clipped norm, and the step that is left out.
+"""Guards between a gradient and the parameters: clipping by norm, and skipping of steps that are not finite.
 
 Both select where optax branches or divides, so that the compiler joins clipping, moments and parameters to as few
 passes over memory as there are arrays to write.

@@ -81,7 +81,7 @@ class ILQLConfig(MethodConfig):
     gen_kwargs: dict[str, Any] = field(default_factory=_steered_sampling)
 
     def own_objective(self) -> ILQLObjective | None:
-        """What an update minimises in place of `ilql_objective`; here nothing.
+        """Objective that replaces `ilql_objective`; here None.
 
         Raises:
           TypeError: If a subclass defines a method that is only called of `jrl.trlx.ILQLConfig`'s.
@@ -118,7 +118,7 @@ class ILQLState:
 
 
 class _Read(NamedTuple):
-    """What is kept of everything that is as wide as the vocabulary; the fields of `ILQLPredictions`."""
+    """Values kept of arrays as wide as the vocabulary; the fields of `ILQLPredictions`."""
 
     logprobs: Float[Array, "B T"]
     q_values: Float[Array, "B T N"]
@@ -207,7 +207,7 @@ def make_ilql_update(
     logprob_chunk_bytes: int,
     objective: ILQLObjective | None = None,
 ) -> Update:
-    """One optimizer step of ILQL, and every `steps_for_target_q_sync` steps a sync of the target heads.
+    """Builds ILQL's update: an optimizer step, and every `steps_for_target_q_sync` steps a sync of the target heads.
 
         θ̄ ← α·θ + (1 − α)·θ̄    after step n, if n is a multiple of `steps_for_target_q_sync`
 
@@ -267,7 +267,7 @@ def _read_actions(
     features: Features,
     actions: Int[Array, "b t"],
 ) -> _Read:
-    """Of the logits and Q values of some positions, what the loss reads."""
+    """Reads from the logits and Q values of some positions the numbers that the loss needs."""
     q_values = policy.heads({"q_heads": params["q_heads"]}, features.value)["q_values"]
     # The loss passes no gradient to the targets; stopped here, the backward pass does not even run through them.
     target_q = policy.heads({"q_heads": target_params}, jax.lax.stop_gradient(features.value))["q_values"]

@@ -126,7 +126,7 @@ def make_online_update(
     minibatch_size: int,
     keep_ratios: bool = False,
 ) -> Update:
-    """One iteration over a set of rollouts: all epochs and minibatches in one compiled call.
+    """Builds the update of an iteration: all epochs and minibatches over its rollouts, in one compiled call.
 
     Old log-probabilities and values are those of the rollouts, from before the first step, in every epoch. Each
     epoch visits the rollouts in a fresh order; rows without actions come last and weigh nothing.
@@ -329,7 +329,7 @@ def _metrics_of_steps(stacked: Metrics, first_name: str) -> Metrics:
 
 
 def _carried_metrics(state: OnlineState, moments: ScoreMoments, recipe: Recipe) -> Metrics:
-    """What the state holds beside parameters: the weight that this iteration's rewards had, and the moments."""
+    """Metrics of the state beside its parameters: the KL coefficient of this iteration's rewards, and the moments."""
     one = jnp.ones(())
     kl: Metrics = {} if recipe.kl is None else {"kl/coef": Mean(state.kl_coef, one)}
     return kl | {

@@ -23,7 +23,7 @@ Loss = Callable[[Predictions, Targets], LossOut]
 
 
 class KLControl(NamedTuple):
-    """How far the policy is from its reference: what is watched, and the weight of its penalty in the rewards.
+    """KL between the policy and its reference: the estimator, and the weight of its penalty in the rewards.
 
     Attributes:
       penalty: A name of `jrl.learners.credit.KL_PENALTIES`.
@@ -93,7 +93,7 @@ class Recipe:
                 raise ValueError(f"`{field}` of a recipe must be {expected}, got {got!r}.")
 
     def targets(self, rewards: Any, scored: Scored, mask: Any, kl_coef: Any, groups: Any = None) -> Targets:
-        """What an iteration learns from.
+        """Computes the fixed targets of an iteration.
 
         Args:
           rewards: The user's, clipped and scaled, on the tokens they belong to (N T).

@@ -59,7 +59,7 @@ def make_reward_model_update(
     minibatch_size: int,
     objective: OwnObjective[ComparisonBatch] | None = None,
 ) -> Update:
-    """One optimizer step on a batch of comparisons.
+    """Builds the reward model's update: an optimizer step on a batch of comparisons.
 
         ℓ = Σ_pairs [ −log σ(r⁺ − r⁻ − m) + c·(r⁺ + r⁻)² ] / number of pairs, over the whole optimizer batch
 

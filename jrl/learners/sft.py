@@ -122,7 +122,7 @@ def make_sft_update(
     noise: bool = False,
     objective: OwnObjective[Sequences] | None = None,
 ) -> Update:
-    """One optimizer step of maximum likelihood on the batch's targets.
+    """Builds the supervised update: an optimizer step of maximum likelihood on the batch's targets.
 
         L = Σ_t m_t ℓ_t / Σ_t m_t,  the sums over the whole optimizer batch
 

@@ -17,7 +17,7 @@ from jrl.typing import Params
 
 @struct.dataclass
 class TrainState:
-    """What trains.
+    """Training state of the trainable parameters.
 
     Attributes:
       step: Optimizer steps attempted so far.

@@ -29,7 +29,7 @@ MASKED_SCORE = float(np.finfo(np.float32).min)
 
 
 class AttentionContext(NamedTuple):
-    """What every layer's attention needs to know of the rows.
+    """Facts of the rows that every layer's attention reads.
 
     Attributes:
       masks: True where query q may read key s; one for each of `config.windows`. None where a kernel knows it.
@@ -146,7 +146,7 @@ class Attention(nn.Module):
     def __call__(
         self, x: Float[Array, "B Q D"], context: AttentionContext, cache: LayerCache | None
     ) -> tuple[Float[Array, "B Q D"], LayerCache | None]:
-        """What attention adds to the residual stream, and the cache with the new keys and values."""
+        """Output of attention, to be added to the residual stream, and the cache with the new keys and values."""
         config, rope = self.config, self.layer.rope
         q, k, v = self.q(x), self.k(x), self.v(x)
         if config.qk_norm is not None:

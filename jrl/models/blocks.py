@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How attention and MLP are put together to a block: one class a kind, chosen by `TransformerConfig.block`."""
+"""Transformer blocks of attention and MLP: a class for each kind, chosen by `TransformerConfig.block`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Mlp(nn.Module):
         )
 
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """What the MLP adds to the residual stream."""
+        """Output of the MLP, to be added to the residual stream."""
         activation = ACTIVATIONS[self.config.activation]
         y = activation(self.gate(x)) * self.up(x) if self.config.gated_mlp else activation(self.up(x))
         return self.down(constrain(y, "batch", None, "mlp"))
 
 
 class _Block(nn.Module):
-    """What all kinds share.
+    """Base class of the blocks.
 
     Attributes:
       config: The decoder.
@@ -166,7 +166,7 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 def make_block(
     config: TransformerConfig, layer: LayerConfig, dtype: Any, *, remat: bool = False
 ) -> nn.Module:
-    """One layer of the decoder; `remat` recomputes its activations in the backward pass."""
+    """Builds a layer of the decoder; `remat` recomputes its activations in the backward pass."""
     make = BLOCKS[config.block]
     if remat:
         kind, options = (make.func, make.keywords) if isinstance(make, partial) else (make, {})

@@ -107,7 +107,7 @@ def load_checkpoint(
 
 
 def read_model(place: Place, config_changes: Mapping[str, Any] | None = None) -> LanguageModel:
-    """What a checkpoint's configs describe, without heads: no tensor is looked at.
+    """Reads the model that a checkpoint's configs describe, without heads: no tensor is looked at.
 
     Raises:
       ValueError: Naming the place, if jrl has no such model.
@@ -248,7 +248,7 @@ def _with_own_head(model: LanguageModel, files: Tensors) -> LanguageModel:
 
 
 def _are_equal(files: Tensors, first: str, second: str) -> bool:
-    """Whether two tensors hold the same numbers."""
+    """True where two tensors hold the same numbers."""
     if files.info[first].shape != files.info[second].shape:
         return False
     return np.array_equal(files.read(first), files.read(second))

@@ -195,7 +195,7 @@ def token_scores(head: Params, hidden: Float[Array, "B L D"]) -> Float[Array, "B
 def _read_text(
     decoder: Decoder, tokens: Int[Array, "B L"], positions: Int[Array, "B L"], context: AttentionContext
 ) -> Float[Array, "B L D"]:
-    """What a decoder's heads read."""
+    """Final hidden states of a decoder, which its heads read."""
     x = decoder.embed_tokens(tokens, positions)
     x, _ = decoder.run_layers(x, context, 0, decoder.config.num_layers)
     return decoder.norm(x)

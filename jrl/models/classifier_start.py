@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reward model starts from: a classifier's checkpoint, or that of a language model with a fresh head."""
+"""Initial reward models: from a classifier's checkpoint, or a language model's with a fresh head."""
 
 from __future__ import annotations
 

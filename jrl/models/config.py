@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder looks like: one small frozen description that every family maps its own config to."""
+"""Description of a decoder: small and frozen, the target of every family's own config."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """What may differ from one layer to the next.
+    """Options that may differ from one layer to the next.
 
     Attributes:
       attention_scale: Multiplies the scores; usually head_dim ** -0.5.
@@ -169,7 +169,7 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """One decoder. Hashable, so it can be a static argument.
+    """Description of a decoder. Hashable, so it can be a static argument.
 
     Attributes:
       vocab_size: Real entries of the vocabulary, before padding.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model will take on every device, from shapes alone: nothing is read and nothing allocated."""
+"""Memory that a model takes on every device, from shapes alone: nothing is read and nothing allocated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Cost:
     num_devices: int
 
     def __str__(self) -> str:
-        """One line."""
+        """Summary in one line."""
         devices = "the device" if self.num_devices == 1 else f"each of {self.num_devices} devices"
         return (
             f"{self.model_type}: {self.parameters:,} parameters ({self.dtype}), {self.trainable:,} train; on {devices} "

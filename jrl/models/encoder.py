@@ -30,7 +30,7 @@ POOLERS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """One encoder with its classifier. Hashable, so it can be a static argument.
+    """Description of an encoder with its classifier. Hashable, so it can be a static argument.
 
     Attributes:
       body: Embedding and blocks, in the decoder's terms: learned positions, a norm after the embedding, blocks of kind
@@ -108,7 +108,7 @@ class Encoder(nn.Module):
         return self.classifier(self.pool(x, attention_mask))
 
     def embed_tokens(self, tokens: Int[Array, "B L"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        """What the first block reads."""
+        """Embeddings of the tokens, the input of the first block."""
         x = self.embed(tokens) + self.position(positions + self.config.body.position_offset)
         if self.config.num_token_types:
             x = x + self.token_type(jnp.zeros_like(tokens))

@@ -33,7 +33,7 @@ _ALIGNMENT = 64  # in bytes: memory that begins at a multiple of it is what a CP
 def parameter_targets(
     shapes: Params, *, dtype: Any, mesh: Mesh | AbstractMesh | None = None, float32: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """What `load_entries` shall make: dtype and place of every parameter.
+    """Dtype and placement of every parameter, for `load_entries`.
 
     Args:
       shapes: The tree, of anything with a shape (`jax.eval_shape` of an initialiser).
@@ -141,7 +141,7 @@ def load_entries(
 
 
 def entry_tensors(entries: Iterable[Entry], params: Params, vocab_size: int) -> dict[str, LazyTensor]:
-    """What `write_tensors` shall write: each tensor fetched from its parameters when its turn comes.
+    """Tensors for `write_tensors`: each is fetched from its parameters when its turn comes.
 
     Args:
       entries: Cover every parameter exactly once.
@@ -183,7 +183,7 @@ def _check_groups(
 
 
 class HostShards:
-    """One parameter on its way: what this host keeps of it, until all its tensors were read.
+    """A parameter that is being loaded: the parts that this host keeps until all its tensors were read.
 
     Args:
       target: Shape, dtype and sharding.

@@ -44,7 +44,7 @@ class ExpertsMlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """What the experts add to the residual stream."""
+        """Output of the experts, to be added to the residual stream."""
         config, experts = self.config, self.experts
         router = Projection(
             (config.width,), (experts.count,), False, config.init_range, jnp.float32, name="router"

@@ -29,7 +29,7 @@ FusedImplementation = Literal["xla", "cudnn"]
 )
 @dataclass(frozen=True)
 class FusedRows:
-    """What a kernel is told of the rows.
+    """Facts of the rows that a fused kernel reads.
 
     Attributes:
       lengths: Real tokens of each row; 1 in a row that is mere padding, as no kernel is asked for an empty row.

@@ -45,7 +45,7 @@ class Dense(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """One value a state.
+    """Value head: one number for each state.
 
     A fresh head is 0 everywhere: a critic that starts large and random dominates the first updates.
 
@@ -65,7 +65,7 @@ class ValueHead(nn.Module):
 
 
 class QHead(nn.Module):
-    """One value an action: D → 2D, ReLU, → V. As fresh as a value head.
+    """Q head, one number for each action: D → 2D, ReLU, → V. As fresh as a value head.
 
     Attributes:
       vocab_size: Real entries of the vocabulary.

@@ -52,7 +52,7 @@ Place = Path | ModelObject
 
 
 def is_checkpoint(value: Any) -> bool:
-    """Whether this has weights: a folder, a name on the hub, or a model object; a transformers config has none."""
+    """True for sources with weights: a folder, a name on the hub, or a model object; not a transformers config."""
     return isinstance(value, str | os.PathLike | ModelObject) or is_model_object(value)
 
 
@@ -89,7 +89,7 @@ def open_tensors(place: Place) -> Tensors:
 
 
 def name_of_base(source: Any) -> str | None:
-    """What a file of an adapter calls its base model: folder or hub id; None: no name leads to it.
+    """Name by which an adapter's file calls its base model: folder or hub id; None where no name leads to it.
 
     Args:
       source: As `model_path` names it: a folder, a hub id, a model object, or a transformers config.
@@ -309,7 +309,7 @@ def download(
 
 
 def no_weights_on_hub(name: str, stems: Mapping[str, str]) -> str:
-    """What to do where the hub gives no tensors that can be read without danger.
+    """Advice where the hub gives no tensors that can be read without danger.
 
     Args:
       name: "organisation/name".

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all language models share as values: what they are, how they start, how they are divided. No arrays."""
+"""Values that all language models share: their description, their start, their division. No arrays."""
 
 from __future__ import annotations
 

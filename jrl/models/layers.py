@@ -85,7 +85,7 @@ def stored_kernel(
 def add_adapter(
     module: nn.Module, x: Float[Array, "..."], kernel: Kernel, y: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """What the low-rank adapter of a module, if there is one, makes of its product y = x · W.
+    """Adds the output of a module's low-rank adapter, if there is one, to its product y = x · W.
 
         y ← (y + x·a·b) · m / ‖W + a·b‖
 

@@ -59,7 +59,7 @@ class CausalLM(BaseLM):
         return None
 
     def prompt_inputs(self, tokens: Int[Array, "B P"], attention_mask: Bool[Array, "B P"]) -> ModelInputs:
-        """What the sampler goes on from: the prompts."""
+        """Inputs from which the sampler goes on: the prompts."""
         return ModelInputs(tokens, attention_mask)
 
     def logits(

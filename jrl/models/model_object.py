@@ -76,7 +76,7 @@ class ModelObject:
 
     @property
     def generation_config(self) -> dict[str, Any] | None:
-        """What generation_config.json would hold; None where it is only derived from the config."""
+        """Contents of generation_config.json; None where they are only derived from the config."""
         found = getattr(self.module, "generation_config", None)  # classifiers write no text and have none
         if found is None:
             return None
@@ -172,7 +172,7 @@ class ObjectTensors:
         return iter(self.info)
 
     def read(self, name: str, dtype: Any = None) -> np.ndarray:
-        """One tensor, all of whose values are finite; see `TensorFiles.read`."""
+        """Reads a tensor, all of whose values are finite; see `TensorFiles.read`."""
         info, tensor = self.info[name], self._tensors[name].detach().cpu()
         # NumPy's own dtypes are torch's too; the others fit into float32 without loss.
         array = (tensor if info.dtype.isbuiltin == 1 else tensor.float()).numpy()
@@ -198,7 +198,7 @@ class ObjectTensors:
 
 
 def is_model_object(value: Any) -> bool:
-    """Whether this is a transformers model of torch, or a PEFT model around one."""
+    """True for a transformers model of torch, and for a PEFT model around one."""
     config = getattr(value, "config", None)
     return callable(getattr(value, "state_dict", None)) and isinstance(
         getattr(config, "model_type", None), str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How positions enter a decoder: counted over real tokens, as rotations of queries and keys, or as ALiBi's slopes."""
+"""Positions in a decoder: counted over real tokens, as rotations of queries and keys, or as ALiBi's slopes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def rotate(x: Float[Array, "B Q N H"], rotation: Rotation, *, interleaved: bool)
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """How steeply each head's scores fall with the distance, (N,) float32 (Press et al. 2021, section 3).
+    """Slope of each head's scores over the distance, (N,) float32 (Press et al. 2021, section 3).
 
     The slopes of the nearest smaller power of two come first; missing heads take every other one of twice as many.
     """

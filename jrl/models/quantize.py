@@ -50,7 +50,7 @@ class QuantizedKernel(struct.PyTreeNode):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the kernel that the numbers stand for: (*stack, *inputs, *outputs)."""
+        """Shape of the kernel that the numbers stand for: (*stack, *inputs, *outputs)."""
         start = int(self.stacked)
         return (*self.values.shape[:start], *self.inputs, *self.values.shape[start + 1 :])
 
@@ -150,7 +150,7 @@ def num_input_axes(name: str) -> int:
 
 
 def num_weights(tree: Params) -> int:
-    """How many numbers a tree stands for: a rounded kernel counts as what it was."""
+    """Number of weights that a tree stands for: a rounded kernel counts as the original."""
 
     def size(leaf: Any) -> int:
         return math.prod(leaf.shape)

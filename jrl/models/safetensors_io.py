@@ -85,7 +85,7 @@ class Tensors(Protocol):
         """Names of the tensors."""
 
     def read(self, name: str, dtype: Any = None) -> np.ndarray:
-        """One tensor, all of whose values are finite."""
+        """Reads a tensor, all of whose values are finite."""
 
 
 class TensorFiles:
@@ -124,7 +124,7 @@ class TensorFiles:
         return iter(self.info)
 
     def read(self, name: str, dtype: Any = None) -> np.ndarray:
-        """One tensor, all of whose values are finite.
+        """Reads a tensor, all of whose values are finite.
 
         Args:
           name: Of the tensor.
@@ -163,7 +163,7 @@ def check_finite(values: np.ndarray, path: Any, name: str) -> None:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """What one safetensors file holds, by name.
+    """Reads the contents of a safetensors file, by name.
 
     Raises:
       ValueError: If the header is damaged, or does not describe this file to its last byte.
@@ -199,7 +199,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a file says of itself, in a header that `read_header` has found to be sound; {} where it says nothing."""
+    """Reads a file's own metadata, after `read_header` found the header to be sound; {} where there is none."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         return dict(json.loads(file.read(length)).get("__metadata__") or {})
@@ -237,7 +237,7 @@ def _fill(file: io.FileIO, array: np.ndarray, path: Path, name: str) -> None:
 
 
 def _is_file_name(name: str) -> bool:
-    """Whether a file of this name can lie in a folder: no path, and as long as file systems allow."""
+    """True where a file of this name can lie in a folder: no path, and as long as file systems allow."""
     known = name not in ("", "..") and Path(name).name == name and "\0" not in name
     return known and len(name.encode("utf-8", "surrogatepass")) <= 255
 

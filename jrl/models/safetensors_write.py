@@ -20,7 +20,7 @@ _METADATA = {"format": "pt"}
 
 
 def is_model_file(path: str) -> bool:
-    """Whether what has this path in a folder holds the tensors of a model, of heads or an adapter, or says so."""
+    """True for paths of a folder that hold tensors of a model, of heads or an adapter, or describe them."""
     folder, _, name = path.rpartition("/")
     stems = {"": ("model", "adapter_model"), HEADS_FOLDER: ("model",)}.get(folder, ())
     if not folder and name == "adapter_config.json":

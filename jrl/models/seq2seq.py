@@ -27,7 +27,7 @@ Stream = Float[Array, "B Q D"]
 
 
 class Rows(NamedTuple):
-    """What the decoder's attention needs to know of the rows.
+    """Facts of the rows that the decoder's attention reads.
 
     Attributes:
       mask: True where query q may read key s of the decoder.
@@ -65,7 +65,7 @@ class Mlp(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def __call__(self, x: Stream) -> Stream:
-        """What the MLP adds to the residual stream."""
+        """Output of the MLP, to be added to the residual stream."""
         activation = ACTIVATIONS[self.config.activation]
         y = activation(self.gate(x)) * self.up(x) if self.config.gated_mlp else activation(self.up(x))
         y = self.dropout(y, deterministic=not self.has_rng("dropout"))
@@ -73,7 +73,7 @@ class Mlp(nn.Module):
 
 
 class _Block(nn.Module):
-    """What the blocks of both stacks share.
+    """Base class of the blocks of both stacks.
 
     Attributes:
       config: The model.
@@ -194,7 +194,7 @@ class EncoderDecoder(nn.Module):
         return self._drop(self.encoder_final_norm(x))
 
     def read_context(self, encoded: Float[Array, "B C D"]) -> tuple[LayerCache, ...]:
-        """What the cross-attention of each decoder layer reads: computed once, used by every token."""
+        """Keys and values for the cross-attention of each decoder layer: computed once, used by every token."""
         return tuple(layer.read(encoded) for layer in self.layers)
 
     def run_layers(
@@ -226,7 +226,7 @@ class EncoderDecoder(nn.Module):
         return x, tuple(updated)
 
     def norm(self, x: Stream) -> Stream:
-        """What the heads read: the stream after the final norm."""
+        """Final norm of the stream, which the heads read."""
         return self._drop(self.final_norm(x))
 
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

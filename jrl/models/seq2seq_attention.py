@@ -27,7 +27,7 @@ def distance_buckets(num_buckets: int, max_distance: int) -> np.ndarray:
 
 
 class RelativeBias(nn.Module):
-    """What the distance of two tokens adds to their score.
+    """Relative position bias: a term of the scores that depends on the distance of two tokens.
 
     Distances are those of columns. Padding lies before or behind the tokens of a row and never between them, so they
     are the distances of positions too, the same in all rows.
@@ -94,7 +94,7 @@ class RelativeAttention(nn.Module):
         mask: Bool[Array, "B Q S"],
         bias: Float[Array, "1 N Q S"] | None = None,
     ) -> Float[Array, "B Q D"]:
-        """What attention adds to the residual stream."""
+        """Output of attention, to be added to the residual stream."""
         q = constrain(self.q(x), "batch", None, "heads", None)
         dropout = self.dropout if self.has_rng("dropout") and self.config.dropout else None
         out = attend(q, memory.k, memory.v, mask, scale=1.0, bias=bias, dropout=dropout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an encoder-decoder looks like: the description that T5 checkpoints are mapped to."""
+"""Description of an encoder-decoder, to which T5 checkpoints are mapped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jrl.models.config import VOCAB_MULTIPLE
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """One encoder-decoder with relative positions (Raffel et al. 2020, arXiv:1910.10683). Hashable.
+    """Description of an encoder-decoder with relative positions (Raffel et al. 2020, arXiv:1910.10683). Hashable.
 
     Attributes:
       vocab_size: Real entries of the vocabulary, before padding.

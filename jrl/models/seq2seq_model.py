@@ -65,7 +65,7 @@ class Seq2SeqLM(BaseLM):
         return self.config.decoder_start_token_id
 
     def prompt_inputs(self, tokens: Int[Array, "B P"], attention_mask: Bool[Array, "B P"]) -> ModelInputs:
-        """What the sampler goes on from: the encoder reads the prompts, the decoder its start id."""
+        """Inputs from which the sampler goes on: the encoder reads the prompts, the decoder its start id."""
         start = jnp.full((tokens.shape[0], 1), self.decoder_start_token_id, jnp.int32)
         return ModelInputs(start, jnp.ones(start.shape, bool), None, tokens, attention_mask)
 

@@ -33,7 +33,7 @@ Variables = Mapping[str, Any]
 
 
 class Seq2SeqTrunk(NamedTuple):
-    """What the frozen trunk hands to the branch.
+    """Output of the frozen trunk, which the branch reads.
 
     Attributes:
       encoded: The encoder's output.
@@ -216,7 +216,7 @@ class _Seq2SeqPolicy:
 
 
 def _context(inputs: ModelInputs) -> tuple[Int[Array, "B C"], Bool[Array, "B C"]]:
-    """What the encoder reads.
+    """The encoder's tokens and their mask.
 
     Raises:
       ValueError: If it is missing, or the rows are packed.

@@ -130,7 +130,7 @@ class Decoder(nn.Module):
         return self.embed_vectors(x, positions)
 
     def embed_vectors(self, x: Float[Array, "B Q W"], positions: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
-        """The same from embeddings, already scaled, or from vectors that stand in their place."""
+        """Embeds vectors: embeddings that are already scaled, or vectors that stand in their place."""
         config = self.config
         if config.embedding_width is not None:
             x = self.embed_in(x)
@@ -157,7 +157,7 @@ class Decoder(nn.Module):
         return x, tuple(updated)
 
     def norm(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """What the heads read: the stream after the final norm, in the embedding's width."""
+        """Final norm of the stream, in the embedding's width, which the heads read."""
         if self.config.final_norm:
             x = self.final_norm(x)
         return x if self.config.embedding_width is None else self.embed_out(x)

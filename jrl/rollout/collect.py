@@ -82,7 +82,7 @@ def overlap(
 
 @dataclass(frozen=True)
 class Call:
-    """One sampling call.
+    """A sampling call and its results.
 
     Attributes:
       batch: The prompts, on the host.
@@ -155,7 +155,7 @@ class Collector:
         meanwhile: Callable[[], None] = lambda: None,
         clock: Clock = lambda name: nullcontext(),
     ) -> Collected:
-        """One sample for each index; the reward function judges a call's samples while the next ones are drawn.
+        """Samples once for each index; the reward function judges a call's samples while the next ones are drawn.
 
         Args:
           params: Trainable parameters.
@@ -194,7 +194,7 @@ class Collector:
         settings: GenerationSettings,
         key: PRNGKey,
     ) -> Texts:
-        """One completion for each index, all of them in every process; nothing is judged. Arguments as of a call."""
+        """Samples a completion for each index, all of them in every process, unjudged. Arguments as of a call."""
         found = self.parts(params, frozen, prompts, indices, settings, key)
         return all_texts([part for _, part in found])
 

@@ -43,7 +43,7 @@ from jrl.typing import (
 
 @dataclass(frozen=True)
 class Experience:
-    """What one iteration collected.
+    """Result of collecting an iteration's rollouts.
 
     Attributes:
       rollouts: For the learner.
@@ -190,7 +190,7 @@ class ExperienceCollector:
 
 
 def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[Any]) -> list[dict[str, Any]]:
-    """One dict a sample, for the samples' log: prompt, output, reward, further columns, tokens.
+    """Rows of the samples' log, a dict for each sample: prompt, output, reward, further columns, tokens.
 
     Args:
       texts: What was written.

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 def totals(rewards: Sequence[float | np.ndarray], texts: Texts) -> np.ndarray:
-    """One number a completion, whose rewards may be one a token; NaN where there is none."""
+    """Total reward of each completion, whether its rewards are one number or one a token; NaN where there is none."""
     del texts
     return np.asarray([math.fsum(np.atleast_1d(reward)) for reward in rewards], np.float64)
 
@@ -130,7 +130,7 @@ def _packed(part: Part) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
 
 
 def _join(words: Sequence[Any]) -> tuple[Part, np.ndarray]:
-    """What all processes packed as one part, and its rows' places among theirs."""
+    """Joins the packed parts of all processes to one part, with its rows' places among theirs."""
     parts = []
     for word in words:
         tokens, lengths = word.arrays["tokens"].tolist(), word.arrays["lengths"]

@@ -43,7 +43,7 @@ class Generate(Protocol):
 
 
 class _Loop(NamedTuple):
-    """What one token hands to the next.
+    """State of the sampling loop between two tokens.
 
     Attributes:
       step: Tokens sampled.

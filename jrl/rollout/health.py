@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the policy that learns is from the one that sampled."""
+"""Agreement between the policy that learns and the one that sampled."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def accepted_keywords(
     tokenizer: Any,
     metadata: Mapping[str, Sequence[Any]],
 ) -> dict[str, Any]:
-    """What a user's function is called with: of all that is offered, the keywords that its signature takes.
+    """Selects the keywords, of all that are offered, that a user's function accepts.
 
     Args:
       function: The user's.

@@ -44,7 +44,7 @@ class RewardCall:
     def __call__(
         self, texts: Texts, metadata: Mapping[str, Sequence[Any]], *, label: str
     ) -> list[float | np.ndarray]:
-        """One reward a row, as `call_reward_fn` returns it.
+        """Calls the reward function and returns a reward for each row, as `call_reward_fn` does.
 
         Args:
           texts: The completions.

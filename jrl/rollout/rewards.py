@@ -169,7 +169,7 @@ def call_within(
     *,
     name: str = "reward_fn",
 ) -> Any:
-    """One call of the user's function.
+    """Calls the user's function, within a time limit.
 
     Args:
       reward_fn: The function.
@@ -236,7 +236,7 @@ def _one_by_one(
 
 
 def _split_answer(answer: Any, count: int) -> list[Any]:
-    """What the function returned, as one entry a sample."""
+    """Splits the function's return value into one entry a sample."""
     shape = tuple(getattr(answer, "shape", ()))
     rows = answer if isinstance(answer, list | tuple) else _plain(answer)
     if not isinstance(rows, list | tuple):
@@ -297,7 +297,7 @@ def _float_or_skip(reward: float | np.ndarray | RewardError, *, skip_errors: boo
 
 
 def _named(answer: Any) -> str:
-    """What an answer is that cannot be used, and what the user probably forgot."""
+    """Names an answer that cannot be used, with the likely mistake."""
     name = type(answer).__name__
     if answer is None:
         return f"{name}. Is there no `return`?"

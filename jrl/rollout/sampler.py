@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How to sample text, and the shell around the compiled sampler that rollouts and evaluation share."""
+"""Sampling settings, and the wrapper around the compiled sampler that rollouts and evaluation share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Program = Callable[[Params, Frozen, ModelInputs, jax.Array, SamplingKnobs, PRNGK
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """One setting of the sampler. Hugging Face's names; `do_sample` is on and `top_k` off unless said otherwise.
+    """Settings of the sampler, under Hugging Face's names; unless set, `do_sample` is on and `top_k` off.
 
     Attributes:
       max_new_tokens: Longest completion, the EOS included.
@@ -79,7 +79,7 @@ class GenerationSettings:
 
     @property
     def filtered(self) -> bool:
-        """Whether sampling leaves out tokens that the log-probabilities of training still count."""
+        """True where sampling excludes tokens that the log-probabilities of training still count."""
         if not self.do_sample:
             return False
         reshaped = self.repetition_penalty != 1 or self.min_new_tokens > 0 or len(self.suppress_tokens) > 0

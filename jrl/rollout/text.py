@@ -65,7 +65,7 @@ class Texts:
 
 
 def variety(texts: Texts, eos_token_ids: Sequence[int]) -> dict[str, float]:
-    """How different completions are from each other, by metric; each is in [0, 1].
+    """Diversity of the completions, by metric; each is in [0, 1].
 
     Args:
       texts: At least one row.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every algorithm speaks of: keys, trees of parameters, metrics, updates."""
+"""Types common to all algorithms: keys, trees of parameters, metrics, updates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Metrics = dict[str, Mean | Max | Min | Kept]
 
 
 class Update(Protocol):
-    """One learner update: pure; the caller jits it and donates the state.
+    """A learner's update: pure; the caller jits it and donates the state.
 
     One of several optimizer steps may also take `last_step`, the state's counter after the run's last one.
     """

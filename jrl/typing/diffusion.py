@@ -39,7 +39,7 @@ class DenoiserFns:
 
 
 class Trajectories(NamedTuple):
-    """What the sampler did, row by row, from the first noise to the clean latents.
+    """Sampled denoising trajectories, row by row, from the first noise to the clean latents.
 
     Attributes:
       latents: The T + 1 states, float32: step s goes from `latents[:, s]` to `latents[:, s + 1]`.

@@ -19,7 +19,7 @@ Cache = Any
 
 
 class ModelInputs(NamedTuple):
-    """What a language model reads.
+    """Inputs of a language model.
 
     Attributes:
       tokens: Ids of the decoder.
@@ -121,7 +121,7 @@ class SamplingKnobs(NamedTuple):
 
 
 class Completions(NamedTuple):
-    """What the sampler wrote.
+    """Sampled completions.
 
     Attributes:
       tokens: Sampled ids, pad after the end.
@@ -137,7 +137,7 @@ class Completions(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What a model says of the actions of a window. Finite and meaningless at mask 0.
+    """A model's predictions for the actions of a window. Finite and meaningless at mask 0.
 
     Attributes:
       logprobs: log π_θ of the actions, in nats: unfiltered logits divided by the temperature.
@@ -154,7 +154,7 @@ class Predictions(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """One scoring pass over a completion window, unfiltered logits divided by the rollout temperature.
+    """Result of a scoring pass over completion windows: of unfiltered logits divided by the rollout temperature.
 
     Attributes:
       logprobs: Under the policy at the time of scoring.

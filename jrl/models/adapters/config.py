@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an adapter is, read from the dict that trlX takes and that PEFT stores as `adapter_config.json`.
+"""Configurations of adapters, read from the dict that trlX takes and that PEFT stores as `adapter_config.json`.
 
 Names and defaults are PEFT's. Keys that say nothing here (base model, versions) pass; keys of features that
 jrl lacks pass while they are off.

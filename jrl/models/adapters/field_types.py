@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Type(NamedTuple):
-    """What a value may be.
+    """Type of a configuration's value.
 
     Attributes:
       holds: Tells whether a value is of it.

@@ -31,7 +31,7 @@ _OUTSIDE_LAYERS: Mapping[str, int] = {"embed_in": 0, "embed_out": _ABOVE, "lm_he
 
 @dataclass(frozen=True)
 class Part:
-    """One projection of an adapted module.
+    """A projection of an adapted module.
 
     Attributes:
       path: Of the projection among the parameters, ("layers_0", "attn", "q").
@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """One linear map of the checkpoint with an adapter.
+    """A linear map of the checkpoint with an adapter.
 
     Attributes:
       name: In the checkpoint, "transformer.h.0.attn.c_attn".

@@ -45,7 +45,7 @@ _LORA_NAMES = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": "lora_ma
 
 
 class AdapterFolder(NamedTuple):
-    """What `adapter_config.json` says, or a PEFT model object.
+    """Contents of an `adapter_config.json`, or of a PEFT model object.
 
     Attributes:
       folder: Where it lies: a folder, or the object.
@@ -60,7 +60,7 @@ class AdapterFolder(NamedTuple):
 
 
 def is_adapter_folder(path: Any) -> bool:
-    """Whether this is the path of a folder with an adapter, or a PEFT model object."""
+    """True for the path of a folder with an adapter, and for a PEFT model object."""
     source = as_source(path)
     if isinstance(source, ModelObject):
         return source.adapter is not None
@@ -270,7 +270,7 @@ def _structs(shapes: dict[str, Shape]) -> dict[str, Any]:
 
 
 def _facts(adapter: Adapter) -> dict[str, Any]:
-    """What PEFT wants to be told of the base model."""
+    """Facts of the base model that PEFT's configuration holds."""
     if isinstance(adapter, Lora):
         # What a family's default targets are is PEFT's affair, and may change: they are named.
         targets = adapter.config.target_modules or sorted(

@@ -35,7 +35,7 @@ class VirtualTokens:
 
     @property
     def name(self) -> str:
-        """Of its entry among the trainable parameters."""
+        """Name of its entry among the trainable parameters."""
         return PREFIX if isinstance(self.config, PrefixConfig) else PROMPT
 
     @property
@@ -109,12 +109,12 @@ class VirtualTokens:
     def keys_and_values(
         self, params: Params
     ) -> list[tuple[Float[Array, "1 V K H"], Float[Array, "1 V K H"]]]:
-        """One pair a layer, of the prefix."""
+        """Keys and values of the prefix, a pair for each layer."""
         model = self.model
         shape = (1, self.count, model.num_layers, 2, model.num_kv_heads, model.head_dim)
         both = self.prefix(params).reshape(shape)
         return [(both[:, :, index, 0], both[:, :, index, 1]) for index in range(model.num_layers)]
 
     def saved(self, params: Params) -> dict[str, Any]:
-        """What PEFT's file holds. An MLP is applied once and left behind: PEFT does not store it either."""
+        """Tensors of PEFT's file. An MLP is applied once and left behind: PEFT does not store it either."""
         return {"embedding": self.prefix(params) if self.name == PREFIX else params["embedding"]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a CLIP text encoder is, read from the `config.json` of its folder."""
+"""Description of a CLIP text encoder, read from the `config.json` of its folder."""
 
 from __future__ import annotations
 

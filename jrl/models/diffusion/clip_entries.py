@@ -39,7 +39,7 @@ def current_name(name: str) -> str:
 
 
 def is_ignored(name: str) -> bool:
-    """Whether a tensor counts positions from 0 on and holds nothing else."""
+    """True for tensors that only count positions from 0 on."""
     return name == PREFIX + _IGNORED
 
 

@@ -43,7 +43,7 @@ class CausalAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """What is added to the residual stream."""
+        """Output of attention, to be added to the residual stream."""
         width = x.shape[-1]
         heads = (self.num_heads, width // self.num_heads)
 
@@ -70,7 +70,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """What is added to the residual stream."""
+        """Output of the MLP, to be added to the residual stream."""
         width, inner = self.config.hidden_size, self.config.intermediate_size
         x = ACTIVATIONS[self.config.hidden_act](linear(width, inner, self.dtype, name="fc1")(x))
         return linear(inner, width, self.dtype, name="fc2")(x)
@@ -149,7 +149,7 @@ class ClipTextModule(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
-        """What the last block makes of each position, normed."""
+        """Hidden states of the last block, normed."""
         x = Embeddings(self.config, name="embeddings")(tokens).astype(self.dtype)
         x = LayerStack(self.config, self.dtype, name="encoder")(x)
         return _norm(self.config, self.dtype, "final_layer_norm")(x)
@@ -171,7 +171,7 @@ class ClipText:
         return dict(init(key, jnp.zeros((1, 1), jnp.int32))["params"])
 
     def encode(self, params: Params, tokens: Int[Array, "B Q"], *, dtype: Any) -> Float[Array, "B Q D"]:
-        """What a denoiser reads of a prompt, in `dtype`.
+        """Encodes prompts to the context that a denoiser reads, in `dtype`.
 
         Args:
           params: Weights; they are cast to `dtype` where they are used.

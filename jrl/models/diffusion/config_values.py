@@ -11,7 +11,7 @@ from jrl.suggestions import did_you_mean
 
 
 class Kind(NamedTuple):
-    """What a value may be.
+    """Kind of a configuration's value.
 
     Attributes:
       says: In words, for an error.
@@ -50,7 +50,7 @@ NEAR = 0.85
 
 
 def one_of(*values: Any) -> Kind:
-    """One of a few values."""
+    """Kind of values that are among the given ones."""
     return Kind(" or ".join(map(repr, values)), lambda value: value in values)
 
 

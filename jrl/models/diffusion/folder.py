@@ -135,7 +135,7 @@ def _fetch(name: str, revision: str, variant: str | None) -> Path:
 
 
 def _patterns(part: str, variant: str | None) -> list[str]:
-    """Of a part's config and of its tensors of one variant, in one file or in several, in either order of the names."""
+    """File patterns of a part: its config, and its tensors of one variant in one file or several, however named."""
     stem = f"{part}/{PART_FILES[part].stem}"
     ends = ("", "-*-of-?????") if variant is None else (f".{variant}", f".{variant}-*", f"-*.{variant}")
     return [f"{part}/*.json", *(f"{stem}{end}{SUFFIX}" for end in ends)]

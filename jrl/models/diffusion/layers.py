@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every image network is made of: convolutions, group norm, the embedding of a timestep, upsampling.
+"""Layers of image networks: convolutions, group norm, the embedding of a timestep, upsampling.
 
 Channels are last. Parameters are float32; a layer's `dtype` is that of its computation.
 """

@@ -73,7 +73,7 @@ class FoundLora:
 
 
 def has_lora(folder: Path) -> bool:
-    """Whether a folder holds a LoRA file, even one that is refused."""
+    """True where a folder holds a LoRA file, even one that is refused."""
     return any((folder / f"{LORA_STEM}{suffix}").is_file() for suffix in (SUFFIX, ".bin"))
 
 
@@ -190,7 +190,7 @@ def _matrix(tensor: np.ndarray) -> np.ndarray:
 
 
 def _config(files: TensorFiles, found: Mapping[str, Mapping[str, np.ndarray]]) -> LoraConfig:
-    """What the file says of ranks and alphas: the most frequent as such, the others by module."""
+    """Configuration from the file's ranks and alphas: the most frequent as such, the others by module."""
     ranks = {module: leaves["A"].shape[0] for module, leaves in found.items()}
     rank, rank_pattern = _common(ranks)
     metadata = _metadata(files)

@@ -26,7 +26,7 @@ VARIANT = "fp16"
 
 
 class PartFiles(NamedTuple):
-    """How a part's tensors are filed.
+    """Naming of a part's tensor files.
 
     Attributes:
       stem: Of the files.
@@ -95,7 +95,7 @@ def read_part(folder: Path, part: Part, filed: PartFiles, variant: str | None) -
 
 @functools.lru_cache(maxsize=32)
 def _shapes(part: Part) -> dict[str, Shape]:
-    """Of all parameters, by path; what `init` does is traced once for all models of one kind."""
+    """Shapes of all parameters, by path; `init` is traced once for all models of one kind."""
     return {
         path: leaf.shape for path, leaf in flat_tree(jax.eval_shape(part.init, jax.random.key(0))).items()
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a diffusion model knows of its parts: a denoiser, an image decoder, a text encoder, and a tokenizer."""
+"""Interfaces of a diffusion model's parts: a denoiser, an image decoder, a text encoder, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -82,4 +82,4 @@ class TextEncoder(Protocol):
     """From the ids of a prompt to what the denoiser reads of it."""
 
     def encode(self, params: Params, tokens: Int[Array, "B Q"], *, dtype: Any) -> Float[Array, "B Q D"]:
-        """One vector for each position, in `dtype`."""
+        """Encodes prompts to one vector for each position, in `dtype`."""

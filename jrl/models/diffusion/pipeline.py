@@ -58,7 +58,7 @@ class DiffusionModel:
 
     @property
     def architecture(self) -> dict[str, str]:
-        """What each part is and what noise it takes away, as text: equal where two models differ in weights alone."""
+        """Descriptions of the parts and of the noise schedule: equal where two models differ in weights alone."""
         parts = {
             UNET: self.unet,
             VAE_PART: self.vae,
@@ -85,7 +85,7 @@ class DiffusionModel:
         return edges[0], edges[1], self.vae.channels
 
     def functions(self, *, compute_dtype: Any, remat: bool = False, lora: Lora | None = None) -> DenoiserFns:
-        """What algorithms call, on the trees that `split` gives.
+        """Functions that algorithms call, on the trees that `split` gives.
 
         Args:
           compute_dtype: Of activations and matrix products. Images are decoded in float32 where it is float16, in which
@@ -130,7 +130,7 @@ class DiffusionModel:
     def split(
         self, *, lora: Lora | None, key: PRNGKey, compute_dtype: Any, with_reference: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What trains and what does not: {"lora": ...} or {"unet": ...}, and the rest.
+        """Splits the model into trainable and frozen trees: {"lora": ...} or {"unet": ...}, and the rest.
 
         What trains is float32 and shares no memory with `weights`, so that it may be donated. What does not is in the
         dtype it is used in. Both are on the host where `weights` is, for the caller to place: a mesh may hold what no
@@ -165,7 +165,7 @@ class DiffusionModel:
         return {LORA: _own(self.found_lora.adapters)}, frozen
 
     def trained(self, params: Params, lora: Lora | None) -> DiffusionModel:
-        """The same model with what was trained in its place, on the host: as `weights`, or as `found_lora`.
+        """Returns a copy that holds the trained parameters on the host, in `weights` or in `found_lora`.
 
         Args:
           params: As `split` gave them.
@@ -177,7 +177,7 @@ class DiffusionModel:
         return replace(self, weights={**self.weights, UNET: host[UNET]})
 
     def merged(self) -> DiffusionModel:
-        """The same model with `found_lora` in the weights of the denoiser: W + s·B·A in place of each adapted W."""
+        """Returns a copy with `found_lora` merged into the denoiser: W + s·B·A in place of each adapted W."""
         if self.found_lora is None:
             return self
         unet = self.found_lora.lora.merge(self.weights[UNET], self.found_lora.adapters)
@@ -239,7 +239,7 @@ def _own(tree: Params) -> Any:
 
 
 def _on_host(tree: Params) -> Any:
-    """The same arrays in the host's memory, leaf by leaf: what was copied from a device is not copied again."""
+    """Copies arrays into the host's memory, leaf by leaf; arrays fetched from a device are not copied again."""
 
     def host(leaf: Any) -> np.ndarray:
         found: np.ndarray = jax.device_get(leaf)

@@ -31,7 +31,7 @@ MAX_SHARD_BYTES = 10 * 10**9
 
 @dataclass(frozen=True, eq=False)
 class StoredPart:
-    """One component of a pipeline's folder that has weights.
+    """A component of a pipeline's folder that has weights.
 
     Attributes:
       config: Its config.json.
@@ -46,7 +46,7 @@ class StoredPart:
 
 @dataclass(frozen=True, eq=False)
 class FolderFiles:
-    """What a pipeline's folder holds beside its arrays.
+    """Contents of a pipeline's folder beside its arrays.
 
     Attributes:
       index: model_index.json.
@@ -125,7 +125,7 @@ def write_model_folder(
 
 
 def _lies_in(*names: str) -> Callable[[str], bool]:
-    """Whether a path is one of these, or in one of them."""
+    """Predicate: True for paths that are among these, or in one of them."""
     return lambda path: path.partition("/")[0] in names
 
 

@@ -82,7 +82,7 @@ class CrossAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B P D"], context: Float[Array, "B S E"]) -> Float[Array, "B P D"]:
-        """What is added to the residual stream."""
+        """Output of attention, to be added to the residual stream."""
         width = x.shape[-1]
         heads = (self.num_heads, width // self.num_heads)
 
@@ -97,7 +97,7 @@ class CrossAttention(nn.Module):
 
 
 class GatedGelu(nn.Module):
-    """One half of a linear map times the GELU of the other (Shazeer 2020, arXiv:2002.05202), with the exact GELU.
+    """Gated GELU (Shazeer 2020, arXiv:2002.05202): half of a linear map times the exact GELU of the other half.
 
     Attributes:
       width: Of each half.
@@ -128,7 +128,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
-        """What is added to the residual stream."""
+        """Output of the MLP, to be added to the residual stream."""
         width = x.shape[-1]
         x = GatedGelu(4 * width, self.dtype, name="net_0")(x)
         return linear(4 * width, width, self.dtype, name="net_2")(x)

@@ -34,7 +34,7 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 
 
 class _Stage(nn.Module):
-    """What the ways down and up and the middle share: their blocks.
+    """Base class of the ways down and up and of the middle: their blocks.
 
     Attributes:
       config: The whole network's.
@@ -65,7 +65,7 @@ class _Stage(nn.Module):
 
 
 class DownStage(_Stage):
-    """One level on the way down.
+    """A level on the way down.
 
     Attributes:
       level: Its blocks.
@@ -77,7 +77,7 @@ class DownStage(_Stage):
     def __call__(
         self, x: Float[Array, "B Y X C"], time: Float[Array, "B E"], context: Float[Array, "B Q D"]
     ) -> list[Float[Array, "B Y2 X2 D"]]:
-        """What the way up will read back; the last is also what the next level reads."""
+        """Outputs of the level, which the way up reads back; the next level reads the last."""
         made = []
         for index, (_, width) in enumerate(self.level.resnets):
             x = self._resnet(index, width)(x, time)
@@ -102,7 +102,7 @@ class MidStage(_Stage):
 
 
 class UpStage(_Stage):
-    """One level on the way up.
+    """A level on the way up.
 
     Attributes:
       level: Its blocks.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a U-Net is, read from the `config.json` of a diffusers folder.
+"""Description of a U-Net, read from the `config.json` of a diffusers folder.
 
 Every key is either a field of `UNetConfig` or has to have the one value that is implemented; no key is ignored.
 """
@@ -96,7 +96,7 @@ _KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Level:
-    """One level of the way down or up.
+    """A level of the way down or up.
 
     Attributes:
       resnets: Channels that each residual block reads and makes.

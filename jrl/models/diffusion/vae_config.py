@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an autoencoder of images is, read from the `config.json` of a diffusers folder."""
+"""Description of an autoencoder of images, read from the `config.json` of a diffusers folder."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ class VAEConfig:
         return 2 ** (len(self.block_out_channels) - 1)
 
     def down_levels(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Of each level of the encoder, the finest first: channels that each residual block reads and makes."""
+        """Channels that each residual block of the encoder reads and makes, by level, the finest first."""
         widths, count = self.block_out_channels, self.layers_per_block
         return _levels((widths[0], *widths), count)
 
     def up_levels(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The same of the decoder, the coarsest first."""
+        """Channels that each residual block of the decoder reads and makes, by level, the coarsest first."""
         widths, count = self.block_out_channels[::-1], self.layers_per_block + 1
         return _levels((widths[0], *widths), count)
 

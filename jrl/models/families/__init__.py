@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per Hugging Face `model_type`: its config mapping and its table of tensors, nothing else."""
+"""Families of models, a file for each Hugging Face `model_type`: its config mapping and its table of tensors."""
 
 from __future__ import annotations
 

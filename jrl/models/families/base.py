@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a family is: its config mapping, and its table of checkpoint tensors ↔ parameters, used both ways."""
+"""Definition of a family: its config mapping, and its table of checkpoint tensors ↔ parameters, used both ways."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _join(arrays: Sequence[np.ndarray], input_axes: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint.
+    """A tensor of a checkpoint.
 
     Attributes:
       name: In the file.
@@ -146,7 +146,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type` of Hugging Face.
+    """A family of models, a `model_type` of Hugging Face.
 
     Attributes:
       model_type: As in config.json.
@@ -170,7 +170,7 @@ class Family:
     classifier: str | None = None
 
     def is_ignored(self, name: str) -> bool:
-        """Whether a tensor of this name carries nothing that is learned."""
+        """True where a tensor of this name holds nothing that is learned."""
         return any(re.search(pattern, name) for pattern in self.ignored)
 
 

@@ -25,7 +25,7 @@ def read_config(hf: Any) -> TransformerConfig:
 def read_gemma(
     model_type: str, hf: Any, layers: tuple[LayerConfig, ...], activation: str
 ) -> TransformerConfig:
-    """What all generations of Gemma share; the arguments are those of `llama_like.read_config`.
+    """Reads the config fields that all generations of Gemma share; arguments as of `llama_like.read_config`.
 
     Raises:
       ValueError: If attention is bidirectional, or the activation is not implemented.

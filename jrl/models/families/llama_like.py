@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the descendants of LLaMA share: the names of their config fields and of their tensors."""
+"""Config fields and tensor names that the descendants of LLaMA share."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def outer_entries(config: TransformerConfig) -> list[Entry]:
 
 
 def attention_block_entries(config: TransformerConfig, index: int) -> list[Entry]:
-    """One block, but for what follows attention: its norms, and attention with the norms of queries and keys."""
+    """Entries of a block without its MLP: its norms, and attention with the norms of queries and keys."""
     name, path = f"model.layers.{index}", f"layers_{index}"
     found = attention_entries(config, f"{name}.self_attn", f"{path}/attn")
     for hf_norm, norm in NORMS[config.block]:

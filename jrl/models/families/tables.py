@@ -33,7 +33,7 @@ def head_entries(config: TransformerConfig, name: str = "lm_head") -> list[Entry
 
 
 def norm_entries(config: TransformerConfig, name: str, path: str, width: int | None = None) -> list[Entry]:
-    """One norm: a scale, and a bias where the norms of this config have one.
+    """Entries of a norm: a scale, and a bias where the norms of this config have one.
 
     Args:
       config: Of the decoder.
@@ -58,7 +58,7 @@ def linear_entries(
     weight: Transform | None = None,
     bias_vector: Transform | None = None,
 ) -> list[Entry]:
-    """One linear map of the checkpoint, with its bias if it has one.
+    """Entries of a linear map of the checkpoint, with its bias if it has one.
 
     Args:
       name: Of the module in the checkpoint, "model.layers.0.mlp.up_proj".

@@ -27,7 +27,7 @@ StoredKernel = (QuantizedKernel, TurnedKernel)
 
 @dataclass(frozen=True)
 class Products:
-    """What a platform may compute in a form of its own; see the functions of these names.
+    """Products that a platform may compute in a form of its own; see the functions of these names.
 
     Attributes:
       multiply_table: Products of rows with all rows of a table.

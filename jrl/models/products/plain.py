@@ -32,7 +32,7 @@ def contract(
 
 
 def on_one_device() -> bool:
-    """Whether the mesh in force, if there is one, has a single device."""
+    """True where the mesh in force, if there is one, has a single device."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.empty or mesh.size == 1
 
