@@ -113,7 +113,7 @@ class Counts:
         self.value_head = _Matrices(own=2 * lm.feature_width**2 + 2 * lm.feature_width)
 
     def _layer(self, tree: Any, index: int, trains: bool) -> _Matrices:
-        """One block: every kernel, of experts only those that a token visits."""
+        """Matrices of a block: every kernel, of experts only those that a token visits."""
         experts, total = self.config.layers[index].experts, 0.0
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             names = [str(part.key) for part in path if isinstance(part, jax.tree_util.DictKey)]
@@ -166,7 +166,7 @@ class Counts:
         return trunk, trained, Phase(0.0, _ADAM_BYTES * self.num_trainable).times(shapes.ppo_steps)
 
     def step(self, shapes: Shapes, *, rows_per_item: int) -> tuple[Phase, ...]:
-        """One optimizer step on `shapes.rows` items of one row (SFT) or two rows (DPO) each."""
+        """Phases of an optimizer step on `shapes.rows` items of one row (SFT) or two rows (DPO) each."""
         rows, passes = shapes.rows * rows_per_item, shapes.rows // shapes.step_minibatch_size
         below = self._forward(0, self.cut, rows, shapes.length)
         trained = self._training(self.cut, rows, shapes, passes, value_head=False)

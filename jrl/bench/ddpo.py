@@ -38,7 +38,7 @@ from jrl.typing import DDPOBatch
 
 @dataclass(frozen=True)
 class Precision:
-    """How products are computed.
+    """Precision in which products are computed.
 
     Attributes:
       dtype: Of activations and frozen weights.
@@ -190,7 +190,7 @@ class Epoch:
         return jax.block_until_ready(self._decode(self._frozen, trajectories.latents[:, -1]))
 
     def update(self, trajectories: Any) -> dict[str, float]:
-        """One optimizer step on all of it; its metrics, which are waited for."""
+        """Takes an optimizer step on all trajectories, waits for it and returns its metrics."""
         rewards = jax.random.normal(jax.random.fold_in(jax.random.key(3), self._epoch), (self.shapes.rows,))
         advantages = jnp.asarray(global_advantages(jax.device_get(rewards)))
         batch = DDPOBatch(trajectories, self._negative, advantages)

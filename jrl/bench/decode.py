@@ -15,7 +15,7 @@ from jrl.typing import ModelInputs, SamplingKnobs
 
 
 def decode(subject: Subject, shapes: Shapes) -> Work:
-    """One call of the compiled sampler."""
+    """Benchmark of sampling: a call of the compiled sampler."""
     params, frozen = subject.load()
     generate = jax.jit(
         make_generate(subject.policy, max_new_tokens=shapes.response, eos_token_ids=(), pad_token_id=0),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One optimizer step of direct preference optimisation."""
+"""Benchmark of direct preference optimisation: an optimizer step."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark measures with: the machine's own rates, medians of repeated calls, peak memory, what it ran on.
+"""Measurements: the machine's own rates, medians of repeated calls, peak memory, versions.
 
 A floor is only worth something beside a rate of the same machine in the same minute, so both rates are measured in the
 run that reports them.
@@ -46,7 +46,7 @@ _PEAKS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What the first device can do, as measured.
+    """Measured rates of the first device.
 
     Attributes:
       matrix_rate: FLOP/s of the best of two matrix products, a multiplication and an addition counted each.
@@ -78,7 +78,7 @@ class Timing:
 
     @property
     def compile_seconds(self) -> float:
-        """What the first call took longer than the median one: tracing, lowering and compiling."""
+        """Time that the first call took longer than the median one: tracing, lowering and compiling."""
         return max(self.first - self.median, 0.0)
 
 
@@ -138,7 +138,7 @@ def hardware() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what the figures depend on."""
+    """Versions of Python and of the packages that the figures depend on."""
     return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: models of known shapes with random weights, or a checkpoint, and the sizes of a run."""
+"""Models to measure, of known shapes with random weights or from a checkpoint, and the sizes of a run."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ PRESETS: dict[str, Preset] = {
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is trained.
+    """Options of a model's training.
 
     Attributes:
       compute_dtype: "float32" or "bfloat16", of activations and matrix products.
@@ -175,7 +175,7 @@ class Options:
 
     @property
     def split(self) -> dict[str, Any]:
-        """What divides a model's parameters, as arguments of `split_params` and `policy`."""
+        """Arguments of `split_params` and `policy` that divide a model's parameters."""
         peft = self.peft_config
         adapter: AdapterConfig | None = None if peft is None else read_adapter_config(peft)
         return {"num_layers_unfrozen": self.num_layers_unfrozen, "adapter": adapter}
@@ -209,17 +209,17 @@ class Subject:
 
     @property
     def attention(self) -> str:
-        """How scoring and training attend on this process's devices."""
+        """Attention implementation of scoring and training on this process's devices."""
         options = self.options
         return choose_attention(options.attn_implementation, self.lm.config, jnp.dtype(options.compute_dtype))
 
     @property
     def is_random(self) -> bool:
-        """Whether there are no weights to read."""
+        """True where there are no weights to read."""
         return isinstance(self.source, PretrainedConfig)
 
     def load(self) -> tuple[Params, Frozen]:
-        """What trains, a value head included, and what does not."""
+        """Loads the model: trainable parameters, a value head included, and frozen ones."""
         params = dict(
             self.lm.init(jax.random.key(0)) if self.is_random else load_checkpoint(self.source).params
         )

@@ -30,7 +30,7 @@ from jrl.trainers.ppo import PPOTrainer
 
 
 def ppo_iteration(subject: Subject, shapes: Shapes) -> Work:
-    """One iteration of `PPOTrainer`: what its loop does but for logs, evaluations and checkpoints.
+    """Benchmark of an iteration of `PPOTrainer`: its loop without logs, evaluations and checkpoints.
 
     The reward is the completion's length in letters: what a real one takes is the user's own.
     """

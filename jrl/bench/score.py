@@ -15,7 +15,7 @@ from jrl.rollout.score import make_score
 
 
 def score(subject: Subject, shapes: Shapes) -> Work:
-    """One scoring pass over all rows."""
+    """Benchmark of scoring: a pass over all rows."""
     params, frozen = subject.load()
     reference = init_reference(params)
     program = jax.jit(

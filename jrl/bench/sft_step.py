@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One optimizer step of supervised fine-tuning."""
+"""Benchmark of supervised fine-tuning: an optimizer step."""
 
 from __future__ import annotations
 

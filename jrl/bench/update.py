@@ -18,7 +18,7 @@ from jrl.typing import Rollouts, Scored
 
 
 def update(subject: Subject, shapes: Shapes) -> Work:
-    """One update on random rollouts, with Adam and clipped gradients."""
+    """Benchmark of PPO's update on random rollouts, with Adam and clipped gradients."""
     params, frozen = subject.load()
     config = PPOConfig(
         num_rollouts=shapes.rows,

@@ -18,7 +18,7 @@ from jrl.typing import ModelInputs, Sequences
 
 @dataclass(frozen=True)
 class Work:
-    """One benchmark, ready to run.
+    """A benchmark, ready to run.
 
     Attributes:
       call: Does it once and returns arrays that are still being computed.
@@ -60,6 +60,6 @@ class Stepper:
         self._state, self._frozen, self._batch = state, frozen, batch
 
     def __call__(self) -> Any:
-        """One step; the state counts as a result, so that whoever waits waits for all of it."""
+        """Takes a step; the state counts as a result, so that whoever waits waits for all of it."""
         self._state, metrics = self._update(self._state, self._frozen, self._batch, jax.random.key(0))
         return self._state, metrics

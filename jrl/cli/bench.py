@@ -94,7 +94,7 @@ def bench(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], N
 
 
 def run_script(name: str, doc: str | None) -> None:
-    """What a script of `benchmarks/` does: one benchmark, of a preset unless another model is named.
+    """Runs a script of `benchmarks/`: a single benchmark, of a preset unless another model is named.
 
     Args:
       name: Of `WHAT`.

@@ -41,7 +41,7 @@ def flat(name: str, words: Sequence[str]) -> Work:
 
 
 def wants_flat(command: str, words: Sequence[str]) -> bool:
-    """Whether a command is to be read with TRL's fields.
+    """True where a command is to be read with TRL's fields.
 
     The file that `--config` names decides: one without any of the six sections is flat. Without one the flags do,
     and where they do not either, `reward` and `dpo` are flat and the others nested.
@@ -69,12 +69,12 @@ def wants_flat(command: str, words: Sequence[str]) -> bool:
 
 
 def is_flat(content: object) -> bool:
-    """Whether the content of a YAML file is a mapping without any of the six sections."""
+    """True where the content of a YAML file is a mapping without any of the six sections."""
     return isinstance(content, Mapping) and not {field.name for field in fields(TRLConfig)} & set(content)
 
 
 def _config_path(words: Sequence[str]) -> str | None:
-    """What stands behind `--config`; None where nothing does."""
+    """Value of `--config`; None where there is none."""
     for number, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag == "--config":

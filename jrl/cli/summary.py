@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command that trains ends: its closing line and its status."""
+"""Summary of a training command: its closing line and its exit status."""
 
 from __future__ import annotations
 

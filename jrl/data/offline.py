@@ -146,7 +146,7 @@ class RewardedSet(RewardedRows):
 def earned_at_end(
     rows: Sequence[DialogueRow], returns: Float[np.ndarray, "N"]
 ) -> list[Float[np.ndarray, "T"]]:
-    """What the actions of each row earned: nothing, and the last one the row's return."""
+    """Rewards of the actions of each row: 0, but for the last one, which gets the row's return."""
     found = [np.zeros(sum(row.learned[1:]), np.float32) for row in rows]
     for earned, value in zip(found, returns, strict=True):
         earned[-1] = value

@@ -190,7 +190,7 @@ class PromptSet:
         return min(bucket_length(longest), self._max_length)
 
     def metadata(self, indices: Int[np.ndarray, "B"]) -> dict[str, list[Any]]:
-        """One list a metadata key, aligned with `indices`."""
+        """Metadata of prompts, a list for each key, aligned with `indices`."""
         return {name: [column[index] for index in indices] for name, column in self._metadata.items()}
 
     def rows(self, indices: Int[np.ndarray, "B"], *, width: int) -> PromptBatch:

@@ -84,7 +84,7 @@ def best_of_each(
 
 @dataclass(frozen=True)
 class KeptSamples:
-    """What one round of sampling leaves to learn from, over all of its improve steps.
+    """Samples that a round of sampling leaves to learn from, over all of its improve steps.
 
     Attributes:
       groups: Number of each sample's prompt.
@@ -134,7 +134,7 @@ class KeptSamples:
 
     @classmethod
     def from_plain(cls, found: Mapping[str, Any]) -> Self:
-        """What `to_plain` gave."""
+        """Restores the samples from the result of `to_plain`."""
         ends = np.cumsum(_unpack(found["lengths"], np.int32))[:-1]
         rows = np.split(_unpack(found["tokens"], np.int32), ends)
         return cls(

@@ -106,7 +106,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 
 def _pointer(path: str | os.PathLike[str]) -> str | None:
-    """What to do about a file of the tokenizer that git-lfs left a pointer for; None where there is no such file."""
+    """Advice on a file of the tokenizer that is only a git-lfs pointer; None where there is no such file."""
     for name in _FILES:
         file = Path(path).expanduser() / name
         if file.is_file():
@@ -134,7 +134,7 @@ def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
 
 
 def count_ids(tokenizer: Any) -> int:
-    """One more than the largest id that the tokenizer writes."""
+    """Number of ids of the tokenizer: its largest id plus 1."""
     return int(max(tokenizer.get_vocab().values(), default=-1)) + 1
 
 
@@ -195,7 +195,7 @@ def without_surrogates(text: str) -> str:
 
 
 def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and behind an ordinary text: T5 ends every text with EOS.
+    """Special tokens that the tokenizer puts before and behind an ordinary text: T5 ends every text with EOS.
 
     Raises:
       ValueError: If it changes the text between them.

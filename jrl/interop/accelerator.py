@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts ask accelerate: who this process is."""
+"""Stand-in for accelerate's `Accelerator`, of which scripts ask which process they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Accelerator:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is the first process."""
+        """True in the first process."""
         return jax.process_index() == 0
 
     is_local_main_process = is_main_process
@@ -46,7 +46,7 @@ class Accelerator:
         return model
 
     def prepare(self, *objects: Any) -> Any:
-        """What was given, as it is."""
+        """Returns the objects unchanged."""
         return objects[0] if len(objects) == 1 else objects
 
     def gather(self, x: Any) -> Any:

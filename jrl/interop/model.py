@@ -46,7 +46,7 @@ IGNORED_ON_SAVE = {
 
 
 class ModelOutput(NamedTuple):
-    """What a forward pass gives; of heads that the model does not have, None.
+    """Outputs of a forward pass; None of heads that the model does not have.
 
     Attributes:
       logits: (B L V) float32; columns of a padded vocabulary are cut.
@@ -120,7 +120,7 @@ class TrainedModel:
 
     @property
     def sampling_params(self) -> Params:
-        """What the sampler reads: the parameters, with the target Q heads in the place of the online ones."""
+        """Parameters that the sampler reads, with the target Q heads in the place of the online ones."""
         return self._trainer.sampling_params if self._bound is None else self._bound[0]
 
     @contextmanager
@@ -240,7 +240,7 @@ class TrainedModel:
         return self
 
     def forward_hydra(self, input_ids: Any, attention_mask: Any = None, **decoder: Any) -> ModelOutput:
-        """The same under the frozen reference.
+        """Forward pass of the frozen reference, as a call is that of the policy.
 
         Raises:
           ValueError: If the trainer has no reference.

@@ -87,7 +87,7 @@ def _is_jrls(module: str) -> bool:
 
 
 def _is_foreign(attribute: Any) -> bool:
-    """Whether a function, method or property was written elsewhere."""
+    """True for a function, method or property that was written outside jrl."""
     function = getattr(attribute, "fget", None) or getattr(attribute, "__func__", attribute)
     module = getattr(function, "__module__", None)
     return callable(function) and module is not None and not _is_jrls(module)
@@ -151,7 +151,7 @@ def traced(name: str, method: Callable[..., Any], *arguments: Any, **options: An
 
 
 def _is_of_tracing(error: Exception) -> bool:
-    """Whether it comes of computing with a traced array as if it had a value, or as if it were torch's."""
+    """True for errors of computing with a traced array as if it had a value, or as if it were torch's."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return True
     if "Tracer" in str(error) or "ArrayImpl" in str(error):

@@ -92,7 +92,7 @@ def sample_rows(
     begun: Int[np.ndarray, "B S"] | None = None,
     name: str = "input_ids",
 ) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
-    """What a model writes after each prompt, EOS included: (ids, pad behind each row's end; their number).
+    """Samples a continuation of each prompt, EOS included: (ids, pad behind each row's end; their number).
 
     Row i draws with key and number i.
 

@@ -47,7 +47,7 @@ class RunningMoments:
 
     @property
     def mean(self) -> float:
-        """Of all values."""
+        """Mean of all values."""
         return float(self._moments.mean)
 
     @property

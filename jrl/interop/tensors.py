@@ -17,7 +17,7 @@ import numpy as np
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether this is a torch tensor."""
+    """True for a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 

@@ -55,7 +55,7 @@ def next_loss_scale(state: LossScale, finite: Bool[Array, ""], *, growth_every: 
 
 
 def scale_cotangents(tree: Tree, factor: Float[Array, ""]) -> Tree:
-    """Returns the tree unchanged; its tangents, and gradients that flow back through it, are multiplied by the factor."""
+    """Returns the tree unchanged, but multiplies its tangents and the gradients that flow back by the factor."""
     scaled: Tree = _scaled(tree, factor)
     return scaled
 

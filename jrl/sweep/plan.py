@@ -81,7 +81,7 @@ class SweepPlan:
 
     @property
     def num_trials(self) -> int:
-        """How many trials there will be."""
+        """Number of trials that the sweep will run."""
         grid = [len(parameter.values) for parameter in self.parameters.values() if parameter.is_grid]
         total = self.num_samples
         for size in grid:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep found: a table, results.jsonl and sweep.png."""
+"""Results of a sweep: a table, results.jsonl and sweep.png."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Status = Literal["done", "stopped", "failed", "waiting"]
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One trial.
+    """Result of a trial.
 
     Attributes:
       trial: Ray's name for it.

@@ -192,7 +192,7 @@ def trial_resources(
 
 
 class Progress(tune.Callback):  # type: ignore[misc]
-    """One line for each trial that begins, reports, ends or fails.
+    """Prints a line for each trial that begins, reports, ends or fails.
 
     Args:
       plan: What is searched.
@@ -271,7 +271,7 @@ def _tuner(
 def _trainable(
     values: dict[str, Any], *, script: str, metric: str, fixed: dict[str, Any], gpus: float
 ) -> None:
-    """What Ray runs in a process of its own."""
+    """Runs a trial, in a process of Ray's own."""
     if 0 < gpus < 1:
         # Several trials share a GPU: none may take it whole. Nothing of jax has touched a device yet.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -13,7 +13,7 @@ from jrl.suggestions import did_you_mean
 
 @dataclass(frozen=True)
 class Strategy:
-    """How values are drawn.
+    """Strategy by which values are drawn.
 
     Attributes:
       ray_name: The function of `ray.tune` that draws them.
@@ -48,7 +48,7 @@ LISTS = {"choice": "choice", "grid": "grid_search", "grid_search": "grid_search"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One hyperparameter of a sweep.
+    """A hyperparameter of a sweep.
 
     Attributes:
       strategy: A name in `STRATEGIES` or `LISTS`.
@@ -60,16 +60,16 @@ class Parameter:
 
     @property
     def is_grid(self) -> bool:
-        """Whether every value is tried."""
+        """True where every value is tried."""
         return self.strategy in LISTS and LISTS[self.strategy] == "grid_search"
 
     @property
     def is_log(self) -> bool:
-        """Whether its values spread over orders of magnitude."""
+        """True where its values spread over orders of magnitude."""
         return self.strategy in STRATEGIES and STRATEGIES[self.strategy].is_log
 
     def domain(self, tune: Any) -> Any:
-        """What `ray.tune`, given as an argument because it is an extra, searches."""
+        """Search domain of `ray.tune`, which is given as an argument because it is an extra."""
         if self.strategy in LISTS:
             make: Callable[..., Any] = getattr(tune, LISTS[self.strategy])
             return make(list(self.values))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trial, in a process of its own: the script's `main(hparams)`, watched while its trainers run."""
+"""A trial in a process of its own: the script's `main(hparams)`, watched while its trainers run."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def plain(value: Any) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """Of an error's text; its class where it has none."""
+    """First line of an error's text; its class where it has none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -20,7 +20,7 @@ SHARED_ROLES = {
 
 
 def is_dialogue(value: Any) -> bool:
-    """Whether a column's value is a list of messages, rather than a text."""
+    """True where a column's value is a list of messages, rather than a text."""
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)
@@ -30,7 +30,7 @@ def is_dialogue(value: Any) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a completion, a text or messages, says nothing."""
+    """True where a completion, a text or messages, is empty."""
     if not value or isinstance(value, str):
         return not value
     last = value[-1]

@@ -15,7 +15,7 @@ _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def marks_assistants(tokenizer: Any, *, row: int | None = None) -> bool:
-    """Whether the template itself says which tokens are an assistant's, by `{% generation %}`.
+    """True where the template itself marks an assistant's tokens, by `{% generation %}`.
 
     Args:
       tokenizer: A transformers tokenizer.

@@ -33,7 +33,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextlib.contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """What renders inside may take `MAX_SECONDS` and, on Linux, add `MAX_BYTES` of memory.
+    """Limits what is rendered inside to `MAX_SECONDS` and, on Linux, to `MAX_BYTES` of additional memory.
 
     Clock and memory are looked at between the lines of the template, so a loop ends however deep it is. Nothing is
     limited for the process as a whole: another thread, that of an update perhaps, may allocate what it likes.

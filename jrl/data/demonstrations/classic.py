@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How classic TRL chose what is learned: by templates that are searched for in the tokens."""
+"""Classic TRL's choice of the learned tokens: by templates that are searched for in the tokens."""
 
 from __future__ import annotations
 

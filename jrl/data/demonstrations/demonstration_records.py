@@ -18,7 +18,7 @@ Text = str | list[dict[str, Any]]
 
 
 class Demonstration(NamedTuple):
-    """One checked record.
+    """A checked record of demonstrations.
 
     Attributes:
       prompt: What is answered; None: the record is one text, or one dialogue.
@@ -40,7 +40,7 @@ class Demonstration(NamedTuple):
 def check_demonstration(
     record: Any, row: int, *, text_field: str, formatting_fn: Callable[[Mapping[str, Any]], str] | None = None
 ) -> Demonstration:
-    """What a record says.
+    """Checks a record and returns its contents.
 
     The first of these that it has decides: `input_ids` (with `labels`, or masks `completion_mask` and
     `assistant_masks`; `attention_mask` tells padding, which is left out), a dialogue in `messages`, `conversations` or

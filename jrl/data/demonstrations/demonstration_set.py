@@ -24,7 +24,7 @@ from jrl.typing import Sequences as Batch
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationFormat:
-    """How records become rows, and rows a batch.
+    """Format of demonstrations: turns records into rows, and rows into a batch.
 
     A text ends with EOS, unless its tokens do; what a chat template writes is left as it is. `check_demonstration` says
     what columns mean; masks that a record brings hold in any case.
@@ -70,7 +70,7 @@ class DemonstrationFormat:
         return count_ids(self.tokenizer)
 
     def check(self, record: Any, row: int) -> Demonstration:
-        """What a record says, if that can be learned as the format asks.
+        """Checks a record and that it can be learned as the format asks, and returns its contents.
 
         Args:
           record: As in `check_demonstration`.

@@ -86,7 +86,7 @@ class DialogueSet(RowSet):
 def tokenize_dialogue(
     messages: Sequence[list[int]], tokenizer: Any, *, max_length: int, prefix: Sequence[int] = ()
 ) -> tuple[DialogueRow, bool]:
-    """One row of a dialogue's tokenised messages.
+    """Joins a dialogue's tokenised messages to a row.
 
     Args:
       messages: Prompt, output, prompt, output, ...: ids of each, without special tokens.

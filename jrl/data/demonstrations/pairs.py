@@ -12,7 +12,7 @@ from jrl.data.tokenizer import cut, special_tokens_around, tokenize
 
 
 class Pair(NamedTuple):
-    """One sample.
+    """A sample of prompt and output for a seq2seq model.
 
     Attributes:
       context: Ids of the prompt, special tokens included.

@@ -16,7 +16,7 @@ from jrl.typing import ModelInputs, Sequences
 
 
 class DialogueRow(NamedTuple):
-    """One sample.
+    """A tokenised sample with the tokens to learn.
 
     Attributes:
       tokens: Ids.

@@ -27,7 +27,7 @@ MASK_COLUMNS = {"input_ids_chosen": "attention_mask_chosen", "input_ids_rejected
 
 
 class ComparisonRow(NamedTuple):
-    """One pair.
+    """A tokenised pair of texts for a reward model.
 
     Attributes:
       chosen: Ids of the preferred text, prompt and end included.
@@ -42,7 +42,7 @@ class ComparisonRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonFormat:
-    """How preference records become rows, and rows a batch.
+    """Format of comparisons: turns preference records into rows, and rows into a batch.
 
     Attributes:
       tokenizer: With a pad token; texts end with EOS if it has one.
@@ -79,7 +79,7 @@ class ComparisonFormat:
         return found if self.fits(found) else None
 
     def fits(self, row: ComparisonRow) -> bool:
-        """Whether both texts are within `max_length`, neither is empty, and something tells them apart."""
+        """True where both texts are within `max_length`, neither is empty, and they differ."""
         lengths = len(row.chosen), len(row.rejected)
         return min(lengths) > 0 and max(lengths) <= self.max_length and row.chosen != row.rejected
 

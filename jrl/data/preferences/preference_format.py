@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 
 class PairRow(NamedTuple):
-    """One pair.
+    """A tokenised pair of completions.
 
     Attributes:
       chosen: With the preferred completion.
@@ -48,7 +48,7 @@ class PairRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceFormat:
-    """How preference records become rows, and rows a batch.
+    """Format of preferences: turns preference records into rows, and rows into a batch.
 
     Attributes:
       tokenizer: With an EOS token.
@@ -152,7 +152,7 @@ class PreferenceFormat:
 
     @property
     def is_seq2seq(self) -> bool:
-        """Whether an encoder reads the prompt."""
+        """True where an encoder reads the prompt."""
         return self.decoder_start_token_id is not None
 
     @functools.cached_property
@@ -160,7 +160,7 @@ class PreferenceFormat:
         return special_tokens_around(self.tokenizer)
 
     def _prompt(self, ids: list[int]) -> tuple[list[int] | None, list[int], bool]:
-        """What the encoder reads, what stands before a completion, and whether the prompt was cut."""
+        """The encoder's tokens, the tokens before a completion, and whether the prompt was cut."""
         limit = self.max_prompt_length
         if self.decoder_start_token_id is not None:
             prefix, suffix = self._around
@@ -211,7 +211,7 @@ class PreferenceFormat:
 
 
 def _window_values(rows: Sequence[Any], mask: np.ndarray) -> Any:
-    """One float32 a window position, 0 where nothing is learned."""
+    """Values of rows as float32 at the window's positions, 0 where nothing is learned."""
     values = np.zeros(mask.shape, np.float32)
     for row, found in enumerate(rows):
         values[row, : len(found)] = found

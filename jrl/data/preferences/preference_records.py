@@ -16,7 +16,7 @@ ASSISTANT = "assistant"
 
 
 class Preference(NamedTuple):
-    """One checked record.
+    """A checked record of preferences.
 
     Attributes:
       prompt: Of both; None: the texts that follow hold it themselves.
@@ -61,7 +61,7 @@ def check_rows(records: Any) -> None:
 
 
 def check_preference(record: Any, *, row: int) -> Preference:
-    """What a record says.
+    """Checks a record and returns its contents.
 
     Args:
       record: `chosen` and `rejected`, both texts or both messages with role and content. With a `prompt` they go on
@@ -190,7 +190,7 @@ def _tools(record: Mapping[str, Any], row: int) -> Any:
 
 
 def common_beginning(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many entries both begin with.
+    """Number of entries that both sequences begin with.
 
     Example:
       >>> common_beginning([1, 2, 3], [1, 2, 4, 3])

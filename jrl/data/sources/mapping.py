@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One function over many records: in worker processes, with a progress bar, and kept for the next run.
+"""Maps a function over many records: in worker processes, with a progress bar, and kept for the next run.
 
 Workers are spawned, never forked: a fork copies the locks of JAX's threads as they happen to be, and hangs. So the
 function must be importable by name (or a `functools.partial` of one that is), and a script that uses workers must
@@ -183,7 +183,7 @@ def _one(function: Callable[[Any], Any], argument: Any, number: int) -> Any:
 
 @contextlib.contextmanager
 def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """What counts finished records: a bar where standard error is a terminal, else nothing."""
+    """Counter of finished records: a bar where standard error is a terminal, else nothing."""
     if not sys.stderr.isatty() or total < MIN_CACHED:
         yield lambda _: None
         return

@@ -123,7 +123,7 @@ def _read_named(name: str | os.PathLike[str], split: str, streaming: bool) -> Se
 
 
 def _identity(source: Any) -> list[str]:
-    """What a source says of itself."""
+    """Identity of a source, as far as it states one."""
     found = [type(source).__name__]
     # Of the two kinds of `datasets`, the first has a fingerprint of its content, the second a description alone.
     for name in ("_fingerprint", "info", "n_shards"):
@@ -133,7 +133,7 @@ def _identity(source: Any) -> list[str]:
 
 
 def is_table(source: Any) -> bool:
-    """Whether an argument is a table of rows and not a list: of pandas, a `datasets.Dataset`, or those by split."""
+    """True for tables of rows, not lists: of pandas, a `datasets.Dataset`, or those by split."""
     if isinstance(source, Mapping):
         return any(is_table(part) for part in source.values())
     return hasattr(source, "iterrows") or hasattr(source, "column_names")
