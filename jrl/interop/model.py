@@ -240,7 +240,7 @@ class TrainedModel:
         return self
 
     def forward_hydra(self, input_ids: Any, attention_mask: Any = None, **decoder: Any) -> ModelOutput:
-        """Forward pass of the frozen reference, as a call is that of the policy.
+        """Forward pass under the frozen reference; arguments as of a call.
 
         Raises:
           ValueError: If the trainer has no reference.

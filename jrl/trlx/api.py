@@ -115,7 +115,7 @@ def train(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a run was asked for, checked and unpacked; the attributes are arguments of `train`."""
+    """Arguments of a run, checked and unpacked; the attributes are arguments of `train`."""
 
     config: TRLConfig = field(kw_only=False)
     reward_fn: Callable[..., Any] | None
@@ -127,7 +127,7 @@ class Request:
     stop_sequences: tuple[str, ...]
 
     def is_native(self) -> bool:
-        """Whether jrl makes the trainer and reads the data: neither trainer nor pipeline are ones of trlX's shape."""
+        """True where jrl makes the trainer and reads the data: neither trainer nor pipeline are ones of trlX's shape."""
         train = self.config.train
         trainer, pipeline = get_trainer(train.trainer), get_pipeline(train.pipeline)
         return (trainer in ADAPTERS.values() or issubclass(trainer, Trainer)) and (

@@ -128,7 +128,7 @@ def ilql_store(rows: Sequence[DialogueRow], earned: Sequence[np.ndarray]) -> ILQ
 def ilql_seq2seq_store(
     contexts: Sequence[Sequence[int]], rows: Sequence[DialogueRow], earned: Sequence[np.ndarray]
 ) -> ILQLSeq2SeqRolloutStorage:
-    """The same of encoder inputs and decoder rows."""
+    """Store of rewarded samples of a seq2seq model, from encoder inputs and decoder rows."""
     return ILQLSeq2SeqRolloutStorage(
         [np.asarray(context, np.int32) for context in contexts],
         [np.ones(len(context), np.int32) for context in contexts],

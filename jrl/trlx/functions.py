@@ -59,7 +59,7 @@ class SeedFunction:
 
 
 class SeedRewards(SeedFunction):
-    """The same of a reward function, whose rewards per token may be counted on the text."""
+    """A reward function in trlX's form, whose rewards per token may be counted on the text."""
 
     def __call__(self, **given: Any) -> Any:
         """The function's answer, with as many rewards per token as there are sampled tokens."""
@@ -106,7 +106,7 @@ def _parameters(function: Callable[..., Any]) -> Any:
 
 
 def placed(reward: Any, output: str, ids: Sequence[int], tokenizer: Any) -> Any:
-    """One sample's reward on its sampled tokens.
+    """Places a sample's reward on its sampled tokens.
 
     Args:
       reward: A number, or one for every token of the text; anything else is returned as it is.
@@ -128,7 +128,7 @@ def placed(reward: Any, output: str, ids: Sequence[int], tokenizer: Any) -> Any:
 
 
 def reached(ids: Sequence[int], tokenizer: Any) -> list[int]:
-    """How many letters the text has after each id: the length of `decode(ids[: place + 1])` at every place.
+    """Number of letters of the text after each id: the length of `decode(ids[: place + 1])` at every place.
 
     Only a window is decoded at each place. Decoders look at what is near (letters split over ids, a space at the
     beginning, spaces before punctuation), so what a window's beginning changes is over `_CLEAN` letters later, and
@@ -154,7 +154,7 @@ def reached(ids: Sequence[int], tokenizer: Any) -> list[int]:
 
 
 def _is_byte(token: str | None) -> bool:
-    """Whether a token stands for one byte of a letter, as in `<0xE2>`; None is an id without a token."""
+    """True where a token stands for one byte of a letter, as in `<0xE2>`; None is an id without a token."""
     return token is not None and len(token) == 6 and token.startswith("<0x")
 
 

@@ -58,7 +58,7 @@ class LossTrainer(PolicyTrainer):
         super().__init__(config, **options)
 
     def load_model(self) -> PolicyBundle:
-        """What the owner's `get_arch` gives."""
+        """Loads the model by the owner's `get_arch`."""
         return self._owner.get_arch(self.config)
 
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
@@ -139,7 +139,7 @@ def fresh_optimizer_state(native: PolicyTrainer, optimizer: optax.GradientTransf
 def make_loss_update(
     trainer: AccelerateRLTrainer,
 ) -> Callable[[TrainState, Frozen, Any], tuple[TrainState, Metrics]]:
-    """One optimizer step down the gradient of `trainer.loss`, which may call `trainer.model`.
+    """Builds the update that descends the gradient of `trainer.loss`, which may call `trainer.model`.
 
     A batch is cut into microbatches where `minibatch_size` divides it; their losses are averaged by rows.
     """
@@ -185,7 +185,7 @@ def _no_update(state: Any, frozen: Frozen, batch: Any, key: PRNGKey) -> tuple[An
 
 
 def _train_state(state: Any) -> TrainState:
-    """What the optimizer moves: of an algorithm's own state, its part."""
+    """The `TrainState` that the optimizer moves, itself or within an algorithm's own state."""
     found: TrainState = state if isinstance(state, TrainState) else state.train
     return found
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trlX does with NeMo: the names, and the refusal that says what to use instead."""
+"""Names of trlX's NeMo backend, which are refused with the advice what to use instead."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trlX's trainers share that learn from samples: their store shows the samples, or is what is learned."""
+"""Base of trlX's trainers that learn from samples: their store shows the samples, or is itself learned from."""
 
 from __future__ import annotations
 

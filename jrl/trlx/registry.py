@@ -31,12 +31,12 @@ def register_trainer(name: Any) -> Any:
 
 
 def register_datapipeline(name: Any) -> Any:
-    """The same of pipelines, which `train.pipeline` names."""
+    """Registers a pipeline, which `train.pipeline` names."""
     return _decorator(name, lambda cls: native.PIPELINES if issubclass(cls, PromptSet) else PIPELINES)
 
 
 def register_orchestrator(name: Any) -> Any:
-    """The same of the orchestrators of trlX 0.2 to 0.4."""
+    """Registers an orchestrator of trlX 0.2 to 0.4."""
     return _decorator(name, lambda cls: ORCHESTRATORS)
 
 

@@ -64,7 +64,7 @@ def refuse_own_loader(store: BaseRolloutStore) -> None:
 
 
 def learned_rows(store: BaseRolloutStore, trainer: PolicyTrainer) -> RowSet:
-    """What supervised fine-tuning learns of a store.
+    """Rows of a store for supervised fine-tuning.
 
     Args:
       store: Mappings with `input_ids`, `attention_mask` and `labels`; where they have no labels, all ids are learned.
@@ -89,7 +89,7 @@ def learned_rows(store: BaseRolloutStore, trainer: PolicyTrainer) -> RowSet:
 
 
 def rewarded_rows(store: BaseRolloutStore, trainer: PolicyTrainer) -> RewardedRows:
-    """What ILQL learns of a store.
+    """Rewarded rows of a store for ILQL.
 
     Args:
       store: `ILQLElement`s, or `ILQLSeq2SeqElement`s of a seq2seq model.

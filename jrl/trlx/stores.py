@@ -127,7 +127,7 @@ class PPORolloutStorage(BaseRolloutStore):
 
 @dataclass
 class DialogMessage:
-    """One message of a dialogue.
+    """A message of a dialogue.
 
     Attributes:
       is_output: Whether the model should have written it.

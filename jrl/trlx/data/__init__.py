@@ -17,7 +17,7 @@ class GeneralElement:
 
 @dataclass
 class RLElement:
-    """One step of an episode.
+    """A step of an episode.
 
     Attributes:
       state: Prompts.
@@ -32,7 +32,7 @@ class RLElement:
 
 @dataclass
 class BatchElement:
-    """What a transformer reads.
+    """Inputs of a transformer.
 
     Attributes:
       tokens: Ids, (B L).

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 @dataclass
 class PromptElement:
-    """One prompt: its text and its ids (P,)."""
+    """A prompt: its text and its ids (P,)."""
 
     text: str
     tokens: Int[np.ndarray, "P"]
@@ -28,7 +28,7 @@ class PromptBatch:
 
 @dataclass
 class AccelerateRLElement:
-    """One output: its ids and a reward for each, (T,)."""
+    """An output: its ids and a reward for each, (T,)."""
 
     output_tokens: Int[np.ndarray, "T"]
     rewards: Float[np.ndarray, "T"]

@@ -34,7 +34,7 @@ from jrl.trlx.signatures import OldSection, also_takes, bind, defaults_of, set_s
 
 
 class _FromDict:
-    """What every section of trlX can do."""
+    """Methods of every section of trlX's configuration."""
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
@@ -106,7 +106,7 @@ class TrainConfig(native.TrainConfig, _FromDict):
 
 @takes("name")
 class MethodConfig(methods.MethodConfig, _FromDict):
-    """What a method of one's own derives from, as a dataclass under `register_method`."""
+    """Base class of a custom method's configuration, as a dataclass under `register_method`."""
 
 
 @also_takes(OldPPOConfig, lambda given: isinstance(given["gen_kwargs"], Mapping))

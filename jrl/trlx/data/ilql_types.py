@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 @dataclass
 class ILQLElement:
-    """One rewarded sample, without padding. A batch of them has the same arrays with one axis more, B, in front.
+    """A rewarded sample, without padding. A batch of them has the same arrays with one axis more, B, in front.
 
     Attributes:
       input_ids: Ids, (L,).
@@ -33,7 +33,7 @@ class ILQLElement:
 
 @dataclass
 class ILQLSeq2SeqElement:
-    """The same of a seq2seq model: indices speak of `decoder_input_ids`, which begin with the start id."""
+    """A rewarded sample of a seq2seq model: indices are those of `decoder_input_ids`, which begin with the start id."""
 
     input_ids: Int[np.ndarray, "*B C"]
     attention_mask: Int[np.ndarray, "*B C"]

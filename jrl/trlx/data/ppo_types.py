@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 @dataclass
 class PPORLElement:
-    """One rollout, without padding.
+    """A rollout, without padding.
 
     Attributes:
       query_tensor: Ids of the prompt, (P,).

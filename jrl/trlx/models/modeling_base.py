@@ -26,7 +26,7 @@ from jrl.typing import Frozen, Params, PolicyFns
 
 @dataclass
 class Standing:
-    """What of a trainer a model asks, without one: nothing of it trains.
+    """Stand-in for the trainer that a model asks: nothing of it trains.
 
     Attributes:
       lm: Architecture.
@@ -100,7 +100,7 @@ class PreTrainedModelWrapper(TrainedModel):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
-        """The same with random weights.
+        """Builds the model with random weights.
 
         Args:
           config: Of transformers.

@@ -101,7 +101,7 @@ def _fresh(width: int, vocab_size: int, num_q_heads: int) -> dict[str, Any]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _read(vocab_size: int, params: Any, hidden: Any, states_ixs: Any, actions_ixs: Any) -> Any:
-    """What `ILQLHeads` answers, as one program."""
+    """Values of `ILQLHeads`, computed in one program."""
     states = hidden if states_ixs is None else states_at(hidden, states_ixs)
     acting = hidden if actions_ixs is None else states_at(hidden, actions_ixs)
     read = functools.partial(read_heads, vocab_size, vocab_size)

@@ -28,7 +28,7 @@ class AutoModelForCausalLMWithValueHead(PreTrainedModelWrapper):
 
 
 class AutoModelForCausalLMWithHydraValueHead(PreTrainedModelWrapper):
-    """The same with a frozen copy of its upper layers: `forward_hydra` answers with that."""
+    """A causal model with a value head and a frozen copy of its upper layers, which `forward_hydra` runs."""
 
     options: ClassVar[Mapping[str, Any]] = {"num_layers_unfrozen": -1, "num_value_layers_unfrozen": 0}
 
@@ -41,7 +41,7 @@ class AutoModelForSeq2SeqLMWithValueHead(PreTrainedModelWrapper):
 
 
 class AutoModelForSeq2SeqLMWithHydraValueHead(PreTrainedModelWrapper):
-    """The same with a frozen copy of its upper decoder layers: `forward_hydra` answers with that."""
+    """A seq2seq model with a value head and a frozen copy of its upper decoder layers, which `forward_hydra` runs."""
 
     kind: ClassVar[str] = "seq2seq"
     options: ClassVar[Mapping[str, Any]] = {"num_layers_unfrozen": -1, "num_value_layers_unfrozen": 0}

@@ -69,7 +69,7 @@ class PPOOrchestrator(Orchestrator):
         trainer.orch = self
 
     def score(self, samples: Sequence[str]) -> Any:
-        """What the reward function says of texts alone."""
+        """Rewards of texts alone, by the reward function."""
         return self.trainer.reward_fn(samples)
 
     def make_experience(self, num_rollouts: int = 1024, iter_count: int = 0) -> None:

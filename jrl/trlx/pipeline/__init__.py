@@ -29,7 +29,7 @@ class BasePipeline(abc.ABC):
 
     @abc.abstractmethod
     def __getitem__(self, index: int) -> GeneralElement | Mapping[str, Any]:
-        """One element."""
+        """Returns an element."""
 
     @abc.abstractmethod
     def __len__(self) -> int:

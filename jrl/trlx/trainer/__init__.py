@@ -51,7 +51,7 @@ class BaseRLTrainer(abc.ABC):
 
     @property
     def store(self) -> BaseRolloutStore | None:
-        """What is learned from; None until there is something."""
+        """Store of the data to learn from; None until there is any."""
         self._fill_store()
         return self._store
 

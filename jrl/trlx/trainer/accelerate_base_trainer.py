@@ -338,7 +338,7 @@ class AccelerateRLTrainer(BaseRLTrainer):
             )
 
     def _host_state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the loop of this module; nothing where jrl's own trainer learns."""
+        """State of this module's loop in a checkpoint; empty where jrl's own trainer learns."""
         return {"position": dataclasses.asdict(self.position)} if self._learns_here() else {}
 
     def _load_host_state(self, found: Mapping[str, Any]) -> None:
@@ -357,7 +357,7 @@ class AccelerateRLTrainer(BaseRLTrainer):
             self.position = Position(**found["position"])
 
     def _learns_here(self) -> bool:
-        """Whether the loop of this module learns, in place of jrl's own trainer."""
+        """True where this module's loop learns, in place of jrl's own trainer."""
         return isinstance(self.native, LossTrainer) or bool(self._replaced_hooks())
 
     def _replaced_hooks(self) -> Iterable[str]:
@@ -374,12 +374,12 @@ class AccelerateRLTrainer(BaseRLTrainer):
 
     @property
     def generate_kwargs(self) -> Mapping[str, Any]:
-        """How evaluation samples; read-only."""
+        """Sampling options of evaluation; read-only."""
         return MappingProxyType(self.config.method.gen_kwargs)
 
     @property
     def generate_experience_kwargs(self) -> Mapping[str, Any] | None:
-        """How rollouts sample, where that is another way; read-only."""
+        """Sampling options of rollouts, where they differ from evaluation's; read-only."""
         return None
 
     def generate(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> np.ndarray:
@@ -397,7 +397,7 @@ class AccelerateRLTrainer(BaseRLTrainer):
         )
 
     def generate_eval(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> np.ndarray:
-        """The same as evaluation samples."""
+        """Samples completions with evaluation's options."""
         return self._generate(input_ids, attention_mask, self.generate_kwargs, kwargs)
 
     def _generate(

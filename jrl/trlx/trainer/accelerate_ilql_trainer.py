@@ -59,7 +59,7 @@ class AccelerateILQLTrainer(OfflineRLTrainer):
     def make_experience_seq2seq(
         self, samples: Sequence[Any], rewards: Sequence[float], max_length: int = 2048
     ) -> None:
-        """The same of a seq2seq model; `make_experience` calls it."""
+        """Fills the store with a seq2seq model's samples; `make_experience` calls it."""
         self._add_samples(seq2seq_pairs(samples, self.native_ilql), rewards, max_length)
 
     def _add_samples(self, samples: Sequence[Any], rewards: Sequence[float], max_length: int) -> None:

@@ -86,7 +86,7 @@ class AcceleratePPOTrainer(AccelerateRLTrainer):
 
     @property
     def generate_experience_kwargs(self) -> Mapping[str, Any] | None:
-        """How rollouts sample, where that is another way than evaluation's; read-only."""
+        """Sampling options of rollouts, where they differ from evaluation's; read-only."""
         found = self.native_ppo.method.gen_experience_kwargs
         return None if found is None else MappingProxyType(found)
 
@@ -272,7 +272,7 @@ class AcceleratePPOTrainer(AccelerateRLTrainer):
         self._ahead, self._num_made = None, 0
 
     def _collect(self, *arguments: Any, **options: Any) -> Experience:
-        """What the native trainer collects by: the rollouts stay in the store until the next ones."""
+        """Collects rollouts for the native trainer; they stay in the store until the next ones."""
         params, frozen, ref_params, iteration, key = arguments
         ahead, self._ahead = self._ahead, None
         self._num_made = 0

@@ -54,7 +54,7 @@ class SchedulerName(enum.StrEnum):
 
 
 def get_optimizer_class(name: str) -> Callable[..., optax.GradientTransformation]:
-    """What makes the optimizer of a name, `(lr, **kwargs) -> optax.GradientTransformation`, at a constant rate.
+    """Factory of a named optimizer, `(lr, **kwargs) -> optax.GradientTransformation`, at a constant rate.
 
     Raises:
       ValueError: If there is none of this name.
@@ -70,7 +70,7 @@ def get_optimizer_class(name: str) -> Callable[..., optax.GradientTransformation
 
 
 def get_scheduler_class(name: str) -> Callable[..., optimizers.Rate]:
-    """What makes the schedule of a name, `(**kwargs) -> (learning rate -> optimizer step -> learning rate)`.
+    """Factory of a named schedule, `(**kwargs) -> (learning rate -> optimizer step -> learning rate)`.
 
     Raises:
       ValueError: If there is none of this name.
@@ -169,5 +169,5 @@ def print_rank_0(*message: Any) -> None:
 
 
 def is_peft_available() -> bool:
-    """Whether PEFT is installed. jrl reads and writes its adapters without it."""
+    """True where PEFT is installed. jrl reads and writes its adapters without it."""
     return importlib.util.find_spec("peft") is not None

@@ -164,7 +164,7 @@ def reset_format() -> None:
 
 
 def is_progress_bar_enabled() -> bool:
-    """What was asked for last."""
+    """True where progress bars are on, as set last."""
     return _progress_bars
 
 

@@ -32,7 +32,7 @@ class RunningMoments(interop.RunningMoments):
 
     @property
     def mean(self) -> Any:
-        """Of all values."""
+        """Mean of all values."""
         return in_kind_of(self._last, super().mean)
 
     @property
