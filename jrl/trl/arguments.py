@@ -33,7 +33,7 @@ def described(default: Any, text: str, *, kw_only: bool = False) -> Any:
 
 @dataclass
 class FlatArguments(TrainingArguments):
-    """What `RewardConfig`, `SFTConfig` and `DPOConfig` share: transformers' fields, with TRL's defaults.
+    """Fields that `RewardConfig`, `SFTConfig` and `DPOConfig` share: transformers', with TRL's defaults.
 
     Torch is never asked for anything: `device`, `n_gpu` and `train_batch_size` of transformers have no meaning here.
     `docs/trl_surface.md` says of every field what becomes of it.
@@ -167,7 +167,7 @@ def check_meanings(args: TrainingArguments, meanings: Mapping[str, Meaning]) -> 
 
 
 def _is_default(value: Any, entry: Any) -> bool:
-    """Whether a value says nothing; transformers makes other empty values of those that it is given."""
+    """True where a value equals the default; transformers replaces other empty values that it is given."""
     default = entry.default if entry.default_factory is MISSING else entry.default_factory()
     if is_dataclass(value) and not isinstance(value, type):
         return value == type(value)()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a script's `data_collator` makes of preference rows, as rows that jrl batches itself.
+"""Rows from a script's `data_collator` for preferences, which jrl batches itself.
 
 It is asked once for each row, before training: what it returns decides which ids a run learns from, and jrl pads and
 shuffles them. A row is given with its own columns and with its ids under the names of TRL's data sets.
@@ -124,7 +124,7 @@ def refuse_stream(records: Any) -> None:
 
 
 def _real(batch: Any, name: str, mask: str, row: int) -> list[int]:
-    """One row of a column, without its padding."""
+    """A row of a column, without its padding."""
     missing = [column for column in (name, mask) if not isinstance(batch, Mapping) or column not in batch]
     if missing:
         got = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__

@@ -198,7 +198,7 @@ class DataCollatorForCompletionOnlyLM:
         self.pad_to_multiple_of, self.return_tensors = pad_to_multiple_of, return_tensors
 
     def learned(self, ids: Sequence[int]) -> list[bool]:
-        """One flag a token: True on answers. All False, with a warning, where a template is not found."""
+        """Flags of the tokens: True on answers. All False, with a warning, where a template is not found."""
         if not places(ids, self.response_token_ids):
             self._warn_missing("response", self.response_template)
         elif self.instruction_token_ids is not None and not places(ids, self.instruction_token_ids):
@@ -233,7 +233,7 @@ class DataCollatorForCompletionOnlyLM:
         return batch_as(batch, self.return_tensors)
 
     def torch_call(self, examples: Sequence[Any]) -> Batch:
-        """The same under the name that transformers' collators have."""
+        """Collates examples, under the name that transformers' collators have."""
         return self(examples)
 
 
@@ -267,7 +267,7 @@ class DataCollatorForPreference:
         return batch_as(batch, self.return_tensors)
 
     def torch_call(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
-        """The same under the name that transformers' collators have."""
+        """Collates examples, under the name that transformers' collators have."""
         return self(examples)
 
 
@@ -303,7 +303,7 @@ class RewardDataCollatorForPreference:
         return batch_as(batch, self.return_tensors)
 
     def torch_call(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
-        """The same under the name that transformers' collators have."""
+        """Collates examples, under the name that transformers' collators have."""
         return self(examples)
 
 
@@ -363,7 +363,7 @@ class DataCollatorForLanguageModeling:
         return batch_as(batch, self.return_tensors)
 
     def torch_call(self, examples: Sequence[Mapping[str, Any]]) -> Batch:
-        """The same under the name that transformers' collators have."""
+        """Collates examples, under the name that transformers' collators have."""
         return self(examples)
 
     def _labels(self, row: Mapping[str, Any]) -> list[int]:
@@ -377,7 +377,7 @@ class DataCollatorForLanguageModeling:
 
     @staticmethod
     def get_position_ids_from_packed_seq_lengths(batch_seq_lengths: Sequence[Sequence[int]]) -> list[Any]:
-        """Of each row the places 0, 1, ... within the texts that are packed into it."""
+        """Positions 0, 1, ... within the texts that are packed into each row."""
         return [as_torch(np.concatenate([np.arange(size) for size in sizes])) for sizes in batch_seq_lengths]
 
 

@@ -171,7 +171,7 @@ class FlatParser(TrlParser):
             yield "the run, further fields", [f for f in found.values() if f not in own and f not in usual]
 
     def _is_shown(self, field: Field[Any]) -> bool:
-        """Whether a field does something, or all are asked for."""
+        """True for fields that do something, or for all where all are asked for."""
         meaning = self._meanings.get(field.name)
         idle = field.name in _WITHOUT_EFFECT or (meaning is not None and meaning.kind != "mapped")
         return self._everything or not idle

@@ -78,7 +78,7 @@ def prepare_command(name: str, words: Sequence[str]) -> Prepared:
 
 
 class Command(NamedTuple):
-    """What a command is made of.
+    """Definition of a command.
 
     Attributes:
       config_class: Its flat configuration.
@@ -172,7 +172,7 @@ def read_data(
 
 
 def data_names(script: ScriptArguments, mixture: DatasetMixtureConfig) -> tuple[str, ...]:
-    """What the model card calls the data."""
+    """Names of the data on the model card."""
     return tuple(entry.path for entry in mixture.datasets) or (str(script.dataset_name),)
 
 
@@ -211,7 +211,7 @@ def init_kwargs(given: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
 
 @dataclass
 class RolloutArguments:
-    """What a script of TRL's decides in its loop.
+    """Choices that a script of TRL's makes in its PPO loop.
 
     Attributes:
       reward: `module:function`, or folder or hub id of a classifier.
@@ -241,7 +241,7 @@ class RolloutArguments:
 
 
 def ppo_parser() -> FlatParser:
-    """Of `RolloutArguments` and `PPOConfig`, beside data and model."""
+    """Parser of `RolloutArguments` and `PPOConfig`, beside data and model."""
     return FlatParser(
         "ppo",
         PPOConfig,
@@ -315,7 +315,7 @@ REWARDS: Mapping[str, Callable[..., Any]] = {
 
 @dataclass
 class DiffusionArguments:
-    """What a script of TRL's decides beside its configuration.
+    """Choices that a script of TRL's makes beside its DDPO configuration.
 
     Attributes:
       pretrained_model: Folder in the layout of diffusers, or name on the hub.
@@ -338,7 +338,7 @@ class DiffusionArguments:
 
 
 def ddpo_parser() -> FlatParser:
-    """Of `DiffusionArguments` and `DDPOConfig`."""
+    """Parser of `DiffusionArguments` and `DDPOConfig`."""
     return FlatParser(
         "ddpo",
         DDPOConfig,
@@ -382,6 +382,6 @@ def _prompt_function(name: str) -> PromptFunction:
 
 
 def _names_function(value: str) -> bool:
-    """Whether it reads `module:function`, as no file does that is meant."""
+    """True where a value reads `module:function`, which no file's name that is meant does."""
     module, colon, function = value.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), function))

@@ -208,7 +208,7 @@ class DPOConfig(FlatArguments):
     dataset_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        """One loss may be named without a list."""
+        """Makes a list of a single loss that is named without one."""
         super().__post_init__()
         if isinstance(self.loss_type, str):
             self.loss_type = [self.loss_type]

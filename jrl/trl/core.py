@@ -74,7 +74,7 @@ class LengthSampler:
         self.values = list(range(min_value, max_value))
 
     def __call__(self) -> int:
-        """One length."""
+        """Draws a length."""
         return int(np.random.choice(self.values))
 
 
@@ -107,7 +107,7 @@ def masked_whiten(values: Any, mask: Any, shift_mean: bool = True) -> Float[Arra
 
 @torch_in_torch_out
 def whiten(values: Any, shift_mean: bool = True) -> Float[Array, "..."]:
-    """The same over all values."""
+    """Whitens over all values."""
     return masked_whiten(values, jnp.ones(np.shape(values)), shift_mean)
 
 
@@ -181,7 +181,7 @@ def convert_to_scalar(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_suffix(input_dict: Mapping[str, Any], suffix: str) -> dict[str, Any]:
-    """The same values under longer names."""
+    """Appends a suffix to the names of a dictionary."""
     return {name + suffix: value for name, value in input_dict.items()}
 
 

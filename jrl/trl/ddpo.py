@@ -120,7 +120,7 @@ class DDPOTrainer:
         return True, ""
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Whether float32 products may round their factors; by default JAX decides."""
+        """Context that decides if float32 products may round their factors; by default JAX decides."""
         return contextlib.nullcontext() if self.config.allow_tf32 else jax.default_matmul_precision("highest")
 
     def train(self, epochs: int | None = None) -> None:
@@ -145,7 +145,7 @@ class DDPOTrainer:
             raise CheckpointError(text) from error
 
     def step(self, epoch: int, global_step: int) -> int:
-        """One epoch: samples, rewards, advantages, and all optimizer steps on them.
+        """Runs an epoch: samples, rewards, advantages, and all optimizer steps on them.
 
         Args:
           epoch: Its number: samples and orders follow from it and the seed.
@@ -247,7 +247,7 @@ class DDPOTrainer:
         return compiled(objective)
 
     def _steps(self) -> DenoisingSteps:
-        """Of sampling."""
+        """Denoising steps of sampling."""
         method = self.native.method
         return denoising_steps(self.native.model.schedule, method.sample_num_steps, method.sample_eta)
 

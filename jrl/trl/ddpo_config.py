@@ -29,7 +29,7 @@ def _script_name() -> str:
 
 @dataclass
 class DDPOConfig:
-    """One run of DDPO; fields, order and defaults are TRL's, and further options stand behind them.
+    """Configuration of DDPO; fields, order and defaults are TRL's, and further options stand behind them.
 
     Attributes:
       exp_name: The tracker's name of runs that belong together; default: the script's name.
@@ -261,7 +261,7 @@ _NOT_NEGATIVE = ("seed", "save_freq", "eval_every", "lr_warmup_steps")
 
 
 def tracker_fields(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `tracker_kwargs` says of a run of wandb: as given, under "wandb", or there under "init_kwargs"."""
+    """Options of a wandb run in `tracker_kwargs`: as given, under "wandb", or there under "init_kwargs"."""
     found = given.get("wandb") or ({} if "wandb" in given else given)
     return found.get("init_kwargs") or found
 

@@ -42,7 +42,7 @@ class Owner(Protocol):
     image_samples_callback: Any
 
     def step(self, epoch: int, global_step: int) -> int:
-        """One epoch."""
+        """Runs an epoch."""
         ...
 
     def compute_rewards(self, prompt_image_pairs: Sequence[list[Any]], is_async: bool = False) -> Answers:
@@ -115,7 +115,7 @@ class OwnedDDPO(DDPOTrainer):
             return super().run_evaluation(step)
 
     def own_step(self, epoch: int, global_step: int) -> None:
-        """One epoch: of the run that goes on, with its checkpoints, or by itself; the hook gets `global_step`."""
+        """Runs an epoch: of the present run, with its checkpoints, or by itself; the hook gets `global_step`."""
         self._global_step = global_step
         if self._run is not None:
             super().run_epoch(self._run, epoch)
@@ -213,7 +213,7 @@ def data_devices(config: DDPOConfig) -> int:
 
 
 def compute_dtype(config: DDPOConfig) -> Dtype:
-    """What `mixed_precision` asks for: by default bfloat16 on an accelerator, float32 on a CPU.
+    """Dtype for `mixed_precision`: by default bfloat16 on an accelerator, float32 on a CPU.
 
     On a CPU it is float32 whatever is asked for: XLA computes not all of the networks in half precision there.
     """

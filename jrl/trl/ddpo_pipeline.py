@@ -95,7 +95,7 @@ class DDIMScheduler:
 
 @dataclass
 class DDPOPipelineOutput:
-    """What a pipeline makes of prompts.
+    """Output of a pipeline for prompts.
 
     Attributes:
       images: (B 3 H W) float32 in [0, 1], Pillow images where asked for, or the last latents.
@@ -110,7 +110,7 @@ class DDPOPipelineOutput:
 
 @dataclass
 class DDPOSchedulerOutput:
-    """What a step gives.
+    """Output of a scheduler's step.
 
     Attributes:
       latents: After it, (B C Y X).
@@ -122,7 +122,7 @@ class DDPOSchedulerOutput:
 
 
 class DDPOStableDiffusionPipeline(abc.ABC):
-    """What `DDPOTrainer` needs of a pipeline: a `DiffusionModel`, and whether an adapter of it trains.
+    """Interface of a pipeline for `DDPOTrainer`: a `DiffusionModel`, with an adapter that trains or without.
 
     Attributes:
       model: Networks, schedule and tokenizer.
@@ -212,7 +212,7 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         self._trainer, self._parts = trainer, None
 
     def parts(self) -> Parts:
-        """What samples: the trainer's, or the model as it was read."""
+        """Parts for sampling: the trainer's, or the model as it was read."""
         trainer = self._trainer
         if trainer is not None:
             return Parts(trainer.denoiser, trainer.sampling_params, trainer.frozen)
@@ -310,7 +310,7 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         generator: Any = None,
         prev_sample: Any = None,
     ) -> DDPOSchedulerOutput:
-        """One step of DDIM, with the log-probability of its result.
+        """Takes a step of DDIM, with the log-probability of its result.
 
         Args:
           model_output: Of the network, guidance included, (B C Y X).
@@ -429,7 +429,7 @@ def _logprob(
     schedule: NoiseSchedule,
     use_clipped_model_output: bool,
 ) -> jax.Array:
-    """Of a step that was taken."""
+    """Log-probability of a denoising step that was taken."""
     return ddim_logprob(
         given,
         ddim_mean(latents, output, at, schedule=schedule, use_clipped_model_output=use_clipped_model_output),
@@ -443,7 +443,7 @@ def _check_one(models: Sequence[Any]) -> None:
 
 
 def read_trained(model: DiffusionModel, folder: Path, lora: Lora | None) -> Params:
-    """What trains, as `DiffusionModel.split` lays it out.
+    """Reads the trained weights, as `DiffusionModel.split` lays them out.
 
     Args:
       model: Whose it is.

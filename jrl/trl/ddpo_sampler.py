@@ -24,7 +24,7 @@ _DECODED = 8
 
 
 class Parts(NamedTuple):
-    """What samples.
+    """Parts of a model that samples.
 
     Attributes:
       functions: The model as algorithms see it.
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What one call sampled.
+    """Result of a sampling call.
 
     Attributes:
       trajectories: All latents and log-probabilities.
@@ -164,7 +164,7 @@ class ImageCall:
         return self._compiled(settings, lambda: sample)
 
     def _context(self, parts: Parts, name: str, texts: str | Sequence[str] | None, embeds: Any) -> jax.Array:
-        """What the denoiser reads: of texts, or as it is given."""
+        """Context for the denoiser: encoded texts, or as it is given."""
         if embeds is not None:
             return jnp.asarray(np.asarray(embeds), jnp.float32)
         if texts is None:

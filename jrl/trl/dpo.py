@@ -310,7 +310,7 @@ class DPOTrainer(FlatTrainer):
 
     @cached_property
     def _answers(self) -> TrainedModel:
-        """One for all calls: it compiles once a shape."""
+        """Model for all calls: a shared one compiles once for each shape."""
         return TrainedModel(self.native_dpo)
 
     def _output(self, model: Any, ids: Any, mask: Any) -> ModelOutput:
@@ -427,7 +427,7 @@ class DPOTrainer(FlatTrainer):
     get_batch_loss_metrics = get_batch_metrics
 
     def get_batch_samples(self, model: Any, batch: Batch) -> tuple[list[str], list[str]]:
-        """What policy and reference write after the prompts of a batch.
+        """Samples completions of a batch's prompts from policy and reference.
 
         Args:
           model: The trainer's `model`.
@@ -467,7 +467,7 @@ class DPOTrainer(FlatTrainer):
             self._stored[train_eval][name].append(float(value))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """One line more in `state.log_history`, with the means of what was stored.
+        """Adds a line to `state.log_history`, with the means of what was stored.
 
         Args:
           logs: Name → number.

@@ -210,7 +210,7 @@ class TextEnvironment:
         return histories
 
     def generate(self, histories: list[TextHistory]) -> list[TextHistory]:
-        """One turn of the model in every conversation that goes on."""
+        """Samples the model's next turn in every conversation that goes on."""
         active = [history for history in histories if not history.completed]
         for history, ids in zip(active, self._generate_batched([one.tokens for one in active]), strict=True):
             history.append_segment(self.tokenizer.decode(np.asarray(ids)), ids, system=False)
@@ -237,7 +237,7 @@ class TextEnvironment:
         return False, ended
 
     def _generate_batched(self, query_tensors: Sequence[Any], batch_size: int = 16) -> list[Any]:
-        """What the model writes after each row, up to the first mark that ends a turn."""
+        """Samples the model's text after each row, up to the first mark that ends a turn."""
         found: list[Any] = []
         pad = self.tokenizer.pad_token_id
         for start in range(0, len(query_tensors), batch_size):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each field of the flat configurations means in jrl: mapped, accepted without effect, or refused.
+"""Meaning of each field of the flat configurations in jrl: mapped, accepted without effect, or refused.
 
 Every field of transformers' `TrainingArguments` and of `RewardConfig`, `SFTConfig`, `DPOConfig` and `DDPOConfig` has an
 entry in `field_table.yaml`; `docs/trl_surface.md` shows it.
@@ -15,7 +15,7 @@ from jrl.trainers.config import read_yaml
 
 
 class Meaning(NamedTuple):
-    """What becomes of one field.
+    """Meaning of a field.
 
     Attributes:
       kind: "mapped": it does what it says. "ignored": another value than the default warns once and changes nothing.

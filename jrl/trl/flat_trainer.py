@@ -91,7 +91,7 @@ class Given:
 
     @property
     def brings_optimizer(self) -> bool:
-        """Whether the script gives an optimizer or a schedule of its own."""
+        """True where the script gives an optimizer or a schedule of its own."""
         parts = (self.optimizer_cls_and_kwargs, *(self.optimizers or ()))
         return any(part is not None for part in parts)
 
@@ -243,21 +243,21 @@ class FlatTrainer(abc.ABC):
 
     @abc.abstractmethod
     def _collator(self, given: Any) -> Callable[[list[Any]], Any]:
-        """What makes the batches of the loaders: that which was given, or the default one."""
+        """Collator of the loaders' batches: the given one, or the default."""
 
     def own_objective(self) -> Callable[[Params, Frozen, Any], Loss] | None:
-        """What the run minimises where a subclass computes its own loss of a batch; None: the configured one."""
+        """Objective of a subclass that computes its own loss of a batch; None: the configured one."""
         return None
 
     def own_loss(self) -> PairsLoss | None:
-        """The same of pairs of log-probabilities."""
+        """Loss of a subclass for pairs of log-probabilities; None: the configured one."""
         return None
 
     def _before_learning(self) -> None:  # noqa: B027 (two of three have nothing to do here)
         """Called once, before the first step."""
 
     def _prediction(self, samples: Any) -> EvalPrediction | None:
-        """What `compute_metrics` gets; None where this trainer predicts nothing."""
+        """Argument of `compute_metrics`; None where this trainer predicts nothing."""
         del samples
         return None
 
@@ -285,7 +285,7 @@ class FlatTrainer(abc.ABC):
         return self._watcher.callbacks
 
     def add_callback(self, callback: Any) -> None:
-        """One callback more: an object or a class of transformers' `TrainerCallback`."""
+        """Adds a callback: an object or a class of transformers' `TrainerCallback`."""
         self._watcher.callbacks.append(make_callback(callback))
 
     def _handle(self, given: Given) -> ModelHandle:
@@ -515,7 +515,7 @@ class FlatTrainer(abc.ABC):
         self.state.best_model_checkpoint = str(folder)
 
     def run_evaluation(self, step: int, measure: Callable[[int], Evaluation | None]) -> Evaluation | None:
-        """What jrl's trainer asks for between two steps.
+        """Evaluates between two steps, where jrl's trainer asks for it.
 
         Args:
           step: Optimizer step.
@@ -542,7 +542,7 @@ class FlatTrainer(abc.ABC):
         return replace(found, metrics=metrics, score=score)
 
     def _evaluates_at(self, step: int) -> bool:
-        """Whether a run evaluates here: not unless asked to, nor before its first step or `eval_delay`."""
+        """True where a run evaluates at this step: not unless asked to, nor before its first step or `eval_delay`."""
         args = self.config
         if args.eval_strategy == "no":
             return False
@@ -564,7 +564,7 @@ class FlatTrainer(abc.ABC):
         return {f"{HELD_OUT}{name}_{key}": value for key, value in (bare | self._computed(samples)).items()}
 
     def _computed(self, samples: Any) -> dict[str, float]:
-        """What the user's `compute_metrics` finds."""
+        """Metrics of the user's `compute_metrics`."""
         if self.compute_metrics is None or self.args.prediction_loss_only:
             return {}
         prediction = self._prediction(samples)
@@ -637,7 +637,7 @@ class FlatTrainer(abc.ABC):
         return PredictionOutput(prediction.predictions, prediction.label_ids, metrics)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """One line more in `state.log_history`, shown to the callbacks.
+        """Adds a line to `state.log_history` and shows it to the callbacks.
 
         Args:
           logs: Name → number.
@@ -656,7 +656,7 @@ class FlatTrainer(abc.ABC):
         return self._loader(self.train_dataset, self.native.config.train.batch_size)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """The same of evaluation rows.
+        """Loader of evaluation rows.
 
         Args:
           eval_dataset: Rows, or the name of one of several sets; None: those of the constructor.
@@ -669,7 +669,7 @@ class FlatTrainer(abc.ABC):
         return self._loader(dataset, self.args.per_device_eval_batch_size)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        """The same of other rows."""
+        """Loader of given rows, for a test."""
         return self._loader(test_dataset, self.args.per_device_eval_batch_size)
 
     def _loader(self, dataset: Any, batch_size: int) -> DataLoader:
@@ -737,11 +737,11 @@ class FlatTrainer(abc.ABC):
     # Who this process is.
 
     def is_world_process_zero(self) -> bool:
-        """Whether this is the first process of all."""
+        """True in the first process of all."""
         return bool(self.accelerator.is_main_process)
 
     def is_local_process_zero(self) -> bool:
-        """The same: every process of a job has devices of its own."""
+        """True in the first process of all: every process of a job has devices of its own."""
         return self.is_world_process_zero()
 
     @property
@@ -828,7 +828,7 @@ class FlatTrainer(abc.ABC):
 
 
 class Watched(OfflineTrainer):
-    """One of jrl's trainers whose evaluations go through the trainer of TRL's shape that owns it."""
+    """A trainer of jrl's whose evaluations go through the trainer of TRL's shape that owns it."""
 
     owner: ClassVar[FlatTrainer]
 

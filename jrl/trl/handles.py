@@ -192,17 +192,17 @@ class ModelHandle:
 
     @property
     def is_peft_model(self) -> bool:
-        """Whether an adapter trains and the model itself is frozen."""
+        """True where an adapter trains and the model itself is frozen."""
         return self.peft_config is not None or is_adapter_folder(self.place)
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether an encoder reads the queries."""
+        """True where an encoder reads the queries."""
         return bool(self.config.is_encoder_decoder)
 
     @property
     def arch_type(self) -> str:
-        """What `TRLConfig.model.model_arch_type` takes."""
+        """Value for `TRLConfig.model.model_arch_type`."""
         return "seq2seq" if self.is_encoder_decoder else "causal"
 
     def generate(self, input_ids: Any, attention_mask: Any = None, **generation_kwargs: Any) -> Any:
@@ -275,7 +275,7 @@ class ModelHandle:
             return push_folder(folder, repo_id, **options)
 
     def _weights(self) -> LoadedModel:
-        """What samples and saves: the trainer's model, or one that is loaded for this purpose."""
+        """Model that samples and saves: the trainer's, or one that is loaded for this purpose."""
         if self.trainer is not None:
             return LoadedModel.of_trainer(self.trainer)
         if self._loaded is None:
@@ -297,7 +297,7 @@ class ModelHandle:
         return self._loaded
 
     def _held(self) -> Held:
-        """What the model holds now."""
+        """Tensors that the model holds now."""
         if self.trainer is not None:
             return Held.of_trainer(self.trainer, heads=self.with_value_head)
         found = self._weights()
@@ -311,12 +311,12 @@ class ModelHandle:
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """The same."""
+        """Returns the model unchanged; modes have no meaning here."""
         del mode
         return self
 
     def to(self, *place: Any, **options: Any) -> Self:
-        """The same: arrays stand where the mesh puts them."""
+        """Returns the model unchanged: arrays stand where the mesh puts them."""
         del place, options
         return self
 
@@ -374,7 +374,7 @@ class ModelHandle:
         return (tensor for _, tensor in self.named_parameters())
 
     def get_parameter(self, target: str) -> Any:
-        """One tensor by its name. All processes must ask for it.
+        """Returns a tensor by its name. All processes must ask for it.
 
         Raises:
           AttributeError: If there is none of this name.
@@ -478,7 +478,7 @@ def _of_object(found: ModelObject) -> ModelHandle:
 
 
 def same_source(one: ModelHandle, other: ModelHandle) -> bool:
-    """Whether two handles name the same weights."""
+    """True where two handles name the same weights."""
     pair = [
         handle.source.module if isinstance(handle.source, ModelObject) else handle.source
         for handle in (one, other)
@@ -538,7 +538,7 @@ def create_reference_model(
 
 
 def unfrozen_layers(handle: ModelHandle, num_shared_layers: int | None) -> int:
-    """What `TRLConfig.model.num_layers_unfrozen` takes, where so many layers are shared; None: all train.
+    """Value for `TRLConfig.model.num_layers_unfrozen`, where so many layers are shared; None: all train.
 
     Raises:
       ValueError: If the model has no more layers than that.

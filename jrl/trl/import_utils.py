@@ -13,7 +13,7 @@ from functools import partial
 
 
 def is_available(package: str) -> bool:
-    """Whether a package can be imported. Nothing is imported."""
+    """True where a package can be imported. Nothing is imported."""
     return importlib.util.find_spec(package) is not None
 
 

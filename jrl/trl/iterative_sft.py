@@ -132,7 +132,7 @@ class IterativeSFTTrainer(SFTTrainer):
         texts: Sequence[str] | None = None,
         texts_labels: Sequence[str] | None = None,
     ) -> dict[str, float]:
-        """One pass over these rows: an optimizer step for every batch of them.
+        """Makes a pass over these rows: an optimizer step for every batch of them.
 
         Args:
           input_ids: Ids of each row; of an encoder-decoder what the encoder reads.
@@ -170,7 +170,7 @@ class IterativeSFTTrainer(SFTTrainer):
         return window.take()
 
     def _rows_of(self, *given: Any) -> SFTSamples:
-        """What a call of `step` brings, as rows."""
+        """Rows of the arguments of `step`."""
         columns = self._columns(dict(zip(_COLUMNS, given, strict=True)))
         named = "texts" if "texts" in columns else "input_ids"
         start = cast(Native, self.native).lm.decoder_start_token_id

@@ -76,7 +76,7 @@ def linked(path: str) -> TemporaryFolder | None:
 
 @dataclass
 class LoadedModel:
-    """What samples and saves.
+    """A model that samples and saves.
 
     Attributes:
       lm: Architecture.

@@ -59,7 +59,7 @@ _REFUSED = {
 
 
 class _AutoModel(ModelHandle):
-    """What all classes of this module share: `from_pretrained`, with the arguments of theirs."""
+    """Base of this module's classes: `from_pretrained`, with the arguments of theirs."""
 
     _kind: ClassVar[str]
     _has_value_head: ClassVar[bool] = False

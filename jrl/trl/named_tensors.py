@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model holds: its tensors under the names of its files, read one by one from wherever they are."""
+"""Tensors of a model under the names of its files, read one by one from wherever they are."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def given_optimizer(
     made_by: tuple[Callable[..., Any], Mapping[str, Any]] | None,
     total_steps: int,
 ) -> optax.GradientTransformation:
-    """What was given as `optimizers` or `optimizer_cls_and_kwargs`; the trainer clips what it gets.
+    """Translates `optimizers` or `optimizer_cls_and_kwargs`; the trainer clips gradients before.
 
     Args:
       config: Says what the script does not.

@@ -33,7 +33,7 @@ _OPTIONS = ("output_attentions", "output_hidden_states", "return_dict", "return_
 
 @dataclass(frozen=True)
 class TracedOutput:
-    """What a model answers inside a loss: by attribute, by name, or by place, as transformers' outputs.
+    """Output of a model inside a loss: read by attribute, by name, or by place, as transformers' outputs.
 
     Attributes:
       logits: (B, L, V) of a language model, (B, 1) of a classifier.

@@ -54,7 +54,7 @@ ENVIRONMENT = frozenset(
 
 
 class TrlParser(HfArgumentParser):
-    """One command-line option for each field of some dataclasses, with defaults from a YAML file.
+    """Parser with an option for each field of some dataclasses, with defaults from a YAML file.
 
     A value is that of the command line, else of the file, else of the dataclass; a flag that repeats the dataclass's
     default counts as given. Options may be spelled with `_` or `-`.
@@ -90,7 +90,7 @@ class TrlParser(HfArgumentParser):
         return {name: text for kind in self.dataclass_types for name, text in _documented(kind).items()}
 
     def _add_dataclass_arguments(self, dtype: Any) -> None:
-        """What a docstring says of a field is the help of its option, where the field brings none."""
+        """Takes the help of an option from the dataclass's docstring, where the field brings none."""
         super()._add_dataclass_arguments(dtype)
         told = _documented(dtype)
         for action in self._actions:
@@ -104,7 +104,7 @@ class TrlParser(HfArgumentParser):
         fail_with_unknown_args: bool = True,
         separate_remaining_strings: bool = False,
     ) -> tuple[Any, ...]:
-        """One instance of each dataclass, from the file that `--config` names and the command line.
+        """Builds an instance of each dataclass, from the file that `--config` names and the command line.
 
         The file's mapping `env` is written to the process's environment first, over what is there; all but the
         variables of `ENVIRONMENT` are refused by name.
@@ -163,7 +163,7 @@ class TrlParser(HfArgumentParser):
         return [word for name in kwargs if name not in used for word in (f"--{name}", str(kwargs[name]))]
 
     def error(self, message: str) -> NoReturn:
-        """One line, and exit status 2: the usage of a hundred options would bury it."""
+        """Exits with status 2 and a single line: the usage of a hundred options would bury it."""
         self.exit(2, f"{self.prog}: {message}\n")
 
     @staticmethod
@@ -180,7 +180,7 @@ class TrlParser(HfArgumentParser):
             option.type = lambda text: default if text == default else convert(text)
 
     def _instances(self, values: Mapping[str, Any]) -> list[Any]:
-        """One of each dataclass, and a namespace of what no dataclass has, where there is such a thing."""
+        """Instances of the dataclasses, and a namespace of values that no dataclass has, where there are any."""
         names = [
             {field.name for field in dataclasses.fields(kind) if field.init} for kind in self.dataclass_types
         ]
@@ -221,7 +221,7 @@ class TrlParser(HfArgumentParser):
 
 
 def _documented(kind: type) -> dict[str, str]:
-    """What the section Attributes of a class's docstring says of each field."""
+    """Descriptions of the fields in the section Attributes of a class's docstring."""
     section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
     section = re.split(r"^\S", section, flags=re.MULTILINE)[0]
     entries = re.split(r"^  (?=\w+:)", section, flags=re.MULTILINE)[1:]

@@ -192,7 +192,7 @@ class PPOTrainer(RolloutMethods, ManualSteps, SavesModel):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One record a step: jrl's own figures, under jrl's names; what the watch found stands behind its step."""
+        """Records of the steps: jrl's own figures, under jrl's names; the watch's findings stand behind their step."""
         refuse_while_traced("history", LIVE)
         return self.native.history
 
@@ -203,7 +203,7 @@ class PPOTrainer(RolloutMethods, ManualSteps, SavesModel):
         scores: Sequence[Any],
         response_masks: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
-        """One iteration of PPO on these rollouts: `ppo_epochs` passes, then the KL coefficient.
+        """Runs an iteration of PPO on these rollouts: `ppo_epochs` passes, then the KL coefficient.
 
         Args:
           queries: `batch_size` arrays of ids.
@@ -283,7 +283,7 @@ class PPOTrainer(RolloutMethods, ManualSteps, SavesModel):
         return torch_in_torch_out(kl_penalty)(logprob, ref_logprob, self.config.kl_penalty)
 
     def _check_overrides(self, scores: Any) -> None:
-        """What overridden methods leave open to a step.
+        """Checks that the overridden methods leave a step possible.
 
         Raises:
           ValueError: If `compute_rewards` is overridden and a score is dense, or the penalty needs whole distributions.

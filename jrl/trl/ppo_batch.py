@@ -124,7 +124,7 @@ def model_inputs(
     padding_side: str,
     decoder_start_token_id: int | None,
 ) -> dict[str, np.ndarray]:
-    """What a model reads of queries and responses, padded to the longest on the tokenizer's side.
+    """Inputs of a model from queries and responses, padded to the longest on the tokenizer's side.
 
     Returns:
       `input_ids` and `attention_mask` (1 on real tokens, told by the lengths), int32; of an encoder-decoder also
@@ -200,7 +200,7 @@ def _mask(given: Any, size: int, row: int) -> np.ndarray:
 
 
 def _reward(score: Any, mask: np.ndarray, row: int) -> np.ndarray:
-    """Of each response token."""
+    """Reward of each response token."""
     found = np.asarray(score, np.float32)
     if found.size == 1 and found.ndim <= 1:
         placed = np.zeros(mask.shape, np.float32)

@@ -39,7 +39,7 @@ _NO_EFFECT = {
 
 @dataclass
 class PPOConfig:
-    """One trainer of the step-by-step PPO; fields, order and defaults are TRL's.
+    """Configuration of the step-by-step PPO; fields, order and defaults are TRL's.
 
     Attributes:
       task_name: A label.

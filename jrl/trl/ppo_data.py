@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes into a step-by-step PPO: batches of a data set, and samples of the model."""
+"""Data of a step-by-step PPO: batches of a data set, and samples of the model."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _chunk(
 
 
 def _joined(lm: LanguageModel, query: list[int], written: np.ndarray, return_prompt: bool) -> np.ndarray:
-    """What `generate` returns of one row: an encoder-decoder's begins with its start id."""
+    """Row that `generate` returns: an encoder-decoder's begins with its start id."""
     if lm.decoder_start_token_id is not None:
         return np.concatenate([np.asarray([lm.decoder_start_token_id], np.int32), written])
     return np.concatenate([np.asarray(query, np.int32), written]) if return_prompt else written

@@ -33,7 +33,7 @@ _Inputs = dict[str, np.ndarray]
 
 
 class ManualSteps:
-    """What `step` is made of, for whole rows (B, L − 1): column t speaks of the token after column t.
+    """Steps of `step` for whole rows (B, L − 1): column t speaks of the token after column t.
 
     `compute_rewards`, `compute_advantages` and `loss` take and return arrays of any width, traced ones too: `step` asks
     a subclass that overrides them, and these are what its `super()` answers.
@@ -170,7 +170,7 @@ class ManualSteps:
         returns: Any,
         model_inputs: _Inputs | None = None,
     ) -> dict[str, Any]:
-        """One optimizer step on these rows, in forward passes of `mini_batch_size`.
+        """Takes an optimizer step on these rows, in forward passes of `mini_batch_size`.
 
         Arrays remember no graph: the forward pass is done again here, from `model_inputs`, and so `logprobs`, `logits`
         and `vpreds` are not read.

@@ -126,5 +126,5 @@ def _loss(out: LossOut) -> Float[Array, ""]:
 
 
 def _mean(metric: Any) -> Float[Array, ""]:
-    """What a metric shows of one minibatch; 0 where nothing counts."""
+    """Value of a metric of a minibatch; 0 where nothing counts."""
     return metric.total / jnp.maximum(metric.weight, 1.0)

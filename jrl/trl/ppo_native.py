@@ -91,7 +91,7 @@ class StepwisePPO(PPOTrainer):
 
     @cached_property
     def maths(self) -> OverriddenMaths:
-        """One for all programs: it knows which method is being traced."""
+        """Overridden methods for all programs: the object knows which of them is being traced."""
         return OverriddenMaths(
             self._owner,
             self._base,
@@ -160,7 +160,7 @@ class StepwisePPO(PPOTrainer):
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step; NaN where the script's own optimizer knows it alone."""
+        """Learning rate of the next step; NaN where the script's own optimizer knows it alone."""
         if self._given_optimizer is not None:
             return float("nan")
         if self._lr_schedule is not None:
@@ -174,7 +174,7 @@ class StepwisePPO(PPOTrainer):
             return placed, self._score(self.params, self.frozen, self.ref_params, placed, jnp.float32(1.0))
 
     def estimates(self, rollouts: Rollouts) -> dict[str, Any]:
-        """What the update will learn from, for statistics: scores, rewards and targets. The state is not changed."""
+        """Scores, rewards and targets of the coming update, for statistics. The state is not changed."""
         with jax.set_mesh(self.mesh):
             return dict(self._estimate(self.state.kl_coef, self.state.moments, rollouts))
 
@@ -195,7 +195,7 @@ class StepwisePPO(PPOTrainer):
         }
 
     def learn_from(self, rollouts: Rollouts) -> Metrics:
-        """One iteration of PPO: the same compiled update, with the same key, as in a run of jrl's own.
+        """Runs an iteration of PPO: the compiled update, with the key, of a run of jrl's own.
 
         Raises:
           TrainingDivergedError: After `train.max_bad_steps` optimizer steps in a row that were not finite.

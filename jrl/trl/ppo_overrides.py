@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a subclass of `PPOTrainer` computes its own way, as the functions that the compiled update is made of.
+"""Methods that a subclass of `PPOTrainer` overrides, as the functions of which the compiled update is made.
 
 Arrays are windows (B, T): column t speaks of response token t, and everything is 0 where the mask is. An override is
 called while the update is traced, not at every step, so what it reads of `self` is a constant. The KL coefficient is
@@ -66,7 +66,7 @@ class OverriddenMaths:
         return own_methods(self._owner, self._base, TRACED)
 
     def recipe(self) -> Recipe:
-        """What the learner calls; which methods are the script's own is looked up while it is traced."""
+        """Recipe for the learner; which methods are the script's own is looked up while it is traced."""
         return replace(
             self._default,
             penalize=lambda *given: self.reward_parts(*given).rewards,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step-by-step PPO leaves behind: model folders, uploads, cards, and states to go on from."""
+"""Files of a step-by-step PPO: model folders, uploads, cards, and states to go on from."""
 
 from __future__ import annotations
 

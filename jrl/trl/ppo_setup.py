@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arguments of `PPOTrainer` mean: model, reference, schedule, optimizer; and its clock."""
+"""Setup of `PPOTrainer` from its arguments: model, reference, schedule, optimizer; and its clock."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _NEGATIVE_KL = -1.0
 def train_stats(
     metrics: Metrics, targets: Targets, mask: np.ndarray, *, vf_coef: float
 ) -> dict[str, np.ndarray]:
-    """What `record_step_stats` takes of the epochs: every value has a leading axis, here of length 1.
+    """Statistics for `record_step_stats`: every value has a leading axis of epochs, here of length 1.
 
     Means are over all actions of all epochs, each counted alike.
 

@@ -40,7 +40,7 @@ def reasoning_accuracy_reward(
     reasoning_delimiters: Sequence[str] | None = None,
     **columns: Any,
 ) -> list[float]:
-    """The same of what follows the reasoning; 0 where the reasoning never ends.
+    """Accuracy of the answer that follows the reasoning; 0 where the reasoning never ends.
 
     Args:
       completions: Texts or messages.

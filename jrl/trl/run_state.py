@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers' callbacks and `state.log_history` see of a run: windows of records, evaluations, checkpoints."""
+"""State of a run as transformers' callbacks and `state.log_history` see it: records, evaluations, checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Window:
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """One step's record."""
+        """Adds a step's record."""
         for native, name in self.names.items():
             if native in record:
                 total, count = self.sums.get(name, (0.0, 0))
@@ -149,7 +149,7 @@ class Watcher:
                 self._write(logs)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """One optimizer step."""
+        """Records an optimizer step."""
         self._catch_up(1)
         step = int(record["step"])
         first_of_pass = (step - 1) % self._per_pass == 0
@@ -191,12 +191,12 @@ class Watcher:
         self.state.log_history.append({**logs, "step": self.state.global_step})
 
     def log(self, logs: dict[str, float]) -> None:
-        """One line of `log_history`, shown to the callbacks."""
+        """Writes a line of `log_history` and shows it to the callbacks."""
         self._write(logs)
         self.event("on_log", logs=logs)
 
     def evaluated(self, metrics: dict[str, float], *, in_run: bool = True) -> None:
-        """One evaluation, with TRL's names; `in_run`: as a record of the run."""
+        """Reports an evaluation, with TRL's names; `in_run`: as a record of the run."""
         if in_run:
             self._catch_up(1)
         self.write(dict(metrics))
@@ -213,7 +213,7 @@ class Watcher:
             self.state.best_metric, self.state.best_global_step = value, self.state.global_step
 
     def saved(self, folder: Path) -> None:
-        """One checkpoint."""
+        """Reports a checkpoint."""
         if self.state.best_global_step == self.state.global_step:
             self.state.best_model_checkpoint = str(folder)
         self.event("on_save")
@@ -235,7 +235,7 @@ class Watcher:
         return sum(self._losses) / len(self._losses) if self._losses else math.nan
 
     def stop(self) -> bool:
-        """Whether a callback has asked for the end."""
+        """True where a callback has asked for the end."""
         return bool(self.control.should_training_stop)
 
     def event(self, name: str, **more: Any) -> None:
@@ -281,7 +281,7 @@ def make_callback(callback: Any) -> TrainerCallback:
 
 
 def _is_transformers(callback: TrainerCallback) -> bool:
-    """Whether this is one of transformers' own, which do more than is needed here."""
+    """True for transformers' own callbacks, which do more than is needed here."""
     return type(callback).__module__.partition(".")[0] == "transformers"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training script asks its user beside the method's own configuration: data and model."""
+"""Arguments of a training script beside the method's own configuration: data and model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ScriptArguments:
 
 @dataclass
 class DatasetConfig:
-    """One data set of a mixture.
+    """A data set of a mixture.
 
     Attributes:
       path: A file, or a data set's folder or name on the hub.
@@ -146,7 +146,7 @@ class ModelConfig:
     bnb_4bit_quant_storage: str | None = None
 
     def __post_init__(self) -> None:
-        """One target module alone is a pattern, so that `all-linear` works."""
+        """Unpacks a single target module, which is then a pattern, so that `all-linear` works."""
         if self.load_in_8bit and self.load_in_4bit:
             raise ValueError("`load_in_8bit` and `load_in_4bit` must not both be true.")
         if isinstance(self.lora_target_modules, list) and len(self.lora_target_modules) == 1:
@@ -173,7 +173,7 @@ def get_peft_config(model_args: ModelConfig) -> dict[str, Any] | None:
 
 
 def get_quantization_config(model_args: ModelConfig) -> str | None:
-    """How the frozen weights are kept, as `model.frozen_dtype` names it: "nf4", "int8", or None for as they are.
+    """Storage of the frozen weights, as `model.frozen_dtype` names it: "nf4", "int8", or None for as they are.
 
     Raises:
       ValueError: If the 4-bit code is not nf4.

@@ -246,7 +246,7 @@ class SFTTrainer(FlatTrainer):
 
     @property
     def _appends_eos(self) -> bool:
-        """Whether texts are ended with EOS, as `dataset_kwargs` says."""
+        """True where texts are ended with EOS, as `dataset_kwargs` says."""
         options = self.flat.dataset_kwargs or {}
         known = {"append_concat_token", "add_special_tokens", "skip_prepare_dataset"}
         if not isinstance(options, Mapping) or options.keys() - known:
@@ -254,7 +254,7 @@ class SFTTrainer(FlatTrainer):
         return bool(options.get("append_concat_token", True))
 
     def _format(self) -> DemonstrationFormat:
-        """How rows are read."""
+        """Format in which rows are read."""
         config = self.flat
         return DemonstrationFormat(
             tokenizer=self.tokenizer,
@@ -317,7 +317,7 @@ class SFTTrainer(FlatTrainer):
 
     @cached_property
     def _answers(self) -> TrainedModel:
-        """One for all evaluations: it compiles once a shape."""
+        """Model for all evaluations: a shared one compiles once for each shape."""
         return TrainedModel(cast(PolicyTrainer, self.native))
 
 

@@ -31,7 +31,7 @@ class WatchedHistory:
         self._watch.load(found)
 
     def add(self, record: dict[str, Any]) -> None:
-        """One record more, with what it completes.
+        """Adds a record, with the findings that it completes.
 
         Args:
           record: Of one call of `step`, with its `step` and `iteration`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers' `compute_metrics` gets of a language model: logits of all rows, and what was learned of them."""
+"""Predictions for transformers' `compute_metrics` of a language model: logits of all rows, and learned labels."""
 
 from __future__ import annotations
 

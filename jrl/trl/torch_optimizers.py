@@ -29,7 +29,7 @@ Named = tuple[str, dict[str, Any]]
 
 
 def is_torch_optimizer(value: Any) -> bool:
-    """Whether this is an optimizer of torch or its class; optax's are named tuples without `param_groups`."""
+    """True for an optimizer of torch or its class; optax's are named tuples without `param_groups`."""
     made = value if isinstance(value, type) else type(value)
     return hasattr(value, "param_groups") or any(
         base.__module__.startswith("torch.optim") for base in made.__mro__
@@ -37,7 +37,7 @@ def is_torch_optimizer(value: Any) -> bool:
 
 
 def is_torch_schedule(value: Any) -> bool:
-    """Whether this is a learning-rate scheduler of torch, transformers' among them."""
+    """True for a learning-rate scheduler of torch, transformers' among them."""
     return hasattr(value, "get_last_lr") and hasattr(value, "state_dict")
 
 
@@ -83,7 +83,7 @@ def _of_class(make: type, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _arguments(group: Mapping[str, Any], taken: tuple[str, ...]) -> dict[str, Any]:
-    """What of a group's entries jrl takes; a schedule's own start counts as the rate."""
+    """Entries of a group that jrl takes; a schedule's own start counts as the rate."""
     found = {name: group[name] for name in taken if name in group}
     if "betas" in found:
         found["betas"] = [float(one) for one in found["betas"]]

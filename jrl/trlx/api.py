@@ -127,7 +127,7 @@ class Request:
     stop_sequences: tuple[str, ...]
 
     def is_native(self) -> bool:
-        """True where jrl makes the trainer and reads the data: neither trainer nor pipeline are ones of trlX's shape."""
+        """True where jrl makes the trainer and reads the data: neither trainer nor pipeline has trlX's shape."""
         train = self.config.train
         trainer, pipeline = get_trainer(train.trainer), get_pipeline(train.pipeline)
         return (trainer in ADAPTERS.values() or issubclass(trainer, Trainer)) and (
