@@ -25,14 +25,15 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.losses": ({"jrl.typing", "jrl.ops", "jrl.losses"}, JAX),
     "jrl.models": (
         {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.models"},
-        JAX | {"flax", "ml_dtypes"},
+        JAX | {"flax", "ml_dtypes", "safetensors"},
     ),
+    "jrl.models.safetensors_write": ({"jrl.models"}, {"numpy", "huggingface_hub"}),
     "jrl.models.hub": ({"jrl.models", "jrl.suggestions"}, {"huggingface_hub", "transformers"}),
     "jrl.models.model_object": ({"jrl.models"}, {"numpy", "ml_dtypes", "transformers"}),
     "jrl.models.diffusion.tokenizer": ({"jrl.models"}, {"numpy", "jaxtyping", "transformers"}),
     "jrl.models.adapters": (
         {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.models"},
-        JAX | {"flax", "ml_dtypes", "safetensors"},
+        JAX | {"flax", "ml_dtypes"},
     ),
     "jrl.models.quantize": (
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},

@@ -194,7 +194,7 @@ class ObjectTensors:
             raise ValueError(
                 f"{self.source}: {name} has dtype {tensor.dtype}, which jrl does not read."
             ) from error
-        return TensorInfo(self.source, dtype, tuple(tensor.shape), 0)
+        return TensorInfo(self.source, dtype, tuple(tensor.shape))
 
 
 def is_model_object(value: Any) -> bool:

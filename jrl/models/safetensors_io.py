@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensor files of a Hugging Face folder, read: one `model.safetensors`, or several with an index.
 
-Files are read, never mapped (mapped pages would count as this process's memory), and a tensor is cast and checked
-piece by piece while it is read: reading one costs its size in the dtype asked for, whatever the file holds. The
-format (https://huggingface.co/docs/safetensors) is eight bytes of length, a JSON header of that length, and the
-tensors' bytes end to end.
+Reading is the safetensors library's (https://huggingface.co/docs/safetensors). Here are the folder around its files,
+one line for each that is damaged, and memory: a tensor is cast and checked piece by piece while it is read, and the
+file is opened anew every 16 MiB, for the pages that the library maps count as this process's memory. Reading a tensor
+costs its size in the dtype asked for.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 HEADS_FOLDER = "heads"
@@ -29,9 +29,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
         "F32": np.float32,
         "F16": np.float16,
         "BF16": ml_dtypes.bfloat16,
-        "F8_E4M3": ml_dtypes.float8_e4m3fn,
-        "F8_E5M2": ml_dtypes.float8_e5m2,
-        "F8_E8M0": ml_dtypes.float8_e8m0fnu,
         "C64": np.complex64,
         "I64": np.int64,
         "I32": np.int32,
@@ -44,10 +41,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
         "BOOL": np.bool_,
     }.items()
 }
-LENGTH_BYTES = 8
-# The limit of the format's own library: a damaged length must not make us allocate whatever it says.
-_MAX_HEADER_BYTES = 100_000_000
-PIECE_BYTES = 1 << 24
+PIECE_BYTES, _MAPPED_BYTES = 1 << 20, 1 << 24
 LFS_POINTER = "version https://git-lfs"
 """How a file begins that git-lfs left in the place of another one."""
 
@@ -59,13 +53,11 @@ class TensorInfo(NamedTuple):
       path: The file; of a model object, that.
       dtype: Of the stored elements.
       shape: As stored.
-      start: Offset of its first byte in the file.
     """
 
     path: Any
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    start: int
 
 
 class Tensors(Protocol):
@@ -134,19 +126,16 @@ class TensorFiles:
         """
         info = self.info[name]
         tensor = np.empty(info.shape, info.dtype if dtype is None else dtype)
-        flat = tensor.reshape(-1)
-        step = max(1, PIECE_BYTES // info.dtype.itemsize)
-        buffer = None if tensor.dtype == info.dtype else np.empty(min(step, flat.size), info.dtype)
-        with info.path.open("rb", buffering=0) as file:
-            file.seek(info.start)
-            for start in range(0, flat.size, step):
-                piece = flat[start : start + step]
-                raw = piece if buffer is None else buffer[: piece.size]
-                _fill(file, raw, info.path, name)
-                if buffer is not None:
-                    with np.errstate(all="ignore"):
-                        piece[...] = raw
-                check_finite(piece, info.path, name)
+        rows = tensor if info.shape else tensor.reshape(1)
+        row_bytes = max(1, math.prod(info.shape[1:]) * info.dtype.itemsize)
+        try:
+            for mapped in _ranges(0, len(rows), _MAPPED_BYTES // row_bytes):
+                with safe_open(info.path, "numpy") as file, np.errstate(all="ignore"):
+                    for piece in _ranges(mapped.start, mapped.stop, PIECE_BYTES // row_bytes):
+                        rows[piece] = file.get_slice(name)[piece] if info.shape else file.get_tensor(name)
+                        check_finite(rows[piece], info.path, name)
+        except SafetensorError as error:
+            raise _unreadable(info.path, error) from error
         return tensor
 
 
@@ -168,72 +157,40 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     Raises:
       ValueError: If the header is damaged, or does not describe this file to its last byte.
     """
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        begin = LENGTH_BYTES + length
-        if length.to_bytes(LENGTH_BYTES, "little") == LFS_POINTER.encode()[:LENGTH_BYTES]:
-            raise ValueError(
-                f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` in its repository."
-            )
-        if begin > size or length > _MAX_HEADER_BYTES:
-            raise _unreadable(path, f"it has {size} bytes and announces a header of {length}")
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            info = {name: _tensor_info(path, entry, begin) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise _unreadable(path, f"its header is malformed ({type(error).__name__}: {error})") from error
-    # Every byte belongs to exactly one tensor: otherwise the file holds what nobody declared, or is cut off.
-    position = begin
-    for name, tensor in sorted(info.items(), key=lambda item: (item[1].start, _num_bytes(item[1]))):
-        if tensor.start != position:
-            raise _unreadable(path, f"{name} begins at byte {tensor.start} instead of {position}")
-        position += _num_bytes(tensor)
-        if position > size:
-            raise _unreadable(path, f"{name} ends at byte {position} of {size}")
-    if position != size:
-        raise _unreadable(path, f"{size - position} bytes behind its last tensor belong to none")
-    return info
+    try:
+        with safe_open(path, "numpy") as file:
+            described = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            found = {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in described.items()}
+    except SafetensorError as error:
+        raise _unreadable(path, error) from error
+    unknown = [f"{name} is {dtype}" for name, (dtype, _) in found.items() if dtype not in DTYPES]
+    if unknown:
+        raise ValueError(
+            f"{path}: {unknown[0]}, which NumPy has no numbers for. Load full-precision weights."
+        )
+    return {name: TensorInfo(path, DTYPES[dtype], tuple(shape)) for name, (dtype, shape) in found.items()}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Reads a file's own metadata, after `read_header` found the header to be sound; {} where there is none."""
+    with safe_open(path, "numpy") as file:
+        return dict(file.metadata() or {})
+
+
+def _ranges(start: int, stop: int, step: int) -> Iterator[slice]:
+    """Slices of at most `step`, and at least one, that are start to stop."""
+    step = max(1, step)
+    return (slice(first, min(first + step, stop)) for first in range(start, stop, step))
+
+
+def _unreadable(path: Path, error: SafetensorError) -> ValueError:
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        return dict(json.loads(file.read(length)).get("__metadata__") or {})
-
-
-def _tensor_info(path: Path, entry: Mapping[str, Any], begin: int) -> TensorInfo:
-    if entry["dtype"] not in DTYPES:
-        raise ValueError(f"unknown dtype {entry['dtype']!r}")
-    shape = tuple(entry["shape"])
-    start, stop = entry["data_offsets"]
-    if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop)):
-        raise ValueError(f"shape {shape} or offsets {start}, {stop} are no sizes")
-    info = TensorInfo(path, DTYPES[entry["dtype"]], shape, begin + start)
-    if stop - start != _num_bytes(info):
-        raise ValueError(f"{info.dtype}{list(shape)} has {_num_bytes(info)} bytes, not {stop - start}")
-    return info
-
-
-def _num_bytes(info: TensorInfo) -> int:
-    return math.prod(info.shape) * info.dtype.itemsize
-
-
-def _unreadable(path: Path, why: str) -> ValueError:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER.encode():
+            return ValueError(
+                f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` in its repository."
+            )
+    why = str(error).removeprefix("Error while deserializing header: ")
     return ValueError(f"{path} is not a readable safetensors file: {why}. Is it cut off?")
-
-
-def _fill(file: io.FileIO, array: np.ndarray, path: Path, name: str) -> None:
-    """Reads exactly the array's bytes."""
-    view = array.view(np.uint8).data
-    while view:
-        count = file.readinto(view)
-        if not count:
-            raise _unreadable(path, f"it ends within {name}")
-        view = view[count:]
 
 
 def _is_file_name(name: str) -> bool:

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensor files of a Hugging Face folder, written: one tensor in memory at a time, in files of a chosen size."""
+"""The tensor files of a Hugging Face folder, written: one tensor in memory at a time, in files of a chosen size.
+
+`safetensors.numpy.save_file` takes all arrays of a file at once, laid out as they are written. A model's are fetched
+from devices and often transposed: that would hold a copy of every file (5 GB) on the host, where this holds one tensor
+and 1 MiB of rows (`test_host_memory_of_one_tensor`).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.models.safetensors_io import DTYPES, HEADS_FOLDER, INDEX_SUFFIX, LENGTH_BYTES, PIECE_BYTES, SUFFIX
+from jrl.models.safetensors_io import DTYPES, HEADS_FOLDER, INDEX_SUFFIX, PIECE_BYTES, SUFFIX
 
+_LENGTH_BYTES = 8
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # transformers refuses files that do not name the framework whose layout they follow.
 _METADATA = {"format": "pt"}
@@ -66,25 +72,21 @@ def write_tensors(
             f"`max_shard_bytes` must be a positive whole number of bytes, got {max_shard_bytes!r}. Is it a "
             "text with a unit, as transformers takes it?"
         )
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.num_bytes > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += tensor.num_bytes
-    if len(shards) == 1:
-        write_file(folder / f"{stem}{SUFFIX}", {name: tensors[name] for name in shards[0]})
-        return
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file_name = f"{stem}-{number:05d}-of-{len(shards):05d}{SUFFIX}"
+    # Here: it imports much, and most programs write nothing.
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    by_name: dict[str, Any] = dict(tensors)
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda tensor: tensor.num_bytes,
+        filename_pattern=f"{stem}{{suffix}}{SUFFIX}",
+        max_shard_size=max_shard_bytes,
+    )
+    for file_name, names in split.filename_to_tensors.items():
         write_file(folder / file_name, {name: tensors[name] for name in names})
-        weight_map |= dict.fromkeys(names, file_name)
-    total = sum(tensor.num_bytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / f"{stem}{INDEX_SUFFIX}").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / f"{stem}{INDEX_SUFFIX}").write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
 def write_file(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
@@ -103,9 +105,9 @@ def write_file(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
         }
         position = stop
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH_BYTES)
+    text += b" " * (-len(text) % _LENGTH_BYTES)
     with path.open("wb", buffering=0) as file:
-        file.write(len(text).to_bytes(LENGTH_BYTES, "little"))
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
         file.write(text)
         for name in order:
             _write_array(file, tensors[name], name)
