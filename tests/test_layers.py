@@ -268,6 +268,33 @@ def test_a_face_takes_what_rooms_offer(module: str) -> None:
     assert reaches(module) == []
 
 
+def set_from_outside(text: str) -> list[str]:
+    """Attributes that a module sets on what is neither `self` nor an object of a library."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in (one for t in targets for one in (t.elts if isinstance(t, ast.Tuple) else [t])):
+            if not isinstance(target, ast.Attribute) or target.attr.startswith("__"):
+                continue  # what the language itself names is set from outside
+            if ast.unparse(target.value) not in ("self", "cls", *FOREIGN):
+                found.append(f"{ast.unparse(target)}, line {target.lineno}")
+    return found
+
+
+FOREIGN = ("error", "tokenizer", "hf_config")
+
+
+@pytest.mark.parametrize("room", ["trainers", "rollout", "learners", "losses", "ops", "cli", "sweep"])
+def test_nobody_sets_the_attributes_of_another_object(room: str) -> None:
+    breaches = {
+        str(path.relative_to(ROOT)): found
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+        if (found := set_from_outside(path.read_text(encoding="utf-8")))
+    }
+    assert breaches == {}
+    assert set_from_outside("def f(trainer):\n    trainer.history, x = [], 1") == ["trainer.history, line 2"]
+
+
 def test_the_package_itself_needs_no_torch() -> None:
     for module, path in MODULES.items():
         assert not {name.split(".")[0] for name in imports(path, module)} & {

@@ -77,6 +77,5 @@ def read_checkpoint(trainer: Trainer, directory: str | os.PathLike[str]) -> None
         finally:
             reader.close()
     assert found is not None, "the folder exists"
-    trainer.state = found.state
-    trainer.load_host_state(found.cursor["host_state"])
+    trainer.restore(found.state, found.cursor["host_state"])
     trainer.config.train.resume_from_checkpoint = str(source)

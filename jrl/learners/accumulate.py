@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient accumulation: an optimizer step over microbatches, from which every learner is built.
+"""Gradient accumulation: optimizer steps over microbatches, from which every learner is built.
 
 An objective returns the *sum* of its loss and the weight it would be divided by. Gradients and weights are
 added up over the microbatches and divided once, by the weight of the whole optimizer batch, so neither the
@@ -20,10 +20,11 @@ from jrl.learners.guards import select_tree
 from jrl.learners.optimizers import learning_rate
 from jrl.learners.state import TrainState
 from jrl.mesh import constrain_rows, hold_split, split_evenly
-from jrl.ops.metrics import merge_metrics, reduce_metrics
+from jrl.ops.metrics import merge_metrics, no_metrics, reduce_metrics
 from jrl.typing import Frozen, Max, Mean, Metrics, Params, PRNGKey
 
 Tree = TypeVar("Tree")
+State = TypeVar("State")
 
 
 class Rows(NamedTuple):
@@ -215,3 +216,41 @@ def optimizer_step(
     if rate is not None:
         metrics["optim/learning_rate"] = Mean(rate, jnp.ones((), jnp.float32))
     return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+
+def scan_steps(
+    step: Callable[[State, Rows], tuple[State, Metrics]],
+    state: State,
+    rows: Rows,
+    *,
+    left: Int[Array, ""] | None,
+) -> tuple[State, Metrics]:
+    """`jax.lax.scan` over optimizer steps, which ends early where the run does.
+
+    The number of steps is a figure of the running program, so the last update of a run is not compiled anew.
+
+    Args:
+      step: One optimizer step.
+      state: Before the first.
+      rows: Of each step, along the leading axis.
+      left: Steps that may still be made; None: no limit, and the program knows their number.
+    Returns:
+      The state after the last step made, and the metrics of all with a leading axis; a step that was not made adds
+      nothing to any of them.
+    """
+    if left is None:
+        return jax.lax.scan(step, state, rows)
+    num_steps = rows.ids.shape[0]
+
+    def taken(number: Any) -> Rows:
+        return jax.tree.map(lambda x: x[number], rows)
+
+    def one(number: Any, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+        state, metrics = carry
+        state, made = step(state, taken(number))
+        return state, jax.tree.map(lambda steps, x: steps.at[number].set(x), metrics, made)
+
+    _, shapes = jax.eval_shape(step, state, taken(0))
+    nothing = no_metrics(jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_steps, *x.shape), x.dtype), shapes))
+    found: tuple[State, Metrics] = jax.lax.fori_loop(0, jnp.clip(left, 0, num_steps), one, (state, nothing))
+    return found

@@ -15,13 +15,12 @@ import optax
 from flax import struct
 from jaxtyping import Array, Int
 
-from jrl.learners.accumulate import Loss, Objective, Rows, accumulate, optimizer_step, split_rows
+from jrl.learners.accumulate import Loss, Objective, Rows, accumulate, optimizer_step, scan_steps, split_rows
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.ddpo_loss_scale import LossScale, init_loss_scale, next_loss_scale, scale_cotangents
 from jrl.learners.ddpo_objective import ddpo_objective, recompute_logprobs, rows_of_batch
 from jrl.learners.ddpo_order import microbatches, shuffled_order
 from jrl.learners.state import TrainState, init_train_state
-from jrl.learners.steps import scan_steps
 from jrl.mesh import hold_split
 from jrl.ops.metrics import reduce_metrics
 from jrl.ops.noise_schedule import NoiseSchedule, denoising_steps

@@ -16,14 +16,22 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.forward import Reader
-from jrl.learners.accumulate import Loss, Rows, accumulate, layout_rows, optimizer_step, split_rows, take_rows
+from jrl.learners.accumulate import (
+    Loss,
+    Rows,
+    accumulate,
+    layout_rows,
+    optimizer_step,
+    scan_steps,
+    split_rows,
+    take_rows,
+)
 from jrl.learners.credit import Credit, ScoreMoments, kl_per_sequence, rollout_metrics
 from jrl.learners.forward import mask_rows, trunk_of_rows
 from jrl.learners.optimizers import pass_over
 from jrl.learners.recipe import Loss as RecipeLoss
 from jrl.learners.recipe import Recipe
 from jrl.learners.state import TrainState, init_train_state
-from jrl.learners.steps import scan_steps
 from jrl.losses.policy_gradient import Targets
 from jrl.mesh import hold_split
 from jrl.ops.kl import adaptive_kl_coef

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
+import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ from jrl.learners.config import MethodConfig
 from jrl.learners.guards import clip_by_global_norm, skip_nonfinite
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.mesh import replicated, tree_shardings
+from jrl.models.adapters.bind import Adapter
 from jrl.models.heads import HEADS, HeadsPlace
 from jrl.placement import introduce
 from jrl.trainers.cards.card import model_card
@@ -28,10 +31,11 @@ from jrl.trainers.checkpoints.checkpointer import tree_sha256
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import ModelBundle, mesh_of
 from jrl.trainers.loggers.trackers import check_tracker
-from jrl.trainers.loop.hooks import current_hooks
+from jrl.trainers.loop.hooks import Hooks, current_hooks
+from jrl.trainers.loop.run import Run
 from jrl.trainers.rollouts.draws import Draws
 from jrl.trainers.rollouts.evaluation import Evaluation
-from jrl.typing import Params, Update
+from jrl.typing import Frozen, Params, Update
 
 Method = TypeVar("Method", bound=MethodConfig)
 
@@ -48,22 +52,18 @@ class Trainer(abc.ABC):
 
     Attributes:
       config: The run's own configuration.
-      frozen: What does not train.
-      tokenizer: The transformers tokenizer.
-      adapter: What trains beside the frozen model; None where parts of the model itself do.
-      base_model: The model without its adapter, as `model_path` names it.
+      loaded: The model as it was read, without the parameters, which the state has taken over.
       mesh: The device mesh.
       run_dir: Folder of checkpoints, metrics and samples (`train.checkpoint_dir`).
       state: What trains: an immutable pytree, replaced by every update.
-      history: Training records and evaluations, as in `metrics.jsonl`.
-      interrupted: Whether `learn` ended early because the process was asked to stop.
-      unsaved: Whether `learn` ended without its last checkpoint, because the disk refused it.
+      history: Training records and evaluations, as in `metrics.jsonl`; a run writes into it.
       hooks: What is called as the run goes on.
       dataset_names: What the data are called, for the model card; whoever read them by name sets it.
       tags: Of the model card, beside its own.
     """
 
     state: Any
+    loaded: ModelBundle
     dataset_names: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
 
@@ -71,7 +71,7 @@ class Trainer(abc.ABC):
         join()  # before anything of JAX is computed
         use_compilation_cache()
         self.history: list[dict[str, Any]] = []
-        self.interrupted = self.unsaved = False
+        self._run: Run | None = None
         self.hooks = current_hooks()
         self.config = copy.deepcopy(config)
         self.config.validate()
@@ -82,24 +82,53 @@ class Trainer(abc.ABC):
         self._given_optimizer = optimizer
         with jax.set_mesh(self.mesh):
             bundle = self.load_model()
-        self.tokenizer, self.frozen, self.replicated = bundle.tokenizer, bundle.frozen, bundle.replicated
-        self.adapter, self.base_model = bundle.adapter, bundle.base_model
-        self.root_key = jax.random.key(self.config.train.seed)
-        self.draws = Draws(self.config.train.seed)
-        self.use_model(bundle)
+        # Without the parameters: the state holds them, and nobody else may keep a copy in memory.
+        self.loaded = dataclasses.replace(bundle, params={})
+        self.prepare()
         self.build(bundle.params, bundle.reference)
 
     @abc.abstractmethod
     def load_model(self) -> ModelBundle:
         """The model on the mesh, split into what trains and what does not."""
 
-    @abc.abstractmethod
-    def use_model(self, bundle: Any) -> None:
-        """Keeps what this kind of trainer needs of `load_model`'s result beyond the common attributes."""
+    def prepare(self) -> None:
+        """Makes what stands beside the model, before anything is compiled."""
+        self.root_key = jax.random.key(self.config.train.seed)
+        self.draws = Draws(self.config.train.seed)
 
     @abc.abstractmethod
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """Makes optimizer, state and the compiled update from the trainable parameters."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        return self.loaded.tokenizer
+
+    @property
+    def frozen(self) -> Frozen:
+        """Parameters that do not train."""
+        return self.loaded.frozen
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that trains beside the frozen model; None where parts of the model itself do."""
+        return self.loaded.adapter
+
+    @property
+    def base_model(self) -> Any:
+        """The model without its adapter, as `model_path` names it."""
+        return self.loaded.base_model
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether `learn` ended early because the process was asked to stop."""
+        return self._run is not None and self._run.interrupted
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether `learn` ended without its last checkpoint, because the disk refused it."""
+        return self._run is not None and self._run.unsaved
 
     @property
     @abc.abstractmethod
@@ -167,6 +196,36 @@ class Trainer(abc.ABC):
     @abc.abstractmethod
     def learn(self) -> None:
         """The algorithm."""
+
+    @contextlib.contextmanager
+    def running(
+        self, *, num_steps: int, steps_per_iteration: int = 1, max_iterations: int | None = None
+    ) -> Iterator[Run]:
+        """All that surrounds the loop of one `learn`, on the mesh; the arguments are those of `Run`.
+
+        Args:
+          num_steps: Optimizer steps in all.
+          steps_per_iteration: Optimizer steps of an iteration.
+          max_iterations: Iterations in all; None: the steps alone end the run.
+        """
+        run = Run(
+            self,
+            num_steps=num_steps,
+            steps_per_iteration=steps_per_iteration,
+            max_iterations=max_iterations,
+        )
+        with jax.set_mesh(self.mesh), run:
+            self._run = run
+            yield run
+
+    @contextlib.contextmanager
+    def watched(self, hooks: Hooks) -> Iterator[None]:
+        """Inside, these hooks are called instead of the trainer's own."""
+        own, self.hooks = self.hooks, hooks
+        try:
+            yield
+        finally:
+            self.hooks = own
 
     def evaluate(self) -> dict[str, float]:
         """What an evaluation of the present state finds, by metric."""
@@ -255,6 +314,16 @@ class Trainer(abc.ABC):
             self.draws.load(found["draws"])
         self.hooks.load_host_state(found.get("caller", {}))
 
+    def restore(self, state: Any, host_state: Mapping[str, Any]) -> None:
+        """Goes on from where a checkpoint was written.
+
+        Args:
+          state: As `state`, on the mesh.
+          host_state: What `host_state` gave then.
+        """
+        self.state = state
+        self.load_host_state(host_state)
+
     def frozen_sha256(self) -> str:
         """Fingerprint of the frozen arrays, computed once: a checkpoint belongs to one base model."""
         return self._frozen_sha256
@@ -288,7 +357,7 @@ class Trainer(abc.ABC):
         """What a run prints at its start."""
         found = {"algorithm": type(self).__name__} | self.describe_model()
         found["folder"] = str(self.run_dir)
-        found |= {"replicated": "; ".join(self.replicated)} if self.replicated else {}
+        found |= {"replicated": "; ".join(self.loaded.replicated)} if self.loaded.replicated else {}
         return found | self.describe_data()
 
     def describe_data(self) -> dict[str, str]:

@@ -18,7 +18,6 @@ from jrl.ops.metrics import finalize, merge_metrics
 from jrl.placement import place_rows
 from jrl.trainers.base import TRAINING_STREAM, Trainer
 from jrl.trainers.loggers.description import Sized, describe_size, warn_of_batches
-from jrl.trainers.loop.run import Run
 from jrl.trainers.rollouts.evaluation import Evaluation
 from jrl.typing import ComparisonBatch, Frozen, Metrics, Params
 
@@ -77,10 +76,7 @@ class OfflineTrainer(Trainer):
         """Runs up to `total_steps`, or `epochs` passes over the samples."""
         root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
         batch_size = self.config.train.batch_size
-        with (
-            jax.set_mesh(self.mesh),
-            Run(self, num_steps=self.num_steps) as run,
-        ):
+        with self.running(num_steps=self.num_steps) as run:
             run.begin()
             for iteration in run.remaining():
                 with run.stopwatch("data"):
@@ -89,7 +85,6 @@ class OfflineTrainer(Trainer):
                 key = jax.random.fold_in(root_key, iteration)
                 self.state, metrics = self.update(self.state, self.frozen, rows, key)
                 run.after({self.tokens_metric: self.count_tokens(batch)}, metrics)
-            self.interrupted = run.stopped
 
     def place(self, batch: Any) -> Any:
         """Host rows on the mesh, as the update takes them."""

@@ -23,7 +23,6 @@ from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.loading.setup import PolicyBundle, load_policy
 from jrl.trainers.loggers.description import warn_of_batches
-from jrl.trainers.loop.run import Run
 from jrl.trainers.sampling_trainer import SamplingTrainer
 from jrl.typing import Params, PRNGKey
 
@@ -121,11 +120,12 @@ class OnlineTrainer(SamplingTrainer):
 
     def learn(self) -> None:
         """Runs the algorithm up to `total_steps` or `epochs` iterations, whichever ends first."""
-        counts = {"steps_per_iteration": self.steps_per_iteration, "max_iterations": self.config.train.epochs}
-        with (
-            jax.set_mesh(self.mesh),
-            Run(self, num_steps=self.config.train.total_steps, **counts) as run,
-        ):
+        train = self.config.train
+        with self.running(
+            num_steps=train.total_steps,
+            steps_per_iteration=self.steps_per_iteration,
+            max_iterations=train.epochs,
+        ) as run:
             run.begin()
             for iteration in run.remaining():
                 rollout_key, update_key = self.keys(iteration)
@@ -142,7 +142,6 @@ class OnlineTrainer(SamplingTrainer):
                     self.state, self.frozen, experience.rollouts, update_key, run.end_of_state
                 )
                 run.after(experience.metrics, metrics | experience.agreement, experience.rows)
-            self.interrupted = run.stopped
 
     @property
     def steps_per_iteration(self) -> int:

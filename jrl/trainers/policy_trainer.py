@@ -17,6 +17,7 @@ import optax
 from jrl.data.prompts import PromptSet
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.models.heads import HeadsPlace
+from jrl.models.model import LanguageModel
 from jrl.rollout.collect import Collector
 from jrl.rollout.keywords import refuse_async
 from jrl.rollout.reward_call import RewardCall
@@ -31,7 +32,7 @@ from jrl.trainers.loggers.description import describe_policy
 from jrl.trainers.rollouts.draws import GENERATION_STREAM
 from jrl.trainers.rollouts.evaluation import Evaluation, Evaluator
 from jrl.trainers.rollouts.prompt_sets import document_start, make_prompt_set
-from jrl.typing import Params, PRNGKey
+from jrl.typing import Params, PolicyFns, PRNGKey
 
 
 class PolicyTrainer(Trainer):
@@ -45,11 +46,9 @@ class PolicyTrainer(Trainer):
       logit_mask: (V, V), True where the column's token may not follow the row's; applies wherever this run samples.
       optimizer: Used instead of the one that the configuration names.
 
-    Attributes:
-      lm: The architecture.
-      policy: The model as algorithms see it, for rows that are padded on the right.
-      lenient_policy: The same for rows that are padded anywhere.
     """
+
+    loaded: PolicyBundle
 
     def __init__(
         self,
@@ -74,13 +73,28 @@ class PolicyTrainer(Trainer):
         """The model, without a value head unless an algorithm says otherwise."""
         return load_policy(self.config, self.mesh, with_value_head=False)
 
-    def use_model(self, bundle: PolicyBundle) -> None:
-        """Makes the sampler."""
-        self.lm, self.policy, self.lenient_policy = bundle.lm, bundle.policy, bundle.lenient_policy
+    def prepare(self) -> None:
+        """Makes the sampler, and reads how it is to sample."""
+        super().prepare()
         forbidden = check_logit_mask(self.logit_mask, self.lm.vocab_size)
         warn_of_bare_prompts(self.config.tokenizer, self.tokenizer, self.lm.decoder_start_token_id)
         self.sampler = Sampler(self.policy, forbidden=forbidden, mesh=self.mesh)
         self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
+
+    @property
+    def lm(self) -> LanguageModel:
+        """The architecture."""
+        return self.loaded.lm
+
+    @property
+    def policy(self) -> PolicyFns:
+        """The model as algorithms see it, for rows that are padded on the right."""
+        return self.loaded.policy
+
+    @property
+    def lenient_policy(self) -> PolicyFns:
+        """The model as algorithms see it, for rows that are padded anywhere."""
+        return self.loaded.lenient_policy
 
     @property
     def sampling_params(self) -> Params:

@@ -19,6 +19,7 @@ from jrl.learners.reward_model import make_reward_model_update, reward_model_obj
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.state import TrainState, init_train_state
 from jrl.models.adapters.lora import Lora
+from jrl.models.classifier import Classifier
 from jrl.models.heads import HeadsPlace
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.loading.reward_model import APPEND_EOS
@@ -34,14 +35,10 @@ class RewardTrainer(OfflineTrainer):
 
     One iteration is one optimizer step. What a run writes is a sequence classifier with one label, or a LoRA adapter of
     one, which `jrl.load_reward_model` makes a reward function of.
-
-    Attributes:
-      model: Architecture and checkpoint names.
-      scorer: The model as the learner sees it.
-      fresh: Parts of the head that no checkpoint held: all of it where that was a language model's.
     """
 
     state: TrainState
+    loaded: ScorerBundle
     samples: ComparisonSet | StreamSet[ComparisonRow, ComparisonBatch]
     _ends_in_eos: bool | None = None
     tokens_metric = "reward_model/tokens"
@@ -56,9 +53,10 @@ class RewardTrainer(OfflineTrainer):
         """A classifier with one label, or a language model with a fresh head."""
         return load_scorer(self.config, self.mesh, dropout=not self.method.disable_dropout)
 
-    def use_model(self, bundle: ScorerBundle) -> None:
-        """Keeps the scorer."""
-        self.model, self.scorer, self.fresh = bundle.model, bundle.scorer, bundle.fresh
+    @property
+    def model(self) -> Classifier:
+        """Architecture and checkpoint names."""
+        return self.loaded.model
 
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """No reference is made: nothing is compared."""
@@ -66,7 +64,7 @@ class RewardTrainer(OfflineTrainer):
         train, method = self.config.train, self.method
         optimizer = self.make_optimizer()
         update = make_reward_model_update(
-            self.scorer,
+            self.loaded.scorer,
             optimizer,
             method,
             batch_size=train.batch_size,
@@ -75,7 +73,7 @@ class RewardTrainer(OfflineTrainer):
         )
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
         center_coef = method.center_rewards_coefficient or 0.0
-        own = partial(reward_model_objective, self.scorer, center_coef=center_coef)
+        own = partial(reward_model_objective, self.loaded.scorer, center_coef=center_coef)
         self.compile_evaluation(self.own_objective or own)
 
     def add_data(
@@ -169,9 +167,8 @@ class RewardTrainer(OfflineTrainer):
     def describe_model(self) -> dict[str, str]:
         """With where the head comes from."""
         found = describe_scorer(self.model, self.params, self.frozen, state=self.state, mesh=self.mesh)
-        origin = (
-            f"fresh ({', '.join(self.fresh)}), from seed {self.config.train.seed}" if self.fresh else "loaded"
-        )
+        fresh, seed = self.loaded.fresh, self.config.train.seed
+        origin = f"fresh ({', '.join(fresh)}), from seed {seed}" if fresh else "loaded"
         return found | {"score head": origin}
 
 

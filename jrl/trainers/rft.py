@@ -101,13 +101,10 @@ class RFTTrainer(SamplingTrainer):
         """Runs up to `total_steps` optimizer steps, or `epochs` passes over kept samples."""
         root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
         sampling_key, update_key = jax.random.split(root_key)
-        with (
-            jax.set_mesh(self.mesh),
-            Run(self, num_steps=self.config.train.total_steps) as run,
-        ):
+        with self.running(num_steps=self.config.train.total_steps) as run:
             run.begin()
             if self.finished:  # an earlier run had as many passes
-                run.num_iterations = run.iteration
+                run.end_before()
             for iteration in run.remaining():
                 news = self.begin_pass(run, sampling_key) if self.samples is None else News({}, None)
                 with run.stopwatch("data"):
@@ -119,7 +116,6 @@ class RFTTrainer(SamplingTrainer):
                 if self.finished:
                     run.end_here()
                 run.after({"sft/tokens": float(batch.mask.sum())} | news.metrics, metrics, news.rows)
-            self.interrupted = run.stopped
 
     def begin_pass(self, run: Run, key: PRNGKey) -> News:
         """Chooses what the next pass learns, after a new round where the last one is used up.

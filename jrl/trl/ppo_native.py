@@ -77,8 +77,8 @@ class StepwisePPO(PPOTrainer):
         self.single_step: Callable[..., Any] | None = None
         self._v_head_std, self._reference_path, self._lr_schedule = v_head_std, reference_path, lr_schedule
         self._owner, self._base = owner, base
+        self._given_tokenizer = tokenizer
         super().__init__(config, optimizer=optimizer)
-        self.tokenizer = tokenizer
         self.records = WatchedHistory(self.history, watch=self.config.train.watch)
         full = self.method.kl_penalty == "full"
         score = make_score(
@@ -115,7 +115,7 @@ class StepwisePPO(PPOTrainer):
 
     def load_model(self) -> PolicyBundle:
         """The model; a fresh value head is drawn as the script asked for."""
-        bundle = super().load_model()
+        bundle = replace(super().load_model(), tokenizer=self._given_tokenizer)
         head = bundle.params["v_head"]
         if not self._v_head_std or np.any(np.asarray(head["out"]["kernel"])):
             return bundle

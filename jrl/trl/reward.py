@@ -158,7 +158,7 @@ class RewardTrainer(FlatTrainer):
         return self._objective
 
     def _objective(self, params: Params, frozen: Frozen, batch: ComparisonBatch) -> Loss:
-        scorer, inputs = self.native_reward.scorer, comparison_inputs(batch)
+        scorer, inputs = self.native_reward.loaded.scorer, comparison_inputs(batch)
 
         def logits(ids: jax.Array, mask: jax.Array) -> jax.Array:
             return scorer(params, frozen, ModelInputs(ids, mask), None)[:, None]
@@ -208,7 +208,7 @@ class RewardTrainer(FlatTrainer):
     def score(self, samples: ComparisonSet) -> np.ndarray:
         """Scores (N 2) of the chosen and the rejected text of every pair, in the order of the rows."""
         native, size = self.native_reward, self.native.config.train.batch_size
-        scorer = jax.jit(native.scorer, compiler_options=COMPILER_OPTIONS)
+        scorer = jax.jit(native.loaded.scorer, compiler_options=COMPILER_OPTIONS)
         found = []
         with jax.set_mesh(native.mesh):
             for start in range(0, len(samples), size):

@@ -19,7 +19,6 @@ from jrl.learners.accumulate import Loss, Rows, accumulate, optimizer_step, take
 from jrl.learners.state import TrainState, init_train_state
 from jrl.placement import place_rows
 from jrl.trainers.loading import PolicyBundle
-from jrl.trainers.loop import Run
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.typing import Frozen, Mean, Metrics, Params, PRNGKey
 
@@ -98,7 +97,7 @@ def run_loop(trainer: AccelerateRLTrainer) -> None:
     update = jax.jit(make_loss_update(trainer), donate_argnums=0, compiler_options=COMPILER_OPTIONS)
     num_steps = min(train.total_steps, trainer.total_steps)
     trainer.position = Position()
-    with jax.set_mesh(native.mesh), Run(native, num_steps=num_steps) as run:
+    with native.running(num_steps=num_steps) as run:
         run.begin()
         if run.iteration == run.num_iterations:
             return
@@ -118,7 +117,6 @@ def run_loop(trainer: AccelerateRLTrainer) -> None:
                     trainer.position = Position(epoch, number, learned)
                     run.after({}, metrics)
                     if run.stopped or run.iteration == run.num_iterations:
-                        native.interrupted = run.stopped
                         return
                 trainer.post_backward_callback()
                 trainer.position = Position(epoch, number + 1)

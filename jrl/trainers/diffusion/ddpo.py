@@ -192,7 +192,7 @@ class DDPOTrainer(DiffusionTrainer):
         if self.image_samples_hook is not None:
             step = int(jax.device_get(self.optimizer_steps()))
             self.image_samples_hook(found.images, step, self.gallery.tracker)
-        self.gallery.last = found.images[-1]
+        self.gallery.keep(found.images[-1])
         self.state, metrics = self.update(self.state, self.frozen, found.batch, update_key, last_step)
         self.memory = found.memory
         return Epoch({"epoch": epoch, **found.metrics}, metrics, found.rows)
@@ -206,16 +206,16 @@ class DDPOTrainer(DiffusionTrainer):
 
     def learn(self) -> None:
         """Runs up to `total_steps` or `epochs` epochs, whichever ends first."""
-        counts = {"steps_per_iteration": self.steps_per_iteration, "max_iterations": self.config.train.epochs}
-        with (
-            jax.set_mesh(self.mesh),
-            Run(self, num_steps=self.config.train.total_steps, **counts) as run,
-        ):
-            self.gallery.tracker = Tracker(run.loggers.trackers)
+        train = self.config.train
+        with self.running(
+            num_steps=train.total_steps,
+            steps_per_iteration=self.steps_per_iteration,
+            max_iterations=train.epochs,
+        ) as run:
+            self.gallery.begin(run.loggers.trackers)
             run.begin()
             for epoch in run.remaining():
                 self.run_epoch(run, epoch)
-            self.interrupted = run.stopped
 
     def run_evaluation(self, step: int) -> Evaluation | None:
         """Images of `method.eval_prompts`, always from the same noise, and their rewards; None without any.

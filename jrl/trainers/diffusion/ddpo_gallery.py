@@ -72,6 +72,22 @@ class Gallery:
         self.tracker = Tracker()
         self.last: list[Any] | None = None
 
+    def begin(self, loggers: Sequence[ImageLogger]) -> None:
+        """Shows images to the trackers of a run, too.
+
+        Args:
+          loggers: The run's.
+        """
+        self.tracker = Tracker(loggers)
+
+    def keep(self, batch: list[Any]) -> None:
+        """Remembers a sampling batch for the next evaluation.
+
+        Args:
+          batch: [images, prompts, metadata, rewards, reward metadata].
+        """
+        self.last = batch
+
     def show_last(self, step: int) -> None:
         """The last sampling batch, where there is one."""
         if self.last is not None:

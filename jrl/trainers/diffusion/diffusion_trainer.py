@@ -41,6 +41,7 @@ class DiffusionBundle(ModelBundle):
       denoiser: The model as algorithms see it.
     """
 
+    adapter: Lora | None
     model: DiffusionModel
     denoiser: DenoiserFns
 
@@ -56,12 +57,10 @@ class DiffusionTrainer(Trainer):
       ValueError: If there are several processes.
 
     Attributes:
-      model: The diffusion model as it was given or read: it holds nothing that was trained.
-      denoiser: The model as algorithms see it.
       latent_shape: (Y, X, C) of one image's latents.
     """
 
-    adapter: Lora | None
+    loaded: DiffusionBundle
 
     def __init__(
         self,
@@ -115,9 +114,15 @@ class DiffusionTrainer(Trainer):
         denoiser = model.functions(compute_dtype=dtype, remat=train.remat, lora=lora)
         return DiffusionBundle(params, frozen, model.tokenizer, lora, model.name, report, model, denoiser)
 
-    def use_model(self, bundle: DiffusionBundle) -> None:
-        """Keeps the model."""
-        self.model, self.denoiser = bundle.model, bundle.denoiser
+    @property
+    def model(self) -> DiffusionModel:
+        """The diffusion model as it was given or read: it holds nothing that was trained."""
+        return self.loaded.model
+
+    @property
+    def denoiser(self) -> DenoiserFns:
+        """The model as algorithms see it."""
+        return self.loaded.denoiser
 
     def make_sampler(self, rows: int, eta: float | None = None) -> Sampler:
         """Samples so many rows a call, at the η of training or at another one."""
@@ -177,7 +182,7 @@ class DiffusionTrainer(Trainer):
                 "`merge_adapter` must be False for a diffusion model: its adapter is a file of its own, which "
                 "diffusers loads beside the model."
             )
-        return self.model.writer(self.exported_params, lora=self.adapter)
+        return self.model.writer(self.exported_params, lora=self.loaded.adapter)
 
     @property
     def architecture(self) -> Any:

@@ -59,6 +59,9 @@ class Run:
       last_step: Those at the end.
       iteration: Iterations so far.
       num_iterations: Those at the end.
+      history: The trainer's: training records and evaluations, those before a resume included.
+      interrupted: Whether the loop ended early because the process was asked to stop.
+      unsaved: Whether the run ended without its last checkpoint, because the disk refused it.
       end_of_state: The state's counter after the last step, where the last iteration makes fewer steps than the others:
         a figure that the update takes, so that it is compiled once. None: every iteration is whole.
     """
@@ -75,6 +78,8 @@ class Run:
         self.steps_per_iteration = steps_per_iteration
         self._num_steps, self._max_iterations = num_steps, max_iterations
         self.step = self.iteration = 0
+        self.history: list[dict[str, Any]] = trainer.history
+        self.interrupted = self.unsaved = False
         self.end_of_state: np.int32 | None = None
         self._measure()
         self.num_evaluations = 0
@@ -118,8 +123,8 @@ class Run:
                 self.end_of_state = np.int32(made + self.last_step - self.step)
             self.checkpoints.take_over()
             self.loggers = Loggers(None, [])
-            self.trainer.history = on_main(partial(self._open_loggers, records, opened))
-            self._watch = Watch(self.trainer.history, RULES if self.config.watch else ())
+            self.history[:] = on_main(partial(self._open_loggers, records, opened))
+            self._watch = Watch(self.history, RULES if self.config.watch else ())
             self._meeting = new_meeting()
             self._opened = opened.pop_all()
         return self
@@ -144,6 +149,7 @@ class Run:
         several processes none can save alone: where they do not fail together, they end with the last checkpoint.
         """
         failure = self._unfinished(error) if isinstance(error, SystemExit) else error
+        self.interrupted = error is None and self.stopped
         with self._opened:
             saved = False
             try:
@@ -194,7 +200,7 @@ class Run:
             if unsaved and not self.trainer.state_is_deleted():
                 self.save()
             self.checkpoints.wait()
-            self.trainer.unsaved = self.checkpoints.last_failed
+            self.unsaved = self.checkpoints.last_failed
 
     def begin(self) -> None:
         """Evaluates before the first step; a resumed run makes up for the evaluation that ended the one before it."""
@@ -213,6 +219,10 @@ class Run:
     def end_here(self) -> None:
         """Makes the iteration in progress the last one; called before its `after`."""
         self.num_iterations = self.iteration + 1
+
+    def end_before(self) -> None:
+        """Makes the iteration before the next one the last: there is nothing left to do."""
+        self.num_iterations = self.iteration
 
     @property
     def stopped(self) -> bool:
@@ -269,7 +279,7 @@ class Run:
         record = {"step": self.step, "evaluation": self.num_evaluations, **found.metrics}
         self.num_evaluations += 1
         full = record | {f"{SAMPLING}{name}": value for name, value in (found.sampling or {}).items()}
-        self.trainer.history.append(full)
+        self.history.append(full)
         self.loggers.log(full, self.step)
         self.loggers.log_table(SAMPLES, found.columns, found.rows, self.step)
         improved = self._improves(found.score)
@@ -295,7 +305,7 @@ class Run:
         self._iteration_began = time.perf_counter()
         self._agreed_to_stop |= pending.is_stop()
         for entry in (record, *(found.record() for found in self._watch.see(record))):
-            self.trainer.history.append(entry)
+            self.history.append(entry)
             self.loggers.log(entry, pending.step)
         self.trainer.hooks.log(record)
         if check:
@@ -334,8 +344,7 @@ class Run:
             return None
         cursor = found.cursor
         check_data(cursor["data_sha256"], self._data_sha256, found.path)
-        self.trainer.state = found.state
-        self.trainer.load_host_state(cursor["host_state"])
+        self.trainer.restore(found.state, cursor["host_state"])
         self.iteration, self.num_evaluations = cursor["iteration"], cursor["evaluations"]
         self.step = int(jax.device_get(self.trainer.optimizer_steps()))  # an iteration may have ended inside
         self.best_score = cursor["best_score"]
