@@ -7,7 +7,7 @@ from tests.mutation_patches.base import Mutation
 
 # fmt: off
 PATCHES = [
-    Mutation("9.2", "jrl.trainers.base.Trainer.__init__",
+    Mutation("9.2", "jrl.trainers.base.Trainer.prepare",
              "jax.random.key(self.config.train.seed)", "jax.random.key(id(self) % 2 ** 31)",
              "tests/trainers/test_train_ppo.py::TestRun::test_lore_9_2_same_seed_same_metrics"),
     Mutation("9.7", "jrl.trainers.loop.run.Run.begin",
