@@ -156,8 +156,8 @@ def dpo_objective(
     )
     chosen, rejected = separate(found)
     return (loss or configured_loss(config))(
-        Completion(ref_logprobs=batch.ref_chosen_logps, mask=batch.chosen.mask, **chosen._asdict()),
-        Completion(ref_logprobs=batch.ref_rejected_logps, mask=batch.rejected.mask, **rejected._asdict()),
+        Completion(ref_logprobs=batch.ref_chosen_logprobs, mask=batch.chosen.mask, **chosen._asdict()),
+        Completion(ref_logprobs=batch.ref_rejected_logprobs, mask=batch.rejected.mask, **rejected._asdict()),
         batch.valid,
         pairs_per_token=pairs_per_token,
     )

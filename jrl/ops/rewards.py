@@ -99,7 +99,7 @@ def place_scores(scores: Float[Array, "B"], mask: Bool[Array, "B T"]) -> Float[A
       scores: One number a completion.
       mask: True on actions, holes allowed. A row without any gets 0 everywhere.
     Returns:
-      Per-token scores.
+      Rewards of the actions, before any KL penalty.
     Reference: none; plain indexing.
     Example:
       >>> place_scores(jnp.array([7.0]), jnp.array([[True, True, False]])).tolist()
@@ -113,17 +113,17 @@ def place_scores(scores: Float[Array, "B"], mask: Bool[Array, "B T"]) -> Float[A
 
 
 def penalize_kl(
-    scores: Float[Array, "B T"],
+    rewards: Float[Array, "B T"],
     logprobs: Float[Array, "B T"],
     ref_logprobs: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     *,
     kl_coef: Scalar,
 ) -> Float[Array, "B T"]:
-    """Rewards of the actions: scores minus β·k1 on each one.
+    """Rewards of the actions, minus β·k1 on each one.
 
     Args:
-      scores: Per-token scores, already clipped, scaled and placed.
+      rewards: Rewards of the actions: scores already clipped, scaled and placed.
       logprobs: Under the policy that acted, in nats.
       ref_logprobs: Under the reference.
       mask: True on actions.
@@ -132,10 +132,10 @@ def penalize_kl(
       Rewards; 0 where `mask` is False. A reward is data: the caller does not differentiate it.
     Reference: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
     Example:
-      >>> scores, logprobs, ref_logprobs = jnp.array([[0.0, 1.0]]), jnp.full((1, 2), -1.0), jnp.array([[-1.5, -1.0]])
-      >>> penalize_kl(scores, logprobs, ref_logprobs, jnp.ones((1, 2), bool), kl_coef=0.5).tolist()
+      >>> rewards, logprobs, ref_logprobs = jnp.array([[0.0, 1.0]]), jnp.full((1, 2), -1.0), jnp.array([[-1.5, -1.0]])
+      >>> penalize_kl(rewards, logprobs, ref_logprobs, jnp.ones((1, 2), bool), kl_coef=0.5).tolist()
       [[-0.25, 1.0]]
     """
-    check_batch(mask, scores=scores, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_batch(mask, rewards=rewards, logprobs=logprobs, ref_logprobs=ref_logprobs)
     penalty = kl_coef * kl_k1(zero_masked(logprobs, mask), zero_masked(ref_logprobs, mask))
-    return zero_masked(scores, mask) - penalty
+    return zero_masked(rewards, mask) - penalty

@@ -23,7 +23,7 @@ from jrl.ops.rewards import missing_eos_penalty, place_scores
 from jrl.placement import rows_sharding
 from jrl.rollout.collect import Clock, Collected, Collector
 from jrl.rollout.health import sampler_agreement
-from jrl.rollout.rewards import RewardError, to_score_matrix
+from jrl.rollout.rewards import RewardError, to_reward_matrix
 from jrl.rollout.sampler import GenerationSettings
 from jrl.rollout.score import make_score
 from jrl.rollout.text import Texts, variety
@@ -158,7 +158,7 @@ class ExperienceCollector:
 
     def _as_matrix(self, rewards: Sequence[float | np.ndarray], texts: Texts) -> np.ndarray:
         """Rewards placed on the actions that earned them, (rows, T); rows that failed under "skip" are NaN."""
-        return to_score_matrix(rewards, texts.lengths, width=self._settings.max_new_tokens)
+        return to_reward_matrix(rewards, texts.lengths, width=self._settings.max_new_tokens)
 
     def _experience(self, collected: Collected) -> Experience:
         texts, rewards = collected.texts, collected.rewards

@@ -138,7 +138,7 @@ def call_metric_fn(
     return found
 
 
-def to_score_matrix(
+def to_reward_matrix(
     rewards: Sequence[float | np.ndarray], lengths: Int[np.ndarray, "B"], *, width: int
 ) -> Float[np.ndarray, "B T"]:
     """Rewards placed on the actions that earned them.
@@ -151,15 +151,15 @@ def to_score_matrix(
       float32 (B, width): a number sits on its row's last action, an array on the actions one by one; 0 elsewhere. A
       row that was skipped is NaN throughout.
     """
-    scores = np.zeros((len(rewards), width), np.float32)
+    placed = np.zeros((len(rewards), width), np.float32)
     for row, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         if isinstance(reward, np.ndarray):
-            scores[row, :length] = reward
+            placed[row, :length] = reward
         elif math.isnan(reward):
-            scores[row] = math.nan
+            placed[row] = math.nan
         else:
-            scores[row, length - 1] = reward
-    return scores
+            placed[row, length - 1] = reward
+    return placed
 
 
 def call_within(

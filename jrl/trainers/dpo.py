@@ -249,7 +249,7 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
         if self.precomputes:
             return rows
         chosen, rejected = self._scores_of_rows(rows)
-        return rows._replace(ref_chosen_logps=chosen, ref_rejected_logps=rejected)
+        return rows._replace(ref_chosen_logprobs=chosen, ref_rejected_logprobs=rejected)
 
     def measure_samples(self, samples: SampleSet) -> dict[str, float]:
         """The objective's metrics over all pairs of a set, each counted once."""

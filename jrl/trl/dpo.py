@@ -22,7 +22,14 @@ from jrl.data.sources import RecordStream, StreamSet
 from jrl.interop import ModelOutput, TrainedModel, own_methods, warn_ignored
 from jrl.learners.dpo import PairsLoss, configured_loss
 from jrl.learners.dpo_config import DPOConfig as Method
-from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, Pairs, completion_logprobs, implicit_rewards
+from jrl.losses.dpo import (
+    DIVERGENCES,
+    LOSSES,
+    Completion,
+    completion_logprobs,
+    implicit_rewards,
+    pairs_from_logprobs,
+)
 from jrl.models.adapters import is_adapter_folder
 from jrl.ops.logprobs import logprobs_from_logits
 from jrl.ops.metrics import finalize
@@ -369,27 +376,16 @@ class DPOTrainer(FlatTrainer):
         real = [jnp.asarray(x, jnp.float32) for x in (reference_chosen_logps, reference_rejected_logps)]
         free = config.reference_free if reference_free is None else reference_free
         reference = [jnp.zeros_like(x) for x in real] if free else real
-        divergence, one = DIVERGENCES[config.f_divergence_type], jnp.ones_like(policy[0])
-        scores = [
-            divergence(now - ref, alpha=config.f_alpha_divergence_coef)
-            for now, ref in zip(policy, reference, strict=True)
-        ]
-        pairs = Pairs(
-            chosen=policy[0],
-            rejected=policy[1],
-            ref_chosen=reference[0],
-            ref_rejected=reference[1],
-            chosen_scores=scores[0],
-            rejected_scores=scores[1],
-            chosen_lengths=one,
-            rejected_lengths=one,
-            chosen_nll=-policy[0],
-            pairs_per_token=jnp.float32(1.0),
-            valid=one > 0,
+        pairs = pairs_from_logprobs(
+            *policy,
+            *reference,
+            divergence=DIVERGENCES[config.f_divergence_type],
+            alpha=config.f_alpha_divergence_coef,
         )
         settings = {name: vars(config)[name] for name in ("beta", "label_smoothing", "discopop_tau")}
         losses = sum(
-            (w * LOSSES[name](pairs, settings) for name, w in method.terms), start=jnp.zeros_like(one)
+            (w * LOSSES[name](pairs, settings) for name, w in method.terms),
+            start=jnp.zeros_like(pairs.chosen),
         )
         rewards = [
             implicit_rewards(now, ref, beta=config.beta) for now, ref in zip(policy, real, strict=True)

@@ -212,15 +212,15 @@ class PreferenceBatch(NamedTuple):
       chosen: Prompts with the preferred completion; the mask is True on its tokens.
       rejected: The same prompts with the other one, in arrays of the same widths.
       valid: False on copies that only fill the batch up.
-      ref_chosen_logps: Under the reference, per token of the window; 0 at mask 0.
-      ref_rejected_logps: The same of the other completion.
+      ref_chosen_logprobs: log π_ref of the preferred completion, per token of the window; 0 at mask 0.
+      ref_rejected_logprobs: log π_ref of the other one, likewise.
     """
 
     chosen: Sequences
     rejected: Sequences
     valid: Bool[Array, "B"]
-    ref_chosen_logps: Float[Array, "B T"]
-    ref_rejected_logps: Float[Array, "B T"]
+    ref_chosen_logprobs: Float[Array, "B T"]
+    ref_rejected_logprobs: Float[Array, "B T"]
 
 
 class ComparisonBatch(NamedTuple):

@@ -22,7 +22,7 @@ def kept(said):
 
 class TestNaN:
     @pytest.mark.parametrize(
-        ("algorithm", "field", "steps_of_update"), [("dpo", "ref_chosen_logps", 1), ("ppo", "scores", 4)]
+        ("algorithm", "field", "steps_of_update"), [("dpo", "ref_chosen_logprobs", 1), ("ppo", "rewards", 4)]
     )
     def test_a_bad_gradient_is_left_out_and_counted(
         self, algorithm, field, steps_of_update, checkpoint, tmp_path
@@ -44,7 +44,7 @@ class TestNaN:
     ):
         folder = tmp_path / "run"
         options = dict(steps=20, train={"max_bad_steps": 3}, branch=True)
-        poison = {"ref_chosen_logps": [4, 6, 7, 8, 9]}
+        poison = {"ref_chosen_logprobs": [4, 6, 7, 8, 9]}
         said = start("dpo", checkpoint, folder, poison=poison, **options).finish(status=1)
         assert "TrainingDivergedError: 3 optimizer steps in a row had a non-finite loss or gradient" in said
         # The figures arrive one step late, so a ninth update was on its way.

@@ -139,7 +139,7 @@ class TestReference:
         chosen, rejected = _scorer(minibatch_size)(params, frozen, batch)
         assert np.all(np.asarray(chosen)[~np.asarray(batch.chosen.mask)] == 0)
         np.testing.assert_array_equal(np.asarray(chosen) != 0, batch.chosen.mask)
-        scored = batch._replace(ref_chosen_logps=chosen, ref_rejected_logps=rejected)
+        scored = batch._replace(ref_chosen_logprobs=chosen, ref_rejected_logprobs=rejected)
         out = _objective()(params, frozen, scored)
         assert float(out.loss_sum / out.weight) == pytest.approx(0.693147, abs=1e-5)
         got = finalize(out.metrics)
@@ -174,7 +174,7 @@ def test_lore_8_1_padding_of_either_side_of_the_prompt_changes_nothing() -> None
         inputs = side.inputs._replace(tokens=tokens, attention_mask=mask)
         return side._replace(inputs=inputs, starts=side.starts + 3, mask=jnp.pad(side.mask, ((0, 0), (0, 2))))
 
-    refs = [jnp.pad(x, ((0, 0), (0, 2))) for x in (batch.ref_chosen_logps, batch.ref_rejected_logps)]
+    refs = [jnp.pad(x, ((0, 0), (0, 2))) for x in (batch.ref_chosen_logprobs, batch.ref_rejected_logprobs)]
     padded = PreferenceBatch(pad(batch.chosen), pad(batch.rejected), batch.valid, *refs)
     narrow, wide = (finalize(_objective()(params, frozen, x).metrics) for x in (batch, padded))
     assert wide == pytest.approx(narrow, rel=1e-5, abs=1e-5)

@@ -56,7 +56,7 @@ def test_held_out_accuracy_comes_near_that_of_the_true_reward() -> None:
         zeros = jnp.zeros(chosen.mask.shape)
         batch = PreferenceBatch(chosen, rejected, jnp.ones(count, bool), zeros, zeros)
         ref = score(params, frozen, batch)
-        return batch._replace(ref_chosen_logps=ref[0], ref_rejected_logps=ref[1]), high, low
+        return batch._replace(ref_chosen_logprobs=ref[0], ref_rejected_logprobs=ref[1]), high, low
 
     trained, _, _ = pairs(TRAINED)
     held_out, high, low = pairs(HELD_OUT)

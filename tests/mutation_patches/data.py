@@ -29,9 +29,9 @@ PATCHES = [
              "(row[:count], text[:_first_stop(text, stop_sequences)].rstrip())",
              "(row, text[:_first_stop(text, stop_sequences)].rstrip())",
              "tests/rollout/test_text.py::TestStops::test_lore_1_9_ids_lengths_and_text_share_the_cut"),
-    Mutation("1.9", "jrl.rollout.rewards.to_score_matrix",
+    Mutation("1.9", "jrl.rollout.rewards.to_reward_matrix",
              "length - 1", "-1",
-             "tests/rollout/test_rewards.py::TestScoreMatrix::"
+             "tests/rollout/test_rewards.py::TestRewardMatrix::"
              "test_lore_1_9_the_score_sits_on_the_action_that_completes_the_stop_string"),
     Mutation("1.13", "jrl.data.tokenizer.cut",
              "'left'", "'right'",

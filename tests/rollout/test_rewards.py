@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrl.rollout.keywords import refuse_async
-from jrl.rollout.rewards import RewardError, call_metric_fn, call_reward_fn, to_score_matrix
+from jrl.rollout.rewards import RewardError, call_metric_fn, call_reward_fn, to_reward_matrix
 from jrl.rollout.text import Texts
 
 TEXTS = Texts(
@@ -300,13 +300,13 @@ class TestMetrics:
             self.metrics_of(lambda outputs: answer)
 
 
-class TestScoreMatrix:
+class TestRewardMatrix:
     def test_golden(self):
         dense = np.array([1.0, 2.0, 3.0], np.float32)
-        scores = to_score_matrix([5.0, dense, float("nan")], np.array([2, 3, 1]), width=4)
-        assert scores.dtype == np.float32
-        np.testing.assert_array_equal(scores, [[0, 5, 0, 0], [1, 2, 3, 0], [np.nan] * 4])
+        placed = to_reward_matrix([5.0, dense, float("nan")], np.array([2, 3, 1]), width=4)
+        assert placed.dtype == np.float32
+        np.testing.assert_array_equal(placed, [[0, 5, 0, 0], [1, 2, 3, 0], [np.nan] * 4])
 
     def test_lore_1_9_the_score_sits_on_the_action_that_completes_the_stop_string(self):
         # Two of five sampled tokens are left after the cut: the score is on the second.
-        assert to_score_matrix([1.0], np.array([2]), width=5).tolist() == [[0, 1, 0, 0, 0]]
+        assert to_reward_matrix([1.0], np.array([2]), width=5).tolist() == [[0, 1, 0, 0, 0]]

@@ -140,15 +140,15 @@ class PreferenceFormat:
         if contexts:
             width = min(bucket_length(max(map(len, contexts))), self.max_length)
             read = pad_right(contexts, pad_token_id=self.tokenizer.pad_token_id, width=width)
-        halves, logps = [], []
+        halves, logprobs = [], []
         for side, half in enumerate(([row.chosen for row in rows], [row.rejected for row in rows])):
             sequences = self._sequences(half, real, length, window, read)
             values = [() if references is None else references[index][side] for index in range(len(rows))]
             halves.append(sequences)
-            logps.append(_window_values(values, np.asarray(sequences.mask)))
+            logprobs.append(_window_values(values, np.asarray(sequences.mask)))
         # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
         valid: Any = real
-        return PreferenceBatch(halves[0], halves[1], valid, logps[0], logps[1])
+        return PreferenceBatch(halves[0], halves[1], valid, logprobs[0], logprobs[1])
 
     @property
     def is_seq2seq(self) -> bool:

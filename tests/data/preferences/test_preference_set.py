@@ -248,9 +248,14 @@ class TestBatch:
         assert targets(batch.chosen) == [[*ids("de"), EOS_ID], []]
         assert targets(batch.rejected) == [[*ids("f"), EOS_ID], []]
         assert batch.valid.tolist() == [True, False]
-        assert batch.ref_chosen_logps.shape == batch.chosen.mask.shape == (2, 7)
-        assert not batch.ref_chosen_logps.any()
-        kinds = [batch.chosen.inputs.tokens, batch.chosen.starts, batch.chosen.mask, batch.ref_rejected_logps]
+        assert batch.ref_chosen_logprobs.shape == batch.chosen.mask.shape == (2, 7)
+        assert not batch.ref_chosen_logprobs.any()
+        kinds = [
+            batch.chosen.inputs.tokens,
+            batch.chosen.starts,
+            batch.chosen.mask,
+            batch.ref_rejected_logprobs,
+        ]
         assert [array.dtype for array in kinds] == [np.int32, np.int32, bool, np.float32]
 
     def test_both_halves_have_the_widths_of_the_longest(self):
@@ -299,8 +304,8 @@ class TestBatch:
         for step in range(3):
             batch = found.batch(step, 2)
             for half, values in (
-                (batch.chosen, batch.ref_chosen_logps),
-                (batch.rejected, batch.ref_rejected_logps),
+                (batch.chosen, batch.ref_chosen_logprobs),
+                (batch.rejected, batch.ref_rejected_logprobs),
             ):
                 assert not values[~half.mask].any()
                 for row, flags in enumerate(half.mask):
