@@ -149,10 +149,10 @@ def _number(given: int | None, name: str) -> int | None:
 
 
 def end_on_error() -> None:
-    """From now on an exception that nobody catches ends this process at once, with its traceback; a second call does
-    nothing.
+    """Makes an exception that nobody catches end this process at once, with its traceback.
 
-    Else it would wait for the others at the end of the program, and they for it in the middle.
+    Else it would wait for the others at the end of the program, and they for it in the middle. A second call does
+    nothing.
     """
     if not isinstance(sys.excepthook, _EndOnError):
         sys.excepthook = _EndOnError(sys.excepthook)

@@ -45,7 +45,7 @@ def own_rows(mesh: Mesh, num_rows: int) -> np.ndarray:
 
 
 def local_rows(x: jax.Array, rows: np.ndarray) -> np.ndarray:
-    """These rows of a global array, on the host; they must lie on devices of this process, as `own_rows` do."""
+    """Fetches rows of a global array to the host; they must lie on devices of this process, as `own_rows` do."""
     if x.is_fully_addressable or x.is_fully_replicated:
         return np.asarray(x)[rows]
     found = np.zeros(x.shape, x.dtype)

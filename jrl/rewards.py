@@ -246,5 +246,5 @@ def _spaced(text: str) -> str:
 
 
 def _joined(spaced: str) -> str:
-    """That without the spaces that say nothing: between two words or numbers one tells ("4 2" is not 42)."""
+    """Drops the spaces that say nothing: between two words or numbers one tells ("4 2" is not 42)."""
     return _LOOSE.sub("", spaced).removesuffix(".")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which known name somebody meant who wrote an unknown one."""
+"""Suggestions for unknown names: the closest known one."""
 
 from __future__ import annotations
 

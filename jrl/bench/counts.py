@@ -44,7 +44,7 @@ class Phase:
         return max(self.flops / machine.matrix_rate, self.num_bytes / machine.bandwidth)
 
     def times(self, count: int) -> Phase:
-        """So many of them."""
+        """Returns the phase repeated `count` times."""
         return Phase(count * self.flops, count * self.num_bytes)
 
 

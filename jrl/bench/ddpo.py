@@ -205,7 +205,7 @@ class Epoch:
 
 
 def precision_context(precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Within it float32 products have this precision; whatever is compiled must be compiled in it."""
+    """Context in which float32 products have this precision; whatever is compiled must be compiled in it."""
     return jax.default_matmul_precision(PRECISIONS[precision].products)
 
 

@@ -76,7 +76,7 @@ def _run(name: str, words: Sequence[str]) -> int:
 
 
 def _origin(error: BaseException) -> list[str]:
-    """Where the user's own function raised, if that is what was behind an error."""
+    """Place where the user's own function raised, if that is behind an error."""
     frames = [] if error.__cause__ is None else traceback.extract_tb(error.__cause__.__traceback__)
     return [f"Raised at {frames[-1].filename}:{frames[-1].lineno}."] if frames else []
 

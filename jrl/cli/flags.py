@@ -24,7 +24,7 @@ def add_reward_flags(command: argparse.ArgumentParser) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands."""
+    """Parser of all commands."""
     top = argparse.ArgumentParser(
         prog="jrl",
         description="Reinforcement-learning post-training of language models in JAX.",

@@ -33,7 +33,7 @@ def add_plan_flags(command: argparse.ArgumentParser) -> None:
 
 
 def plan(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], int | None]:
-    """`jrl plan`."""
+    """Runs `jrl plan`."""
     content = read_yaml(flags.config)
     if is_flat(content):
         raise ValueError(

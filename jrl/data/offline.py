@@ -156,7 +156,7 @@ def earned_at_end(
 def index_arrays(
     row: DialogueRow,
 ) -> tuple[Int[np.ndarray, "T"], Int[np.ndarray, "T+1"], Int[np.ndarray, "T+1"]]:
-    """Where the actions of a row are, in trlX's layout.
+    """Columns of a row's actions and states, in trlX's layout.
 
     Args:
       row: A sample, its first token not learned.

@@ -181,7 +181,7 @@ class PromptSet:
         return fingerprint(self._rows, self._metadata)
 
     def order(self, global_indices: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
-        """Which prompt stands at each place of the endless shuffled stream: a pure function of (seed, place)."""
+        """Number of the prompt at each place of the endless shuffled stream: a pure function of (seed, place)."""
         return shuffled(global_indices, size=len(self), seed=self._seed)
 
     def width(self, indices: Int[np.ndarray, "B"]) -> int:
@@ -194,7 +194,7 @@ class PromptSet:
         return {name: [column[index] for index in indices] for name, column in self._metadata.items()}
 
     def rows(self, indices: Int[np.ndarray, "B"], *, width: int) -> PromptBatch:
-        """These prompts, left-padded to `width` columns."""
+        """Prompts of these numbers, left-padded to `width` columns."""
         token_lists = [list(self._rows[index]) for index in indices]
         # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
         arrays: Any = pad_left(token_lists, pad_token_id=self._pad_token_id, width=width)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a prompt's tokens end and its completion's begin.
+"""The seam in a row's tokens, where the prompt ends and its completion begins.
 
 The sampler reads a prompt that is tokenised by itself, so that is how prompts are tokenised for training too. Its
 completion is what follows these ids in the tokens of prompt and completion together, as long as they begin the whole.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a policy's own samples it learns from: the best of each prompt, by rising percentiles.
+"""Selection of the policy's own samples to learn from: the best of each prompt, by rising percentiles.
 
 Reference: Gulcehre et al. 2023 (ReST), arXiv:2308.08998, section 3: the filter of the improve steps. The percentile is
 here that of each prompt's own scores, as in trlX, so that easy prompts do not push out hard ones.
@@ -107,7 +107,7 @@ class KeptSamples:
     num_duplicates: int
 
     def at_step(self, step: int) -> Self:
-        """Those that improve step `step` (from 0 on) keeps, in the order of sampling."""
+        """Samples that improve step `step` (from 0 on) keeps, in the order of sampling."""
         chosen = np.flatnonzero(self.num_passes > step)
         return replace(
             self,
@@ -119,7 +119,7 @@ class KeptSamples:
         )
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON holds it, compressed."""
+        """Packs the samples for JSON, compressed."""
         return {
             "groups": _pack(self.groups, np.int32),
             "lengths": _pack([len(row) for row in self.completions], np.int32),

@@ -230,12 +230,12 @@ def prompt_prefix(tokenizer: Any, *, add_special_tokens: bool = True) -> list[in
 
 
 def begun(prefix: list[int], ids: list[int]) -> list[int]:
-    """With the special tokens before it, unless its text has them already, as a chat template's does."""
+    """Prepends the special tokens, unless the text has them already, as a chat template's does."""
     return ids if ids[: len(prefix)] == prefix else prefix + ids
 
 
 def cut(row: list[int], max_length: int, side: str) -> list[int]:
-    """At most `max_length` ids; `side` ("left" or "right") is the end that is lost."""
+    """Cuts a row to `max_length` ids; `side` ("left" or "right") is the end that is lost."""
     if len(row) <= max_length:
         return row
     return row[len(row) - max_length :] if side == "left" else row[:max_length]

@@ -31,7 +31,7 @@ class Accelerator:
 
     @property
     def device(self) -> Any:
-        """Where a script may put tensors: torch's CPU where torch is loaded, else the first local device of JAX.
+        """Device for a script's tensors: torch's CPU where torch is loaded, else the first local device of JAX.
 
         Arrays go to the mesh by themselves.
         """

@@ -28,7 +28,7 @@ def jrl_class(obj: Any) -> type:
 
 
 def own_methods(obj: Any, base: type, names: Sequence[str]) -> dict[str, Callable[..., Any]]:
-    """Those of the methods that the object's class, or the object itself, has of its own.
+    """Methods among `names` that the object's class, or the object itself, overrides.
 
     A function that a script put on jrl's own class counts, too.
 

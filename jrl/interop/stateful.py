@@ -107,5 +107,5 @@ class FixedKLController:
         self.value = float(kl_coef)
 
     def update(self, current: float, n_steps: int) -> None:
-        """Nothing."""
+        """Does nothing."""
         del current, n_steps

@@ -28,7 +28,7 @@ State = TypeVar("State")
 
 
 class Rows(NamedTuple):
-    """Which rows of a batch a microbatch takes.
+    """Row numbers of a microbatch within its batch.
 
     Attributes:
       ids: Row numbers.

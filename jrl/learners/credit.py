@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the rewards of a set of rollouts to what a policy learns from: clip → scale → clip → KL penalty → advantages.
+"""Credit assignment, from rewards to the targets of learning: clip → scale → clip → KL penalty → advantages.
 
 All of it happens once an iteration, over all rollouts at once, before the first optimizer step.
 """

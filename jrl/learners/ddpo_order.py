@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sample and which of its denoising steps each microbatch of a DDPO update takes."""
+"""Order of a DDPO update: the sample and the denoising step that each microbatch takes."""
 
 from __future__ import annotations
 

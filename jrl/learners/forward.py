@@ -60,7 +60,7 @@ def mask_rows(sequences: Masked, valid: jax.Array) -> Masked:
 
 
 def interleave(chosen: Tree, rejected: Tree) -> Tree:
-    """Both halves of each pair as rows 2i and 2i + 1 of every array, so that one forward pass reads them.
+    """Interleaves the halves of each pair as rows 2i and 2i + 1 of every array, so that one forward pass reads them.
 
     A pair stays on the device that holds it: stacking all chosen rows on all rejected ones would move half of them.
 

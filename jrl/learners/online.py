@@ -315,7 +315,7 @@ def _in_sequence(parts: list[Any]) -> Any:
 
 
 def _flat(metric: Any) -> Any:
-    """By epoch and step to by step."""
+    """Flattens the axes of epochs and steps to one."""
     if isinstance(metric, Kept):
         return metric
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), metric)

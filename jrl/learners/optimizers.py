@@ -143,7 +143,7 @@ def _cosine_annealing(*, T_max: float, eta_min: float = 0.0) -> Rate:
 
 
 def _line(start: float, end: float, steps: int) -> optax.Schedule:
-    """From start to end in so many steps; of none, optax would keep the start for ever."""
+    """Linear schedule from start to end in so many steps; of none, optax would keep the start for ever."""
     return optax.linear_schedule(start, end, steps) if steps else optax.constant_schedule(end)
 
 

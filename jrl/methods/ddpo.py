@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DDPO's entry."""
+"""DDPO's entry in the table of methods."""
 
 from __future__ import annotations
 

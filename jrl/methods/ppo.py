@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO's entry."""
+"""PPO's entry in the table of methods."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def device_bytes(tree: Any) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """ "1.5 GiB"."""
+    """Number of bytes for a reader, as in 1.5 GiB."""
     unit = 0
     while count >= 1024 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1

@@ -160,7 +160,7 @@ class DecoderPolicy:
     def _branch_after_virtual_tokens(
         self, params: Params, frozen: Frozen, inputs: ModelInputs, dropout_key: PRNGKey | None
     ) -> Features:
-        """Whole rows, decoded in one call after the virtual tokens."""
+        """Decodes whole rows in one call after the virtual tokens."""
         if inputs.segment_ids is not None:
             raise ValueError(
                 "`segment_ids` must be None under prefix and prompt tuning: the segments of a packed row would share "

@@ -182,7 +182,7 @@ def head_entries(value_head: str | None, num_q_heads: int, *, width: int, vocab_
 
 
 def found_heads(names: Iterable[str]) -> tuple[str | None, int]:
-    """Which heads a checkpoint with tensors of these names holds: (kind of the value head, number of Q heads)."""
+    """Heads in a checkpoint with tensors of these names: (kind of the value head, number of Q heads)."""
     names = list(names)
     in_value_head = [name for name in names if re.match(r"(ilql_heads\.)?v_head\.", name)]
     value_head = "mlp" if in_value_head else None
@@ -193,7 +193,7 @@ def found_heads(names: Iterable[str]) -> tuple[str | None, int]:
 
 
 def heads_of(params: Mapping[str, Any]) -> tuple[str | None, int]:
-    """Which heads a parameter tree holds, as `found_heads`."""
+    """Heads in a parameter tree, as `found_heads` has them."""
     value_head = None
     if "v_head" in params:
         value_head = "mlp" if "hidden" in params["v_head"] else "linear"

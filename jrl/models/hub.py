@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model is: a folder on the disk or on the Hugging Face hub, or an object in memory; and its config.
+"""Places of models: a folder on the disk or on the Hugging Face hub, or an object in memory; and their configs.
 
 Nothing of a folder is ever executed.
 """
@@ -59,7 +59,7 @@ def is_checkpoint(value: Any) -> bool:
 def find_checkpoint(
     source: Any, *, files: Sequence[str] = DOWNLOADED, argument: str = "`model_path`"
 ) -> Place:
-    """Where a checkpoint is.
+    """Finds a checkpoint, and downloads it where it is on the hub.
 
     Args:
       source: A folder, "organisation/name" on the hub, or a transformers model object of torch.

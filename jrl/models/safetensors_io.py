@@ -47,7 +47,7 @@ LFS_POINTER = "version https://git-lfs"
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor lies.
+    """Place and form of a stored tensor.
 
     Attributes:
       path: The file; of a model object, that.

@@ -49,7 +49,7 @@ class LazyTensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From scores to per-token rewards.
+"""Per-token rewards from scores.
 
 The order is fixed: clip the scores (`clip_scores`) → scale them (`jrl.ops.moments`) → place them on the last
 action (`place_scores`) → subtract the KL penalty (`penalize_kl`) → advantages (`jrl.ops.returns`) → whiten.

@@ -117,7 +117,7 @@ def all_texts(parts: Sequence[Part]) -> Texts:
 
 
 def _packed(part: Part) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
-    """As `gather` takes it."""
+    """Packs a part for `gather`."""
     texts = part.texts
     plain = {"samples": texts.samples, "prompts": texts.prompts, "outputs": texts.outputs}
     arrays = {

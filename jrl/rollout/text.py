@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From sampled ids to the texts that reward functions read. The ids stay what they are: nothing is re-encoded."""
+"""Texts that reward functions read, from sampled ids. The ids stay what they are: nothing is re-encoded."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class _Decoder:
 
 
 def _first_stop(text: str, stop_sequences: Sequence[str]) -> int | None:
-    """Where the earliest stop string begins, or None."""
+    """Place where the earliest stop string begins, or None."""
     return min((place for place in map(text.find, stop_sequences) if place >= 0), default=None)
 
 

@@ -112,7 +112,7 @@ class FlatParser(TrlParser):
         self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS)
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
-        """As in `TrlParser`.
+        """Takes defaults from a configuration, as `TrlParser` does.
 
         Raises:
           ValueError: If the file names a function.

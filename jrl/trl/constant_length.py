@@ -79,7 +79,7 @@ class ConstantLengthDataset:
                 return
 
     def _buffers(self) -> Iterator[np.ndarray]:
-        """Whole rows (n seq_length) of one buffer after another, of one pass."""
+        """Yields whole rows (n seq_length) of one buffer after another, of one pass."""
         left: list[int] = []
         texts: list[str] = []
         size = 0

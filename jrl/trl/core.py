@@ -202,7 +202,7 @@ def pad_to_size(tensor: Any, size: int, dim: int = 1, padding: int = 50256) -> A
 
 @torch_in_torch_out
 def pad_to_length(tensor: Any, length: int, pad_value: int | float, dim: int = -1) -> Array:
-    """At least `length` entries along `dim`, filled up behind; nothing is cut."""
+    """Pads to at least `length` entries along `dim`, behind; nothing is cut."""
     found = as_array(tensor)
     missing = [(0, 0)] * found.ndim
     missing[dim] = (0, max(length - found.shape[dim], 0))

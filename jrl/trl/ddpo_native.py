@@ -82,19 +82,19 @@ class OwnedDDPO(DDPOTrainer):
             self._owner.image_samples_callback(data, self._global_step, tracker)
 
     def take_functions(self, reward_function: RewardFunction, prompt_function: PromptFunction) -> None:
-        """The owner's, which a script may have replaced since."""
+        """Takes the owner's functions, which a script may have replaced since."""
         self.reward_function, self.prompt_function = reward_function, prompt_function
 
     def compute_rewards(self, batches: Sequence[list[Any]], is_async: bool = False) -> Answers:
-        """The owner's, which may ask for `own_rewards`."""
+        """Rewards by the owner's method, which may ask for `own_rewards`."""
         return self._owner.compute_rewards(batches, is_async)
 
     def own_rewards(self, batches: Sequence[list[Any]], is_async: bool) -> Answers:
-        """jrl's own."""
+        """Rewards as jrl computes them, without the owner."""
         return super().compute_rewards(batches, is_async)
 
     def run_epoch(self, run: Run, epoch: int) -> None:
-        """The owner's `step`, which asks for `own_step`.
+        """Runs the owner's `step`, which asks for `own_step`.
 
         Raises:
           TypeError: If it does not.
@@ -110,7 +110,7 @@ class OwnedDDPO(DDPOTrainer):
             )
 
     def run_evaluation(self, step: int) -> Evaluation | None:
-        """As of every DDPO trainer."""
+        """Evaluates as every DDPO trainer does, in the configured precision."""
         with self.precision():
             return super().run_evaluation(step)
 
@@ -203,7 +203,7 @@ def _train(config: DDPOConfig, dtype: Dtype) -> TrainConfig:
 
 
 def steps_per_epoch(config: DDPOConfig) -> int:
-    """Optimizer steps."""
+    """Optimizer steps of an epoch."""
     return config.train_num_inner_epochs * (config.samples_of_a_device // config.samples_of_a_step)
 
 

@@ -61,7 +61,7 @@ class DDIMScheduler:
         return self._schedule.alphas_cumprod
 
     def set_timesteps(self, num_inference_steps: int) -> None:
-        """Sets T.
+        """Sets the number of denoising steps, T.
 
         Raises:
           ValueError: If there are not so many timesteps.
@@ -134,12 +134,12 @@ class DDPOStableDiffusionPipeline(abc.ABC):
 
     @abc.abstractmethod
     def attach(self, trainer: OwnedDDPO) -> None:
-        """From here on the pipeline samples and saves with this trainer's parameters."""
+        """Makes the pipeline sample and save with this trainer's parameters."""
 
     @property
     @abc.abstractmethod
     def scheduler(self) -> DDIMScheduler:
-        """DDIM."""
+        """Scheduler of DDIM."""
 
     @abc.abstractmethod
     def save_pretrained(self, output_dir: str | os.PathLike[str]) -> None:
@@ -208,7 +208,7 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         self._call = ImageCall(self.model)
 
     def attach(self, trainer: OwnedDDPO) -> None:
-        """From here on the pipeline samples and saves with this trainer's parameters."""
+        """Makes the pipeline sample and save with this trainer's parameters."""
         self._trainer, self._parts = trainer, None
 
     def parts(self) -> Parts:
@@ -343,7 +343,7 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
 
     @property
     def scheduler(self) -> DDIMScheduler:
-        """DDIM."""
+        """Scheduler of DDIM."""
         return self._scheduler
 
     def get_trainable_layers(self) -> Params:

@@ -518,7 +518,7 @@ class DPOTrainer(FlatTrainer):
         return Method(**shared_fields(config, Method) | named)
 
     def _reference_source(self, handle: ModelHandle) -> Any:
-        """Where a reference of its own comes from; None: the policy as it starts is the same."""
+        """Source of a separate reference; None: the policy as it starts is the reference."""
         given, found = self._ref_model, self.flat.ref_model_init_kwargs
         kwargs = found if isinstance(found, dict) else {}
         if given is None:

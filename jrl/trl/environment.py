@@ -51,7 +51,7 @@ class TextHistory:
 
     @property
     def tokens(self) -> Any:
-        """All ids."""
+        """Ids of the whole history."""
         return as_torch(self._tokens)
 
     @property

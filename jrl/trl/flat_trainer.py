@@ -83,7 +83,7 @@ class Given:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Given:
-        """Those of a constructor's arguments, by their names; a `processing_class` is the tokenizer."""
+        """Selects from a constructor's arguments, by name; a `processing_class` is the tokenizer."""
         names = {entry.name for entry in dataclasses.fields(cls)}
         found = {name: value for name, value in arguments.items() if name in names}
         newer = arguments["processing_class"]
@@ -746,7 +746,7 @@ class FlatTrainer(abc.ABC):
 
     @property
     def accelerator(self) -> Accelerator:
-        """Who this process is."""
+        """Stand-in for accelerate's object, which says which process this is."""
         return Accelerator()
 
     def num_examples(self, dataloader: Any) -> int:
@@ -834,16 +834,16 @@ class Watched(OfflineTrainer):
 
     @cached_property
     def own_objective(self) -> Callable[[Params, Frozen, Any], Loss] | None:  # type: ignore[override]
-        """The owner's."""
+        """Objective of the owner; None: the configured one."""
         return self.owner.own_objective()
 
     @cached_property
     def own_loss(self) -> PairsLoss | None:
-        """The owner's."""
+        """Loss of the owner for pairs of log-probabilities; None: the configured one."""
         return self.owner.own_loss()
 
     def run_evaluation(self, step: int) -> Evaluation | None:
-        """The owner's, which asks for jrl's own."""
+        """Evaluates by the owner's method, which asks for jrl's own."""
         return self.owner.run_evaluation(step, super().run_evaluation)
 
 

@@ -89,7 +89,7 @@ class ValueHeadView:
 
     @property
     def summary(self) -> Tensors:
-        """Its linear layer: weight (1 H) and bias (1).
+        """Linear layer of the head: weight (1 H) and bias (1).
 
         Raises:
           AttributeError: If the head has two layers.
@@ -144,7 +144,7 @@ class ModelHandle:
     _loaded: LoadedModel | None = field(default=None, repr=False, compare=False)
 
     def attach(self, trainer: Trainer) -> None:
-        """From here on the handle answers with this trainer's parameters."""
+        """Makes the handle answer with this trainer's parameters."""
         self.trainer, self._loaded = trainer, None
 
     def add_model_tags(self, tags: str | Iterable[str]) -> None:
@@ -321,7 +321,7 @@ class ModelHandle:
         return self
 
     def gradient_checkpointing_enable(self, **options: Any) -> None:
-        """Without effect, said once: a trainer's configuration decides (`gradient_checkpointing`)."""
+        """No effect, said once: a trainer's configuration decides (`gradient_checkpointing`)."""
         del options
         warn_ignored("gradient_checkpointing_enable", "the trainer's `gradient_checkpointing` decides")
 
@@ -332,7 +332,7 @@ class ModelHandle:
 
     @property
     def device(self) -> Any:
-        """Where ids for `generate` may stand: the host."""
+        """Device of ids for `generate`: the host."""
         torch = sys.modules.get("torch")
         return "cpu" if torch is None else torch.device("cpu")
 

@@ -259,7 +259,7 @@ class IterativeSFTTrainer(SFTTrainer):
 
 
 def _cut(row: list[int], length: int, side: int) -> list[int]:
-    """At most so many ids: the last ones (−1) or the first ones (1)."""
+    """Cuts a row to so many ids: the last ones (−1) or the first ones (1)."""
     return row[-length:] if side < 0 else row[:length]
 
 

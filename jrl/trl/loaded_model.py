@@ -115,7 +115,7 @@ class LoadedModel:
         return cls(*parts, trainer.lenient_policy, trainer.adapter, trainer.base_model)
 
     def generate(self, input_ids: Any, attention_mask: Any, kwargs: Mapping[str, Any]) -> np.ndarray:
-        """See `ModelHandle.generate`."""
+        """Samples completions; see `ModelHandle.generate`."""
         tokens = np.atleast_2d(np.asarray(input_ids)).astype(np.int32)
         mask = np.ones(tokens.shape, bool) if attention_mask is None else np.asarray(attention_mask) != 0
         config, start = self.lm.hf_config, self.lm.decoder_start_token_id

@@ -61,7 +61,7 @@ class Held:
 
     @classmethod
     def of_trainer(cls, trainer: Trainer, *, heads: bool) -> Held:
-        """Those of a trainer's model, as they are now.
+        """Tensors of a trainer's model, as they are now.
 
         Raises:
           ValueError: If it trains neither a language model nor a classifier.

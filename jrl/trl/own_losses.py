@@ -44,7 +44,7 @@ class TracedOutput:
     loss: Array | None = None
 
     def __getitem__(self, key: str | int) -> Array:
-        """By name, or by place among what there is, the loss first."""
+        """Output by name, or by place among those there are, the loss first."""
         found: Mapping[str, Array] = {"logits": self.logits}
         if self.loss is not None:
             found = {"loss": self.loss, "logits": self.logits}

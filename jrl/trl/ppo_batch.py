@@ -149,7 +149,7 @@ def model_inputs(
 def action_columns(
     inputs: dict[str, np.ndarray], queries: Sequence[Any], responses: Sequence[Any], response_masks: Any
 ) -> np.ndarray:
-    """Where the *next* token is one that the policy chose, int32 (B, L − 1), whichever side is padded.
+    """Mask of the columns whose *next* token the policy chose, int32 (B, L − 1), whichever side is padded.
 
     Args:
       inputs: From `model_inputs`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the statistics of a step go: the tracker that the configuration names."""
+"""Logging of a step's statistics to the tracker that the configuration names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StatsLog:
         rewards: Sequence[Any],
         columns: Sequence[str],
     ) -> None:
-        """See `PPOTrainer.log_stats`."""
+        """Logs a step's statistics; see `PPOTrainer.log_stats`."""
         if not any(name in batch for name in ("query", "response")):
             warnings.warn(
                 f"`batch` has neither `query` nor `response`, only {sorted(batch)}: no table is logged.",

@@ -125,7 +125,7 @@ class StepwisePPO(PPOTrainer):
         return replace(bundle, params={**bundle.params, "v_head": placed})
 
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
-        """With another checkpoint as the reference where one was given."""
+        """Builds the trainer, with another checkpoint as the reference where one was given."""
         super().build(params, make_reference if self._reference_path is None else self._other_reference)
 
     def _other_reference(self) -> Params:

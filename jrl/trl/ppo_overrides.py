@@ -80,7 +80,7 @@ class OverriddenMaths:
         return Credit(*self.advantage_parts(rewards, values, mask)[1:])
 
     def reward_parts(self, scores: Array, scored: Scored, mask: Array, kl_coef: Array) -> RewardParts:
-        """See `RewardParts`."""
+        """Rewards and penalties of the rollouts; see `RewardParts`."""
         kl = zero_masked(KL_PENALTIES[self._config.kl_penalty](scored), mask)
         own = self.own.get("compute_rewards")
         if own is None:

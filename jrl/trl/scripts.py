@@ -188,7 +188,7 @@ def get_quantization_config(model_args: ModelConfig) -> str | None:
 
 
 def get_kbit_device_map() -> None:
-    """Where torch would put quantised weights; the mesh decides that here."""
+    """Device map of quantised weights in torch; the mesh decides it here, so there is none."""
 
 
 def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
@@ -225,7 +225,7 @@ def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
 
 
 def _by_split(splits: dict[str, Sequence[Any]]) -> Any:
-    """As `datasets` has it, if it is there and all rows have the same columns."""
+    """Splits as `datasets` has them, if it is there and all rows have the same columns."""
     rows = [row for part in splits.values() for row in part]
     alike = all(isinstance(row, Mapping) and row.keys() == rows[0].keys() for row in rows)
     if not alike or importlib.util.find_spec("datasets") is None:

@@ -23,7 +23,7 @@ class WatchedHistory:
         self._watch = Watch(history, RULES if watch else ())
 
     def state(self) -> dict[str, Any]:
-        """Where the watch stands, as plain JSON."""
+        """State of the watch, as plain JSON."""
         return self._watch.state()
 
     def load(self, found: Mapping[str, Any]) -> None:

@@ -98,7 +98,7 @@ def _wrapped(function: Any, kind: type[SeedFunction], offered: Sequence[str], ro
 
 
 def _parameters(function: Callable[..., Any]) -> Any:
-    """By name; None where there is no signature to read."""
+    """Parameters of a function by name; None where there is no signature to read."""
     try:
         return inspect.signature(function).parameters
     except ValueError:  # some built-in functions have none
@@ -159,7 +159,7 @@ def _is_byte(token: str | None) -> bool:
 
 
 def _ends_in_text(output: str, count: int, tokenizer: Any) -> list[int] | None:
-    """Where each token of the text ends, if it has so many: with or without special tokens, or with an EOS behind."""
+    """End of each token in the text, if it has so many: with or without special tokens, or with an EOS behind."""
     if not tokenizer.is_fast:
         return None
     for special in (True, False):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Where the loop stands; a checkpoint holds it.
+    """Position of the loop; a checkpoint holds it.
 
     Attributes:
       epochs: Done, their callback included.

@@ -46,7 +46,7 @@ def stats_of(metrics: Metrics) -> dict[str, Any]:
 def advantages_and_returns(
     config: PPOConfig, values: Any, rewards: Any, response_length: int, use_whitening: bool | None
 ) -> tuple[Any, Any]:
-    """See `jrl.trlx.PPOConfig.get_advantages_and_returns`."""
+    """Advantages and returns; see `jrl.trlx.PPOConfig.get_advantages_and_returns`."""
     v, r = (as_array(x, jnp.float32)[:, :response_length] for x in (values, rewards))
     everywhere = jnp.ones(v.shape, bool)
     advantages = gae(r, v, everywhere, gamma=config.gamma, gae_lambda=config.lam)
@@ -56,7 +56,7 @@ def advantages_and_returns(
 
 
 def ppo_mean_loss(config: PPOConfig, now: Mapping[str, Any], mask: Any) -> tuple[Any, dict[str, Any]]:
-    """See `jrl.trlx.PPOConfig.loss`; `now` holds its arguments by their names."""
+    """Mean PPO loss; see `jrl.trlx.PPOConfig.loss`; `now` holds its arguments by their names."""
     given = {name: as_array(array, jnp.float32) for name, array in now.items()}
     logprobs, values = given.pop("logprobs"), given.pop("values")
     real = as_array(mask, jnp.float32) != 0
@@ -74,7 +74,7 @@ def ppo_mean_loss(config: PPOConfig, now: Mapping[str, Any], mask: Any) -> tuple
 
 
 def ilql_mean_loss(config: ILQLConfig, outputs: Any, labels: Any) -> tuple[Any, dict[str, Any]]:
-    """See `jrl.trlx.ILQLConfig.loss`."""
+    """Mean ILQL loss; see `jrl.trlx.ILQLConfig.loss`."""
     logits, (qs, target_qs, vs) = outputs
     seq2seq = isinstance(labels, ILQLSeq2SeqBatch)
     tokens = as_array(labels.decoder_input_ids if seq2seq else labels.input_ids, jnp.int32)

@@ -122,7 +122,7 @@ class Chat(NamedTuple):
         return ids, mask
 
     def end_before_others(self, messages: list[dict[str, Any]], number: int, ids: list[int]) -> int | None:
-        """Where the turn of message `number` ends, for a template that writes the last turn of all otherwise.
+        """End of the turn of message `number`, for a template that writes the last turn of all otherwise.
 
         What the messages up to the next assistant's add is seen where this turn is left out; the dialogue up to there
         must end with just that. None where it does not, or the template refuses messages without the turn.

@@ -68,6 +68,6 @@ def completion_mask(
 
 
 def places(tokens: Sequence[int], template: Sequence[int]) -> list[int]:
-    """Where a template begins, in their order."""
+    """Columns at which a template begins, in order."""
     size, wanted = len(template), list(template)
     return [start for start in range(len(tokens) - size + 1) if list(tokens[start : start + size]) == wanted]

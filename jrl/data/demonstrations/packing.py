@@ -218,7 +218,7 @@ class PackedSet(RowSet):
         return fingerprint(self.rows, self.lengths)
 
     def batch_of(self, indices: Int[np.ndarray, "B"], real: Bool[np.ndarray, "B"]) -> Sequences:
-        """These rows as one batch."""
+        """Collates rows to a batch."""
         rows = [PackedRow(self.rows[index], self.lengths[index]) for index in indices]
         return collate_packed(rows, real, pad_token_id=self.pad_token_id, capacity=self.max_length)
 

@@ -97,7 +97,7 @@ class PairSet(RowSet):
 
     @property
     def pairs(self) -> list[Pair]:
-        """The samples."""
+        """Samples of the set."""
         assert self.contexts is not None
         return [Pair(context, row) for context, row in zip(self.contexts, self.rows, strict=True)]
 

@@ -92,7 +92,7 @@ class RowSet:
         return self.batch_of(*batch_rows(step, batch_size, size=len(self), seed=self._seed))
 
     def batch_of(self, indices: Int[np.ndarray, "B"], real: Bool[np.ndarray, "B"]) -> Sequences:
-        """These rows as one batch; those that are not `real` are masked."""
+        """Collates rows to a batch; those that are not `real` are masked."""
         contexts = self.contexts
         return learned_rows(
             [self.rows[index] for index in indices],

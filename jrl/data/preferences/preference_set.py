@@ -155,7 +155,7 @@ class PreferenceSet:
         return self.batch_of(*batch_rows(step, batch_size, size=len(self), seed=self._seed))
 
     def batch_of(self, indices: Int[np.ndarray, "B"], real: Bool[np.ndarray, "B"]) -> PreferenceBatch:
-        """These of `rows` as one batch.
+        """Collates pairs of `rows` to a batch.
 
         Both completions have rows of one width L and windows of one width T, each the bucket of its longest: there may
         be as many programs as pairs of the two occur, times the buckets of contexts.
@@ -273,7 +273,7 @@ class ComparisonSet:
         return self.batch_of(*batch_rows(step, batch_size, size=len(self), seed=self._seed))
 
     def batch_of(self, indices: Int[np.ndarray, "B"], real: Bool[np.ndarray, "B"]) -> ComparisonBatch:
-        """These of `rows` as one batch, both texts in arrays of one width, the bucket of the longest.
+        """Collates pairs of `rows` to a batch, both texts in arrays of one width, the bucket of the longest.
 
         Args:
           indices: Numbers of `rows`.

@@ -160,5 +160,5 @@ def _dialogue(tokenizer: Any, messages: list[dict[str, Any]], pair: Preference) 
 
 
 def _ended(ids: list[int], tokenizer: Any) -> list[int]:
-    """With EOS behind it, unless it ends with one."""
+    """Appends EOS, unless the ids end with one."""
     return ids if ids[-1:] == [tokenizer.eos_token_id] else [*ids, tokenizer.eos_token_id]

@@ -75,7 +75,7 @@ def map_records(
 
 
 def cache_folder() -> Path:
-    """Where values are kept: `JRL_CACHE`, or ~/.cache/jrl."""
+    """Folder in which values are kept: `JRL_CACHE`, or ~/.cache/jrl."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "jrl")
 
 

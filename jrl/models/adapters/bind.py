@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a configuration to an adapter of one model: which parameters it touches, and of what shapes its own are."""
+"""Binds an adapter's configuration to a model: the parameters it touches, and the shapes of its own."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Lora:
 
 
 def _layer(module: AdaptedModule, part: Part) -> int:
-    """Where a projection lies among the layers: the first of them stands for what is below all."""
+    """Layer of a projection: the first one stands for everything below all."""
     name = part.path[0]
     match = re.fullmatch(r"layers_(\d+)", name)
     if match is None and name not in _OUTSIDE_LAYERS:

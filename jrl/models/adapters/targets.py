@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules of a model LoRA adapts: names are matched as PEFT matches them."""
+"""Target modules of LoRA: names are matched as PEFT matches them."""
 
 from __future__ import annotations
 

@@ -112,13 +112,13 @@ class Embeddings(nn.Module):
         self.position_embedding = Table(config.max_position_embeddings, config.hidden_size, _INIT_RANGE, None)
 
     def __call__(self, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
-        """Their sum."""
+        """Sum of the embeddings of token and position."""
         positions = jnp.arange(tokens.shape[1])[None]
         return self.token_embedding(tokens) + self.position_embedding(positions)
 
 
 class LayerStack(nn.Module):
-    """The blocks.
+    """Stack of the blocks.
 
     Attributes:
       config: The whole network's.
@@ -194,7 +194,7 @@ class ClipText:
         return clip_entries(self.config)
 
     def stored_config(self) -> dict[str, Any]:
-        """Its config.json, as transformers reads it."""
+        """Contents of config.json, as transformers reads it."""
         return stored_clip_config(self.config)
 
 

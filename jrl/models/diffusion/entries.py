@@ -17,7 +17,7 @@ from jrl.models.families.base import Entry, Shape, Transform, linear, vector
 
 
 def path_of(name: str) -> str:
-    """Where the parameters of a module lie, "down_blocks_0/resnets_1" for "down_blocks.0.resnets.1"."""
+    """Path of a module's parameters, "down_blocks_0/resnets_1" for "down_blocks.0.resnets.1"."""
     return re.sub(r"\.(\d+)(?=\.|$)", r"_\1", name).replace(".", "/")
 
 

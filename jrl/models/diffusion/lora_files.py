@@ -185,7 +185,7 @@ def _place(name: str, kohya: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _matrix(tensor: np.ndarray) -> np.ndarray:
-    """Without the window of a 1 × 1 convolution."""
+    """Drops the window of a 1 × 1 convolution."""
     return tensor.reshape(tensor.shape[:2]) if tensor.ndim == 4 and tensor.shape[2:] == (1, 1) else tensor
 
 

@@ -56,7 +56,7 @@ class Part(Hashable, Protocol):
         """Every tensor of its file."""
 
     def stored_config(self) -> dict[str, Any]:
-        """Its config.json."""
+        """Contents of the part's config.json."""
 
 
 def read_part(folder: Path, part: Part, filed: PartFiles, variant: str | None) -> dict[str, Any]:

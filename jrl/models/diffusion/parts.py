@@ -23,7 +23,7 @@ class Denoiser(Protocol):
 
     @property
     def config(self) -> Any:
-        """Its architecture; `in_channels` is C of the latents."""
+        """Architecture; `in_channels` is C of the latents."""
 
     def init(self, key: PRNGKey) -> Params:
         """Fresh weights, float32."""
@@ -58,11 +58,11 @@ class Denoiser(Protocol):
         """Every tensor of its file, and the parameter it holds."""
 
     def stored_config(self) -> dict[str, Any]:
-        """Its config.json, as diffusers reads it."""
+        """Contents of config.json, as diffusers reads it."""
 
 
 class ImageDecoder(Protocol):
-    """From latents to images."""
+    """Decoder from latents to images."""
 
     @property
     def factor(self) -> int:
@@ -79,7 +79,7 @@ class ImageDecoder(Protocol):
 
 
 class TextEncoder(Protocol):
-    """From the ids of a prompt to what the denoiser reads of it."""
+    """Encoder from the ids of a prompt to the context that the denoiser reads."""
 
     def encode(self, params: Params, tokens: Int[Array, "B Q"], *, dtype: Any) -> Float[Array, "B Q D"]:
         """Encodes prompts to one vector for each position, in `dtype`."""

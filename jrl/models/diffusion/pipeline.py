@@ -219,7 +219,7 @@ class DiffusionModel:
 
 
 def decoding_dtype(compute_dtype: Any) -> Any:
-    """In what images are decoded: float16 overflows in the decoder of Stable Diffusion, bfloat16 does not."""
+    """Dtype in which images are decoded: float16 overflows in the decoder of Stable Diffusion, bfloat16 does not."""
     return jnp.float32 if jnp.dtype(compute_dtype) == jnp.float16 else compute_dtype
 
 

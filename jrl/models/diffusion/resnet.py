@@ -59,7 +59,7 @@ class Downsample(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B Y X C"]) -> Float[Array, "B Y2 X2 C"]:
-        """As many channels on a quarter of the places."""
+        """Halves height and width; the channels stay."""
         return constrain_rows(Conv(x.shape[-1], 3, self.dtype, stride=2, name="conv")(x))
 
 
@@ -76,6 +76,6 @@ class Upsample(nn.Module):
     def __call__(
         self, x: Float[Array, "B Y X C"], size: tuple[int, int] | None = None
     ) -> Float[Array, "B Y2 X2 C"]:
-        """To `size`, as for `upsample_nearest`."""
+        """Enlarges to `size`, as `upsample_nearest` does."""
         x = Conv(x.shape[-1], 3, self.dtype, name="conv")(upsample_nearest(x, size))
         return constrain_rows(x)

@@ -94,7 +94,7 @@ class MidStage(_Stage):
     def __call__(
         self, x: Float[Array, "B Y X C"], time: Float[Array, "B E"], context: Float[Array, "B Q D"]
     ) -> Float[Array, "B Y X C"]:
-        """As many channels on as many places."""
+        """(B, Y, X, C) to the same shape."""
         scale, width = self.config.mid_block_scale_factor, x.shape[-1]
         x = self._resnet(0, width, scale)(x, time)
         x = self._attention(0, self.config.heads[-1])(x, context)
@@ -252,5 +252,5 @@ class UNet:
         return unet_entries(self.config)
 
     def stored_config(self) -> dict[str, Any]:
-        """Its config.json, as diffusers reads it."""
+        """Contents of config.json, as diffusers reads it."""
         return stored_unet_config(self.config)

@@ -77,7 +77,7 @@ class Middle(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B Y X C"]) -> Float[Array, "B Y X C"]:
-        """As many channels on as many places."""
+        """(B, Y, X, C) to the same shape."""
         groups = self.config.norm_num_groups
         x = _resnet(self.config, x.shape[-1], self.dtype, 0)(x)
         if self.config.mid_block_add_attention:
@@ -128,7 +128,7 @@ class Level(nn.Module):
 
 
 class Encoder(nn.Module):
-    """From images to the parameters of their code.
+    """Encoder from images to the parameters of their code.
 
     Attributes:
       config: The architecture.
@@ -152,7 +152,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """From the code to images.
+    """Decoder from the code to images.
 
     Attributes:
       config: The architecture.
@@ -269,7 +269,7 @@ class VAE:
         return vae_entries(self.config)
 
     def stored_config(self) -> dict[str, Any]:
-        """Its config.json, as diffusers reads it."""
+        """Contents of config.json, as diffusers reads it."""
         return stored_vae_config(self.config)
 
 

@@ -10,7 +10,7 @@ from jrl.models.families.base import Entry, Transform, linear, table, vector, vo
 
 
 def embedding_entries(config: TransformerConfig, name: str) -> list[Entry]:
-    """The embedding."""
+    """Entry of the embedding."""
     shape = (config.vocab_size, config.feature_width)
     return [Entry(f"{name}.weight", ("embed/embedding",), vocabulary(transposed=False), shape)]
 

@@ -94,7 +94,7 @@ class _Blocks:
     number: Int[Array, ""]
 
     def own_rows(self, index: Array) -> Bool[Array, "size 1"]:
-        """Which rows of a block belong to its group."""
+        """Mask of the rows of a block that belong to its group."""
         return (self.start[index] + jnp.arange(self.size) < self.stop[index])[:, None]
 
     def loop(self, step: Callable[[Array, Array], Array], carry: Array) -> Array:

@@ -279,17 +279,17 @@ class TRLConfig(native.TRLConfig):
 
     @classmethod
     def load_yaml(cls, yml_fp: str | os.PathLike[str]) -> Self:
-        """As in jrl: reads a YAML file."""
+        """Reads a YAML file, as in jrl."""
         return super().load_yaml(yml_fp)
 
     @classmethod
     def update(cls, baseconfig: native.TRLConfig | Mapping[str, Any], config: Mapping[str, Any]) -> Self:
-        """As in jrl: a new configuration from another one and changes, nested or by dotted name."""
+        """New configuration from another one and changes, nested or by dotted name, as in jrl."""
         return cast(Self, super().update(baseconfig, config))
 
     @classmethod
     def _build(cls, sections: Mapping[str, Any], classes: Mapping[str, type]) -> Self:
-        """As in jrl, but a field that is missing takes trlX's default where there is one."""
+        """Builds the configuration as in jrl, but a missing field takes trlX's default where there is one."""
         faces = {name: _FACES.get(section, section) for name, section in classes.items()}
         filled = {name: defaults_of(faces[name]) | dict(sections[name]) for name in sections}
         return super()._build(filled, classes)

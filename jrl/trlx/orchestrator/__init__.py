@@ -73,7 +73,7 @@ class PPOOrchestrator(Orchestrator):
         return self.trainer.reward_fn(samples)
 
     def make_experience(self, num_rollouts: int = 1024, iter_count: int = 0) -> None:
-        """As `AcceleratePPOTrainer.make_experience`."""
+        """Collects rollouts; see `AcceleratePPOTrainer.make_experience`."""
         self.trainer.make_experience(num_rollouts, iter_count)
 
 
@@ -97,7 +97,7 @@ class OfflineOrchestrator(Orchestrator):
     def make_experience(  # type: ignore[override]  # the seed's own signature departs from its base class
         self, samples: Sequence[Any], rewards: Sequence[float], max_length: int = 2048
     ) -> None:
-        """As `AccelerateILQLTrainer.make_experience`, with texts split at the token.
+        """Takes samples, with texts split at the token; see `AccelerateILQLTrainer.make_experience`.
 
         Raises:
           ValueError: If a text does not hold the token; the message names its index.

@@ -266,7 +266,7 @@ class AcceleratePPOTrainer(AccelerateRLTrainer):
         self._rollouts.push(data)
 
     def load(self, directory: str | None = None, **kwargs: Any) -> None:
-        """As every trainer; what was collected before belongs to other parameters."""
+        """Loads a checkpoint; rollouts that were collected before belong to other parameters and are dropped."""
         super().load(directory, **kwargs)
         self._clear()
         self._ahead, self._num_made = None, 0
