@@ -52,7 +52,8 @@ class OnlineConfig(MethodConfig):
 
     Attributes:
       num_rollouts: Rollouts collected for one iteration, over all devices.
-      chunk_size: Prompts of one generation call, over all devices; also the batch of an evaluation.
+      chunk_size: Rollouts of one generation call, over all devices; also the batch of an evaluation.
+      num_generations: Samples of each prompt, among `num_rollouts`; algorithms that compare them need at least 2.
       missing_eos_penalty: Part of the score of a completion that `max_new_tokens` cut, with a minus sign, before
         clipping; None: nothing.
       gen_experience_kwargs: Used instead of `gen_kwargs` for rollouts; evaluation keeps `gen_kwargs`.
@@ -60,6 +61,7 @@ class OnlineConfig(MethodConfig):
 
     num_rollouts: int = 128
     chunk_size: int = 128
+    num_generations: int = 1
     missing_eos_penalty: float | None = None
     gen_experience_kwargs: dict[str, Any] | None = None
 
@@ -71,6 +73,18 @@ class OnlineConfig(MethodConfig):
             self,
             ("num_rollouts", self.num_rollouts >= 1, "at least 1"),
             ("chunk_size", self.chunk_size >= 1, "at least 1"),
+            (
+                "num_generations",
+                self.num_generations >= 1 and self.num_rollouts % self.num_generations == 0,
+                f"at least 1 and a divisor of `method.num_rollouts` = {self.num_rollouts}: all samples of a prompt "
+                "belong to one iteration",
+            ),
+            (
+                "chunk_size",
+                self.chunk_size % max(self.num_generations, 1) == 0,
+                f"a multiple of `method.num_generations` = {self.num_generations}: all samples of a prompt are drawn "
+                "in one call",
+            ),
             ("missing_eos_penalty", penalty is None or penalty >= 0, "at least 0, or None"),
             (
                 "gen_experience_kwargs",

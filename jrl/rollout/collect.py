@@ -85,7 +85,7 @@ class Call:
     """A sampling call and its results.
 
     Attributes:
-      batch: The prompts, on the host.
+      batch: The prompts, on the host, each once.
       count: Rows that are real; the others fill the call up.
       completions: What was sampled, on the device.
       followed: What the hook made of them, on the device; None without a hook.
@@ -127,6 +127,7 @@ class Collector:
       chunk_size: Most rows of a sampling call, global.
       rewards: The user's reward function; None: nothing is judged.
       as_array: What is kept of rewards, one row a sample.
+      num_generations: Samples of each prompt, which come one after another and share one pass over it.
       on_main: Whether process 0 decodes and judges all rows; else each process its own.
       ahead: Sampling calls on their way at a time.
     """
@@ -138,6 +139,7 @@ class Collector:
     chunk_size: int
     rewards: RewardCall | None = None
     as_array: AsArray = totals
+    num_generations: int = 1
     on_main: bool = False
     ahead: int = AHEAD
 
@@ -161,7 +163,7 @@ class Collector:
           params: Trainable parameters.
           frozen: The rest.
           prompts: The set.
-          indices: Of its prompts, at least one; a prompt may come several times.
+          indices: Of its prompts, one a sample; `num_generations` equal ones in a row.
           settings: How to sample.
           key: Of this collection. Sample i is drawn with key and i alone, whatever the chunk size.
           label: Names the file that keeps what the reward function failed on.
@@ -222,7 +224,7 @@ class Collector:
         def dispatch(number: int) -> Call:
             start = number * rows_of_call
             numbers = np.arange(start, start + rows_of_call) % total
-            batch = prompts.rows(indices[numbers], width=width)
+            batch = prompts.rows(indices[numbers[:: self.num_generations]], width=width)
             inputs = place_rows(self.mesh, batch.inputs)
             completions = self.sampler(params, frozen, inputs, numbers, settings, key)
             followed = None if follow is None else follow(inputs, completions)
@@ -241,7 +243,7 @@ class Collector:
             with clock("decode"):
                 texts = decode_rows(
                     self.tokenizer,
-                    [call.batch.token_lists[row] for row in rows],
+                    [call.batch.token_lists[row // self.num_generations] for row in rows],
                     tokens,
                     lengths,
                     eos_token_ids=settings.eos_token_id,

@@ -22,6 +22,7 @@ from jrl.ops.alignment import join, length_mask
 from jrl.ops.rewards import missing_eos_penalty, place_scores
 from jrl.placement import rows_sharding
 from jrl.rollout.collect import Clock, Collected, Collector
+from jrl.rollout.generate import repeat_rows
 from jrl.rollout.health import sampler_agreement
 from jrl.rollout.rewards import RewardError, to_reward_matrix
 from jrl.rollout.sampler import GenerationSettings
@@ -68,6 +69,7 @@ class ExperienceCollector:
       settings: How to sample.
       num_rollouts: Rollouts an iteration, global.
       logprob_chunk_bytes: Largest logits array of the scoring pass.
+      num_generations: Samples of each prompt; must divide `num_rollouts` and the rows of a call.
       missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
       with_full_kl: Whether the scoring pass compares whole distributions with the reference's.
     """
@@ -80,13 +82,21 @@ class ExperienceCollector:
         settings: GenerationSettings,
         *,
         num_rollouts: int,
+        num_generations: int = 1,
         logprob_chunk_bytes: int,
         missing_eos_penalty: float | None,
         with_full_kl: bool = False,
     ) -> None:
         chunk_size = min(collector.chunk_size, num_rollouts)
         # One call ahead: behind it, scoring keeps the device busy.
-        self._collect = replace(collector, chunk_size=chunk_size, as_array=self._as_matrix, ahead=1)
+        self._collect = replace(
+            collector,
+            chunk_size=chunk_size,
+            as_array=self._as_matrix,
+            num_generations=num_generations,
+            ahead=1,
+        )
+        self._num_generations = num_generations
         self._prompts, self._settings = prompts, settings
         self._num_rollouts, self._missing_eos_penalty = num_rollouts, missing_eos_penalty
         score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes, with_full_kl=with_full_kl)
@@ -99,7 +109,8 @@ class ExperienceCollector:
             completions: Completions,
             temperature: jax.Array,
         ) -> tuple[Sequences, Scored]:
-            sequences = join(inputs, completions, pad_token_id=settings.pad_token_id)
+            rows = repeat_rows(inputs, num_generations)
+            sequences = join(rows, completions, pad_token_id=settings.pad_token_id)
             return sequences, score(params, frozen, ref_params, sequences, temperature)
 
         mesh = collector.mesh
@@ -142,11 +153,12 @@ class ExperienceCollector:
             return self._join_and_score(params, frozen, ref_params, inputs, completions, temperature)
 
         numbers = np.arange(self._num_rollouts) + iteration * self._num_rollouts
+        prompts = self._prompts.order(numbers // self._num_generations)
         collected = self._collect(
             params,
             frozen,
             self._prompts,
-            self._prompts.order(numbers),
+            prompts,
             self._settings,
             key,
             label=f"iteration_{iteration:06d}",
@@ -175,6 +187,7 @@ class ExperienceCollector:
             np.where(failed[:, None], 0.0, rewards).astype(np.float32),
             np.where(failed, 0, texts.lengths).astype(np.int32),
             ended,
+            None if self._num_generations == 1 else np.arange(self._num_rollouts) // self._num_generations,
             counts=tuple(call.count for call in collected.calls),
             pad_token_id=self._settings.pad_token_id,
             eos_penalty=self._missing_eos_penalty,
@@ -214,6 +227,7 @@ def assemble(
     rewards: jax.Array,
     lengths: jax.Array,
     ended: jax.Array,
+    groups: jax.Array | None = None,
     *,
     counts: tuple[int, ...],
     pad_token_id: int,
@@ -228,6 +242,7 @@ def assemble(
       rewards: Of the actions (N T).
       lengths: Completion lengths after stop strings, (N,); 0 leaves a row out of everything.
       ended: False where the length limit cut the row, (N,).
+      groups: As in `Rollouts`, (N,).
       counts: Real rows of each call.
       pad_token_id: Replaces what is cut off.
       eos_penalty: Subtracted from the last action's reward where the row did not end; None: nothing.
@@ -249,5 +264,5 @@ def assemble(
     if eos_penalty:
         penalties = missing_eos_penalty(jnp.zeros_like(rewards[:, 0]), ended, penalty=eos_penalty)
         rewards = rewards + place_scores(penalties, mask)
-    rollouts = Rollouts(Sequences(inputs, rows.starts, mask), scored, rewards)
+    rollouts = Rollouts(Sequences(inputs, rows.starts, mask), scored, rewards, sampler_logprobs, groups)
     return rollouts, sampler_agreement(scored.logprobs, sampler_logprobs, mask)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from jrl.typing import (
     SamplingKnobs,
 )
 
+Tree = TypeVar("Tree")
+
 
 class Generate(Protocol):
     """A sampler."""
@@ -38,7 +40,7 @@ class Generate(Protocol):
         knobs: SamplingKnobs,
         key: PRNGKey,
     ) -> Completions:
-        """Samples one completion a row."""
+        """Samples one completion for each of `row_ids`."""
         ...
 
 
@@ -77,6 +79,7 @@ def make_generate(
     min_new_tokens: int = 0,
     repetition_penalty: float = 1.0,
     suppress_token_ids: Sequence[int] = (),
+    num_generations: int = 1,
 ) -> Generate:
     """A sampler with these static settings; the caller jits it. Temperature, top-p and ILQL's beta are traced.
 
@@ -96,12 +99,15 @@ def make_generate(
       min_new_tokens: No EOS before that many tokens.
       repetition_penalty: 1 is off.
       suppress_token_ids: Never sampled.
+      num_generations: Samples of each prompt, which share one pass over it.
     Returns:
-      `(params, frozen, prompts, row_ids, knobs, key) -> Completions` for left-padded prompts.
+      `(params, frozen, prompts, row_ids, knobs, key) -> Completions` for left-padded prompts. There are
+      `num_generations` rows in a row for each prompt: with 2, prompts (a, b) give samples (a, a, b, b).
     Raises:
       ValueError: If `max_new_tokens` is not positive; on a call, if there is a `beta` and no head that it weighs.
     """
     check_positive("max_new_tokens", max_new_tokens)
+    check_positive("num_generations", num_generations)
     processors = make_processors(
         eos_token_ids=eos_token_ids,
         top_k=top_k,
@@ -118,7 +124,8 @@ def make_generate(
         knobs: SamplingKnobs,
         key: PRNGKey,
     ) -> Completions:
-        rows, width = prompts.tokens.shape
+        width = prompts.tokens.shape[1]
+        rows = prompts.tokens.shape[0] * num_generations
         params, frozen = gather_fsdp(params), gather_fsdp(frozen)
         loop_params, loop_frozen = (
             policy.loop_weights(tree, rows, max_new_tokens) for tree in (params, frozen)
@@ -151,7 +158,9 @@ def make_generate(
             return sample(loop._replace(cache=cache), features)
 
         cache = policy.init_cache(params, frozen, prompts, width + max_new_tokens - 1)
-        features, cache = policy.decode(params, frozen, prompts, cache)
+        prefilled = policy.decode(params, frozen, prompts, cache)
+        last = jax.tree.map(lambda hidden: hidden[:, -1:], prefilled[0])
+        features, cache, prompts = repeat_rows((last, prefilled[1], prompts), num_generations)
         start = _Loop(
             step=jnp.zeros((), jnp.int32),
             cache=cache,
@@ -169,6 +178,27 @@ def make_generate(
         return Completions(end.tokens, end.lengths, end.done, end.logprobs)
 
     return generate
+
+
+def repeat_rows(tree: Tree, count: int) -> Tree:
+    """Each row of every array `count` times in a row, on the devices where it lies; what has no rows stays.
+
+    Args:
+      tree: Arrays (B ...) and numbers.
+      count: At least 1.
+    """
+    if count == 1:
+        return tree
+
+    def repeat(x: Array) -> Array:
+        if x.ndim == 0:
+            return x
+        # As a broadcast, so that the compiler sees that no row leaves its device.
+        repeated = jnp.broadcast_to(x[:, None], (x.shape[0], count, *x.shape[1:]))
+        return repeated.reshape(-1, *x.shape[1:])
+
+    found: Tree = jax.tree.map(repeat, tree)
+    return found
 
 
 def _draw(

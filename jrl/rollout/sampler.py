@@ -106,17 +106,23 @@ class Sampler:
         self, policy: PolicyFns, *, forbidden: jax.Array | None = None, mesh: Mesh | None = None
     ) -> None:
         self._policy, self._forbidden, self._mesh = policy, forbidden, mesh
-        self._programs: dict[tuple[GenerationSettings, NamedSharding | None], Program] = {}
+        self._programs: dict[tuple[GenerationSettings, NamedSharding | None, int], Program] = {}
 
-    def program(self, settings: GenerationSettings, num_rows: int) -> Program:
-        """The jitted `generate` for these settings and so many rows, made on first use."""
+    def program(self, settings: GenerationSettings, num_rows: int, num_generations: int = 1) -> Program:
+        """The jitted `generate` for these settings and so many rows, made on first use.
+
+        Args:
+          settings: How to sample.
+          num_rows: Samples of a call.
+          num_generations: Samples of each prompt.
+        """
         steered = None if settings.beta is None else 0.0
         static = replace(settings, temperature=1.0, top_p=1.0, beta=steered)
         place = None if self._mesh is None else rows_sharding(self._mesh, num_rows)
-        if (static, place) not in self._programs:
+        if (static, place, num_generations) not in self._programs:
             if self._forbidden is not None:
                 _check_successors(np.asarray(self._forbidden), settings)
-            self._programs[static, place] = jax.jit(
+            self._programs[static, place, num_generations] = jax.jit(
                 make_generate(
                     self._policy,
                     max_new_tokens=settings.max_new_tokens,
@@ -127,11 +133,12 @@ class Sampler:
                     do_sample=settings.do_sample,
                     repetition_penalty=settings.repetition_penalty,
                     suppress_token_ids=settings.suppress_tokens,
+                    num_generations=num_generations,
                 ),
                 out_shardings=place,
                 compiler_options=COMPILER_OPTIONS,
             )
-        return self._programs[static, place]
+        return self._programs[static, place, num_generations]
 
     def __call__(
         self,
@@ -147,13 +154,14 @@ class Sampler:
         Args:
           params: Trainable parameters.
           frozen: The rest.
-          prompts: Left-padded rows (B P), already on the mesh.
-          row_ids: Global number of each row: its samples depend on it and on `key` alone.
+          prompts: Left-padded rows, already on the mesh.
+          row_ids: Global number of each sample, which depends on it and on `key` alone. Where there are more of them
+            than prompts, each prompt has so many in a row, and they share one pass over it.
           settings: How to sample.
           key: Of this iteration.
         """
         knobs = settings.knobs._replace(forbidden=self._forbidden)
-        program = self.program(settings, len(row_ids))
+        program = self.program(settings, len(row_ids), len(row_ids) // prompts.tokens.shape[0])
         return program(params, frozen, prompts, jnp.asarray(row_ids), knobs, key)
 
 

@@ -107,6 +107,7 @@ class OnlineTrainer(SamplingTrainer):
             self.prompts,
             self.rollout_settings(),
             num_rollouts=num_rollouts,
+            num_generations=method.num_generations,
             logprob_chunk_bytes=self.config.train.logprob_chunk_bytes,
             missing_eos_penalty=method.missing_eos_penalty,
             with_full_kl=kl is not None and kl.penalty == "full",

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jrl.mesh import batch_sharding, replicated, tree_shardings
+from jrl.mesh import replicated, tree_shardings
+from jrl.placement import rows_sharding
 from jrl.rollout.generate import make_generate
 from jrl.typing import Completions, SamplingKnobs
 from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, loud_heads, tiny_policy, tiny_prompts
@@ -23,11 +24,14 @@ NUM_ROWS = 16
 REMATERIALIZED = "Involuntary full rematerialization"
 
 
-def sample(mesh: Mesh | None, family: str, *, is_steered: bool = False) -> Completions:
+def sample(
+    mesh: Mesh | None, family: str, *, is_steered: bool = False, num_generations: int = 1
+) -> Completions:
     """Completions of the tiny prompts under one key, on the host; those of ILQL with a transition mask."""
     policy, params, frozen, _ = tiny_policy(family, 1, num_q_heads=2 if is_steered else 0)
-    generate = jax.jit(make_generate(policy, max_new_tokens=12, eos_token_ids=(EOS_ID,), pad_token_id=PAD_ID))
-    rows: Any = (tiny_prompts(NUM_ROWS), jnp.arange(NUM_ROWS))
+    settings: dict[str, Any] = dict(max_new_tokens=12, eos_token_ids=(EOS_ID,), pad_token_id=PAD_ID)
+    generate = jax.jit(make_generate(policy, **settings, num_generations=num_generations))
+    rows: Any = (tiny_prompts(NUM_ROWS // num_generations), jnp.arange(NUM_ROWS))
     knobs, key = SamplingKnobs(jnp.float32(0.8), jnp.float32(0.95)), jax.random.key(3)
     if is_steered:
         forbidden = jnp.asarray(np.random.default_rng(0).random((VOCAB_SIZE, VOCAB_SIZE)) < 0.5)
@@ -35,16 +39,16 @@ def sample(mesh: Mesh | None, family: str, *, is_steered: bool = False) -> Compl
     if mesh is None:
         return jax.device_get(generate(params, frozen, *rows, knobs, key))
     params, frozen = (jax.device_put(tree, tree_shardings(mesh, tree)[0]) for tree in (params, frozen))
-    rows = jax.device_put(rows, batch_sharding(mesh))
+    rows = jax.tree.map(lambda x: jax.device_put(x, rows_sharding(mesh, x.shape[0])), rows)
     knobs, key = jax.device_put((knobs, key), replicated(mesh))
     with jax.set_mesh(mesh):
         return jax.device_get(generate(params, frozen, *rows, knobs, key))
 
 
 @functools.cache
-def expected(family: str, is_steered: bool) -> Completions:
+def expected(family: str, is_steered: bool, num_generations: int = 1) -> Completions:
     """What one device samples."""
-    return sample(None, family, is_steered=is_steered)
+    return sample(None, family, is_steered=is_steered, num_generations=num_generations)
 
 
 @pytest.mark.parametrize("is_steered", [False, True])
@@ -58,4 +62,17 @@ def test_lore_9_1_sampled_ids_are_those_of_one_device(
     assert REMATERIALIZED not in capfd.readouterr().err
     np.testing.assert_array_equal(actual.tokens, wanted.tokens)
     np.testing.assert_array_equal(actual.lengths, wanted.lengths)
+    np.testing.assert_allclose(actual.logprobs, wanted.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_generations", [2, 4])
+def test_samples_that_share_a_pass_over_their_prompt_are_those_of_one_device(
+    num_generations: int, mesh: Mesh, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With 4 samples each, there are fewer prompts than devices."""
+    wanted = expected("llama", False, num_generations)
+    capfd.readouterr()
+    actual = sample(mesh, "llama", num_generations=num_generations)
+    assert REMATERIALIZED not in capfd.readouterr().err
+    np.testing.assert_array_equal(actual.tokens, wanted.tokens)
     np.testing.assert_allclose(actual.logprobs, wanted.logprobs, atol=1e-5)
