@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that all language models share: their description, their start, their division. No arrays."""
+"""Base of all language models, as values: architecture, initialisation, split into trained and frozen. No arrays."""
 
 from __future__ import annotations
 

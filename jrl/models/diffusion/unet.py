@@ -34,7 +34,7 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 
 
 class _Stage(nn.Module):
-    """Base class of the ways down and up and of the middle: their blocks.
+    """Base class of the stages down, in the middle and up: their blocks.
 
     Attributes:
       config: The whole network's.
