@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jrl
-from jrl.named_functions import load_function
-from jrl.trl.commands import REWARDS, ddpo_parser
+from jrl.trl import ddpo_parser
 
 SETTINGS = {
     "pretrained_model": "stable-diffusion-v1-5/stable-diffusion-v1-5",
@@ -64,10 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     trainer = jrl.DDPOTrainer(
         config,
-        REWARDS.get(script.reward) or load_function(script.reward),
+        jrl.load_image_reward(script.reward),
         random_prompt,
         pipeline,
-        image_samples_hook=log_last_batch if hook is None else load_function(hook),
+        image_samples_hook=log_last_batch if hook is None else jrl.load_function(hook),
     )
     trainer.train()
     folder = Path(config.logdir) / "model"

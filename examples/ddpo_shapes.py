@@ -36,8 +36,8 @@ from shapes.report import Outcome, draw_report, print_table
 
 import jrl
 from jrl.image_rewards import ImageReward, brightness, jpeg_compressibility
-from jrl.models.diffusion.pipeline import DiffusionModel
-from jrl.trl.parser import TrlParser
+from jrl.models.diffusion import DiffusionModel
+from jrl.trl import TrlParser
 
 SETTINGS: Mapping[str, Any] = {
     "sample_batch_size": 32,

@@ -37,7 +37,6 @@ from sentiment.tokenizer import train_tokenizer
 from stages import RECIPES, add_flags, report, split_overrides, stopped
 
 import jrl
-from jrl.trainers.config.overrides import apply_overrides
 
 DIALOGUES = Path(__file__).resolve().parent / "dialogue" / "dialogues.jsonl"
 STOP_SEQUENCES = ("Human:", "human:", "Assistant:", "assistant:")
@@ -57,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, rest = top.parse_known_args(argv)
     overrides, sft_overrides = split_overrides(rest)
     began, console, folder = time.perf_counter(), Console(), Path(flags.output_dir)
-    config = apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / f"{flags.method}_dialogue.yaml"), overrides)
+    config = jrl.apply_overrides(
+        jrl.TRLConfig.load_yaml(RECIPES / f"{flags.method}_dialogue.yaml"), overrides
+    )
     records = [json.loads(line) for line in Path(flags.dialogues).read_text(encoding="utf-8").splitlines()]
     heldout, train = records[: flags.num_eval_prompts], records[flags.num_eval_prompts :]
     preference = Preference(*columns(train))
@@ -67,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     start = flags.model
     if start is None:
-        sft_config = apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / "sft_dialogue.yaml"), sft_overrides)
+        sft_config = jrl.apply_overrides(
+            jrl.TRLConfig.load_yaml(RECIPES / "sft_dialogue.yaml"), sft_overrides
+        )
         start = pretrain(train, folder, config=sft_config, seed=flags.seed)
         if start is None:
             return stopped(console, argv, folder, "--sft.train.resume_from_checkpoint", folder / "sft")

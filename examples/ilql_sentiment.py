@@ -28,7 +28,6 @@ from sentiment.rewards import vader
 from stages import RECIPES, add_flags, report, split_overrides, stopped
 
 import jrl
-from jrl.trainers.config.overrides import apply_overrides
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,12 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, rest = top.parse_known_args(argv)
     overrides, sft_overrides = split_overrides(rest)
     began, console, folder = time.perf_counter(), Console(), Path(flags.output_dir)
-    config = apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / "ilql_sentiment.yaml"), overrides)
+    config = jrl.apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / "ilql_sentiment.yaml"), overrides)
     corpus, rewards = read_corpus(flags)
 
     start = flags.model
     if start is None:
-        sft_config = apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / "sft_sentiment.yaml"), sft_overrides)
+        sft_config = jrl.apply_overrides(
+            jrl.TRLConfig.load_yaml(RECIPES / "sft_sentiment.yaml"), sft_overrides
+        )
         start = pretrain(corpus, folder, config=sft_config, seed=flags.seed)
         if start is None:
             return stopped(console, argv, folder, "--sft.train.resume_from_checkpoint", folder / "sft")

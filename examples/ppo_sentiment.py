@@ -33,8 +33,6 @@ from stages import RECIPES, add_flags, split_overrides, stopped
 
 import jrl
 from jrl.cli import add_reward_flags
-from jrl.trainers.config.overrides import apply_overrides
-from jrl.trainers.loading.setup import reward_mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,15 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     flags, ppo_overrides, sft_overrides = parse(argv)
     began, console, folder = time.perf_counter(), Console(), Path(flags.output_dir)
-    config = apply_overrides(jrl.TRLConfig.load_yaml(flags.config), ppo_overrides)
+    config = jrl.apply_overrides(jrl.TRLConfig.load_yaml(flags.config), ppo_overrides)
     choice = dict(label=flags.reward_label, output=flags.reward_output)
-    reward_fn = reward_named(flags.reward, **choice, mesh=reward_mesh(config))
+    reward_fn = reward_named(flags.reward, **choice, mesh=jrl.reward_mesh(config))
     corpus = read_corpus(flags)
 
     start = flags.model
     if start is None:
         console.rule("Supervised fine-tuning")
-        sft_config = apply_overrides(jrl.TRLConfig.load_yaml(flags.sft_config), sft_overrides)
+        sft_config = jrl.apply_overrides(jrl.TRLConfig.load_yaml(flags.sft_config), sft_overrides)
         start = pretrain(corpus, folder, config=sft_config, tokenizer_path=flags.tokenizer, seed=flags.seed)
         if start is None:
             return stopped(console, argv, folder, "--sft.train.resume_from_checkpoint", folder / "sft")

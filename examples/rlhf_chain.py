@@ -34,8 +34,6 @@ from sentiment.pretrain import pretrain
 from stages import MAIN, RECIPES, add_flags, split_by_stage, stopped
 
 import jrl
-from jrl.trainers.base import Trainer
-from jrl.trainers.config.overrides import apply_overrides
 
 STAGE_RECIPES = {
     "sft": "sft_sentiment.yaml",
@@ -78,7 +76,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, jrl.TRLCon
             f"{overrides[MAIN][0]} names no stage: --sft., --reward., --ppo. or --dpo. must stand in front."
         )
     return flags, {
-        stage: apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / recipe), overrides[stage])
+        stage: jrl.apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / recipe), overrides[stage])
         for stage, recipe in STAGE_RECIPES.items()
     }
 
@@ -124,7 +122,7 @@ class Chain:
             },
         )
 
-    def train(self, stage: str, start: Path, **data: Any) -> Trainer:
+    def train(self, stage: str, start: Path, **data: Any) -> jrl.Trainer:
         """Runs a stage to its end; its model lies in `<stage>_model`."""
         trainer = jrl.train(config=self.config(stage, start), **data)
         if trainer.interrupted:

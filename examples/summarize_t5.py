@@ -30,7 +30,6 @@ from summaries.rouge import rouge
 from transformers import T5Config
 
 import jrl
-from jrl.trainers.config.overrides import apply_overrides
 
 ARTICLES = Path(__file__).resolve().parent / "summaries" / "articles.jsonl"
 ARCHITECTURE = dict(d_model=128, d_kv=32, num_heads=4, d_ff=512, num_layers=2, dropout_rate=0.0)
@@ -48,13 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, rest = top.parse_known_args(argv)
     overrides, sft_overrides = split_overrides(rest)
     began, console, folder = time.perf_counter(), Console(), Path(flags.output_dir)
-    config = apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / "ppo_summarize_t5.yaml"), overrides)
+    config = jrl.apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / "ppo_summarize_t5.yaml"), overrides)
     articles = [json.loads(line) for line in Path(flags.articles).read_text(encoding="utf-8").splitlines()]
     heldout, train = articles[: flags.num_eval_prompts], articles[flags.num_eval_prompts :]
 
     start = flags.model
     if start is None:
-        sft_config = apply_overrides(
+        sft_config = jrl.apply_overrides(
             jrl.TRLConfig.load_yaml(RECIPES / "sft_summarize_t5.yaml"), sft_overrides
         )
         start = pretrain(train, heldout, folder, config=sft_config, seed=flags.seed)

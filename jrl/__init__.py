@@ -13,10 +13,16 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import jrl.trainers.diffusion.ddpo
 import jrl.trainers.dpo
 import jrl.trainers.reward  # noqa: F401
-from jrl import distributed, learners, losses, ops
+from jrl import data, distributed, image_rewards, learners, losses, ops, rewards, rollout, typing
 from jrl.api import train
-from jrl.data.sources.records import RecordStream, read_records
-from jrl.data.tokenizer import load_tokenizer
+from jrl.data import (
+    RecordStream,
+    load_prompts,
+    load_rewarded_samples,
+    load_samples,
+    load_tokenizer,
+    read_records,
+)
 from jrl.learners.config import MethodConfig, OnlineConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
@@ -33,10 +39,13 @@ from jrl.methods import (
     default_rft_config,
     default_sft_config,
 )
+from jrl.named_functions import load_function, load_image_reward, load_reward
 from jrl.notebook import Model, estimate_cost, load_model, save_model
+from jrl.trainers.base import Trainer
 from jrl.trainers.config.defaults import default_config
 from jrl.trainers.config.layouts import register_layout
 from jrl.trainers.config.method import Footprint, Method, register
+from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.registry import register_method, register_pipeline, register_trainer
 from jrl.trainers.config.trl_config import (
     ModelConfig,
@@ -48,6 +57,7 @@ from jrl.trainers.config.trl_config import (
 )
 from jrl.trainers.ilql import ILQLTrainer
 from jrl.trainers.loading.reward_model import RewardModel, load_reward_model
+from jrl.trainers.loading.setup import reward_mesh
 from jrl.trainers.online import OnlineTrainer
 from jrl.trainers.ppo import PPOTrainer
 from jrl.trainers.rft import RFTTrainer
@@ -68,9 +78,6 @@ _FLAT = {
     "RewardConfig": "jrl.trl.configs",
     "RewardTrainer": "jrl.trl.reward",
 }
-
-# Modules that nothing else imports.
-_MODULES = ("image_rewards", "rewards")
 
 __all__ = [
     "DDPOConfig",
@@ -105,6 +112,9 @@ __all__ = [
     "TRLConfig",
     "TokenizerConfig",
     "TrainConfig",
+    "Trainer",
+    "apply_overrides",
+    "data",
     "default_config",
     "default_ddpo_config",
     "default_dpo_config",
@@ -117,8 +127,14 @@ __all__ = [
     "estimate_cost",
     "image_rewards",
     "learners",
+    "load_function",
+    "load_image_reward",
     "load_model",
+    "load_prompts",
+    "load_reward",
     "load_reward_model",
+    "load_rewarded_samples",
+    "load_samples",
     "load_tokenizer",
     "losses",
     "ops",
@@ -127,16 +143,17 @@ __all__ = [
     "register_method",
     "register_pipeline",
     "register_trainer",
+    "reward_mesh",
     "rewards",
+    "rollout",
     "save_model",
     "train",
+    "typing",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """A public name that was not imported with the others."""
-    if name in _MODULES:
-        return importlib.import_module(f"jrl.{name}")
     if name not in _FLAT:
         raise AttributeError(f"module 'jrl' has no attribute {name!r}")
     return getattr(importlib.import_module(_FLAT[name]), name)

@@ -12,12 +12,19 @@ JPEG sizes and their quality: Black et al. 2023, arXiv:2305.13301, section 5.1 a
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["ImageReward", "brightness", "jpeg_compressibility", "jpeg_incompressibility", "target_colour"]
+__all__ = [
+    "BY_NAME",
+    "ImageReward",
+    "brightness",
+    "jpeg_compressibility",
+    "jpeg_incompressibility",
+    "target_colour",
+]
 
 ImageReward = Callable[[Any, Sequence[str], Sequence[Any]], tuple[np.ndarray, dict[str, Any]]]
 """`(images, prompts, metadata) -> (rewards, reward_metadata)`."""
@@ -155,3 +162,9 @@ def _jpeg_sizes(images: np.ndarray) -> np.ndarray:
         Image.fromarray(np.ascontiguousarray(image)).save(file, format="JPEG", quality=JPEG_QUALITY)
         sizes.append(file.tell())
     return np.asarray(sizes, np.float32) / np.float32(1000.0)
+
+
+BY_NAME: Mapping[str, ImageReward] = {
+    reward.__name__: reward for reward in (brightness, jpeg_compressibility, jpeg_incompressibility)
+}
+"""Rewards that a file or a flag may name."""

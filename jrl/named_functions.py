@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from jrl import image_rewards
 from jrl.trainers.loading.reward_model import Output, load_reward_model
 
 
@@ -66,3 +67,14 @@ def load_reward(
             )
         return load_function(name)
     return load_reward_model(name, label=label, output=output or "probability", mesh=mesh)
+
+
+def load_image_reward(name: str) -> image_rewards.ImageReward:
+    """The reward of images that `--reward` of DDPO names: one of `jrl.image_rewards`, or `module:function`.
+
+    Args:
+      name: "brightness", "jpeg_compressibility", "jpeg_incompressibility", or of a function to import.
+    Raises:
+      ValueError: If there is no such function.
+    """
+    return image_rewards.BY_NAME.get(name) or load_function(name)

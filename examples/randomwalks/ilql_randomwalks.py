@@ -22,7 +22,6 @@ from randomwalks import make_randomwalks
 from rich.console import Console
 
 import jrl
-from jrl.trainers.config.overrides import apply_overrides
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "ilql_randomwalks.yaml"
 TRLX = {
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     flags, overrides = top.parse_known_args(argv)
     console, folder, clock = Console(), Path(flags.output_dir), Clock()
-    config = apply_overrides(jrl.TRLConfig.load_yaml(RECIPE), overrides)
+    config = jrl.apply_overrides(jrl.TRLConfig.load_yaml(RECIPE), overrides)
     task = make_randomwalks(seed=GRAPH_SEED)
     tokenizer = letter_tokenizer(task.letters)
     tokenizer.save_pretrained(folder / "tokenizer")

@@ -14,7 +14,6 @@ from randomwalks import make_randomwalks
 from rich.console import Console
 
 import jrl
-from jrl.trainers.config.overrides import apply_overrides
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
 
@@ -41,7 +40,9 @@ def run_online(
     )
     flags, overrides = top.parse_known_args(argv)
     console, folder, clock = Console(), Path(flags.output_dir), Clock()
-    config = apply_overrides(jrl.TRLConfig.load_yaml(RECIPES / f"{algorithm}_randomwalks.yaml"), overrides)
+    config = jrl.apply_overrides(
+        jrl.TRLConfig.load_yaml(RECIPES / f"{algorithm}_randomwalks.yaml"), overrides
+    )
     task = make_randomwalks(seed=GRAPH_SEED)
 
     curves: dict[int, Curve] = {}

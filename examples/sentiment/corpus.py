@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from jrl.data.sources.named_sources import load_samples
+import jrl
 
 from .grammar import Grammar, Writer, load_grammar, tidy
 
@@ -152,7 +152,7 @@ def load_corpus(source: str, *, num_eval_prompts: int, seed: int) -> Corpus:
       num_eval_prompts: Held-out prompts to judge by, at most what the held-out reviews give.
       seed: Of the split and the prompts.
     """
-    reviews = [text.strip() for text in load_samples(source) if text.strip()]
+    reviews = [text.strip() for text in jrl.load_samples(source) if text.strip()]
     random.Random(seed).shuffle(reviews)
     num_train = len(reviews) - len(reviews) // 10
     return split_corpus(reviews, num_train=num_train, num_eval_prompts=num_eval_prompts, seed=seed)

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jrl
-from jrl.data.batching import bucket_length, pad_left, pad_right
-from jrl.data.tokenizer import begun, prompt_prefix, tokenize
-from jrl.rollout.rewards import call_reward_fn
-from jrl.rollout.text import Texts, decode_rows
+from jrl.data import bucket_length, encode_prompts, pad_left, pad_right
+from jrl.rollout import Texts, call_reward_fn, decode_rows
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Checkpoint:
         generate = jax.jit(
             functools.partial(self.model.generate, eos_token_id=ends, pad_token_id=pad, **options)
         )
-        encoded = self._encode(prompts)
+        encoded = encode_prompts(self.tokenizer, prompts)
         width = max(map(len, encoded))
         parts = []
         for start in range(0, len(encoded), rows):
@@ -112,7 +110,7 @@ class Checkpoint:
 
     def perplexity(self, texts: Texts, *, rows: int = 64) -> float:
         """exp of the mean negative log-likelihood of a sampled token, EOS included, given what stands before it."""
-        heads = self._encode(texts.prompts)
+        heads = encode_prompts(self.tokenizer, texts.prompts)
         longest = max(len(head) + len(tail) for head, tail in zip(heads, texts.output_tokens, strict=True))
         width = bucket_length(longest)  # so that texts of two policies share a compiled program
         total = count = 0.0
@@ -135,10 +133,6 @@ class Checkpoint:
             return -jnp.sum(jnp.where(sampled, chosen, 0.0))
 
         return jax.jit(nll)
-
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        prefix = prompt_prefix(self.tokenizer)
-        return [begun(prefix, row) for row in tokenize(self.tokenizer, list(texts))]
 
 
 def judge(texts: Texts, reward_fn: Callable[..., Any], reference: Checkpoint) -> Judgement:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jax.sharding import Mesh
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
-from jrl.cli import load_reward
-from jrl.trainers.loading.reward_model import Output
+import jrl
 
 
 @functools.cache
@@ -34,9 +33,13 @@ def valence(word: str) -> float:
 
 
 def reward_named(
-    name: str, *, label: str | None = None, output: Output | None = None, mesh: Mesh | None = None
+    name: str,
+    *,
+    label: str | None = None,
+    output: Literal["probability", "logit"] | None = None,
+    mesh: Mesh | None = None,
 ) -> Callable[..., Any]:
-    """The reward function that `--reward` names: `vader`, or what `jrl.cli.load_reward` finds."""
+    """The reward function that `--reward` names: `vader`, or what `jrl.load_reward` finds."""
     if name == "vader" and label is None and output is None:
         return vader
-    return load_reward(name, label=label, output=output, mesh=mesh)
+    return jrl.load_reward(name, label=label, output=output, mesh=mesh)

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jrl.models.diffusion.pipeline import DiffusionModel
-from jrl.models.diffusion.unet import UNet
-from jrl.models.diffusion.unet_config import UNetConfig
-from jrl.ops.noise_schedule import NoiseSchedule
+from jrl.models.diffusion import DiffusionModel, UNet, UNetConfig
+from jrl.ops import NoiseSchedule
 from jrl.typing import Params
 
 from .pictures import COLOURS, SHAPES

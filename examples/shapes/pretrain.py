@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jrl.models.diffusion.pipeline import DiffusionModel
+from jrl.models.diffusion import DiffusionModel
 
 from .networks import PixelShuffle
 from .pictures import PROMPTS, draw

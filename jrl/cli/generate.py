@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.data.batching import pad_left
-from jrl.data.tokenizer import begun, load_tokenizer, prompt_prefix, tokenize
+from jrl.data.tokenizer import encode_prompts, load_tokenizer, tokenize
 from jrl.models.hub import ADAPTER_CONFIG, CONFIG
 from jrl.notebook import load_model
 from jrl.trainers.checkpoints.checkpointer import MODEL
@@ -35,10 +35,10 @@ def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], No
         )
     tokenizer = load_tokenizer(tokenizer_home(path, "--model"))
     seq2seq = model.lm.decoder_start_token_id is not None
-    rows = tokenize(tokenizer, flags.prompt, add_special_tokens=seq2seq)
-    if not seq2seq:
-        prefix = prompt_prefix(tokenizer)
-        rows = [begun(prefix, row) for row in rows]
+    if seq2seq:
+        rows = tokenize(tokenizer, flags.prompt, add_special_tokens=True)
+    else:
+        rows = encode_prompts(tokenizer, flags.prompt)
     tokens, mask = pad_left(rows, pad_token_id=tokenizer.pad_token_id)
     if not mask.any(axis=1).all():
         raise ValueError("a --prompt has no tokens; to start a document, give the BOS or EOS text.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,19 @@ def prompt_prefix(tokenizer: Any, *, add_special_tokens: bool = True) -> list[in
 def begun(prefix: list[int], ids: list[int]) -> list[int]:
     """Prepends the special tokens, unless the text has them already, as a chat template's does."""
     return ids if ids[: len(prefix)] == prefix else prefix + ids
+
+
+def encode_prompts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Encodes prompts as a decoder reads them: special tokens before each text, such as BOS, and none behind it.
+
+    Args:
+      tokenizer: A transformers tokenizer.
+      texts: Prompts; one that begins with the special tokens already, as a chat template's does, gets no second ones.
+    Returns:
+      The ids of each, of whatever length.
+    """
+    prefix = prompt_prefix(tokenizer)
+    return [begun(prefix, row) for row in tokenize(tokenizer, list(texts))]
 
 
 def cut(row: list[int], max_length: int, side: str) -> list[int]:

@@ -18,6 +18,7 @@ from jrl.trl.module_paths import PATHS, register
 
 _HOMES = {
     "best_of_n": ("BestOfNSampler",),
+    "commands": ("ddpo_parser",),
     "collators": (
         "DPODataCollatorWithPadding",
         "DataCollatorForCompletionOnlyLM",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jrl import image_rewards
 from jrl.api import prepare
 from jrl.data.sources import RecordStream, load_prompts
-from jrl.named_functions import load_function, load_reward, names_function
+from jrl.named_functions import load_function, load_image_reward, load_reward, names_function
 from jrl.trainers.base import Trainer
 from jrl.trainers.diffusion import PromptFunction, PromptList
 from jrl.trainers.loading import reward_mesh
@@ -40,6 +40,8 @@ from jrl.trl.scripts import (
     get_quantization_config,
 )
 from jrl.trl.sft import SFTTrainer
+
+__all__ = ["ddpo_parser"]
 
 Records = Sequence[Any] | RecordStream
 
@@ -305,13 +307,6 @@ def _ppo(words: Sequence[str]) -> Prepared:
 
 # Diffusion models.
 
-REWARDS: Mapping[str, Callable[..., Any]] = {
-    "brightness": image_rewards.brightness,
-    "jpeg_compressibility": image_rewards.jpeg_compressibility,
-    "jpeg_incompressibility": image_rewards.jpeg_incompressibility,
-}
-"""Rewards that a file may name; every other one is code, and named by a flag."""
-
 
 @dataclass
 class DiffusionArguments:
@@ -345,7 +340,7 @@ def ddpo_parser() -> FlatParser:
         "reinforcement learning of a diffusion model against a reward on its images",
         script_class=DiffusionArguments,
         functions={
-            "reward": lambda value: value not in REWARDS,
+            "reward": lambda value: value not in image_rewards.BY_NAME,
             "prompts": _names_function,
             "image_samples_hook": lambda _: True,
         },
@@ -359,7 +354,7 @@ def _ddpo(words: Sequence[str]) -> Prepared:
             raise ValueError(f"`{name}` must be given, got None.")
     if script.epochs is not None:
         config.num_epochs = script.epochs
-    reward = REWARDS.get(script.reward) or load_function(script.reward)
+    reward = load_image_reward(script.reward)
     prompt_function = _prompt_function(script.prompts)
     hook = None if script.image_samples_hook is None else load_function(script.image_samples_hook)
     pipeline = DefaultDDPOStableDiffusionPipeline(

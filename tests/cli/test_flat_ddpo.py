@@ -131,4 +131,4 @@ def test_from_a_recipe_to_a_model(files, tmp_path, capsys):
 
 
 def test_rewards_of_files_are_jrls_own():
-    assert set(jrl.trl.commands.REWARDS) <= set(jrl.image_rewards.__all__)
+    assert set(jrl.image_rewards.BY_NAME) <= set(jrl.image_rewards.__all__)

@@ -16,12 +16,20 @@ from jrl.models.diffusion.pipeline import (
 from jrl.models.diffusion.saving import (
     DIFFUSERS_STEM,
 )
+from jrl.models.diffusion.unet import (
+    UNet,
+)
+from jrl.models.diffusion.unet_config import (
+    UNetConfig,
+)
 
 __all__ = [
     "DIFFUSERS_STEM",
     "LORA",
     "UNET",
     "DiffusionModel",
+    "UNet",
+    "UNetConfig",
     "has_lora",
     "load_diffusion_model",
     "read_lora",
