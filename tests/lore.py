@@ -111,13 +111,8 @@ RULES = {
     "9.7": "the untrained model is scored first",
 }
 WAITS = {
-    "5.4": "a method with a dual clip",
-    "5.7": "GSPO",
-    "5.8": "CISPO",
-    **{f"4.{number}": "a method with groups of samples" for number in (11, 12, 14, 17)},
-    "4.16": "a method with an over-long penalty",
     # jrl samples with the weights that it is about to update, and waits for the update before it samples again.
-    **{f"6.{number}": "rollouts from older weights" for number in range(1, 8)},
+    **{f"6.{number}": "rollouts from older weights" for number in (1, 3, 4, 5, 7)},
 }
 _TEST = re.compile(
     r"^(class (?P<class>\w+)|(?P<indent> *)def (?P<test>test_lore_\d+_\d+_\w+)\()", re.MULTILINE

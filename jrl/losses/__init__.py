@@ -20,11 +20,11 @@ from jrl.losses.policy_gradient import (
     clipped,
     policy_gradient_loss,
     reinforce,
-    token_ratio,
 )
 from jrl.losses.ppo import ppo_loss
 from jrl.losses.reward_model import centring_loss, pairwise_loss, reward_model_loss
 from jrl.losses.sft import sft_loss
+from jrl.ops.ratios import token_ratio
 
 __all__ = [
     "Completion",

@@ -19,22 +19,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jrl.ops.checks import Scalar, check_batch
-from jrl.ops.kl import kl_k1, kl_k2, kl_k3
+from jrl.ops.kl import kl_k1, kl_k2, kl_k3, off_policy_kl
 from jrl.ops.masking import masked_mean, zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
 from jrl.ops.policy_gradient import (
-    clip_events,
     clipped_ratio_loss,
     clipped_value_loss,
     importance_ratio,
+    ratio_clip_events,
     reinforce_loss,
     value_clip_events,
 )
-from jrl.ops.reductions import LossOut, token_mean
+from jrl.ops.ratios import token_ratio
+from jrl.ops.reductions import LossOut, shared_mean, token_mean
+from jrl.ops.sampler_correction import off_policy_rows
 from jrl.typing import Metrics, Predictions
 
-Ratio = Callable[[Float[Array, "B T"], Float[Array, "B T"], Bool[Array, "B T"]], Float[Array, "B T"]]
-"""(logprobs, old_logprobs, mask) → ρ of each action. Masked log-probabilities are 0."""
+Ratio = Callable[
+    [Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"], Bool[Array, "B T"]], Float[Array, "B T"]
+]
+"""(logprobs, old_logprobs, advantages, mask) → ρ of each action; see `jrl.ops.ratios`. All are 0 where masked."""
 Reduction = Callable[[Float[Array, "B T"], Bool[Array, "B T"]], tuple[Float[Array, ""], Float[Array, ""]]]
 """(losses, mask) → (sum, weight); see `jrl.ops.reductions`."""
 
@@ -49,6 +53,10 @@ class Targets(NamedTuple):
       returns: What the critic predicts; None without one.
       mask: True on actions. Elsewhere nothing is read, so NaN may stand there.
       ref_logprobs: log π_ref of the actions; None unless the loss has a KL term.
+      sampler_logprobs: log π_s of the actions under the distribution they were drawn from; None: that of π_old.
+      weights: Of the surrogate: π_old/π_s in some form; see `jrl.ops.sampler_correction`. None: 1.
+      shares: How much each action counts, in the place of the reduction; see `jrl.ops.shared_mean`. None: by the
+        reduction.
     """
 
     old_logprobs: Float[Array, "B T"]
@@ -57,6 +65,9 @@ class Targets(NamedTuple):
     returns: Float[Array, "B T"] | None
     mask: Bool[Array, "B T"]
     ref_logprobs: Float[Array, "B T"] | None = None
+    sampler_logprobs: Float[Array, "B T"] | None = None
+    weights: Float[Array, "B T"] | None = None
+    shares: Float[Array, "B T"] | None = None
 
 
 class Surrogate(NamedTuple):
@@ -65,10 +76,12 @@ class Surrogate(NamedTuple):
     Attributes:
       losses: (ratio, logprobs, advantages) → one loss per action, unreduced.
       clip_range: ε: half-width around ρ = 1 beyond which clipping is counted; None: nothing is clipped.
+      clip_range_high: The upper half-width where it differs; None: ε.
     """
 
     losses: Callable[[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]], Float[Array, "B T"]]
     clip_range: Scalar | None = None
+    clip_range_high: Scalar | None = None
 
 
 class ValueLoss(NamedTuple):
@@ -90,36 +103,29 @@ class KLTerm(NamedTuple):
       coef: β > 0.
       estimator: (logprobs, ref_logprobs) → one value per action, such as `jrl.ops.kl_k2`. The gradient of `kl_k1` as a
         loss is noise.
+      off_policy: Whether each value is multiplied by ρ of its token, the gradient running through both: the gradient
+        of k1 and k3 is then that of KL(π_θ ‖ π_ref), on and off the policy.
     """
 
     coef: Scalar
     estimator: Callable[[Float[Array, "B T"], Float[Array, "B T"]], Float[Array, "B T"]] = kl_k2
+    off_policy: bool = False
 
 
-def token_ratio(
-    logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], mask: Bool[Array, "B T"]
-) -> Float[Array, "B T"]:
-    """ρ_t = π_θ/π_old of each action by itself.
-
-    Args:
-      logprobs: log π_θ of the actions, in nats.
-      old_logprobs: log π_old of the actions, in nats.
-      mask: True on actions; not read, since no action's ratio depends on another.
-    Reference: Schulman et al. 2017, arXiv:1707.06347, section 3.
-    Example:
-      >>> arrays = jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]])), jnp.ones((1, 1), bool)
-      >>> round(float(token_ratio(*arrays)[0, 0]), 4)
-      2.0
-    """
-    del mask
-    return importance_ratio(logprobs, old_logprobs)
-
-
-def clipped(clip_range: Scalar) -> Surrogate:
-    """PPO's surrogate: −min(ρA, clip(ρ, 1±ε)·A).
+def clipped(
+    clip_range: Scalar,
+    clip_range_high: Scalar | None = None,
+    *,
+    max_ratio: Scalar | None = None,
+    dual_clip: Scalar | None = None,
+) -> Surrogate:
+    """PPO's surrogate: −min(ρA, clip(ρ, 1±ε)·A), with the bounds of its relatives; see `clipped_ratio_loss`.
 
     Args:
       clip_range: ε > 0, half-width around ρ = 1.
+      clip_range_high: The upper half-width where it differs; None: ε.
+      max_ratio: Largest ratio of the unclipped term; None: there is none.
+      dual_clip: Largest loss of a bad action in units of |A|; None: there is none.
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     Example:
       >>> ratio, advantages = jnp.array([[1.65]]), jnp.array([[2.0]])
@@ -127,8 +133,16 @@ def clipped(clip_range: Scalar) -> Surrogate:
       -2.4
     """
     return Surrogate(
-        lambda ratio, logprobs, advantages: clipped_ratio_loss(ratio, advantages, clip_range=clip_range),
+        lambda ratio, logprobs, advantages: clipped_ratio_loss(
+            ratio,
+            advantages,
+            clip_range=clip_range,
+            clip_range_high=clip_range_high,
+            max_ratio=max_ratio,
+            dual_clip=dual_clip,
+        ),
         clip_range,
+        clip_range_high,
     )
 
 
@@ -156,6 +170,7 @@ class PolicyLoss:
       kl: KL term; None: there is none.
       entropy_coef: Weight of the entropy bonus; 0 only reports the entropy.
       ratio_threshold: A minibatch whose mean ratio exceeds this weighs nothing; None: none is left out.
+      off_policy_threshold: δ of `jrl.ops.off_policy_rows`, whose surrogates are dropped; None: none is.
       prefix: Of the metrics' names.
     """
 
@@ -166,6 +181,7 @@ class PolicyLoss:
     kl: KLTerm | None = None
     entropy_coef: float = 0.0
     ratio_threshold: float | None = None
+    off_policy_threshold: float | None = None
     prefix: str = "policy_gradient"
 
     def __call__(self, now: Predictions, targets: Targets) -> LossOut:
@@ -200,6 +216,7 @@ class PolicyLoss:
             kl=self.kl,
             entropy=entropy,
             entropy_coef=self.entropy_coef,
+            off_policy_threshold=self.off_policy_threshold,
             prefix=self.prefix,
         )
         return out._replace(metrics=out.metrics | jax.lax.stop_gradient(watched))
@@ -230,6 +247,7 @@ def policy_gradient_loss(
     kl: KLTerm | None = None,
     entropy: Float[Array, "B T"] | None = None,
     entropy_coef: Scalar = 0.0,
+    off_policy_threshold: Scalar | None = None,
     prefix: str = "policy_gradient",
 ) -> LossOut:
     """A policy gradient's loss, summed over actions. No gradient reaches `targets`, whatever the caller differentiates.
@@ -245,6 +263,7 @@ def policy_gradient_loss(
       kl: KL term; None: there is none.
       entropy: H of the whole distribution at each action; None leaves out the bonus and its metric.
       entropy_coef: c_e >= 0; the entropy is maximised.
+      off_policy_threshold: δ of `jrl.ops.off_policy_rows`, whose surrogates are dropped; None: none is.
       prefix: First part of the metrics' names.
     Returns:
       The sum over actions, their weight, and the metrics; all 0 for a batch without actions.
@@ -259,7 +278,7 @@ def policy_gradient_loss(
       >>> float(loss.loss_sum), float(loss.weight)  # ρ = 1, A = 2
       (-2.0, 1.0)
     """
-    _check_parts(targets, values, value_loss, kl, entropy, entropy_coef)
+    _check_parts(targets, values, value_loss, kl, entropy, entropy_coef, off_policy_threshold)
     mask = targets.mask
     given = {"values": values if value_loss is not None else None, "entropy": entropy}
     fixed = {name: x for name, x in targets._asdict().items() if name != "mask"}
@@ -268,24 +287,38 @@ def policy_gradient_loss(
     old = targets._replace(
         **{k: jax.lax.stop_gradient(zero_masked(x, mask)) for k, x in fixed.items() if x is not None}
     )
-    ratios = ratio(logprobs, old.old_logprobs, mask)
+    ratios = ratio(logprobs, old.old_logprobs, old.advantages, mask)
     losses = surrogate.losses(ratios, logprobs, old.advantages)
-    metrics: Metrics = {f"{prefix}/policy_loss": mean_metric(losses, mask)}
+    metrics: Metrics = {}
+    if old.weights is not None:
+        losses = losses * old.weights
+    if off_policy_threshold is not None:
+        assert old.sampler_logprobs is not None, "checked above"
+        dropped = off_policy_rows(
+            logprobs, old.sampler_logprobs, old.advantages, mask, threshold=off_policy_threshold
+        )
+        losses = jnp.where(dropped, 0.0, losses)
+        metrics[f"{prefix}/off_policy_fraction"] = mean_metric(dropped, mask)
+    metrics[f"{prefix}/policy_loss"] = mean_metric(losses, mask)
     if value_loss is not None:
         assert values is not None, "checked above"
         value_losses, found = _value_part(zero_masked(values, mask), old, value_loss, prefix)
         losses, metrics = losses + value_loss.coef * value_losses, metrics | found
-    metrics |= _ratio_metrics(logprobs, old, surrogate.clip_range, prefix)
+    metrics |= _ratio_metrics(logprobs, old, prefix) | _clip_metrics(ratios, old, surrogate, prefix)
     if kl is not None:
         assert old.ref_logprobs is not None, "checked above"
         penalties = kl.estimator(logprobs, old.ref_logprobs)
+        if kl.off_policy:
+            penalties = off_policy_kl(penalties, logprobs, old.old_logprobs)
         losses = losses + kl.coef * penalties
         metrics[f"{prefix}/kl_term"] = mean_metric(penalties, mask)
     if entropy is not None:
         entropy = zero_masked(entropy, mask)
         losses = losses - entropy_coef * entropy
         metrics[f"{prefix}/entropy"] = mean_metric(entropy, mask)
-    loss_sum, weight = reduction(losses, mask)
+    loss_sum, weight = (
+        reduction(losses, mask) if old.shares is None else shared_mean(losses, mask, old.shares)
+    )
     return LossOut(loss_sum, weight, jax.lax.stop_gradient(metrics))
 
 
@@ -296,6 +329,7 @@ def _check_parts(
     kl: KLTerm | None,
     entropy: Array | None,
     entropy_coef: Scalar,
+    off_policy_threshold: Scalar | None,
 ) -> None:
     """Refuses a part that misses what it reads."""
     missing = [
@@ -305,12 +339,14 @@ def _check_parts(
             ("targets.old_values", value_loss is not None, targets.old_values),
             ("targets.returns", value_loss is not None, targets.returns),
             ("targets.ref_logprobs", kl is not None, targets.ref_logprobs),
+            ("targets.sampler_logprobs", off_policy_threshold is not None, targets.sampler_logprobs),
         )
         if needed and found is None
     ]
     if missing:
-        why = "`kl`" if missing[0] == "targets.ref_logprobs" else "`value_loss`"
-        raise ValueError(f"`{missing[0]}` must be given beside {why}, got None.")
+        why = {"targets.ref_logprobs": "kl", "targets.sampler_logprobs": "off_policy_threshold"}
+        beside = why.get(missing[0], "value_loss")
+        raise ValueError(f"`{missing[0]}` must be given beside `{beside}`, got None.")
     if entropy is None and not (isinstance(entropy_coef, int | float) and entropy_coef == 0):
         raise ValueError(
             f"`entropy` must be given where `entropy_coef` is not 0, got None and {entropy_coef}. "
@@ -334,11 +370,11 @@ def _value_part(
     }
 
 
-def _ratio_metrics(logprobs: Array, old: Targets, clip_range: Scalar | None, prefix: str) -> Metrics:
-    """Distance of the policy from the one before this update, token by token, and counts of clipping."""
+def _ratio_metrics(logprobs: Array, old: Targets, prefix: str) -> Metrics:
+    """Distance of the policy from the one before this update, token by token."""
     mask, old_logprobs = old.mask, old.old_logprobs
     ratio = importance_ratio(logprobs, old_logprobs)
-    metrics: Metrics = {
+    return {
         f"{prefix}/ratio_mean": mean_metric(ratio, mask),
         f"{prefix}/ratio_max": max_metric(ratio, mask),
         # Unlike the ratio, not clamped: the one number that shows how far outliers really are.
@@ -348,11 +384,20 @@ def _ratio_metrics(logprobs: Array, old: Targets, clip_range: Scalar | None, pre
         f"{prefix}/approx_kl_k2": mean_metric(kl_k2(old_logprobs, logprobs), mask),
         f"{prefix}/policy_kl": mean_metric(kl_k1(old_logprobs, logprobs), mask),
     }
-    if clip_range is not None:
-        events = clip_events(logprobs, old_logprobs, old.advantages, clip_range=clip_range)
-        metrics |= {
-            f"{prefix}/clip_fraction": mean_metric(events.high_positive | events.low_negative, mask),
-            f"{prefix}/clip_fraction_high_positive": mean_metric(events.high_positive, mask),
-            f"{prefix}/clip_fraction_low_negative": mean_metric(events.low_negative, mask),
-        }
-    return metrics
+
+
+def _clip_metrics(ratios: Array, old: Targets, surrogate: Surrogate, prefix: str) -> Metrics:
+    """Where clipping left an action without a gradient, at the level of the loss's own ratio."""
+    if surrogate.clip_range is None:
+        return {}
+    events = ratio_clip_events(
+        ratios,
+        old.advantages,
+        clip_range=surrogate.clip_range,
+        clip_range_high=surrogate.clip_range_high,
+    )
+    return {
+        f"{prefix}/clip_fraction": mean_metric(events.high_positive | events.low_negative, old.mask),
+        f"{prefix}/clip_fraction_high_positive": mean_metric(events.high_positive, old.mask),
+        f"{prefix}/clip_fraction_low_negative": mean_metric(events.low_negative, old.mask),
+    }

@@ -105,16 +105,18 @@ def whiten(
     mask: Bool[Array, "*shape"],
     *,
     shift_mean: bool = True,
+    ddof: int = 1,
     epsilon: float = 1e-8,
 ) -> Float[Array, "*shape"]:
     """Scales `x` to unit variance over the True positions of `mask`, and centres it if asked.
 
-        x̂ = (x − μ)·(σ² + ε)^(−½)  (+ μ without `shift_mean`),  σ² with ddof 1
+        x̂ = (x − μ)·(σ² + ε)^(−½)  (+ μ without `shift_mean`)
 
     Args:
       x: Advantages, or rewards (then without `shift_mean`: moving the mean of a reward changes the task).
       mask: True where a value counts. Masked positions neither enter the statistics nor keep a value.
       shift_mean: Whether the mean is removed; if not, it stays where it was.
+      ddof: Of σ²; 0 is the variance of a population.
       epsilon: Added to the variance.
     Returns:
       Whitened values, 0 where `mask` is False. No gradient flows through.
@@ -124,6 +126,6 @@ def whiten(
       [-1.1619, -0.3873, 0.3873, 1.1619]
     """
     mean = masked_mean(x, mask)
-    scale = jax.lax.rsqrt(masked_variance(x, mask) + epsilon)
+    scale = jax.lax.rsqrt(masked_variance(x, mask, ddof=ddof) + epsilon)
     whitened = (zero_masked(x, mask) - mean) * scale
     return jax.lax.stop_gradient(zero_masked(whitened if shift_mean else whitened + mean, mask))

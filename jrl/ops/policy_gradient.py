@@ -67,26 +67,52 @@ def clipped_surrogate(
 
 
 def clipped_ratio_loss(
-    ratio: Float[Array, "*shape"], advantages: Float[Array, "*shape"], *, clip_range: Scalar
+    ratio: Float[Array, "*shape"],
+    advantages: Float[Array, "*shape"],
+    *,
+    clip_range: Scalar,
+    clip_range_high: Scalar | None = None,
+    max_ratio: Scalar | None = None,
+    dual_clip: Scalar | None = None,
 ) -> Float[Array, "*shape"]:
     """`clipped_surrogate` of a ratio that is at hand, of a token or of a whole completion.
 
-        ℓ = −min(ρA, clip(ρ, 1−ε, 1+ε)·A)
+        ℓ = −min(min(ρ, δ)·A, clip(ρ, 1−ε, 1+ε_high)·A);   for A < 0 at most −c·A
 
     Args:
       ratio: ρ > 0; the only argument to differentiate.
       advantages: A.
       clip_range: ε > 0.
+      clip_range_high: ε_high > 0, the upper half-width where it differs ("clip-higher"); None: ε.
+      max_ratio: δ > 1+ε_high, the cap of the unclipped term; None: there is none. It acts where A < 0 alone.
+      dual_clip: c > 1, the largest loss of a bad action in units of |A|; None: a loss grows with ρ without bound.
     Raises:
-      ValueError: If the arrays differ in shape or ε is not positive.
-    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7, sign reversed.
+      ValueError: If the arrays differ in shape, a range is not positive, or a bound is not above 1.
+    Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7, sign reversed; clip-higher: Yu et al. 2025,
+      arXiv:2503.14476, eq. 10; δ: arXiv:2505.07291; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     Example:
       >>> round(float(clipped_ratio_loss(jnp.array([1.65]), jnp.array([2.0]), clip_range=0.2)[0]), 4)
       -2.4
+      >>> clipped_ratio_loss(jnp.array([9.0]), jnp.array([-2.0]), clip_range=0.2, dual_clip=3.0).tolist()
+      [6.0]
     """
     check_same_shape("advantages", advantages, "ratio", ratio)
     check_positive("clip_range", clip_range)
-    return -jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip_range, 1 + clip_range) * advantages)
+    high = clip_range if clip_range_high is None else clip_range_high
+    check_positive("clip_range_high", high)
+    _check_above("max_ratio", max_ratio, 1 + high)
+    _check_above("dual_clip", dual_clip, 1)
+    capped = ratio if max_ratio is None else jnp.minimum(ratio, max_ratio)
+    losses = -jnp.minimum(capped * advantages, jnp.clip(ratio, 1 - clip_range, 1 + high) * advantages)
+    if dual_clip is None:
+        return losses
+    return jnp.where(advantages < 0, jnp.minimum(losses, -dual_clip * advantages), losses)
+
+
+def _check_above(name: str, value: Scalar | None, bound: Scalar) -> None:
+    """Raises ValueError if a Python number is not above a bound; what is traced cannot be looked at."""
+    if isinstance(value, int | float) and isinstance(bound, int | float) and not value > bound:
+        raise ValueError(f"`{name}` must be > {bound}, got {value}.")
 
 
 def reinforce_loss(
@@ -212,8 +238,31 @@ def clip_events(
       >>> events.high_positive.tolist(), events.low_negative.tolist()
       ([True], [False])
     """
-    ratio = importance_ratio(logprobs, old_logprobs)
+    return ratio_clip_events(importance_ratio(logprobs, old_logprobs), advantages, clip_range=clip_range)
+
+
+def ratio_clip_events(
+    ratio: Float[Array, "*shape"],
+    advantages: Float[Array, "*shape"],
+    *,
+    clip_range: Scalar,
+    clip_range_high: Scalar | None = None,
+) -> ClipEvents:
+    """Marks the actions that `clipped_ratio_loss` clips, at the level of the ratio that it was given.
+
+    Args:
+      ratio: ρ, of a token or of a whole completion.
+      advantages: A.
+      clip_range: ε > 0.
+      clip_range_high: The upper half-width where it differs; None: ε.
+    Reference: none; counts branches of `clipped_ratio_loss`.
+    Example:
+      >>> events = ratio_clip_events(jnp.array([1.25]), jnp.array([2.0]), clip_range=0.2, clip_range_high=0.28)
+      >>> events.high_positive.tolist()
+      [False]
+    """
+    high = clip_range if clip_range_high is None else clip_range_high
     return ClipEvents(
-        high_positive=(advantages > 0) & (ratio > 1 + clip_range),
+        high_positive=(advantages > 0) & (ratio > 1 + high),
         low_negative=(advantages < 0) & (ratio < 1 - clip_range),
     )

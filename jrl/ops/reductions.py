@@ -10,6 +10,8 @@ adds 0 to both.
 | `token_mean` | Σ ℓ / Σ length | long completions, in proportion to their length |
 | `sequence_mean` | mean of per-completion means | every completion alike, so a token of a long one less |
 | `constant_mean` | Σ ℓ / (N·L) | every token alike, whatever the lengths of the batch |
+| `sequence_sum_mean` | mean of per-completion sums | every token alike: a completion is one action |
+| `shared_mean` | Σ f·ℓ / Σ f | as the shares f say: `group_token_shares` hears every prompt alike |
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from jrl.ops.checks import check_batch
-from jrl.ops.masking import masked_mean, masked_sum
+from jrl.ops.checks import check_batch, check_mask
+from jrl.ops.groups import sum_of_group
+from jrl.ops.masking import masked_mean, masked_sum, zero_masked
 from jrl.ops.metrics import mean_metric
 from jrl.typing import Mean, Metrics
 
@@ -100,6 +103,65 @@ def constant_mean(
     """
     check_batch(mask, losses=losses)
     return masked_sum(losses, mask), length * _num_rows(mask)
+
+
+def sequence_sum_mean(
+    losses: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """A completion is one action, whose loss is that of all its tokens: `(Σ ℓ, number of rows with actions)`.
+
+    The gradient of a sequence's log-probability has this form; its scale grows with the length.
+
+    Args:
+      losses: One per action.
+      mask: True on actions.
+    Reference: Ahmadian et al. 2024, arXiv:2402.14740, section 2.
+    Example:
+      >>> mask = jnp.array([[True, True], [True, False]])
+      >>> loss_sum, weight = sequence_sum_mean(jnp.array([[1.0, 2.0], [4.0, 9.0]]), mask)
+      >>> float(loss_sum), float(weight)
+      (7.0, 2.0)
+    """
+    return constant_mean(losses, mask, length=1)
+
+
+def group_token_shares(mask: Bool[Array, "N T"], groups: Int[Array, "N"]) -> Float[Array, "N T"]:
+    """Share of each action in the actions of its prompt: 1/Σ length over the group; those of a group add up to 1.
+
+    Made of all rollouts before they are cut into minibatches, so that `shared_mean` adds up over them.
+
+    Args:
+      mask: True on actions.
+      groups: Equal numbers are samples of one prompt.
+    Reference: Yu et al. 2025, arXiv:2503.14476 (DAPO), eq. 8: the mean over tokens is within each prompt's group.
+    Example:
+      >>> mask = jnp.array([[True, True], [True, True], [True, False]])
+      >>> group_token_shares(mask, jnp.array([7, 7, 2])).tolist()
+      [[0.25, 0.25], [0.25, 0.25], [1.0, 0.0]]
+    """
+    check_mask(mask)
+    num_actions = sum_of_group(jnp.sum(mask, axis=1, dtype=float), groups)
+    return jnp.where(mask, 1.0 / jnp.maximum(num_actions, 1.0)[:, None], 0.0)
+
+
+def shared_mean(
+    losses: Float[Array, "B T"], mask: Bool[Array, "B T"], shares: Float[Array, "B T"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Every action weighs its share f: `(Σ f·ℓ, Σ f)`.
+
+    Args:
+      losses: One per action.
+      mask: True on actions.
+      shares: f ≥ 0, such as `group_token_shares`.
+    Reference: Yu et al. 2025, arXiv:2503.14476 (DAPO), eq. 8, in parts that add up.
+    Example:
+      >>> loss_sum, weight = shared_mean(jnp.array([[2.0, 4.0]]), jnp.ones((1, 2), bool), jnp.array([[0.5, 0.25]]))
+      >>> float(loss_sum), float(weight)
+      (2.0, 0.75)
+    """
+    check_batch(mask, losses=losses, shares=shares)
+    shares = zero_masked(shares, mask)
+    return jnp.sum(shares * zero_masked(losses, mask)), jnp.sum(shares)
 
 
 def loss_of_mean(mean: Any, shown: Mapping[str, Any], mask: Bool[Array, "*B"]) -> LossOut:

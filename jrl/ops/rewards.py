@@ -9,7 +9,7 @@ Clipping after the KL penalty would hide it; whitening before would rescale it.
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jrl.ops.checks import Scalar, check_batch, check_mask, check_positive, check_same_shape
 from jrl.ops.kl import kl_k1
@@ -50,6 +50,32 @@ def missing_eos_penalty(
     check_mask(terminated, name="terminated")
     check_same_shape("terminated", terminated, "scores", scores)
     return jnp.where(terminated, scores, scores - penalty)
+
+
+def overlong_penalty(lengths: Int[Array, "B"], *, max_length: int, buffer_length: int) -> Float[Array, "B"]:
+    """What is added to the score of a long completion: 0, then a line down to −1, instead of a cliff at the limit.
+
+        0 up to L − b;   (L − b − n)/b up to L;   −1 above
+
+    Add it before a group's statistics, and not before asking whether the group's scores differ.
+
+    Args:
+      lengths: n, actions of each completion.
+      max_length: L, from which on the penalty is whole.
+      buffer_length: b, in [1, L]: tokens over which it grows.
+    Raises:
+      ValueError: If the buffer does not fit into the length.
+    Reference: Yu et al. 2025, arXiv:2503.14476 (DAPO), eq. 13; there 20,480 and 4,096.
+    Example:
+      >>> overlong_penalty(jnp.array([6, 8, 10, 12]), max_length=10, buffer_length=4).tolist()
+      [0.0, -0.5, -1.0, -1.0]
+    """
+    if not 1 <= buffer_length <= max_length:
+        raise ValueError(
+            f"`buffer_length` must be in [1, max_length] = [1, {max_length}], got {buffer_length}."
+        )
+    room = (max_length - buffer_length) - lengths
+    return jnp.clip(room.astype(jnp.float32) / buffer_length, -1.0, 0.0)
 
 
 def last_token_scores(scores: Float[Array, "B L"], attention_mask: Bool[Array, "B L"]) -> Float[Array, "B"]:

@@ -56,6 +56,10 @@ class TestWhiten:
         expected = [[0.0, -1.161895, -0.387298], [0.387298, 1.161895, 0.0]]
         np.testing.assert_allclose(whiten(X, MASK), expected, atol=1e-5)
 
+    def test_the_variance_may_be_that_of_a_population(self):
+        x, every = jnp.array([1.0, 2.0, 3.0, 4.0]), jnp.ones(4, bool)
+        np.testing.assert_allclose(jnp.std(whiten(x, every, ddof=0)), 1.0, atol=1e-6)
+
     def test_without_shift_the_mean_stays(self):
         scaled = whiten(X, MASK, shift_mean=False)
         np.testing.assert_allclose(scaled, [[0.0, 2.338105, 3.112702], [3.887298, 4.661895, 0.0]], atol=1e-5)

@@ -8,10 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.ops import constant_mean, length_mask, sequence_mean, token_mean
+from jrl.ops import (
+    constant_mean,
+    group_token_shares,
+    length_mask,
+    sequence_mean,
+    sequence_sum_mean,
+    shared_mean,
+    token_mean,
+)
 
-REDUCTIONS = [token_mean, sequence_mean, partial(constant_mean, length=1000)]
-NAMES = ["token_mean", "sequence_mean", "constant_mean"]
+REDUCTIONS = [token_mean, sequence_mean, partial(constant_mean, length=1000), sequence_sum_mean]
+NAMES = ["token_mean", "sequence_mean", "constant_mean", "sequence_sum_mean"]
 
 
 @pytest.mark.parametrize(
@@ -20,6 +28,7 @@ NAMES = ["token_mean", "sequence_mean", "constant_mean"]
         (token_mean, [10 / 1010, 1000 / 1010]),
         (sequence_mean, [0.5, 0.5]),
         (partial(constant_mean, length=1000), [10 / 2000, 1000 / 2000]),
+        (sequence_sum_mean, [10 / 2, 1000 / 2]),
     ],
     ids=NAMES,
 )
@@ -61,3 +70,27 @@ def test_golden():
     assert tuple(map(float, token_mean(losses, mask))) == (8.0, 3.0)
     assert tuple(map(float, sequence_mean(losses, mask))) == (6.0, 2.0)  # (1 + 3)/2 + 4
     assert tuple(map(float, constant_mean(losses, mask, length=5))) == (8.0, 10.0)
+
+
+class TestShares:
+    """Two prompts: one with completions of 1 and 3 actions, one with a single one of 2, and a row of padding."""
+
+    mask = length_mask(jnp.array([1, 2, 3, 0]), width=3)
+    groups = jnp.array([8, 5, 8, 5])
+    losses = jnp.arange(12, dtype=jnp.float32).reshape(4, 3)
+
+    def test_golden(self):
+        shares = group_token_shares(self.mask, self.groups)
+        np.testing.assert_array_equal(shares, [[0.25, 0, 0], [0.5, 0.5, 0], [0.25, 0.25, 0.25], [0, 0, 0]])
+        # Means over the prompts' tokens: (0 + 6 + 7 + 8)/4 = 5.25 and (3 + 4)/2 = 3.5; their mean is 4.375.
+        assert [float(x) for x in shared_mean(self.losses, self.mask, shares)] == [8.75, 2.0]
+
+    def test_minibatches_of_split_groups_add_up(self):
+        shares = group_token_shares(self.mask, self.groups)
+        parts = [shared_mean(*(x[i : i + 1] for x in (self.losses, self.mask, shares))) for i in range(4)]
+        assert [float(sum(part)) for part in zip(*parts, strict=True)] == [8.75, 2.0]
+
+    def test_masked_garbage_is_irrelevant(self):
+        shares = group_token_shares(self.mask, self.groups)
+        dirty = [jnp.where(self.mask, x, jnp.nan) for x in (self.losses, shares)]
+        assert [float(x) for x in shared_mean(dirty[0], self.mask, dirty[1])] == [8.75, 2.0]

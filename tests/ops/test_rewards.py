@@ -12,6 +12,7 @@ from jrl.ops import (
     last_token_scores,
     length_mask,
     missing_eos_penalty,
+    overlong_penalty,
     penalize_kl,
     place_scores,
 )
@@ -108,3 +109,17 @@ class TestRewardModelScores:
         assert abs(float(jnp.mean(calibrated))) < 1e-5
         expected = 1.0 if unit_variance else float(jnp.std(reference, ddof=1))
         assert float(jnp.std(calibrated, ddof=1)) == pytest.approx(expected, rel=1e-5)
+
+
+class TestOverlongPenalty:
+    def test_lore_4_16_it_grows_from_one_knee_to_the_other(self):
+        lengths = jnp.array([0, 5, 6, 7, 8, 9, 10, 11, 4000])
+        found = overlong_penalty(lengths, max_length=10, buffer_length=4)
+        np.testing.assert_array_equal(found, [0, 0, 0, -0.25, -0.5, -0.75, -1, -1, -1])
+
+    @pytest.mark.parametrize("buffer", [0, 11])
+    def test_a_buffer_that_does_not_fit_is_refused(self, buffer):
+        with pytest.raises(
+            ValueError, match=r"`buffer_length` must be in \[1, max_length\] = \[1, 10\], got"
+        ):
+            overlong_penalty(jnp.array([3]), max_length=10, buffer_length=buffer)

@@ -48,6 +48,26 @@ def policy_gradient(at: Any) -> Any:
     return ops.importance_ratio(*at[:2]), surrogate, ops.clipped_value_loss(*at, clip_range=0.2)
 
 
+def surrogates(at: Any) -> Any:
+    """Every ratio of a whole row, and every surrogate beside the clipped one."""
+    new, old, advantages = at
+    ratios = [
+        form(new, old, advantages, MASK)
+        for form in (ops.sequence_ratio, ops.sequence_token_ratio, ops.product_ratio, ops.token_ratio)
+    ]
+    geometric = ops.geometric_clipped_ratio(new, old, advantages, MASK, clip_range=0.4)
+    phi = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
+    return ratios, [
+        -geometric * advantages,
+        ops.clipped_ratio_loss(ratios[0], advantages, clip_range=0.2, clip_range_high=0.28, dual_clip=3.0),
+        ops.sapo_loss(ratios[3], advantages, temperature_pos=1.0, temperature_neg=1.05),
+        ops.cispo_loss(ratios[3], new, advantages, clip_range_high=0.28),
+        ops.vespo_loss(ratios[2], new, advantages, **phi),
+        ops.dppo_tv_loss(ratios[3], new - 5.0, advantages, delta=0.15),
+        ops.dppo_kl_loss(ratios[3], new - 5.0, advantages, delta=0.01),
+    ]
+
+
 def advantages(at: Any) -> Any:
     found = ops.gae(*at, MASK, gamma=0.9, gae_lambda=0.8)
     penalized = ops.penalize_kl(at[0], at[1], jnp.sin(at[0]), MASK, kl_coef=0.1)
@@ -76,6 +96,8 @@ def reductions(x: Any) -> Any:
         ops.token_mean(x, MASK),
         ops.sequence_mean(x, MASK),
         ops.constant_mean(x, MASK, length=5),
+        ops.sequence_sum_mean(x, MASK),
+        ops.shared_mean(x, MASK, ops.group_token_shares(MASK, jnp.array([3, 3, 1, 1]))),
     ]
 
 
@@ -117,6 +139,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "chunked_logprobs": (chunked_logprobs, LOGITS),
     "kl": (kl, [WINDOW] * 3),
     "policy_gradient": (policy_gradient, [WINDOW] * 3),
+    "surrogates": (surrogates, [WINDOW] * 3),
     "advantages": (advantages, [WINDOW] * 2),
     "scores": (scores, [ROW, WINDOW]),
     "reductions": (reductions, WINDOW),

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Breaches of the rules of groups, ratios, surrogates and sampler corrections."""
+
+from __future__ import annotations
+
+from tests.mutation_patches.base import Mutation
+
+ADVANTAGES = "tests/ops/test_advantages.py::"
+
+# fmt: off
+PATCHES = [
+    Mutation("4.9", "jrl.ops.groups.group_statistics",
+             "high > low", "high >= low",
+             ADVANTAGES + "TestEveryEstimator::test_lore_4_9_equal_scores_teach_exactly_nothing"),
+    Mutation("4.10", "jrl.ops.advantages.group_relative_advantages",
+             "_statistics(scores, groups, valid, ddof)", "_statistics(scores, groups, valid, 1)",
+             ADVANTAGES + "test_lore_4_10_the_deviation_has_ddof_0"),
+    Mutation("4.11", "jrl.ops.advantages.group_relative_advantages",
+             "centred / (stats.std + epsilon)", "centred / (jnp.square(stats.std) + epsilon)",
+             ADVANTAGES + "test_lore_4_11_dividing_by_the_deviation_favours_the_easy_and_the_hard"),
+    Mutation("4.12", "jrl.ops.advantages.leave_one_out_advantages",
+             "jnp.maximum(stats.size - 1.0, 1.0)", "jnp.maximum(stats.size, 1.0)",
+             ADVANTAGES + "test_lore_4_12_leave_one_out_is_the_centred_score_times_k_over_k_minus_one"),
+    Mutation("4.13", "jrl.ops.groups.group_numbers",
+             "jnp.reshape(numbers, groups.shape)", "jnp.sort(numbers)",
+             ADVANTAGES + "TestEveryEstimator::test_lore_4_13_neither_order_nor_numbers_of_the_groups_matter"),
+    Mutation("4.14", "jrl.ops.advantages.combine_scores",
+             "jnp.where(jnp.any(known, axis=1), total, jnp.nan)", "jnp.sum(scores * weights[None, :], axis=1)",
+             ADVANTAGES + "TestSeveralFunctions::test_lore_4_14_a_reward_that_does_not_apply_is_absent_and_not_zero"),
+    Mutation("4.14", "jrl.ops.advantages.decoupled_advantages",
+             "jnp.sum(weighed, axis=1)", "combine_scores(scores, weights)",
+             ADVANTAGES + "TestSeveralFunctions::test_lore_4_14_normalised_first_one_and_the_other_differ"),
+    Mutation("4.16", "jrl.ops.rewards.overlong_penalty",
+             "(max_length - buffer_length) - lengths", "max_length - lengths",
+             "tests/ops/test_rewards.py::TestOverlongPenalty::"
+             "test_lore_4_16_it_grows_from_one_knee_to_the_other"),
+    Mutation("4.17", "jrl.ops.groups.mixed_groups",
+             "valid & group_statistics(scores, groups, valid).is_mixed", "valid",
+             "tests/ops/test_groups.py::test_lore_4_17_groups_without_contrast_are_found"),
+    Mutation("5.4", "jrl.ops.policy_gradient.clipped_ratio_loss",
+             "jnp.minimum(losses, -dual_clip * advantages)", "jnp.maximum(losses, -dual_clip * advantages)",
+             "tests/ops/test_surrogates.py::TestClippedRatio::"
+             "test_lore_5_4_a_dual_clip_bounds_the_loss_of_bad_actions"),
+    Mutation("5.7", "jrl.ops.ratios._mean_log_ratio",
+             "masked_mean(_log_ratio(logprobs, old_logprobs, mask), mask, axis=1)",
+             "masked_sum(_log_ratio(logprobs, old_logprobs, mask), mask, axis=1)",
+             "tests/ops/test_ratios.py::TestSequence::"
+             "test_lore_5_7_one_ratio_a_row_with_the_gradient_through_the_mean"),
+    Mutation("5.8", "jrl.ops.surrogates._weighted",
+             "jax.lax.stop_gradient(weights)", "weights",
+             "tests/ops/test_surrogates.py::TestCISPO::test_lore_5_8_every_action_keeps_a_gradient"),
+    Mutation("6.2", "jrl.ops.sampler_correction.drop_weights",
+             "jnp.where((weights < low) | (weights > high), 0.0, weights)", "jnp.clip(weights, low, high)",
+             "tests/ops/test_sampler_correction.py::"
+             "test_lore_6_2_what_is_outside_the_band_weighs_nothing"),
+    Mutation("6.6", "jrl.ops.sampler_correction.effective_sample_size",
+             "jnp.square(total)", "total",
+             "tests/ops/test_sampler_correction.py::"
+             "test_lore_6_6_the_effective_sample_size_has_its_closed_forms"),
+]
