@@ -30,7 +30,7 @@ _OUTSIDE_LAYERS: Mapping[str, int] = {"embed_in": 0, "embed_out": _ABOVE, "lm_he
 
 
 @dataclass(frozen=True)
-class Part:
+class AdaptedProjection:
     """A projection of an adapted module.
 
     Attributes:
@@ -65,7 +65,7 @@ class AdaptedModule:
     size_out: int
     rank: int
     scale: float
-    parts: tuple[Part, ...]
+    parts: tuple[AdaptedProjection, ...]
     inputs_first: bool
 
 
@@ -158,7 +158,7 @@ class Lora:
         return tree
 
 
-def _layer(module: AdaptedModule, part: Part) -> int:
+def _layer(module: AdaptedModule, part: AdaptedProjection) -> int:
     """Layer of a projection: the first one stands for everything below all."""
     name = part.path[0]
     match = re.fullmatch(r"layers_(\d+)", name)
@@ -170,7 +170,7 @@ def _layer(module: AdaptedModule, part: Part) -> int:
     return int(match[1]) if match else _OUTSIDE_LAYERS[name]
 
 
-def _outputs(matrix: Float[Array, "r out"], part: Part) -> Float[Array, "r part"]:
+def _outputs(matrix: Float[Array, "r out"], part: AdaptedProjection) -> Float[Array, "r part"]:
     """The columns of a part; 0 where it pads the vocabulary."""
     start, rows = int(part.rows[0]), part.rows
     if np.array_equal(rows, np.arange(start, start + len(rows))):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jrl.models.adapters.config import CAUSAL, SEQ2SEQ, AdapterConfig, LoraConfig
-from jrl.models.adapters.lora import AdaptedModule, Lora, Part
+from jrl.models.adapters.lora import AdaptedModule, AdaptedProjection, Lora
 from jrl.models.families import find_family
 from jrl.models.families.base import Entry, Shape
 
@@ -158,7 +158,7 @@ def _adapted(config: LoraConfig, entry: Entry, shapes: Mapping[str, Shape]) -> A
     ones = (1,) * transform.input_axes
     loaded = transform.load(numbers, [(*ones, *shape) for shape in outputs])
     parts = tuple(
-        Part(tuple(path.split("/")[:-1]), size, shape, rows.reshape(-1) - 1)
+        AdaptedProjection(tuple(path.split("/")[:-1]), size, shape, rows.reshape(-1) - 1)
         for path, size, shape, rows in zip(entry.paths, inputs, outputs, loaded, strict=True)
     )
     scale = alpha / (np.sqrt(rank) if config.use_rslora else rank)

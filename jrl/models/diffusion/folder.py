@@ -12,7 +12,7 @@ from typing import Any
 from jrl.models.diffusion.clip_config import read_clip_config
 from jrl.models.diffusion.clip_text import ClipText
 from jrl.models.diffusion.lora_files import LORA_FILE, has_lora, read_lora
-from jrl.models.diffusion.part_files import PART_FILES, VARIANT, Part, read_part
+from jrl.models.diffusion.part_files import PART_FILES, VARIANT, Network, read_part
 from jrl.models.diffusion.pipeline import TEXT_ENCODER, UNET, VAE_PART, DiffusionModel
 from jrl.models.diffusion.saving import (
     CONFIG,
@@ -79,7 +79,7 @@ def load_diffusion_model(
         max_length=text_encoder.config.max_position_embeddings,
         vocab_size=text_encoder.config.vocab_size,
     )
-    parts: dict[str, Part] = {UNET: unet, VAE_PART: vae, TEXT_ENCODER: text_encoder}
+    parts: dict[str, Network] = {UNET: unet, VAE_PART: vae, TEXT_ENCODER: text_encoder}
     weights = {
         name: read_part(folder / name, part, PART_FILES[name], variant) for name, part in parts.items()
     }

@@ -46,7 +46,7 @@ PART_FILES: Mapping[str, PartFiles] = {
 }
 
 
-class Part(Hashable, Protocol):
+class Network(Hashable, Protocol):
     """A network that has a folder; parts are equal where their configs are."""
 
     def init(self, key: PRNGKey) -> Params:
@@ -59,7 +59,7 @@ class Part(Hashable, Protocol):
         """Contents of the part's config.json."""
 
 
-def read_part(folder: Path, part: Part, filed: PartFiles, variant: str | None) -> dict[str, Any]:
+def read_part(folder: Path, part: Network, filed: PartFiles, variant: str | None) -> dict[str, Any]:
     """Reads the weights of a part: NumPy arrays, in the dtype of the file.
 
     Args:
@@ -94,7 +94,7 @@ def read_part(folder: Path, part: Part, filed: PartFiles, variant: str | None) -
 
 
 @functools.lru_cache(maxsize=32)
-def _shapes(part: Part) -> dict[str, Shape]:
+def _shapes(part: Network) -> dict[str, Shape]:
     """Shapes of all parameters, by path; `init` is traced once for all models of one kind."""
     return {
         path: leaf.shape for path, leaf in flat_tree(jax.eval_shape(part.init, jax.random.key(0))).items()

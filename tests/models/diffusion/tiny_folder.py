@@ -12,7 +12,7 @@ import numpy as np
 
 from jrl.models.diffusion.clip_config import ClipTextConfig
 from jrl.models.diffusion.clip_text import ClipText
-from jrl.models.diffusion.part_files import PART_FILES, Part
+from jrl.models.diffusion.part_files import PART_FILES, Network
 from jrl.models.diffusion.saving import FolderFiles, StoredPart, write_model_folder
 from jrl.models.diffusion.tokenizer import load_clip_tokenizer
 from jrl.models.diffusion.unet import UNet
@@ -79,7 +79,7 @@ def tiny_parts() -> dict[str, Any]:
     }
 
 
-def random_weights(part: Part, seed: int = 0) -> Any:
+def random_weights(part: Network, seed: int = 0) -> Any:
     """Small normal numbers for every parameter, around 1 for scales of norms."""
     generator = np.random.default_rng(seed)
 
