@@ -27,6 +27,7 @@ from jrl.interop.stateful import (
     set_seed,
 )
 from jrl.interop.tensors import as_array, as_torch, batch_as, in_kind_of, is_tensor, torch_in_torch_out
+from jrl.interop.untrained import UntrainedModel, special_ids
 
 __all__ = [
     "IGNORED_ON_SAVE",
@@ -37,6 +38,7 @@ __all__ = [
     "ModelOutput",
     "RunningMoments",
     "TrainedModel",
+    "UntrainedModel",
     "as_array",
     "as_torch",
     "batch_as",
@@ -56,6 +58,7 @@ __all__ = [
     "sample_rows",
     "seed_generators",
     "set_seed",
+    "special_ids",
     "torch_in_torch_out",
     "traced",
     "tracing",

@@ -17,6 +17,7 @@ from jrl.compilation import compiled
 from jrl.interop.arguments import check_keywords
 from jrl.interop.sampling import generate_ids
 from jrl.interop.tensors import as_array, in_kind_of
+from jrl.interop.untrained import UntrainedModel
 from jrl.models.checkpoint import named_tensors
 from jrl.models.entries_io import flat_tree
 from jrl.models.policy import ADAPTERS, merge_params
@@ -98,7 +99,9 @@ class TrainedModel:
       reference: Gives the parameters of the frozen reference; None where there is none.
     """
 
-    def __init__(self, trainer: PolicyTrainer, *, reference: Callable[[], Params] | None = None) -> None:
+    def __init__(
+        self, trainer: PolicyTrainer | UntrainedModel, *, reference: Callable[[], Params] | None = None
+    ) -> None:
         self._trainer, self._reference = trainer, reference
         self._bound: tuple[Params, Frozen] | None = None
         self._forward = compiled(self._outputs)

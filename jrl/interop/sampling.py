@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from jrl.data.batching import bucket_length, pad_left
 from jrl.interop.arguments import warn_ignored
+from jrl.interop.untrained import UntrainedModel
 from jrl.models.model import LanguageModel
 from jrl.placement import fetch, place_rows
 from jrl.rollout.sampler import GenerationSettings, Sampler
@@ -28,7 +29,7 @@ _IGNORED = {
 
 
 def generate_ids(
-    trainer: PolicyTrainer,
+    trainer: PolicyTrainer | UntrainedModel,
     input_ids: Any,
     attention_mask: Any,
     gen_kwargs: Mapping[str, Any],
@@ -134,7 +135,9 @@ def sample_rows(
     return found
 
 
-def _decoder_rows(given: Any, trainer: PolicyTrainer, *, count: int) -> Int[np.ndarray, "B S"]:
+def _decoder_rows(
+    given: Any, trainer: PolicyTrainer | UntrainedModel, *, count: int
+) -> Int[np.ndarray, "B S"]:
     rows = np.atleast_2d(np.asarray(given)).astype(np.int32)
     if trainer.lm.decoder_start_token_id is None:
         raise ValueError("`decoder_input_ids` are those of a seq2seq model, and this one is causal.")

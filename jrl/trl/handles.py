@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.compilation import COMPILER_OPTIONS
-from jrl.interop import as_torch, is_tensor, warn_ignored
+from jrl.interop import UntrainedModel, as_torch, is_tensor, sample_rows, special_ids, warn_ignored
 from jrl.models.adapters import is_adapter_folder, read_adapter_folder
 from jrl.models.fused_attention import AttnImplementation
 from jrl.models.hub import CONFIG_FILES, find_checkpoint, is_checkpoint, read_hf_config
@@ -29,7 +29,9 @@ from jrl.models.positions import check_length
 from jrl.notebook import Model, save_model
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import ModelConfig
-from jrl.trl.loaded_model import LoadedModel, TemporaryFolder, linked, load_unbound
+from jrl.trainers.policy_trainer import PolicyTrainer
+from jrl.trl.generation import read_generation_kwargs
+from jrl.trl.loaded_model import TemporaryFolder, linked, load_unbound
 from jrl.trl.named_tensors import Held
 from jrl.trl.reward_adapter import RewardAdapter
 from jrl.typing import Frozen, ModelInputs, Params, PolicyFns
@@ -141,7 +143,7 @@ class ModelHandle:
     _folder: Any = field(default=None, repr=False, compare=False)
     _links: Any = field(default=None, repr=False, compare=False)
     _reward: RewardAdapter | None = field(default=None, repr=False, compare=False)
-    _loaded: LoadedModel | None = field(default=None, repr=False, compare=False)
+    _loaded: UntrainedModel | None = field(default=None, repr=False, compare=False)
 
     def attach(self, trainer: Trainer) -> None:
         """Makes the handle answer with this trainer's parameters."""
@@ -216,7 +218,23 @@ class ModelHandle:
           ids (B, P + T) of a decoder, (B, 1 + T) of an encoder-decoder; pad after the end. A torch tensor if the
           prompts are one, else int32 of NumPy.
         """
-        found = self._weights().generate(input_ids, attention_mask, generation_kwargs)
+        loaded = self._weights()
+        lm, start = loaded.lm, loaded.lm.decoder_start_token_id
+        tokens = np.atleast_2d(np.asarray(input_ids)).astype(np.int32)
+        mask = np.ones(tokens.shape, bool) if attention_mask is None else np.asarray(attention_mask) != 0
+        eos, pad = special_ids(lm)
+        settings = read_generation_kwargs(
+            generation_kwargs,
+            eos_token_id=eos,
+            pad_token_id=pad,
+            vocab_size=lm.vocab_size,
+            prompt_length=tokens.shape[1] if start is None else 0,
+        )
+        rows = [row[real].tolist() for row, real in zip(tokens, mask.reshape(tokens.shape), strict=True)]
+        asks = loaded.sampler, lm, loaded.mesh, loaded.sampling_params, loaded.frozen
+        written, lengths = sample_rows(*asks, rows, settings, loaded.draws.key())
+        before = tokens if start is None else np.full((len(rows), 1), start, np.int32)
+        found = np.concatenate([before, written[:, : int(lengths.max())]], axis=1)
         return as_torch(found) if is_tensor(input_ids) else found
 
     def compute_reward_score(self, input_ids: Any, attention_mask: Any = None) -> Any:
@@ -247,7 +265,7 @@ class ModelHandle:
         check_rows(loaded.lm, tokens, mask)
         with jax.set_mesh(loaded.mesh):
             inputs = ModelInputs(jnp.asarray(np.where(mask, tokens, 0)), jnp.asarray(mask))
-            found = self._reward.scores(loaded.read()[1], inputs)
+            found = self._reward.scores(loaded.frozen, inputs)
         return as_torch(found) if is_tensor(input_ids) else np.asarray(found)
 
     def save_pretrained(
@@ -266,7 +284,7 @@ class ModelHandle:
             heads = self.with_value_head and self.trainer.has_heads
             self.trainer.save_pretrained(save_directory, merge_adapter=merge_adapter, heads=heads)
             return
-        self._weights().save(Path(save_directory), merge_adapter)
+        self._weights().save_pretrained(save_directory, merge_adapter=merge_adapter)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Uploads what `save_pretrained` writes; returns the address. See `push_folder`."""
@@ -274,10 +292,12 @@ class ModelHandle:
             self.save_pretrained(folder)
             return push_folder(folder, repo_id, **options)
 
-    def _weights(self) -> LoadedModel:
+    def _weights(self) -> PolicyTrainer | UntrainedModel:
         """Model that samples and saves: the trainer's, or one that is loaded for this purpose."""
         if self.trainer is not None:
-            return LoadedModel.of_trainer(self.trainer)
+            if not isinstance(self.trainer, PolicyTrainer):
+                raise ValueError(f"The model of a {type(self.trainer).__name__} writes no text.")
+            return self.trainer
         if self._loaded is None:
             if self.kind == "classifier":
                 raise ValueError(
@@ -301,7 +321,7 @@ class ModelHandle:
         if self.trainer is not None:
             return Held.of_trainer(self.trainer, heads=self.with_value_head)
         found = self._weights()
-        return Held.of_policy(found.lm, *found.read(), found.adapter, heads=self.with_value_head)
+        return Held.of_policy(found.lm, found.params, found.frozen, found.adapter, heads=self.with_value_head)
 
     # What scripts ask of a torch module. Tensors are copies under the names of the checkpoint: torch's where torch is
     # loaded, NumPy's elsewhere. Writing to them changes nothing here; a trainer trains.
@@ -415,7 +435,6 @@ class ModelHandle:
           ValueError: If a row is longer than the context of a model that knows no further positions.
         """
         loaded = self._weights()
-        params, frozen = loaded.read()
         rows = _ids(input_ids), _mask(input_ids, attention_mask)
         if decoder_input_ids is None:
             check_rows(loaded.lm, *rows)
@@ -423,7 +442,7 @@ class ModelHandle:
         else:
             inputs = ModelInputs(_ids(decoder_input_ids), _mask(decoder_input_ids, None), None, *rows)
         with jax.set_mesh(loaded.mesh):
-            logits, values = _forward(loaded.policy, params, frozen, inputs)
+            logits, values = _forward(loaded.lenient_policy, loaded.params, loaded.frozen, inputs)
         logits = logits[..., : loaded.lm.vocab_size]
         values = values if self.with_value_head else None
         loss = None if labels is None else _likelihood(logits, labels)

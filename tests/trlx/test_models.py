@@ -86,7 +86,7 @@ def test_a_model_answers_samples_and_comes_back_from_its_folder(tmp_path):
         np.testing.assert_array_equal(tensor, again[name])
     ilql = AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path, two_qs=False)
     with pytest.raises(ValueError, match="no reference model"):
-        AutoModelForCausalLMWithILQLHeads(ilql.standing).frozen_head  # noqa: B018  # it raises
+        AutoModelForCausalLMWithILQLHeads(ilql.untrained).frozen_head  # noqa: B018  # it raises
     assert len(ilql(ids).qs) == 1 and ilql.generate(ids).shape == (1, 35)
 
 

@@ -3,84 +3,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import jax
 
 from jrl.distributed import join
-from jrl.interop import TrainedModel
+from jrl.interop import TrainedModel, UntrainedModel
 from jrl.mesh import make_mesh
-from jrl.models.checkpoint import load_checkpoint, save_checkpoint
+from jrl.models.checkpoint import load_checkpoint
 from jrl.models.heads import init_q_heads, init_value_head
 from jrl.models.model import LanguageModel, make_model
 from jrl.models.policy import init_reference
-from jrl.rollout.sampler import GenerationSettings, Sampler
-from jrl.trainers.config import Sweep, parse_gen_kwargs
-from jrl.trainers.rollouts import Draws
-from jrl.typing import Frozen, Params, PolicyFns
-
-
-@dataclass
-class Standing:
-    """Stand-in for the trainer that a model asks: nothing of it trains.
-
-    Attributes:
-      lm: Architecture.
-      params: What trains under `num_layers_unfrozen`, heads included.
-      frozen: The rest.
-      lenient_policy: The model for rows padded anywhere.
-      sampler: Compiled samplers.
-      mesh: Of one device.
-      draws: Keys of its sampling calls.
-    """
-
-    lm: LanguageModel
-    params: Params
-    frozen: Frozen
-    lenient_policy: PolicyFns
-    sampler: Sampler
-    mesh: jax.sharding.Mesh
-    draws: Draws
-
-    @property
-    def sampling_params(self) -> Params:
-        """The parameters, with the target Q heads in the place of the online ones."""
-        if "target_q_heads" not in self.params:
-            return self.params
-        return {**self.params, "q_heads": self.params["target_q_heads"]}
-
-    @property
-    def exported_params(self) -> Params:
-        """The parameters: they hold the target heads too."""
-        return self.params
-
-    def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
-        """`gen_kwargs` with the model's own special tokens filled in."""
-        config = self.lm.hf_config
-        eos, pad = config.eos_token_id, config.pad_token_id
-        first = eos[0] if isinstance(eos, list | tuple) else eos
-        return parse_gen_kwargs(
-            gen_kwargs,
-            eos_token_id=eos,
-            pad_token_id=pad if pad is not None else first if first is not None else 0,
-            steers="q_heads" in self.params,
-        )
-
-    def save_pretrained(self, directory: str | os.PathLike[str], *, heads: bool) -> None:
-        """Writes the whole model; see `TrainedModel.save_pretrained`."""
-        whole = {**self.frozen, **self.params}
-        save_checkpoint(Path(directory), self.lm, whole, heads="inside" if heads else "left_out")
+from jrl.rollout.sampler import Sampler
 
 
 class PreTrainedModelWrapper(TrainedModel):
     """A model with heads. To train it, name its folder in `model.model_path` of a configuration."""
 
     kind: ClassVar[str] = "causal"
-    standing: Standing
+    untrained: UntrainedModel
     given: Mapping[str, Any]
 
     @classmethod
@@ -140,7 +83,7 @@ class PreTrainedModelWrapper(TrainedModel):
         reference = init_reference(trainable)
         mesh = make_mesh(1, 1, 1, devices=jax.local_devices()[:1])
         policy = lm.policy(**split, attn_implementation="einsum")
-        standing: Any = Standing(lm, trainable, frozen, policy, Sampler(lm.policy(**split)), mesh, Draws())
-        found = cls(standing, reference=lambda: reference)
-        found.standing, found.given = standing, options
+        untrained = UntrainedModel(lm, trainable, frozen, policy, Sampler(lm.policy(**split)), mesh)
+        found = cls(untrained, reference=lambda: reference)
+        found.untrained, found.given = untrained, options
         return found

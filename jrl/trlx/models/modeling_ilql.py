@@ -34,9 +34,9 @@ class _WithILQLHeads(PreTrainedModelWrapper):
 
     def sync_target_q_heads(self) -> None:
         """Moves the target heads towards the online ones by `alpha`."""
-        params = self.standing.params
+        params = self.untrained.params
         target = optax.incremental_update(params["q_heads"], params["target_q_heads"], self.given["alpha"])
-        self.standing.params = {**params, "target_q_heads": target}
+        self.untrained.params = {**params, "target_q_heads": target}
 
 
 class AutoModelForCausalLMWithILQLHeads(_WithILQLHeads):
