@@ -12,6 +12,10 @@ MATHS = sorted(
     path for room in ("ops", "losses") for path in (PACKAGE / room).glob("*.py") if path.name != "__init__.py"
 )
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+LEANING = re.compile(
+    r"(What|Whether|How|Where|Which|Who|Whose|By whom|Of|The same|That|Those|These|Their|Its|As|With)\b"
+)
+"""Openings of first lines that only make sense beside something else: name the thing, or begin with a verb."""
 
 
 def relative(path):
@@ -69,3 +73,27 @@ class TestMaths:
             fields = [x.target.id for x in node.body if isinstance(x, ast.AnnAssign)]
             missing = [name for name in fields if not re.search(rf"^  {name}: \S", described, re.MULTILINE)]
             assert not missing, f"{node.name} does not describe {missing}"
+
+
+def named_docstrings(node, name):
+    """(name, docstring) of a module or class and of everything public in it."""
+    found = ast.get_docstring(node)
+    if found is not None:
+        yield name, found
+    for part in node.body:
+        if isinstance(part, DEFINITIONS) and (not part.name.startswith("_") or part.name.endswith("__")):
+            if isinstance(part, ast.ClassDef):
+                yield from named_docstrings(part, f"{name}::{part.name}")
+            elif (found := ast.get_docstring(part)) is not None:
+                yield f"{name}::{part.name}", found
+
+
+def test_first_lines_stand_alone():
+    """A reader meets a first line in a list, in `help()` or in an editor, without what is written around it."""
+    leaning = [
+        f"{name}: {docstring.partition(chr(10))[0]}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name, docstring in named_docstrings(ast.parse(path.read_text(encoding="utf-8")), relative(path))
+        if LEANING.match(docstring)
+    ]
+    assert not leaning, "\n".join(leaning)

@@ -387,7 +387,7 @@ def _ratio_metrics(logprobs: Array, old: Targets, prefix: str) -> Metrics:
 
 
 def _clip_metrics(ratios: Array, old: Targets, surrogate: Surrogate, prefix: str) -> Metrics:
-    """Where clipping left an action without a gradient, at the level of the loss's own ratio."""
+    """Share of the actions that clipping left without a gradient, at the level of the loss's own ratio."""
     if surrogate.clip_range is None:
         return {}
     events = ratio_clip_events(

@@ -18,7 +18,7 @@ from jrl.ops.masking import zero_masked
 
 
 class GroupStatistics(NamedTuple):
-    """Of the group of each row, over its valid rows.
+    """Statistics of the group of each row, over its valid rows.
 
     Attributes:
       mean: Their mean; 0 where there is none.

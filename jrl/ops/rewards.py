@@ -53,7 +53,7 @@ def missing_eos_penalty(
 
 
 def overlong_penalty(lengths: Int[Array, "B"], *, max_length: int, buffer_length: int) -> Float[Array, "B"]:
-    """What is added to the score of a long completion: 0, then a line down to −1, instead of a cliff at the limit.
+    """Term added to the score of a long completion: 0, then a line down to −1, instead of a cliff at the limit.
 
         0 up to L − b;   (L − b − n)/b up to L;   −1 above
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in for the return of an action beside the clipped surrogate: one loss per action, unreduced.
+"""Surrogates for the return of an action beside the clipped one: a loss for each action, unreduced.
 
 Where a surrogate multiplies log π_θ by a detached weight (CISPO, VESPO, DPPO), its gradient is the thing; its value is
 no objective, and compares with nothing.
