@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every trainer is, whatever it trains: a loaded model, state, optimizer, data, history, fingerprints."""
+"""Base class of all trainers: a loaded model, state, optimizer, data, history, fingerprints."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ class Trainer(abc.ABC):
 
     @property
     def interrupted(self) -> bool:
-        """Whether `learn` ended early because the process was asked to stop."""
+        """True where `learn` ended early because the process was asked to stop."""
         return self._run is not None and self._run.interrupted
 
     @property
     def unsaved(self) -> bool:
-        """Whether `learn` ended without its last checkpoint, because the disk refused it."""
+        """True where `learn` ended without its last checkpoint, because the disk refused it."""
         return self._run is not None and self._run.unsaved
 
     @property
@@ -137,7 +137,7 @@ class Trainer(abc.ABC):
 
     @property
     def exported_params(self) -> Params:
-        """What `save_pretrained` writes beside the frozen part: the trainable parameters, unless a state holds more."""
+        """Parameters for `save_pretrained`, beside the frozen part: the trainable ones, unless a state holds more."""
         return self.params
 
     @abc.abstractmethod
@@ -195,7 +195,7 @@ class Trainer(abc.ABC):
 
     @abc.abstractmethod
     def learn(self) -> None:
-        """The algorithm."""
+        """Runs the algorithm to its end."""
 
     @contextlib.contextmanager
     def running(
@@ -228,12 +228,12 @@ class Trainer(abc.ABC):
             self.hooks = own
 
     def evaluate(self) -> dict[str, float]:
-        """What an evaluation of the present state finds, by metric."""
+        """Evaluates the present state; returns its metrics."""
         found = self.run_evaluation(int(jax.device_get(self.optimizer_steps())))
         return {} if found is None else found.metrics
 
     def run_evaluation(self, step: int) -> Evaluation | None:
-        """One evaluation with the keys of this step; None where there is nothing to evaluate on."""
+        """Evaluates with the keys of this step; returns None where there is nothing to evaluate on."""
         del step
         return None
 
@@ -269,7 +269,7 @@ class Trainer(abc.ABC):
 
     @property
     def has_heads(self) -> bool:
-        """Whether a value head or Q heads train, which `save_pretrained` can write."""
+        """True where a value head or Q heads train, which `save_pretrained` can write."""
         return any(name in self.exported_params for name in HEADS)
 
     def export_writer(
@@ -279,7 +279,7 @@ class Trainer(abc.ABC):
         heads: HeadsPlace = "apart",
         data_sha256: Mapping[str, str] | None = None,
     ) -> Callable[[Path], None]:
-        """What `model_writer` gives, and the model card beside it; all that either needs is copied here.
+        """Writer of `model_writer` and of the model card beside it; all that either needs is copied here.
 
         All processes call this one; what it returns only process 0.
 
@@ -305,7 +305,7 @@ class Trainer(abc.ABC):
         """A function that writes the parameters as they are now: copied to the host here, written whenever called."""
 
     def host_state(self) -> dict[str, Any]:
-        """What a checkpoint must hold beside the state: plain JSON of what this run keeps on the host."""
+        """Host state of a checkpoint, beside the arrays: plain JSON of this run's."""
         return {"draws": self.draws.state(), "caller": self.hooks.host_state()}
 
     def load_host_state(self, found: Mapping[str, Any]) -> None:
@@ -350,11 +350,11 @@ class Trainer(abc.ABC):
         """The model's configuration as jrl sees it."""
 
     def state_is_deleted(self) -> bool:
-        """Whether an update failed half-way, after the donated state was gone."""
+        """True where an update failed half-way, after the donated state was gone."""
         return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
 
     def description(self) -> dict[str, Any]:
-        """What a run prints at its start."""
+        """Description of the run, printed at its start."""
         found = {"algorithm": type(self).__name__} | self.describe_model()
         found["folder"] = str(self.run_dir)
         found |= {"replicated": "; ".join(self.loaded.replicated)} if self.loaded.replicated else {}

@@ -70,7 +70,7 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
 
     @property
     def precomputes(self) -> bool:
-        """Whether the reference scores the data before training."""
+        """True where the reference scores the data before training."""
         return not self.method.asks_reference
 
     def load_model(self) -> PolicyBundle:

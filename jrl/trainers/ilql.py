@@ -58,7 +58,7 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
         self.compile_learner(lambda p: init_ilql_state(p, optimizer), update, params)
 
     def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
-        """As every trainer, with `beta`: 1 where `gen_kwargs` say nothing of it, null to sample without Q heads."""
+        """Parses `gen_kwargs` with `beta`: 1 where they say nothing of it, null to sample without Q heads."""
         return parse_gen_kwargs(
             gen_kwargs,
             eos_token_id=self.eos_token_ids,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trainers share that learn from samples which are there before the run: one optimizer step an iteration."""
+"""Base of trainers that learn from samples which are there before the run: an optimizer step an iteration."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OfflineTrainer(Trainer):
 
     @property
     def own_objective(self) -> Callable[[Params, Frozen, Any], Loss] | None:
-        """What is minimised instead of the configured objective; None: that one. It is never given padding."""
+        """Objective in place of the configured one; None: that one. It is never given padding."""
         return None
 
     def compile_evaluation(self, objective: Callable[[Params, Frozen, Any], Loss]) -> None:
@@ -127,7 +127,7 @@ class OfflineTrainer(Trainer):
         return finalize(jax.device_get(total or {}))
 
     def describe_data(self) -> dict[str, str]:
-        """The samples'."""
+        """Describes the samples."""
         found = {"samples": describe_size(self.samples)} if "samples" in vars(self) else {}
         if found and not isinstance(self.samples, StreamSet):
             found |= warn_of_batches(self.config.train.batch_size, len(self.samples), "the samples")

@@ -93,7 +93,7 @@ class OnlineTrainer(SamplingTrainer):
         self.compile_learner(lambda p: init_online_state(p, optimizer, recipe), update, params)
 
     def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
-        """The same for prompts that are tokenised already."""
+        """Takes prompts that are tokenised already, and their reward function."""
         self.prompts, self.reward_fn = prompts, reward_fn
         self.collect: Callable[..., Experience] = self.make_collector(self.method.num_rollouts)
 
@@ -114,7 +114,7 @@ class OnlineTrainer(SamplingTrainer):
         )
 
     def keys(self, iteration: int) -> tuple[PRNGKey, PRNGKey]:
-        """Of an iteration: one for its rollouts, one for its update."""
+        """Random keys of an iteration: for its rollouts, and for its update."""
         root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
         rollout_key, update_key = jax.random.split(jax.random.fold_in(root_key, iteration))
         return rollout_key, update_key

@@ -83,7 +83,7 @@ class PolicyTrainer(Trainer):
 
     @property
     def lm(self) -> LanguageModel:
-        """The architecture."""
+        """Architecture of the language model."""
         return self.loaded.lm
 
     @property
@@ -98,7 +98,7 @@ class PolicyTrainer(Trainer):
 
     @property
     def sampling_params(self) -> Params:
-        """What samplers read: the trainable parameters, unless an algorithm steers by others."""
+        """Parameters that samplers read: the trainable ones, unless an algorithm steers by others."""
         return self.params
 
     def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
@@ -134,7 +134,7 @@ class PolicyTrainer(Trainer):
 
     @functools.cached_property
     def handed_tokenizer(self) -> Any:
-        """What reward and metric functions are given: a copy, for what they change in it must not be exported."""
+        """Tokenizer for reward and metric functions: a copy, for their changes must not be exported."""
         try:
             return copy.deepcopy(self.tokenizer)
         except Exception as error:  # of a tokenizer with parts of the user's own: anything may come
@@ -163,7 +163,7 @@ class PolicyTrainer(Trainer):
         return self.run_dir / "failed_rollouts"
 
     def default_prompts(self) -> list[str]:
-        """One optimizer batch of the text that starts a document."""
+        """Default prompts: an optimizer batch of the text that starts a document."""
         return [document_start(self.tokenizer)] * self.config.train.batch_size
 
     def add_eval_prompts(self, prompts: Sequence[Any]) -> None:
@@ -183,7 +183,7 @@ class PolicyTrainer(Trainer):
         return max((self.settings.max_new_tokens, *swept))
 
     def run_evaluation(self, step: int) -> Evaluation | None:
-        """One evaluation with the keys of this step; None where there is nothing to evaluate on."""
+        """Evaluates with the keys of this step; returns None where there is nothing to evaluate on."""
         if self.eval_prompts is None:
             return None
         evaluator = Evaluator(
@@ -270,7 +270,7 @@ class PolicyTrainer(Trainer):
         return self.lm.config
 
     def data_sha256(self) -> dict[str, str]:
-        """What samples depend on, beside what every trainer has."""
+        """Fingerprints of the data on which samples depend, beside those of every trainer."""
         found = super().data_sha256() | {"stop_sequences": fingerprint(self.stop_sequences)}
         if self.logit_mask is not None:
             found["logit_mask"] = fingerprint(np.packbits(np.asarray(self.logit_mask)).tobytes().hex())
@@ -279,7 +279,7 @@ class PolicyTrainer(Trainer):
         return found
 
     def describe_model(self) -> dict[str, str]:
-        """With the cache of one sampling call."""
+        """Describes the model, with the cache of a sampling call."""
         return describe_policy(
             self.lm,
             self.policy,

@@ -161,11 +161,11 @@ class RewardTrainer(OfflineTrainer):
 
     @property
     def architecture(self) -> Any:
-        """The classifier's."""
+        """Architecture of the classifier."""
         return self.model.config
 
     def describe_model(self) -> dict[str, str]:
-        """With where the head comes from."""
+        """Describes the model, with the origin of its head."""
         found = describe_scorer(self.model, self.params, self.frozen, state=self.state, mesh=self.mesh)
         fresh, seed = self.loaded.fresh, self.config.train.seed
         origin = f"fresh ({', '.join(fresh)}), from seed {seed}" if fresh else "loaded"
@@ -173,7 +173,7 @@ class RewardTrainer(OfflineTrainer):
 
 
 def ends_in(batch: ComparisonBatch, token: int) -> bool:
-    """Whether every text of a right-padded batch, NumPy rows, ends in this token."""
+    """True where every text of a right-padded batch, NumPy rows, ends in this token."""
     return all(
         bool(
             (texts.tokens[np.arange(len(texts.tokens)), texts.attention_mask.sum(axis=1) - 1] == token).all()

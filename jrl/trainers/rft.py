@@ -32,7 +32,7 @@ MAX_EMPTY_ROUNDS = 3
 
 
 class News(NamedTuple):
-    """What the record of an optimizer step tells beside the step.
+    """News in the record of an optimizer step.
 
     Attributes:
       metrics: Figures of the pass that began with it, and of the round before.
@@ -79,7 +79,7 @@ class RFTTrainer(SamplingTrainer):
         self.samples: CompletionSet | None = None
 
     def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
-        """The same for prompts that are tokenised already."""
+        """Takes prompts that are tokenised already, and their reward function."""
         method = self.method
         self.prompts, self.reward_fn = prompts, reward_fn
         everything = np.arange(len(self.prompts))
@@ -162,7 +162,7 @@ class RFTTrainer(SamplingTrainer):
         )
 
     def choose(self, step: int) -> tuple[CompletionSet, dict[str, float]]:
-        """What improve step `step` of the round learns, and its figures."""
+        """Samples that improve step `step` of the round learns, and their figures."""
         assert self.kept is not None, "a pass follows a round"
         kept = self.kept.at_step(step)
         samples = CompletionSet(
@@ -204,11 +204,11 @@ class RFTTrainer(SamplingTrainer):
 
     @property
     def finished(self) -> bool:
-        """Whether `epochs` passes are over."""
+        """True where `epochs` passes are over."""
         return self.samples is None and self.num_passes >= self.config.train.epochs
 
     def host_state(self) -> dict[str, Any]:
-        """Where the run stands, and of the round's samples those that passes still to come learn from."""
+        """Position of the run, and the samples of the round that passes still to come learn from."""
         begun, over = self.num_passes, self.samples is None
         step = (begun if over else begun - 1) % self.method.n_improve_steps
         used_up = over and step == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trainers share that learn from samples of the policy's own: prompts to start from, and who scores them."""
+"""Base of trainers that learn from the policy's own samples: prompts to start from, and their reward function."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class SamplingTrainer(PolicyTrainer):
 
     @abc.abstractmethod
     def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
-        """The same for prompts that are tokenised already."""
+        """Takes prompts that are tokenised already, and their reward function."""
 
     def rollout_settings(self) -> GenerationSettings:
-        """How the samples are drawn that are learned from: `gen_kwargs` at the first value of a sweep."""
+        """Sampling settings of the rollouts: `gen_kwargs` at the first value of a sweep."""
         return self.settings
 
     def describe_data(self) -> dict[str, str]:
-        """The prompts'."""
+        """Describes the prompts."""
         return {"prompts": describe_size(self.prompts)} if "prompts" in vars(self) else {}
 
     def data_sha256(self) -> dict[str, str]:

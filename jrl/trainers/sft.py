@@ -159,7 +159,7 @@ class SFTTrainer(OfflineTrainer, PolicyTrainer):
         )
 
     def describe_data(self) -> dict[str, str]:
-        """With how full packed rows are."""
+        """Describes the data, with the fill of packed rows."""
         found = super().describe_data()
         if "samples" in vars(self) and isinstance(self.samples, PackedSet):
             packed = self.samples

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What supervised fine-tuning was given, as a set of rows: texts, dialogues, records, a stream; packed or not."""
+"""Data of supervised fine-tuning as a set of rows: texts, dialogues, records, a stream; packed or not."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _streamed(
 
 
 def _has_mappings(samples: Any) -> bool:
-    """Whether the samples are records; a mixture is refused."""
+    """True where the samples are records; a mixture is refused."""
     if isinstance(samples, str | Mapping) or not isinstance(samples, Sequence):
         raise ValueError(f"`samples` must be a list of samples, got a {type(samples).__name__}.")
     kinds = [isinstance(sample, Mapping) for sample in samples]

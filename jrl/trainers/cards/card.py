@@ -48,7 +48,7 @@ _PACKAGES = ("jrl", "jax", "jaxlib", "flax", "optax", "transformers")
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a card says: plain values, so that it can be written later and on another thread.
+    """Contents of a model card: plain values, so that it can be written later and on another thread.
 
     Attributes:
       config: The run's own configuration.
@@ -127,7 +127,7 @@ class ModelCard:
         return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
 
     def _head(self) -> dict[str, Any]:
-        """What the hub reads."""
+        """Metadata of the card, which the hub reads."""
         base, known = self.base
         _, tags = method_names(self.config.method)
         head: dict[str, Any] = {"library_name": self.library, "pipeline_tag": _task(self.config)}
@@ -145,7 +145,7 @@ def model_card(
     data_sha256: Mapping[str, str] | None = None,
     left_out: Sequence[str] = (),
 ) -> ModelCard:
-    """What a trainer's card says at this moment.
+    """Collects the contents of a trainer's model card at this moment.
 
     Args:
       trainer: With its data, where it has any.
@@ -204,13 +204,13 @@ def _library(config: TRLConfig, *, is_adapter: bool) -> str:
 
 
 def _kind(config: TRLConfig) -> str:
-    """What the method trains, as its entry says; without one, a language model."""
+    """Kind of model that the method trains, as its entry says; without one, a language model."""
     entry = entry_of(config.method)
     return "language" if entry is None else entry.model
 
 
 def _base_name(base: Any) -> tuple[str, bool]:
-    """How the card names the model that was trained, and whether that is a name on the hub."""
+    """Name of the model that was trained, for the card, and whether that is a name on the hub."""
     if hasattr(base, "model_type"):
         return f"a fresh {base.model_type}", False
     name = name_of_base(base)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who to cite for what a run did: entries of `papers.bib` by their keys, or BibTeX that a method brings itself."""
+"""Citations for a run: entries of `papers.bib` by their keys, or BibTeX that a method brings itself."""
 
 from __future__ import annotations
 

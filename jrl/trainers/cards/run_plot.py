@@ -70,7 +70,7 @@ def plot_run(history: Sequence[Record], path: Path) -> bool:
 
 @functools.cache
 def _have_matplotlib() -> bool:
-    """Whether matplotlib is installed; warns, once, where it is not."""
+    """True where matplotlib is installed; warns, once, where it is not."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:

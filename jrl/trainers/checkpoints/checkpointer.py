@@ -51,7 +51,7 @@ DISK, PEER, OTHER = "disk", "peer", "other"
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint gave back.
+    """A restored checkpoint.
 
     Attributes:
       state: The state, placed as the one it was asked for.
@@ -159,7 +159,7 @@ class Checkpointer:
             gather(failure=displaced)
 
     def _see_folder(self) -> None:
-        """What `keep_folder` does, on process 0."""
+        """Part of `keep_folder` that process 0 does."""
         if self._lock is None or is_at(self._lock.fileno(), self.run_dir / LOCK):
             return
         is_news, self._was_lost = not self._was_lost, True
@@ -299,7 +299,7 @@ class Checkpointer:
         return Restored(read_state(path / STATE, state), cursor, path, head["step"])
 
     def _read_head(self, path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What a checkpoint holds beside its arrays."""
+        """Reads a checkpoint's contents beside its arrays."""
         manifest = read_manifest(path)
         check_config(yaml.safe_load((path / CONFIG).read_text(encoding="utf-8")), config)
         return {
@@ -332,7 +332,7 @@ class Checkpointer:
         on_main(self._take_over)
 
     def _take_over(self) -> None:
-        """What `take_over` does, on process 0."""
+        """Part of `take_over` that process 0 does."""
         assert self._kept is not None, "process 0 has taken the folder"
         for step, path in checkpoints_in(self.run_dir).items():
             if self._source is None or self._source.parent != self.run_dir:
@@ -360,7 +360,7 @@ class Checkpointer:
 
 
 def _kind(error: BaseException) -> str:
-    """Whose fault a failed write is: the disk's, another process's, or something else's."""
+    """Culprit of a failed write: the disk, another process, or something else."""
     if isinstance(error, PartError):
         return DISK if isinstance(error, LateError) else PEER
     return DISK if disk_is_at_fault(error) else OTHER

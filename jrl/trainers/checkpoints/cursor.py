@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run stands: what a checkpoint holds beside the state."""
+"""Position of a run, which a checkpoint holds beside the state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_cursor(
     best_score: float | None,
     data_sha256: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What a checkpoint holds beside the state: where the run stands, plain JSON.
+    """Builds a checkpoint's cursor, the position of the run beside the state: plain JSON.
 
     Args:
       trainer: Whose run it is.

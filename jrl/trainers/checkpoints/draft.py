@@ -38,11 +38,11 @@ class PartError(CheckpointError):
 
 
 class LateError(PartError):
-    """What another process should have written does not show here in time: the file system's fault."""
+    """A file of another process does not show here in time: the file system's fault."""
 
 
 class Draft:
-    """One checkpoint, from `start` to `finish`. All processes make one and call both, on the writer's thread.
+    """A checkpoint from `start` to `finish`. All processes make one and call both, on the writer's thread.
 
     Args:
       target: The checkpoint's folder, which exists once all is done.
@@ -178,12 +178,12 @@ class Draft:
 
 
 def appears(path: Path) -> bool:
-    """Whether a path that another process made is there, or comes in time."""
+    """True where a path that another process made is there, or comes in time."""
     return comes_true(path.exists)
 
 
 def comes_true(is_so: Callable[[], bool]) -> bool:
-    """Whether what another process did is to be seen here, within `LATE_SECONDS`."""
+    """True where the work of another process shows here within `LATE_SECONDS`."""
     end = time.monotonic() + LATE_SECONDS
     while not is_so():
         if time.monotonic() > end:

@@ -55,7 +55,7 @@ def fingerprint_files(directory: Path, paths: Iterable[Path]) -> dict[str, dict[
 
 
 def missing_files(directory: Path, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Which files a folder does not show, or not at their full size.
+    """Files that a folder does not show, or not at their full size.
 
     Args:
       directory: The folder.

@@ -47,7 +47,7 @@ def read_text(path: Path) -> str:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether a path still leads to an open file; where the disk does not say, it is taken to do so."""
+    """True where a path still leads to an open file, and where the disk does not say."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except (FileNotFoundError, NotADirectoryError):

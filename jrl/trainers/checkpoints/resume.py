@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must agree between a checkpoint and the run that continues it, and where checkpoints are found."""
+"""Agreement between a checkpoint and the run that continues it, and the search for checkpoints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FREE_FIELDS = frozenset(
 
 
 def environment_record() -> dict[str, Any]:
-    """What bit-identical resuming depends on beside the state and the configuration."""
+    """Record of the environment, on which bit-identical resuming depends beside state and configuration."""
     return {
         "jax": jax.__version__,
         "jaxlib": version("jaxlib"),
@@ -116,7 +116,7 @@ def checkpoints_in(run_dir: Path) -> dict[int, Path]:
 
 
 def _may_be_folder(path: Path) -> bool:
-    """Whether it is a folder, or cannot be looked at: then whoever reads it says so."""
+    """True for a folder, and for a path that cannot be looked at: then whoever reads it says so."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def _may_be_folder(path: Path) -> bool:
 
 
 def may_resume(path: Path, run_dir: Path, notify: Callable[[str], None]) -> bool:
-    """Whether `train.resume_from_checkpoint` names something to resume; False is a fresh run, and said.
+    """True where `train.resume_from_checkpoint` names something to resume; False is a fresh run, and said.
 
     A job that is restarted names its own folder from the first time on, when there is nothing in it yet.
 

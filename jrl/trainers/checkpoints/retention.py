@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints of a run's folder stay: the newest, and the best."""
+"""Retention of the checkpoints in a run's folder: the newest stay, and the best."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def finish_write(path: Path) -> None:
 
 
 def own_files(path: Path) -> list[Path]:
-    """What this process alone wrote of a state, as far as Orbax's names tell; process 0 answers for the rest."""
+    """Files of a state that this process alone wrote, as far as Orbax's names tell; process 0 answers for the rest."""
     number = jax.process_index()
     found = (path / f"ocdbt.process_{number}").rglob("*")
     return sorted(file for file in (*found, path / "array_metadatas" / f"process_{number}") if file.is_file())
@@ -98,7 +98,7 @@ def read_state(path: Path, like: Any) -> Any:
 
 
 def disk_is_at_fault(error: BaseException) -> bool:
-    """Whether a write failed because the disk is full or refuses, and not because of a mistake in the
+    """True where a write failed because the disk is full or refuses, and not because of a mistake in the
     program.
 
     Tensorstore and safetensors wrap the system's error in types of their own, so its text has to be read.

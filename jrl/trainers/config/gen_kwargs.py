@@ -32,7 +32,7 @@ _HOW_ALONE = ("use_cache", "synced_gpus", "return_dict_in_generate", "output_sco
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
-    """Whether an argument of transformers' `generate` leaves every sample as it is.
+    """True for an argument of transformers' `generate` that leaves every sample as it is.
 
     Raises:
       ValueError: On beam search.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Footprint(NamedTuple):
-    """What a run holds and computes beside the model that learns, for `jrl plan`.
+    """Memory and work of a run beside the model that learns, for `jrl plan`.
 
     Attributes:
       value_head: Whether the model has one.
@@ -116,7 +116,7 @@ def entry_of(config: MethodConfig) -> Method | None:
 
 
 def footprint_of(config: TRLConfig) -> Footprint | None:
-    """What a configuration's run holds beside its model; None: its algorithm is not planned."""
+    """Footprint of a configuration's run; None: its algorithm is not planned."""
     entry, method = entry_of(config.method), config.method
     if entry is None or type(method) is not entry.config:
         return None

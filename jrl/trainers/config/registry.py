@@ -119,7 +119,7 @@ def _dotted(entry: type) -> str:
 
 
 def _origin(entry: type) -> tuple[str, str]:
-    """Where a class is written: a script that runs as `__main__` may also be imported under its own name."""
+    """Source of a class: a script that runs as `__main__` may also be imported under its own name."""
     module = sys.modules.get(entry.__module__)
     file = vars(module).get("__file__") if module is not None else None
     return file or entry.__module__, entry.__qualname__

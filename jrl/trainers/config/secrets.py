@@ -153,7 +153,7 @@ def hide_secrets(text: str) -> str:
 
 @functools.cache
 def _detectors() -> list[RegexBasedDetector]:
-    """Those of detect-secrets that know a secret by its form."""
+    """Detectors of detect-secrets that know a secret by its form."""
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
     from detect_secrets.plugins.base import RegexBasedDetector
 
@@ -170,7 +170,7 @@ def _words(name: str) -> str:
 
 
 def _is_key(name: str, value: Any) -> bool:
-    """Whether a field named `..._key` holds one: of a known service, or a text that nobody would call a column."""
+    """True where a field named `..._key` holds one: of a known service, or a text that nobody would call a column."""
     match = _SERVICE_KEY.search(_words(name))
     if match is None:
         return False
@@ -178,7 +178,7 @@ def _is_key(name: str, value: Any) -> bool:
 
 
 def _is_secret(name: str) -> bool:
-    """Whether a field of this name holds a secret."""
+    """True where a field of this name holds a secret."""
     words = _words(name)
     if _TOKEN.search(words):
         return _TEXT_TOKEN.search(words) is None

@@ -126,7 +126,7 @@ class TRLConfig:
 
     @classmethod
     def _build(cls, sections: Mapping[str, Any], classes: Mapping[str, type]) -> Self:
-        """Of all six sections in the present layout."""
+        """Builds the configuration of all six sections in the present layout."""
         found = cls(**{name: build_section(name, classes[name], sections[name]) for name in _names()})
         found.validate()
         return found
@@ -247,7 +247,7 @@ def _names() -> list[str]:
 
 
 def _renamed(section: str, old: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
-    """Whether changes choose another method, optimizer or scheduler than the section's."""
+    """True where changes choose another method, optimizer or scheduler than the section's."""
     if "name" not in old or "name" not in changes:
         return False
     if section == "method":

@@ -40,7 +40,7 @@ ImageHook = Callable[[list[list[Any]], int, Tracker], Any]
 
 
 class Epoch(NamedTuple):
-    """What one epoch did.
+    """Result of an epoch.
 
     Attributes:
       host: Figures known on the host.
@@ -157,7 +157,7 @@ class DDPOTrainer(DiffusionTrainer):
         return judge(call, batches, self._name_batch, workers=self.method.max_workers if is_async else None)
 
     def keys(self, epoch: int) -> tuple[PRNGKey, PRNGKey]:
-        """Of an epoch: one for its samples, one for its update."""
+        """Random keys of an epoch: for its samples, and for its update."""
         root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
         sample_key, update_key = jax.random.split(jax.random.fold_in(root_key, epoch))
         return sample_key, update_key
@@ -198,7 +198,7 @@ class DDPOTrainer(DiffusionTrainer):
         return Epoch({"epoch": epoch, **found.metrics}, metrics, found.rows)
 
     def run_epoch(self, run: Run, epoch: int) -> None:
-        """One epoch of a run, with what falls due after it."""
+        """Runs an epoch, with what falls due after it."""
         done = self.one_epoch(
             epoch, while_sampling=run.flush, stopwatch=run.stopwatch, last_step=run.end_of_state
         )
@@ -251,7 +251,7 @@ class DDPOTrainer(DiffusionTrainer):
 
     @property
     def sampling_params(self) -> Params:
-        """What evaluations see and models are written of: the running mean where there is one."""
+        """Parameters that evaluations see and models are written of: the running mean where there is one."""
         return self.params if self.state.ema is None else self.state.ema
 
     def replace_params(self, params: Params) -> None:
@@ -285,7 +285,7 @@ class DDPOTrainer(DiffusionTrainer):
         self.memory = {name: value for name, value in found.items() if name != "draws"}
 
     def describe_data(self) -> dict[str, str]:
-        """By whom prompts are drawn and images judged."""
+        """Describes the functions that draw prompts and judge images."""
         drawn = f"drawn by {code_span(_name(self.prompt_function))}"
         if isinstance(self.prompt_function, PromptList):
             drawn = f"{len(self.prompt_function.prompts):,}"
@@ -315,5 +315,5 @@ def _warn_of_rate(rate: float, params: Params) -> None:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """What a function is called."""
+    """Name of a function."""
     return str(getattr(function, "__name__", type(function).__name__))

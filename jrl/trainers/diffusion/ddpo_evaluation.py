@@ -30,7 +30,7 @@ class Judged(NamedTuple):
     rewards: np.ndarray
 
     def as_evaluation(self, method: DDPOConfig) -> Evaluation:
-        """As a run logs it: rewards that are missing are in no mean."""
+        """Converts to the form that a run logs: rewards that are missing are in no mean."""
         known = self.rewards[np.isfinite(self.rewards)].astype(np.float64)
         metrics = {
             "reward/mean": float(known.mean()) if len(known) else float("nan"),
@@ -55,7 +55,7 @@ def evaluate_prompts(
     *,
     skip_errors: bool,
 ) -> Judged:
-    """One image a prompt, and its reward; the reward function gets {} as metadata of each.
+    """Samples and rewards an image for each prompt; the reward function gets {} as metadata of each.
 
     Args:
       sampler: So many rows a call; the last call repeats its last prompt as far as it must.

@@ -28,7 +28,7 @@ ComputeRewards = Callable[[Sequence[list[Any]], bool], Answers]
 
 
 class Experience(NamedTuple):
-    """What one epoch collected.
+    """Samples and rewards that an epoch collected.
 
     Attributes:
       batch: For the learner.
@@ -65,7 +65,7 @@ class Collector:
 
     @staticmethod
     def fresh_memory(seed: int) -> dict[str, Any]:
-        """What the first epoch begins with."""
+        """Memory with which the first epoch begins."""
         return {"random": PromptRandomness(seed).state(), "rewards": {}}
 
     def __call__(
@@ -183,7 +183,7 @@ def _joined(parts: list[Trajectories]) -> Trajectories:
 def _checked(
     answers: Any, batches: Batches, epoch: int, *, skip_errors: bool
 ) -> tuple[list[np.ndarray], list[Any]]:
-    """What `compute_rewards` returned, whoever wrote it: one vector and one entry of metadata a batch."""
+    """Checks the return value of any `compute_rewards`: a vector and an entry of metadata for each batch."""
     if not isinstance(answers, tuple | list) or len(answers) != 2:
         raise RewardError(
             f"`compute_rewards` must return (reward vectors, reward metadata), got {type(answers).__name__}."
@@ -202,5 +202,5 @@ def _checked(
 
 
 def batch_name(epoch: int, number: int) -> str:
-    """What messages call a sampling batch."""
+    """Name of a sampling batch, for messages."""
     return f"epoch {epoch}, sampling batch {number}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the images of a run can be looked at: a few PNG grids in its folder, and its tracker."""
+"""Galleries of a run's images: a few PNG grids in its folder, and its tracker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jrl.trainers.loggers.loggers import ImageLogger
 
 
 class Tracker:
-    """What a user's hook may log to: the run's trackers; with none, every call is harmless.
+    """The run's trackers, to which a user's hook may log; with none, every call is harmless.
 
     Args:
       loggers: Of the run.

@@ -17,7 +17,7 @@ PromptFunction = Callable[[], tuple[str, Any]]
 
 
 class Prompt(NamedTuple):
-    """What one image is to show.
+    """Prompt of an image.
 
     Attributes:
       text: What the model reads.
@@ -43,7 +43,7 @@ class PromptList:
             raise ValueError("`prompts` must hold at least one prompt, got none.")
 
     def __call__(self) -> tuple[str, Any]:
-        """One of them; its metadata is a copy, which whoever gets it may change."""
+        """Draws a prompt; its metadata is a copy, which whoever gets it may change."""
         text, metadata = random.choice(self.prompts)
         return text, copy.deepcopy(metadata)
 
@@ -90,7 +90,7 @@ class PromptRandomness:
             np.random.set_state(of_numpy)
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """State of the random generators, as plain JSON."""
         version, words, gauss = self._python
         name, keys, place, has_gauss, cached = self._numpy
         return {

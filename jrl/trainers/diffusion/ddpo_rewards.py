@@ -203,7 +203,7 @@ def _as_float(entry: Any) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one real number, of Python or of any library."""
+    """True for a real number, of Python or of any library."""
     is_scalar = hasattr(value, "tolist") and np.ndim(value) == 0
     return isinstance(value.tolist() if is_scalar else value, numbers.Real)
 

@@ -83,7 +83,7 @@ class Sampler:
         self._negative_tokens = tokenize([method.negative_prompts])
 
     def negative(self, frozen: Frozen) -> Float[jax.Array, "1 Q D"]:
-        """What the denoiser reads of the negative prompt."""
+        """Context of the negative prompt, for the denoiser."""
         return self._encode(frozen, jnp.asarray(self._negative_tokens))
 
     def __call__(
@@ -176,7 +176,7 @@ class Batches(Sequence[list[Any]]):
         return self._arrived[number]
 
     def take_trajectories(self) -> list[Trajectories]:
-        """Those of all batches so far, which are kept here no longer: whoever joins them has them once."""
+        """Hands over the trajectories of all batches so far, which are kept here no longer."""
         found, self._trajectories = self._trajectories, []
         return found
 

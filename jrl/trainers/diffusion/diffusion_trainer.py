@@ -34,7 +34,7 @@ _FIELDS = {f"{name}`": f"method.sample_{name}`" for name in ("num_steps", "eta",
 
 @dataclass(frozen=True)
 class DiffusionBundle(ModelBundle):
-    """One diffusion model, ready to train.
+    """A diffusion model, ready to train.
 
     Attributes:
       model: Networks, schedule and tokenizer.
@@ -159,11 +159,11 @@ class DiffusionTrainer(Trainer):
     @property
     @abc.abstractmethod
     def sampling_params(self) -> Params:
-        """What evaluations see and models are written of."""
+        """Parameters that evaluations see and models are written of."""
 
     @property
     def exported_params(self) -> Params:
-        """What evaluations see."""
+        """Parameters that evaluations see."""
         return self.sampling_params
 
     def model_writer(

@@ -105,7 +105,7 @@ def named_images(images: Float[np.ndarray, "B 3 Y X"], captions: Sequence[str]) 
 
 
 def as_pixels(image: Any) -> UInt8[np.ndarray, "Y X 3"]:
-    """What a user's hook calls an image (3 Y X, or 1 3 Y X, in [0, 1], of any library) as 8-bit pixels.
+    """Converts a user's image (3 Y X, or 1 3 Y X, in [0, 1], of any library) to 8-bit pixels.
 
     Raises:
       ValueError: If it is something else.
@@ -120,7 +120,7 @@ def as_pixels(image: Any) -> UInt8[np.ndarray, "Y X 3"]:
 
 
 def has_pillow() -> bool:
-    """Whether Pillow is installed."""
+    """True where Pillow is installed."""
     return importlib.util.find_spec("PIL") is not None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which adapter a run trains, where it starts, and how it is written."""
+"""Adapters of runs: the choice of one, its start, and its files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jrl.typing import Params
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """What `model.model_path` and `model.peft_config` say together.
+    """Plan of the adapter, from `model.model_path` and `model.peft_config` together.
 
     Attributes:
       config: The adapter that trains; None: parts of the model itself do.
@@ -60,7 +60,7 @@ class AdapterPlan:
         )
 
     def load(self, lm: LanguageModel) -> dict[str, Any]:
-        """What the folder holds of the trainable parameters: the adapter, where it is continued, and heads."""
+        """Loads the folder's share of the trainable parameters: the adapter, where it is continued, and heads."""
         if self.folder is None:
             return {}
         found = load_heads(

@@ -144,7 +144,7 @@ def save_logprobs(path: Path, chosen: Sequence[np.ndarray], rejected: Sequence[n
 
 
 def load_logprobs(path: Path) -> tuple[Logprobs, Logprobs] | None:
-    """What `save_logprobs` wrote, or None where there is no such file or it is damaged."""
+    """Loads a file of `save_logprobs`; None where there is no such file or it is damaged."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             sides = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves a run: a Hugging Face checkpoint of the whole model, or an adapter's folder."""
+"""Exports of a run: a Hugging Face checkpoint of the whole model, or an adapter's folder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which heads a run's model has: those that its checkpoint brought, or fresh ones."""
+"""Heads of a run's model: those that its checkpoint brought, or fresh ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jrl.typing import Params, PRNGKey
 
 
 class WantedHeads(NamedTuple):
-    """What an algorithm reads beside the logits.
+    """Heads that an algorithm reads beside the logits.
 
     Attributes:
       value_head: Kind of value head where the checkpoint brings none; None: no values are read.

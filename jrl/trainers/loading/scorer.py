@@ -46,7 +46,7 @@ from jrl.typing import Frozen, Params, Scorer
 
 @dataclass(frozen=True)
 class ScorerBundle(ModelBundle):
-    """One reward model, ready to train.
+    """A reward model, ready to train.
 
     Attributes:
       model: Architecture and checkpoint names.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to arrays on the mesh: tokenizer, model, what trains, what is frozen, and the reference."""
+"""Loads a run's model from its config: tokenizer, trainable and frozen arrays on the mesh, and the reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INIT_STREAM, ADAPTER_STREAM = 0, 4
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """One model, ready to train.
+    """A model, ready to train.
 
     Attributes:
       params: Trainable arrays, on the mesh.
@@ -60,7 +60,7 @@ class ModelBundle:
 
 @dataclass(frozen=True)
 class PolicyBundle(ModelBundle):
-    """One language model, ready to train.
+    """A language model, ready to train.
 
     Attributes:
       lm: Architecture and checkpoint names.
@@ -81,7 +81,7 @@ def mesh_of(config: TRLConfig) -> Mesh:
 
 
 def reward_mesh(config: TRLConfig) -> Mesh:
-    """Where a reward model runs beside the policy: on the run's mesh; of several processes, on this one's devices.
+    """Mesh of a reward model beside the policy: the run's; of several processes, this one's devices.
 
     Each process scores rows of its own, so that no program of a reward model may reach over processes.
     """
@@ -159,7 +159,7 @@ def described_model(config: TRLConfig, plan: AdapterPlan) -> LanguageModel:
 
 
 def _check_model(config: TRLConfig, plan: AdapterPlan, lm: LanguageModel, options: dict[str, Any]) -> None:
-    """What the run asks for must fit the model and these devices; `options` are those of `lm.policy`."""
+    """Checks that the run's options fit the model and these devices; `options` are those of `lm.policy`."""
     if lm.family.kind != config.model.model_arch_type:
         raise ValueError(
             f"`model.model_arch_type` must be {lm.family.kind!r} for a {lm.family.model_type} model, got "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokenizer a run has: the model's own, unless its configuration names another one."""
+"""Choice of a run's tokenizer: the model's own, unless its configuration names another one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tokenizer_path(model: ModelConfig, section: TokenizerConfig) -> str:
 
 
 def tokenizer_home(path: Any, argument: str = "`tokenizer.tokenizer_path`") -> str:
-    """Where a model's tokenizer lies: with the model; an adapter's folder need not have one.
+    """Place of a model's tokenizer: with the model; an adapter's folder need not have one.
 
     Args:
       path: As `model.model_path`.

@@ -40,7 +40,7 @@ REMEMBERED = 20  # records from which the time that is left is estimated
 
 
 def headline_names() -> dict[str, str]:
-    """What a glance needs, in order and under short names; metrics.jsonl has the rest.
+    """Metrics of the console's lines, in order and under short names; metrics.jsonl has the rest.
 
     Each algorithm's entry names its own; a record of one algorithm has only some of these.
     """

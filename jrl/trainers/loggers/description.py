@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says of its model before it starts."""
+"""Descriptions of a run's model, printed before it starts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def describe_policy(
 
 
 def describe_denoiser(name: str, params: Params, frozen: Frozen, *, state: Any, mesh: Mesh) -> dict[str, str]:
-    """The same of a model that makes images.
+    """Describes a model that makes images.
 
     Args:
       name: What it is called.
@@ -71,7 +71,7 @@ def describe_denoiser(name: str, params: Params, frozen: Frozen, *, state: Any, 
 def describe_scorer(
     model: Classifier, params: Params, frozen: Frozen, *, state: Any, mesh: Mesh
 ) -> dict[str, str]:
-    """The same of a model that writes no text.
+    """Describes a model that writes no text.
 
     Args:
       model: The model.

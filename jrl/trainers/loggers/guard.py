@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jrl.trainers.loggers.loggers import ImageLogger, Logger
 
     class Tracker(Logger, ImageLogger, Protocol):
-        """What is guarded."""
+        """A tracker to guard."""
 
 
 WAITING = 10_000
@@ -56,15 +56,15 @@ class GuardedTracker:
         self._tell()
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        """One record."""
+        """Queues a record."""
         self._put(lambda: self._tracker.log(record, step))
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        """Samples."""
+        """Queues a table of samples."""
         self._put(lambda: self._tracker.log_table(name, columns, rows, step))
 
     def log_images(self, images: Mapping[str, np.ndarray], step: int) -> None:
-        """Images."""
+        """Queues images."""
         self._put(lambda: self._tracker.log_images(images, step))
 
     def flush(self) -> None:
@@ -98,7 +98,7 @@ class GuardedTracker:
         self._tell()
 
     def _work(self) -> None:
-        """On the tracker's thread."""
+        """Makes the queued calls, on the tracker's thread."""
         while (call := self._calls.get()) is not None:
             try:
                 call()

@@ -86,11 +86,11 @@ class LineFile:
             )
 
     def _is_away(self) -> bool:
-        """Whether the file is open and its path leads elsewhere."""
+        """True where the file is open and its path leads elsewhere."""
         return self._descriptor >= 0 and not is_at(self._descriptor, self.path)
 
     def _try(self, work: Callable[[], None], failure: str) -> bool:
-        """Whether it is done; what the disk refuses is told when it begins to."""
+        """Tries to do the work and returns True if it is done; warns when the disk begins to refuse."""
         try:
             work()
         except OSError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run's figures and samples go: the console, JSON lines on disk always, and a tracker by name."""
+"""Destinations of a run's figures and samples: the console, JSON lines on disk always, and a tracker by name."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Record = Mapping[str, Any]
 
 
 class Logger(Protocol):
-    """One destination."""
+    """A destination of records."""
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
         """Called once, before the first record, with what runs and where it stands."""
         ...
 
     def log(self, record: Record, step: int) -> None:
-        """One training record or evaluation: name → number."""
+        """Logs a training record or an evaluation: name → number."""
         ...
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
@@ -53,7 +53,7 @@ class ImageLogger(Protocol):
     """A destination that shows images, as trackers do."""
 
     def log(self, record: Record, step: int) -> None:
-        """As of a `Logger`."""
+        """Logs a record, as a `Logger` does."""
         ...
 
     def log_images(self, images: Mapping[str, np.ndarray], step: int) -> None:
@@ -90,14 +90,14 @@ class Loggers:
             self._open.callback(partial(self._try, logger.close))
 
     def log(self, record: Record, step: int) -> None:
-        """One record to every destination."""
+        """Logs a record to every destination."""
         if self._samples is not None:
             self._samples.log(record, step)
         for logger in self._others:
             self._try(partial(logger.log, record, step))
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        """One table to every destination."""
+        """Logs a table to every destination."""
         if self._samples is not None:
             self._samples.log_table(name, columns, rows, step)
         for logger in self._others:
@@ -146,7 +146,7 @@ class Loggers:
 
     @property
     def trackers(self) -> tuple[ImageLogger, ...]:
-        """Those that show images; none where none was asked for."""
+        """Trackers that show images; none where none was asked for."""
         return tuple(logger for logger in self._others if isinstance(logger, ImageLogger))
 
     def flush(self) -> None:

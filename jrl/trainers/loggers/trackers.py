@@ -66,7 +66,7 @@ class TensorBoardLogger:
         self._writer.add_text("config", code_block(text), step)
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        """One curve a name; what a watch found is a text."""
+        """Draws a curve for each name; a finding of the watch is a text."""
         if FOUND in record:
             self._writer.add_text(FOUND, for_markdown(say(record)), step)
             return
@@ -80,7 +80,7 @@ class TensorBoardLogger:
         self._writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
 
     def log_images(self, images: Mapping[str, np.ndarray], step: int) -> None:
-        """One image a name."""
+        """Logs an image for each name."""
         for name, image in images.items():
             self._writer.add_image(name, image, step, dataformats="HWC")
 
@@ -137,7 +137,7 @@ class WandbLogger:
         self._id_file.write_text(self._run.id, encoding="utf-8")
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        """One curve a name; what a watch found is an alert."""
+        """Draws a curve for each name; a finding of the watch is an alert."""
         if FOUND in record:
             self._run.alert(title=record[FOUND], text=say(record), level="WARN")
             return
@@ -149,7 +149,7 @@ class WandbLogger:
         self._run.log({name: self._wandb.Table(columns=list(columns), data=cells)}, step=step)
 
     def log_images(self, images: Mapping[str, np.ndarray], step: int) -> None:
-        """One panel for what stands before a name's first slash, its images over the rest; "images" without one.
+        """Logs a panel for each part before a name's first slash, its images under the rest; "images" without one.
 
         A step has several: the samples', the evaluation's, and those of the user's hook.
         """
@@ -169,14 +169,14 @@ class WandbLogger:
 
 
 def _curves(record: Mapping[str, Any]) -> dict[str, float]:
-    """What is drawn of a record: everything but its counters, and how it sampled."""
+    """Curves of a record: everything but its counters, and how it sampled."""
     prefix = "eval/" if "evaluation" in record else ""
     shown = (name for name in record if name not in COUNTERS and not name.startswith(SAMPLING))
     return {f"{prefix}{name}": record[name] for name in shown}
 
 
 def check_tracker(tracker: str | None) -> None:
-    """Whether the tracker's package is there, without importing it: before a model is loaded and not after.
+    """Checks that the tracker's package is there, without importing it: before a model is loaded and not after.
 
     Raises:
       MissingTrackerError: If it is not.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is healthy in a run's metrics, and the watch that says once each what is not.
+"""Healthy ranges of a run's metrics, and a watch that reports once each thing that leaves them.
 
 `HEALTHY` holds the ranges of `docs/metrics.md`. A `Rule` says how far and for how long a metric must be outside before
 a user is told: runs that learn leave their ranges now and then, so a rule is wider than the range and more patient.
@@ -36,7 +36,7 @@ class Range:
     high: float | None = None
 
     def __str__(self) -> str:
-        """As `docs/metrics.md` writes it."""
+        """Range as `docs/metrics.md` writes it."""
         if self.low == self.high:
             return f"{self.low:g}"
         if self.low is None:
@@ -73,7 +73,7 @@ HEALTHY: Mapping[str, Range] = {
 
 @dataclass(frozen=True)
 class Test:
-    """What a rule asks of one metric in one record.
+    """A rule's test of a metric in a record.
 
     Attributes:
       metric: Its name; "steps" is the optimizer steps since the record before.
@@ -89,7 +89,7 @@ class Test:
     of: Literal["value", "ratio", "change", "first"] = "value"
 
     def holds(self, value: float, baseline: float) -> bool:
-        """Whether a value passes; there is no ratio to a baseline that is not positive."""
+        """True where a value passes; there is no ratio to a baseline that is not positive."""
         if self.of == "ratio" and baseline <= 0:
             return False
         compared = {
@@ -113,7 +113,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that goes wrong.
+    """A rule for something that goes wrong.
 
     Attributes:
       name: Of the finding.
@@ -132,7 +132,7 @@ class Rule:
     unless: str | None = None
 
     def condition(self) -> str:
-        """Its tests in words."""
+        """Condition of the rule in words."""
         aside = f"; no `{self.unless}`" if self.unless else ""
         return "; ".join(map(str, self.tests)) + aside
 
@@ -372,7 +372,7 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What a watch found.
+    """A finding of the watch.
 
     Attributes:
       rule: The rule that was met.
@@ -390,7 +390,7 @@ class Finding:
         return self.rule.tests[0].metric
 
     def record(self) -> dict[str, Any]:
-        """As `metrics.jsonl` and `history` hold it."""
+        """Record of the finding, for `metrics.jsonl` and `history`."""
         healthy = HEALTHY.get(self.metric)
         return {
             "step": self.step,
@@ -422,7 +422,7 @@ class Watch:
                 self._told.add(record[FOUND])
 
     def see(self, record: Record) -> list[Finding]:
-        """What this record completes, in the order of the rules; records that are not of training say nothing."""
+        """Findings that this record completes, in the order of the rules; only records of training have any."""
         found = []
         for rule, value in self._follow(record):
             if rule.name not in self._told:
@@ -475,7 +475,7 @@ class Watch:
 
 
 def find(history: Iterable[Record], rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """What a watch would have said of a whole run, in order: a pure function of its records."""
+    """Findings of a whole run, as a watch would have reported them, in order: a pure function of its records."""
     watch = Watch(rules=rules)
     return [found for record in history for found in watch.see(record)]
 

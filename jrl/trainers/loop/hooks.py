@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller may watch a run by."""
+"""Hooks by which a caller may watch a run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _WATCHING = ContextVar("watching", default=_UNWATCHED)
 
 
 def current_hooks() -> Hooks:
-    """What a trainer starts with: the hooks of the `watch` around it, else those that ignore everything."""
+    """Hooks that a trainer starts with: those of the `watch` around it, else hooks that ignore everything."""
     return _WATCHING.get()
 
 

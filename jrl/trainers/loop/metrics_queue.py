@@ -44,7 +44,7 @@ class Pending:
     dispatched: float = field(default_factory=time.perf_counter)
 
     def is_stop(self) -> bool:
-        """Whether the processes stop; waits for the update."""
+        """True where the processes stop; waits for the update."""
         return self.vote is not None and int(self.vote) > 0
 
     def record(self, times: Mapping[str, float], *, began: float, compilations: int) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the processes of a job stop together: asked to, by a failure that all of them had, or because one is gone."""
+"""Common stops of a job's processes: asked to, by a failure that all of them had, or because one is gone."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_same(
 
 
 def start_vote(mesh: Mesh, asked: bool) -> jax.Array:
-    """Whether any process asks to stop, as a number on the devices: it is computed behind what they have to do.
+    """Starts a vote on stopping; its result, above 0 if any process asks, is computed on the devices behind their work.
 
     Args:
       mesh: Over the devices of all processes, which all call this.
@@ -90,7 +90,7 @@ def _counting(mesh: Mesh) -> Any:
 
 
 def fail_together(error: BaseException, meeting: str) -> bool:
-    """Whether all processes fail in the same way at this moment, so that what needs them all can still be done.
+    """True where all processes fail alike at this moment, so that what needs them all can still be done.
 
     Args:
       error: This one's.
@@ -108,7 +108,7 @@ def fail_together(error: BaseException, meeting: str) -> bool:
 
 
 def peer_is_lost(error: BaseException) -> bool:
-    """Whether an error of this process is the runtime's word that another is gone."""
+    """True where an error of this process is the runtime's word that another is gone."""
     if not isinstance(error, jax.errors.JaxRuntimeError) and type(error) is not ValueError:
         return False
     code, _, text = str(error).partition(": ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds an algorithm's loop: resuming, logging one step late, evaluation, checkpoints, orderly stops.
+"""The frame of an algorithm's loop: resuming, logging one step late, evaluation, checkpoints, orderly stops.
 
 A trainer's `learn` is the algorithm; everything else that happens between two iterations happens in `Run.after`.
 Intervals count optimizer steps. An iteration is atomic: what falls due inside it happens at its end. `total_steps` is
@@ -46,7 +46,7 @@ class UnfinishedError(RuntimeError):
 
 
 class Run:
-    """One call of `learn`: a context manager around the loop.
+    """A call of `learn`: a context manager around the loop.
 
     Args:
       trainer: Whose state is trained.
@@ -130,7 +130,7 @@ class Run:
         return self
 
     def _open_loggers(self, keep_records: int | None, opened: ExitStack) -> list[Any]:
-        """On process 0, which alone writes: opens what the run is told to; the records from before."""
+        """Opens the run's loggers on process 0, which alone writes; returns the records from before."""
         self.loggers = make_loggers(self.trainer.config, self.trainer.run_dir, keep_records=keep_records)
         opened.callback(self.loggers.close)
         description = self.trainer.description()
@@ -165,7 +165,7 @@ class Run:
                 raise failure
 
     def _unfinished(self, error: SystemExit) -> UnfinishedError:
-        """What becomes of `sys.exit` in the middle of a run: its status would say that the run is done."""
+        """Error in place of a `sys.exit` in the middle of a run, whose status would say that the run is done."""
         found = UnfinishedError(
             f"The run ended at step {self.step} of {self.last_step}: a function that it called, a callback perhaps, "
             f"called sys.exit({error.code!r}). To end a run in order, send it SIGTERM."
@@ -174,7 +174,7 @@ class Run:
         return found
 
     def _can_save(self, error: BaseException) -> bool:
-        """Whether a run that fails is to be saved, and can be."""
+        """True where a run that fails is to be saved, and can be."""
         return isinstance(error, FAILURES) and fail_together(error, f"{self._meeting}_{self.step}")
 
     def _keep_folder(self, *, together: bool = True) -> None:
@@ -226,14 +226,14 @@ class Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal asked for an orderly stop, or whoever watches did.
+        """True where a signal asked for an orderly stop, or whoever watches did.
 
         Several processes stop together, an iteration after the first of them was asked: then all know of it.
         """
         return self._asked() if jax.process_count() == 1 else self._agreed_to_stop
 
     def _asked(self) -> bool:
-        """Whether this process was asked to stop."""
+        """True where this process was asked to stop."""
         return self._stop.requested or self.trainer.hooks.stop()
 
     def after(
@@ -288,7 +288,7 @@ class Run:
         return improved
 
     def _improves(self, score: float | None) -> bool:
-        """Whether a score is the best so far."""
+        """True where a score is the best so far."""
         if score is None or not math.isfinite(score) or self.step == 0:
             return False
         return self.best_score is None or score > self.best_score
@@ -353,5 +353,5 @@ class Run:
         return int(cursor["records"])
 
     def _due(self, interval: int, before: int) -> bool:
-        """Whether a multiple of `interval` lies in (before, step]."""
+        """True where a multiple of `interval` lies in (before, step]."""
         return interval > 0 and before // interval != self.step // interval

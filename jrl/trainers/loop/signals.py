@@ -41,7 +41,7 @@ class GracefulStop:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal arrived."""
+        """True where a signal arrived."""
         return self.received is not None
 
     def __enter__(self) -> Self:
@@ -60,7 +60,7 @@ class GracefulStop:
         self.put_back()
 
     def put_back(self) -> None:
-        """The same; a second call does nothing."""
+        """Restores the handlers from before; a second call does nothing."""
         for number, handler in self._previous.items():
             # None: something that was not installed from Python, which only it can put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -97,7 +97,7 @@ os.register_at_fork(after_in_child=_put_back_in_child)
 
 
 def _is_unused(number: signal.Signals) -> bool:
-    """Whether a signal would end the process: nobody handles it, neither in Python nor, as faulthandler does, in C."""
+    """True where a signal would end the process: nobody handles it, in Python or, as faulthandler does, in C."""
     if signal.getsignal(number) != signal.SIG_DFL:
         return False
     try:

@@ -23,7 +23,7 @@ from jrl.typing import PolicyFns
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelShapes:
     """A model as shapes, and where it is.
 
     Attributes:
@@ -47,7 +47,7 @@ class Part:
     dtype: Any
 
 
-def model_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> Part:
+def model_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> ModelShapes:
     """The model that a configuration trains.
 
     Args:
@@ -69,10 +69,10 @@ def model_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> P
     keeping = lm.policy(compute_dtype=dtype, **split)
     policy = lm.policy(compute_dtype=dtype, remat=True, **split) if config.train.remat else keeping
     shapes = _shapes(lm, split, config.model.frozen_dtype)
-    return Part(lm, policy, keeping, _depth(lm, split), *shapes, mesh, dtype)
+    return ModelShapes(lm, policy, keeping, _depth(lm, split), *shapes, mesh, dtype)
 
 
-def kept_reference(part: Part, footprint: Footprint) -> Any:
+def kept_reference(part: ModelShapes, footprint: Footprint) -> Any:
     """Parameters that the reference has for itself during training, as shapes; {} where it has none."""
     if footprint.reference is None:
         return {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run will hold and send on every device of a mesh, from shapes alone: of devices that need not be here.
+"""Memory and communication of a run on every device of a mesh, from shapes alone: no device need be here.
 
 State, cache and activations are the shapes that JAX itself gives (`jax.eval_shape`), split as `jrl.mesh` splits them.
 What the collectives send is arithmetic: docs/scaling.md derives it.
@@ -22,7 +22,7 @@ from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes, rows_of_device
 from jrl.trainers.config.method import entries, footprint_of
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.plan.model_part import Part, kept_reference, model_part
+from jrl.trainers.plan.model_part import ModelShapes, kept_reference, model_part
 
 Bytes = dict[str, int]
 
@@ -167,7 +167,7 @@ def _optimizer(config: TRLConfig) -> optax.GradientTransformation:
     return make_optimizer(config.optimizer.name, kwargs, schedule, max_grad_norm=config.train.max_grad_norm)
 
 
-def _activations(part: Part, *, rows: int, length: int) -> tuple[int, int]:
+def _activations(part: ModelShapes, *, rows: int, length: int) -> tuple[int, int]:
     """(what is kept for the backward pass, what one layer adds while it is computed again)."""
     kept, everything = (
         activation_bytes(
@@ -186,7 +186,7 @@ def _activations(part: Part, *, rows: int, length: int) -> tuple[int, int]:
 
 
 def _traffic(
-    part: Part, stepped: Any, gathered: int, *, rows: int, length: int, chunk: int, remat: bool
+    part: ModelShapes, stepped: Any, gathered: int, *, rows: int, length: int, chunk: int, remat: bool
 ) -> tuple[Bytes, Bytes]:
     """(of a microbatch, of sampling) in bytes that a device sends; see docs/scaling.md."""
     data, tensor = part.mesh.shape["data"], part.mesh.shape["tensor"]
@@ -206,7 +206,7 @@ def _traffic(
     }
 
 
-def _split_sizes(part: Part) -> tuple[int, ...]:
+def _split_sizes(part: ModelShapes) -> tuple[int, ...]:
     """Sizes of the axes that `tensor` splits: query heads, MLP width, and the heads that queries share, where whole
     ones fall to a device.
     """
@@ -217,8 +217,8 @@ def _split_sizes(part: Part) -> tuple[int, ...]:
     return (*sizes, config.num_kv_heads)
 
 
-def _score_traffic(part: Part, read: list[Any], layers: int, *, rows: int, length: int) -> Bytes:
-    """Of forward passes through `layers` layers that read these trees."""
+def _score_traffic(part: ModelShapes, read: list[Any], layers: int, *, rows: int, length: int) -> Bytes:
+    """Bytes sent by forward passes through `layers` layers that read these trees."""
     stream = _ring(_stream_bytes(part, rows=rows, length=length), part.mesh.shape["tensor"])
     return {
         "fsdp: parameters gathered": sum(
@@ -240,7 +240,7 @@ def _bytes(tree: Any, mesh: AbstractMesh, *, whole: bool = False) -> int:
     return sum(jax.tree.leaves(jax.tree.map(size, tree, tree_shardings(mesh, tree)[0])))
 
 
-def _two_layers(part: Part) -> int:
+def _two_layers(part: ModelShapes) -> int:
     """The layer at work and the one that is fetched meanwhile; 0 where nothing is fetched."""
     if part.mesh.shape["fsdp"] == 1:
         return 0
@@ -252,8 +252,8 @@ def _ring(size: int, devices: int) -> int:
     return 2 * size * (devices - 1) // devices
 
 
-def _stream_bytes(part: Part, *, rows: int, length: int) -> int:
-    """Of the residual stream of a device's own rows."""
+def _stream_bytes(part: ModelShapes, *, rows: int, length: int) -> int:
+    """Bytes of the residual stream of a device's own rows."""
     own = rows_of_device(part.mesh, rows)
     return own * length * part.lm.feature_width * jnp.dtype(part.dtype).itemsize
 

@@ -15,7 +15,7 @@ GENERATION_STREAM, CALL_STREAM = 2, 6
 
 
 class _Reseeding:
-    """What the last `reseed` said, for all models of the process.
+    """State of the last `reseed`, for all models of the process.
 
     Attributes:
       seed: Given last; 0 before.
@@ -27,7 +27,7 @@ class _Reseeding:
         self._lock = threading.Lock()
 
     def take(self, seed: int) -> None:
-        """Sets both."""
+        """Sets the seed and counts that it was given."""
         with self._lock:
             self.seed, self.count = seed, self.count + 1
 
@@ -36,7 +36,7 @@ _LAST = _Reseeding()
 
 
 def reseed(seed: int) -> None:
-    """From here on every model's sampling calls draw from this seed, counted from 0 again."""
+    """Makes every model's sampling calls draw from this seed from now on, counted from 0 again."""
     _LAST.take(seed)
 
 
@@ -56,7 +56,7 @@ class Draws:
         self._heeded = _LAST.count
 
     def key(self) -> PRNGKey:
-        """That of the next call, which no other call has."""
+        """Key of the next call, which no other call has."""
         if self._heeded != _LAST.count:
             self._seed, self._heeded, self.calls, self._stream = _LAST.seed, _LAST.count, 0, CALL_STREAM
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), self._stream), self.calls)
@@ -64,7 +64,7 @@ class Draws:
         return key
 
     def state(self) -> dict[str, int]:
-        """What a checkpoint must hold, so that the calls after a resume are those that would have come."""
+        """State for a checkpoint, so that the calls after a resume are those that would have come."""
         return {"seed": self._seed, "calls": self.calls, "stream": self._stream}
 
     def load(self, found: Mapping[str, int]) -> None:

@@ -107,7 +107,7 @@ class Evaluator:
         return Evaluation(metrics, scores_of_values[0], columns, rows, self._sampling(texts))
 
     def _sampling(self, texts: Texts) -> dict[str, Any]:
-        """What belongs beside every score: how many samples, and from which distribution; a swept value as its list."""
+        """Facts of the sampling, for every score: number of samples, their distribution; swept values as a list."""
         settings = self.settings
         template = self.tokenizer.chat_template
         found = count_samples(texts.prompts) | {
@@ -124,7 +124,7 @@ class Evaluator:
     def _sample(
         self, params: Params, frozen: Frozen, settings: GenerationSettings, key: PRNGKey
     ) -> tuple[Texts, list[float] | None]:
-        """One completion a prompt, and their rewards: the reward function sees all that this process has at once."""
+        """Samples a completion for each prompt; the reward function sees all that this process has at once."""
         everything = np.arange(len(self.prompts))
         parts = [
             part for _, part in self.collect.parts(params, frozen, self.prompts, everything, settings, key)
@@ -153,7 +153,7 @@ class Evaluator:
         return columns, means
 
     def _measure(self, metric_fn: Callable[..., Any], texts: Texts) -> dict[str, list[float] | float]:
-        """What the user's metrics find; what they fail on is kept on the disk before the run stops."""
+        """Calls the user's metrics; texts on which they fail are kept on the disk before the run stops."""
         metadata = self.prompts.metadata(np.arange(len(self.prompts)))
         try:
             return call_metric_fn(metric_fn, texts, tokenizer=self.handed_tokenizer, metadata=metadata)

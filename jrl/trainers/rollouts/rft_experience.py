@@ -25,7 +25,7 @@ from jrl.typing import Frozen, Params, PRNGKey
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of sampling collected.
+    """Samples that a round of sampling collected.
 
     Attributes:
       kept: What there is to learn from; None where the reward function failed on every sample.
@@ -64,7 +64,7 @@ class RoundCollector:
     def __call__(
         self, params: Params, frozen: Frozen, number: int, key: PRNGKey, *, stopwatch: Stopwatch
     ) -> Round:
-        """One round.
+        """Samples, rewards and selects a round.
 
         Args:
           params: Of the policy.
