@@ -71,7 +71,7 @@ def keep_top_k(logits: Float[Array, "B V"], *, k: int) -> Float[Array, "B V"]:
       k: Static; V or more keeps all.
     Raises:
       ValueError: If k is not positive.
-    Reference: Fan et al. 2018, arXiv:1805.04833, section 5.
+    Reference: Fan et al. 2018, "Hierarchical neural story generation", arXiv:1805.04833.
     Example:
       >>> keep_top_k(jnp.array([[1.0, 3.0, 2.0]]), k=2).tolist()
       [[-inf, 3.0, 2.0]]
