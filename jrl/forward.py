@@ -86,6 +86,39 @@ class Reader:
             lambda: at_least_float32(self.policy.logits(params, frozen, features.policy)) / self.temperature,
         )
 
+    def read(
+        self,
+        read: Callable[[Float[Array, "b t V"], Int[Array, "b t"]], Result],
+        params: Params,
+        frozen: Frozen,
+        sequences: Sequences,
+        *,
+        dropout_key: PRNGKey | None = None,
+    ) -> Result:
+        """`read(logits, actions)` at every position of a window, for what a loss wants beside log-probabilities.
+
+        Args:
+          read: Treats every position alike: (b, t) of them to a tree of (b, t, ...); see `jrl.ops.token_reads`. Its
+            logits are not divided by the temperature.
+          params: Trainable parameters.
+          frozen: The rest.
+          sequences: The rows.
+          dropout_key: None: the pass is deterministic.
+        Returns:
+          A tree of (B, T, ...), unmasked: what stands at mask 0 means nothing.
+        """
+        trunk, logits_fn = self.trunk_of(frozen, sequences), partial(self.policy.logits, params, frozen)
+        hidden = window_features(
+            self.policy, params, frozen, trunk, sequences, dropout_key=dropout_key
+        ).policy
+        targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
+        vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
+        return map_positions(
+            lambda states, actions: read(logits_fn(states), actions),
+            (hidden, targets),
+            positions=positions_of(self.chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size),
+        )
+
     def kl(
         self, params: Params, ref_params: Params, frozen: Frozen, sequences: Sequences, *, trunk: Trunk = None
     ) -> Float[Array, "B T"]:
@@ -182,39 +215,6 @@ def window_logprobs(
         chunk_bytes=chunk_bytes,
         vocab_size=jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1],
         with_entropy=with_entropy,
-    )
-
-
-def read_window(
-    read: Callable[[Float[Array, "b t V"], Int[Array, "b t"]], Result],
-    policy: PolicyFns,
-    params: Params,
-    frozen: Frozen,
-    hidden: Float[Array, "B T D"],
-    sequences: Sequences,
-    *,
-    chunk_bytes: int,
-) -> Result:
-    """`read(logits, actions)` at every position of a window, for what a loss wants beside log-probabilities.
-
-    Args:
-      read: Treats every position alike: (b, t) of them to a tree of (b, t, ...); see `jrl.ops.token_reads`.
-      policy: The model.
-      params: Its trainable parameters.
-      frozen: The rest.
-      hidden: `window_features(...).policy`.
-      sequences: The rows.
-      chunk_bytes: Most bytes of float32 logits held at a time.
-    Returns:
-      A tree of (B, T, ...), unmasked: what stands at mask 0 means nothing.
-    """
-    logits_fn = partial(policy.logits, params, frozen)
-    targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
-    vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
-    return map_positions(
-        lambda states, actions: read(logits_fn(states), actions),
-        (hidden, targets),
-        positions=positions_of(chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size),
     )
 
 

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType
 from transformers import AutoConfig, GPT2Config, T5Config
 
 import jrl
+from jrl.forward import Reader
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
@@ -237,9 +238,12 @@ def _learner(config: jrl.TRLConfig, policy: Any, lm: LanguageModel) -> tuple[Any
     """(init, update, batch) as the trainers make them."""
     train, method = config.train, config.method
     optimizer = _optimizer(config)
-    sizes = {**_sizes(config), "logprob_chunk_bytes": train.logprob_chunk_bytes}
+    sizes, chunk_bytes = _sizes(config), train.logprob_chunk_bytes
+    reader = Reader(policy, chunk_bytes=chunk_bytes)
     if isinstance(method, PPOConfig):
-        update = ppo_update(policy, optimizer, method, temperature=1.0, **sizes)
+        update = ppo_update(
+            policy, optimizer, method, temperature=1.0, logprob_chunk_bytes=chunk_bytes, **sizes
+        )
         rows, width = method.num_rollouts, method.gen_kwargs["max_new_tokens"]
         sequences = _sequences(lm, rows, train.seq_length, width)
         number = jax.ShapeDtypeStruct((rows, width), jnp.float32)
@@ -251,7 +255,7 @@ def _learner(config: jrl.TRLConfig, policy: Any, lm: LanguageModel) -> tuple[Any
         number = jax.ShapeDtypeStruct((rows, width - 1), jnp.float32)
         columns = jax.ShapeDtypeStruct((rows, width - 1), jnp.int32)
         batch = ILQLBatch(sequences.inputs, columns, sequences.mask, number)
-        update = make_ilql_update(policy, optimizer, method, **sizes)
+        update = make_ilql_update(reader, optimizer, method, **sizes)
         return lambda params: init_ilql_state(params, optimizer), update, batch
     if isinstance(method, DPOConfig):
         numbers = jax.ShapeDtypeStruct((rows, width - 1), jnp.float32)
@@ -259,12 +263,12 @@ def _learner(config: jrl.TRLConfig, policy: Any, lm: LanguageModel) -> tuple[Any
         pairs = PreferenceBatch(sequences, sequences, valid, numbers, numbers)
         return (
             lambda params: init_dpo_state(params, optimizer),
-            make_dpo_update(policy, optimizer, method, **sizes),
+            make_dpo_update(reader, optimizer, method, **sizes),
             pairs,
         )
     return (
         lambda params: init_train_state(params, optimizer),
-        make_sft_update(policy, optimizer, **sizes),
+        make_sft_update(reader, optimizer, **sizes),
         sequences,
     )
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import jrl.learners
+from jrl.forward import Reader
 from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
@@ -85,22 +86,17 @@ def _ppo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
 
 def _sft(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
     return make_sft_update(
-        policy,
-        adam(),
-        batch_size=NUM_ROWS,
-        minibatch_size=minibatch_size,
-        logprob_chunk_bytes=chunk_bytes,
+        Reader(policy, chunk_bytes=chunk_bytes), adam(), batch_size=NUM_ROWS, minibatch_size=minibatch_size
     )
 
 
 def _ilql(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
     return make_ilql_update(
-        policy,
+        Reader(policy, chunk_bytes=chunk_bytes),
         adam(),
         ILQLConfig(steps_for_target_q_sync=2),
         batch_size=NUM_ROWS,
         minibatch_size=minibatch_size,
-        logprob_chunk_bytes=chunk_bytes,
     )
 
 
@@ -117,14 +113,13 @@ def _reward_model(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> U
 
 def _dpo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
     return make_dpo_update(
-        policy,
+        Reader(policy, chunk_bytes=chunk_bytes),
         adam(),
         DPOConfig(
             loss_type=["sigmoid", "sft"], use_weighting=True, sync_ref_model=True, ref_model_sync_steps=2
         ),
         batch_size=NUM_ROWS,
         minibatch_size=minibatch_size,
-        logprob_chunk_bytes=chunk_bytes,
     )
 
 

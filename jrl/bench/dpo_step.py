@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jrl.bench.counts import Counts
 from jrl.bench.models import Shapes, Subject
 from jrl.bench.work import Stepper, Work, full_rows
+from jrl.forward import Reader
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.optimizers import make_optimizer, make_schedule
@@ -22,12 +23,11 @@ def dpo_step(subject: Subject, shapes: Shapes) -> Work:
     params = {name: value for name, value in params.items() if name != "v_head"}
     optimizer = make_optimizer("adamw", {"lr": 1e-6}, make_schedule("constant", {}), max_grad_norm=1.0)
     program = make_dpo_update(
-        subject.policy,
+        Reader(subject.policy, chunk_bytes=shapes.logprob_chunk_bytes),
         optimizer,
         DPOConfig(gen_kwargs={"max_new_tokens": shapes.response}),
         batch_size=shapes.rows,
         minibatch_size=shapes.step_minibatch_size,
-        logprob_chunk_bytes=shapes.logprob_chunk_bytes,
     )
     chosen, rejected = (full_rows(subject, shapes, seed=seed) for seed in (1, 2))
     reference = jnp.full(chosen.mask.shape, -math.log(subject.lm.vocab_size), jnp.float32)

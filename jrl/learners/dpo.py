@@ -16,7 +16,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float
 
-from jrl.forward import read_window, window_features, window_logprobs
+from jrl.forward import Reader
 from jrl.learners.accumulate import (
     Loss,
     Rows,
@@ -35,7 +35,7 @@ from jrl.mesh import hold_split
 from jrl.ops.masking import zero_masked
 from jrl.ops.reductions import LossOut
 from jrl.ops.token_reads import read_tokens
-from jrl.typing import Frozen, Mean, Metrics, Params, PolicyFns, PreferenceBatch, PRNGKey, Update
+from jrl.typing import Frozen, Mean, Metrics, Params, PreferenceBatch, PRNGKey, Update
 
 
 @struct.dataclass
@@ -65,37 +65,26 @@ def init_dpo_state(
 
 
 def reference_logprobs(
-    policy: PolicyFns,
+    reader: Reader,
     params: Params,
     frozen: Frozen,
     batch: PreferenceBatch,
     *,
     minibatch_size: int,
-    logprob_chunk_bytes: int,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Log-probabilities of both completions under the reference: log π_ref per token, 0 at mask 0.
 
     Args:
-      policy: The reference.
+      reader: The reference, at temperature 1.
       params: Its own parameters: empty where the frozen model alone is the reference.
       frozen: The rest.
       batch: Of which the reference's log-probabilities are not read.
       minibatch_size: Pairs in one forward pass.
-      logprob_chunk_bytes: Most bytes of logits held at a time.
     """
 
     def score(ids: Array) -> tuple[Array, Array]:
         sequences = interleave(*take_rows((batch.chosen, batch.rejected), ids))
-        features = window_features(policy, params, frozen, policy.trunk(frozen, sequences.inputs), sequences)
-        found = window_logprobs(
-            policy,
-            params,
-            frozen,
-            features.policy,
-            sequences,
-            temperature=1.0,
-            chunk_bytes=logprob_chunk_bytes,
-        )
+        found = reader(params, frozen, sequences)
         return separate(zero_masked(found.logprobs, sequences.mask))
 
     return map_rows(score, batch.valid.shape[0], minibatch_size=minibatch_size)
@@ -122,13 +111,12 @@ def configured_loss(config: DPOConfig) -> PairsLoss:
 
 
 def dpo_objective(
-    policy: PolicyFns,
+    reader: Reader,
     params: Params,
     frozen: Frozen,
     batch: PreferenceBatch,
     *,
     config: DPOConfig,
-    logprob_chunk_bytes: int,
     pairs_per_token: Float[Array, ""] | None = None,
     dropout_key: PRNGKey | None = None,
     loss: PairsLoss | None = None,
@@ -136,12 +124,11 @@ def dpo_objective(
     """The loss of a batch of pairs, to be differentiated with respect to `params`.
 
     Args:
-      policy: The model.
+      reader: The model.
       params: Its trainable parameters.
       frozen: The rest.
       batch: Pairs, with the reference's log-probabilities.
       config: Of the method.
-      logprob_chunk_bytes: Most bytes of logits held at a time.
       pairs_per_token: Of the optimizer batch of which these rows are a part; None: they are the whole.
       dropout_key: None: the pass is deterministic.
       loss: None: the configured one.
@@ -149,11 +136,7 @@ def dpo_objective(
       The sum over pairs, their number, and the metrics; see `jrl.losses.dpo.dpo_loss`.
     """
     sequences = interleave(batch.chosen, batch.rejected)
-    trunk = policy.trunk(frozen, sequences.inputs)
-    features = window_features(policy, params, frozen, trunk, sequences, dropout_key=dropout_key)
-    found = read_window(
-        read_tokens, policy, params, frozen, features.policy, sequences, chunk_bytes=logprob_chunk_bytes
-    )
+    found = reader.read(read_tokens, params, frozen, sequences, dropout_key=dropout_key)
     chosen, rejected = separate(found)
     return (loss or configured_loss(config))(
         Completion(ref_logprobs=batch.ref_chosen_logprobs, mask=batch.chosen.mask, **chosen._asdict()),
@@ -164,13 +147,12 @@ def dpo_objective(
 
 
 def make_dpo_update(
-    policy: PolicyFns,
+    reader: Reader,
     optimizer: optax.GradientTransformation,
     config: DPOConfig,
     *,
     batch_size: int,
     minibatch_size: int,
-    logprob_chunk_bytes: int,
     loss: PairsLoss | None = None,
 ) -> Update:
     """Builds DPO's update: an optimizer step on a batch of pairs, with the moves of a synced reference.
@@ -180,12 +162,11 @@ def make_dpo_update(
     Losses are averaged over the pairs of the whole optimizer batch, `sft` over its chosen tokens.
 
     Args:
-      policy: The model.
+      reader: The model.
       optimizer: From `make_optimizer`.
       config: Of the method.
       batch_size: Pairs of an optimizer step, over all devices.
       minibatch_size: Pairs in one forward pass, which reads two rows of each; must divide `batch_size`.
-      logprob_chunk_bytes: Most bytes of logits held at a time.
       loss: Of a minibatch; None: the configured one.
     Returns:
       `(DPOState, frozen, PreferenceBatch, key) -> (DPOState, metrics)`; one compiled call. The batch holds at most
@@ -213,12 +194,11 @@ def make_dpo_update(
         def objective(params: Params, rows: Rows) -> Loss:
             taken = take_rows(batch, rows.ids)
             return dpo_objective(
-                policy,
+                reader,
                 params,
                 hold_split(frozen, rows),
                 taken._replace(valid=taken.valid & rows.valid),
                 config=config,
-                logprob_chunk_bytes=logprob_chunk_bytes,
                 pairs_per_token=pairs_per_token,
                 dropout_key=None if config.disable_dropout else microbatch_key(key, rows),
                 loss=loss,

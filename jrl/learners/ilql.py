@@ -17,7 +17,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from jrl.forward import column_features
+from jrl.forward import Reader, column_features
 from jrl.learners.accumulate import (
     Loss,
     Rows,
@@ -126,8 +126,8 @@ class _Read(NamedTuple):
     target_q: Float[Array, "B T"]
 
 
-ILQLObjective = Callable[[PolicyFns, Params, Frozen, Params, ILQLBatch], LossOut]
-"""(policy, params, frozen, target_params, batch) → (sum, weight, metrics) of a minibatch, traced into the update."""
+ILQLObjective = Callable[[Reader, Params, Frozen, Params, ILQLBatch], LossOut]
+"""(reader, params, frozen, target_params, batch) → (sum, weight, metrics) of a minibatch, traced into the update."""
 
 
 def init_ilql_state(params: Params, optimizer: optax.GradientTransformation) -> ILQLState:
@@ -148,31 +148,30 @@ def init_ilql_state(params: Params, optimizer: optax.GradientTransformation) -> 
 
 
 def ilql_objective(
-    policy: PolicyFns,
+    reader: Reader,
     params: Params,
     frozen: Frozen,
     target_params: Params,
     batch: ILQLBatch,
     *,
     config: ILQLConfig,
-    logprob_chunk_bytes: int,
 ) -> LossOut:
     """ILQL's loss of a batch, to be differentiated with respect to `params`.
 
     Args:
-      policy: The model.
+      reader: The model; its `chunk_bytes` hold Q values, too.
       params: Its trainable parameters, with `v_head` and `q_heads`.
       frozen: The rest.
       target_params: The target Q heads. They read the same hidden states as the online ones, and pass no gradient.
       batch: Rewarded samples.
       config: Names of trlX; bound here to the standard terms and nowhere else.
-      logprob_chunk_bytes: Most bytes of logits and Q values held at a time.
     Returns:
       The sum over actions, their number, and the metrics; see `jrl.losses.ilql.ilql_loss`.
     Raises:
       ValueError: If a head is missing.
     """
     _check_heads(params)
+    policy = reader.policy
     trunk = policy.trunk(frozen, batch.inputs)
     features = column_features(policy, params, frozen, trunk, batch.inputs, batch.columns)
     actions = targets_at(batch.inputs.tokens, batch.columns)
@@ -181,7 +180,7 @@ def ilql_objective(
     num_reads = 1 + 2 * len(params["q_heads"])
     vocab_size = jax.eval_shape(partial(policy.logits, params, frozen), features.policy[:, 0]).shape[-1]
     positions = positions_of(
-        logprob_chunk_bytes, num_rows=actions.shape[0], vocab_size=vocab_size, num_reads=num_reads
+        reader.chunk_bytes, num_rows=actions.shape[0], vocab_size=vocab_size, num_reads=num_reads
     )
     wide = map_positions(read, (features, actions), positions=positions)
     values = policy.heads({"v_head": params["v_head"]}, features.value)["values"]
@@ -198,13 +197,12 @@ def ilql_objective(
 
 
 def make_ilql_update(
-    policy: PolicyFns,
+    reader: Reader,
     optimizer: optax.GradientTransformation,
     config: ILQLConfig,
     *,
     batch_size: int,
     minibatch_size: int,
-    logprob_chunk_bytes: int,
     objective: ILQLObjective | None = None,
 ) -> Update:
     """Builds ILQL's update: an optimizer step, and every `steps_for_target_q_sync` steps a sync of the target heads.
@@ -215,12 +213,11 @@ def make_ilql_update(
     targets towards the unmoved heads if its turn it is.
 
     Args:
-      policy: The model, with value and Q heads.
+      reader: The model, with value and Q heads.
       optimizer: From `make_optimizer`.
       config: Of the method.
       batch_size: Rows of an optimizer step, over all devices.
       minibatch_size: Rows in one forward pass; must divide `batch_size`.
-      logprob_chunk_bytes: Most bytes of logits and Q values held at a time.
       objective: What is minimised; None: `ilql_objective` as configured. A row of padding has no action in the mask.
     Returns:
       `(ILQLState, frozen, ILQLBatch, key) -> (ILQLState, metrics)`; one compiled call. The batch holds at most
@@ -229,7 +226,7 @@ def make_ilql_update(
       ValueError: If `minibatch_size` does not divide `batch_size`; on a call, if the batch has more rows.
     """
     split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
-    minimised = objective or partial(ilql_objective, config=config, logprob_chunk_bytes=logprob_chunk_bytes)
+    minimised = objective or partial(ilql_objective, config=config)
 
     def update(state: ILQLState, frozen: Frozen, batch: ILQLBatch, key: PRNGKey) -> tuple[ILQLState, Metrics]:
         del key
@@ -239,7 +236,7 @@ def make_ilql_update(
         def loss(params: Params, rows: Rows) -> Loss:
             taken = mask_rows(take_rows(batch, rows.ids), rows.valid)
             targets = hold_split(state.target_params, rows)
-            out: Loss = minimised(policy, params, hold_split(frozen, rows), targets, taken)
+            out: Loss = minimised(reader, params, hold_split(frozen, rows), targets, taken)
             return out
 
         train, metrics = optimizer_step(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import optax
 from jaxtyping import Array, Float, Int
 
-from jrl.forward import read_window, window_features
+from jrl.forward import Reader
 from jrl.learners.accumulate import (
     Loss,
     OwnObjective,
@@ -27,7 +27,7 @@ from jrl.losses.sft import LOSSES, TokenLoss, nll, sft_loss
 from jrl.mesh import hold_split
 from jrl.ops.metrics import mean_metric
 from jrl.ops.token_reads import read_tokens
-from jrl.typing import Frozen, Metrics, Params, PolicyFns, PRNGKey, Sequences, Update
+from jrl.typing import Frozen, Metrics, Params, PRNGKey, Sequences, Update
 
 PACKING_STRATEGIES = ("bfd", "bfd_split", "wrapped")
 
@@ -72,36 +72,30 @@ class SFTConfig(MethodConfig):
 
 
 def sft_objective(
-    policy: PolicyFns,
+    reader: Reader,
     params: Params,
     frozen: Frozen,
     sequences: Sequences,
     *,
-    logprob_chunk_bytes: int,
     token_loss: TokenLoss = nll,
     dropout_key: PRNGKey | None = None,
 ) -> Loss:
     """The loss of the targets, to be differentiated with respect to `params`: (sum, weight, metrics).
 
     Args:
-      policy: The model.
+      reader: The model.
       params: Its trainable parameters.
       frozen: The rest.
       sequences: Rows, and the mask of what is learned.
-      logprob_chunk_bytes: Most bytes of logits held at a time.
       token_loss: One of `jrl.losses.sft.LOSSES`.
       dropout_key: None: the pass is deterministic.
     """
-    trunk = policy.trunk(frozen, sequences.inputs)
-    features = window_features(policy, params, frozen, trunk, sequences, dropout_key=dropout_key)
 
     def read(logits: Float[Array, "b t V"], actions: Int[Array, "b t"]) -> tuple[Array, Array, Array]:
         found = read_tokens(logits, actions)
         return found.logprobs, found.entropy, found.is_top
 
-    logprobs, entropy, is_top = read_window(
-        read, policy, params, frozen, features.policy, sequences, chunk_bytes=logprob_chunk_bytes
-    )
+    logprobs, entropy, is_top = reader.read(read, params, frozen, sequences, dropout_key=dropout_key)
     out = sft_loss(logprobs, sequences.mask, token_loss=token_loss)
     watched = {
         "sft/entropy": mean_metric(entropy, sequences.mask),
@@ -111,12 +105,11 @@ def sft_objective(
 
 
 def make_sft_update(
-    policy: PolicyFns,
+    reader: Reader,
     optimizer: optax.GradientTransformation,
     *,
     batch_size: int,
     minibatch_size: int,
-    logprob_chunk_bytes: int,
     token_loss: TokenLoss = nll,
     dropout: bool = False,
     noise: bool = False,
@@ -129,11 +122,10 @@ def make_sft_update(
     By default nothing is drawn: the model that is evaluated is the model that is trained.
 
     Args:
-      policy: The model.
+      reader: The model.
       optimizer: From `make_optimizer`.
       batch_size: Rows of an optimizer step, over all devices.
       minibatch_size: Rows in one forward pass; must divide `batch_size`.
-      logprob_chunk_bytes: Most bytes of logits held at a time.
       token_loss: ℓ, one of `jrl.losses.sft.LOSSES`.
       dropout: Whether the model's dropout is on; its masks then depend on how a batch is cut into microbatches.
       noise: Whether the policy puts noise on its embeddings; a row's does not depend on that.
@@ -166,11 +158,10 @@ def make_sft_update(
             if objective is not None:
                 return objective(params, hold_split(frozen, rows), take_rows(batch, rows.ids))
             return sft_objective(
-                policy,
+                reader,
                 params,
                 hold_split(frozen, rows),
                 mask_rows(take_rows(batch, rows.ids), rows.valid),
-                logprob_chunk_bytes=logprob_chunk_bytes,
                 token_loss=token_loss,
                 dropout_key=key_of(key, rows),
             )

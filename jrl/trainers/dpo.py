@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -82,16 +83,14 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """The reference is made before the state may be donated, and copied only where it must outlive that."""
         train, method = self.config.train, self.method
-        chunk_bytes = train.logprob_chunk_bytes
         minibatch_size = train.minibatch_size or train.batch_size
         optimizer = self.make_optimizer()
         update = make_dpo_update(
-            self.policy,
+            self.reader,
             optimizer,
             method,
             batch_size=train.batch_size,
             minibatch_size=minibatch_size,
-            logprob_chunk_bytes=chunk_bytes,
             loss=self.own_loss,
         )
         self.reference = self._make_reference(make_reference)
@@ -112,18 +111,13 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
         self._score = jax.jit(
             partial(
                 reference_logprobs,
-                self.reference.policy,
+                replace(self.reader, policy=self.reference.policy),
                 minibatch_size=minibatch_size,
-                logprob_chunk_bytes=chunk_bytes,
             ),
             out_shardings=replicated(self.mesh),  # every process reads all of them
             compiler_options=COMPILER_OPTIONS,
         )
-        self.compile_evaluation(
-            partial(
-                dpo_objective, self.policy, config=method, logprob_chunk_bytes=chunk_bytes, loss=self.own_loss
-            )
-        )
+        self.compile_evaluation(partial(dpo_objective, self.reader, config=method, loss=self.own_loss))
 
     def _make_reference(self, make_reference: Callable[[], Params]) -> Reference:
         """The one that stands still, or that a moving one starts from."""

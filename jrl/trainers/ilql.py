@@ -47,12 +47,11 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
         train = self.config.train
         optimizer = self.make_optimizer()
         update = make_ilql_update(
-            self.policy,
+            self.reader,
             optimizer,
             self.method,
             batch_size=train.batch_size,
             minibatch_size=train.minibatch_size or train.batch_size,
-            logprob_chunk_bytes=train.logprob_chunk_bytes,
             objective=self.method.own_objective(),
         )
         self.compile_learner(lambda p: init_ilql_state(p, optimizer), update, params)

@@ -16,6 +16,7 @@ import optax
 
 from jrl.data.prompts import PromptSet
 from jrl.data.sources.fingerprint import fingerprint
+from jrl.forward import Reader
 from jrl.models.heads import HeadsPlace
 from jrl.models.model import LanguageModel
 from jrl.rollout.collect import Collector
@@ -95,6 +96,11 @@ class PolicyTrainer(Trainer):
     def lenient_policy(self) -> PolicyFns:
         """The model as algorithms see it, for rows that are padded anywhere."""
         return self.loaded.lenient_policy
+
+    @property
+    def reader(self) -> Reader:
+        """The model as learners read it, at temperature 1."""
+        return Reader(self.policy, chunk_bytes=self.config.train.logprob_chunk_bytes)
 
     @property
     def sampling_params(self) -> Params:

@@ -64,11 +64,10 @@ class RFTTrainer(SamplingTrainer):
         train, method = self.config.train, self.method
         optimizer = self.make_optimizer()
         update = make_sft_update(
-            self.policy,
+            self.reader,
             optimizer,
             batch_size=train.batch_size,
             minibatch_size=train.minibatch_size or train.batch_size,
-            logprob_chunk_bytes=train.logprob_chunk_bytes,
         )
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
         self.percentiles = rising_percentiles(

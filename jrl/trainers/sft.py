@@ -50,11 +50,10 @@ class SFTTrainer(OfflineTrainer, PolicyTrainer):
         optimizer = self.make_optimizer()
         token_loss = LOSSES[method.loss_type]
         update = make_sft_update(
-            self.policy,
+            self.reader,
             optimizer,
             batch_size=train.batch_size,
             minibatch_size=train.minibatch_size or train.batch_size,
-            logprob_chunk_bytes=train.logprob_chunk_bytes,
             token_loss=token_loss,
             dropout=not method.disable_dropout,
             noise=method.neftune_noise_alpha is not None,
@@ -62,13 +61,7 @@ class SFTTrainer(OfflineTrainer, PolicyTrainer):
         )
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
         self.compile_evaluation(
-            self.own_objective
-            or partial(
-                sft_objective,
-                self.policy,
-                logprob_chunk_bytes=train.logprob_chunk_bytes,
-                token_loss=token_loss,
-            )
+            self.own_objective or partial(sft_objective, self.reader, token_loss=token_loss)
         )
 
     def add_data(

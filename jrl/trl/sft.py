@@ -203,11 +203,10 @@ class SFTTrainer(FlatTrainer):
                 inputs["labels"][:, 1:] != IGNORED_LABEL,
                 "sft/loss",
                 sft_objective(
-                    native.policy,
+                    native.reader,
                     params,
                     frozen,
                     batch,
-                    logprob_chunk_bytes=native.config.train.logprob_chunk_bytes,
                     token_loss=LOSSES[native.method.loss_type],
                 ),
             )

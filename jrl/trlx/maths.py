@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from jrl.forward import Reader
 from jrl.interop import as_array, checked_array, checked_scalar, in_kind_of, traced
 from jrl.learners.credit import Credit, Estimate
 from jrl.learners.ilql import ILQLConfig, ILQLObjective
@@ -28,7 +29,7 @@ from jrl.ops.masking import whiten, zero_masked
 from jrl.ops.reductions import LossOut, loss_of_mean
 from jrl.ops.returns import gae
 from jrl.trlx.data.ilql_types import ILQLBatch, ILQLSeq2SeqBatch
-from jrl.typing import Frozen, Kept, Mean, Metrics, Params, PolicyFns, Predictions
+from jrl.typing import Frozen, Kept, Mean, Metrics, Params, Predictions
 from jrl.typing import ILQLBatch as NativeBatch
 
 Methods = Mapping[str, Callable[..., Any]]
@@ -177,8 +178,9 @@ def own_ilql_objective(config: ILQLConfig, method: Callable[..., Any]) -> ILQLOb
     name = f"{type(config).__name__}.loss"
 
     def objective(
-        policy: PolicyFns, params: Params, frozen: Frozen, target_params: Params, batch: NativeBatch
+        reader: Reader, params: Params, frozen: Frozen, target_params: Params, batch: NativeBatch
     ) -> LossOut:
+        policy = reader.policy
         features = policy.branch(params, frozen, policy.trunk(frozen, batch.inputs), batch.inputs, None)
         labels = labels_of(batch)
         acting = states_at(features.value, batch.columns)

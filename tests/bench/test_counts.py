@@ -16,6 +16,7 @@ from jrl.bench.counts import Counts, Phase, floor_seconds, total
 from jrl.bench.measure import Machine
 from jrl.bench.models import Options, Shapes, Subject
 from jrl.bench.work import full_rows
+from jrl.forward import Reader
 from jrl.learners.sft import sft_objective
 from jrl.models.model import make_model
 from jrl.typing import ModelInputs
@@ -65,7 +66,7 @@ def counted(what: str, family: str = "gpt2", **options: int | str) -> tuple[floa
     else:
 
         def loss(params, frozen):
-            return sft_objective(policy, params, frozen, rows, logprob_chunk_bytes=2**28)[0]
+            return sft_objective(Reader(policy), params, frozen, rows)[0]
 
         program = jax.jit(loss if what == "forward" else jax.value_and_grad(loss))
         found = program.lower(params, frozen).compile().cost_analysis()

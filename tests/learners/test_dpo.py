@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.forward import Reader
 from jrl.learners.dpo import (
     dpo_objective,
     init_dpo_state,
@@ -51,12 +52,11 @@ def run(
     """(state after so many steps of gradient descent, metrics of the last one); a reference where it is synced."""
     optimizer = sgd(0.5)
     update = make_dpo_update(
-        tabular_policy(),
+        Reader(tabular_policy(), chunk_bytes=CHUNK_BYTES),
         optimizer,
         config,
         batch_size=NUM_ROWS,
         minibatch_size=minibatch_size,
-        logprob_chunk_bytes=CHUNK_BYTES,
     )
     state = init_dpo_state(PARAMS, optimizer, PARAMS if config.sync_ref_model else None)
     jitted = jax.jit(update)
@@ -104,7 +104,7 @@ def test_losses_that_compare_pairs_refuse_microbatches(name: str) -> None:
 
 def test_too_many_rows_are_refused() -> None:
     update = make_dpo_update(
-        tabular_policy(), sgd(), DPOConfig(), batch_size=4, minibatch_size=4, logprob_chunk_bytes=CHUNK_BYTES
+        Reader(tabular_policy(), chunk_bytes=CHUNK_BYTES), sgd(), DPOConfig(), batch_size=4, minibatch_size=4
     )
     with pytest.raises(ValueError, match="`batch` must have at most `batch_size` = 4 rows, got 8"):
         update(init_dpo_state(PARAMS, sgd()), FROZEN, tabular_preferences(), jax.random.key(0))
@@ -151,7 +151,7 @@ def _scorer(minibatch_size: int) -> Any:
     policy, *_ = tiny_policy("llama", 1, None)
     return jax.jit(
         functools.partial(
-            reference_logprobs, policy, minibatch_size=minibatch_size, logprob_chunk_bytes=CHUNK_BYTES
+            reference_logprobs, Reader(policy, chunk_bytes=CHUNK_BYTES), minibatch_size=minibatch_size
         )
     )
 
@@ -160,7 +160,7 @@ def _scorer(minibatch_size: int) -> Any:
 def _objective() -> Any:
     policy, *_ = tiny_policy("llama", 1, None)
     return jax.jit(
-        functools.partial(dpo_objective, policy, config=DPOConfig(), logprob_chunk_bytes=CHUNK_BYTES)
+        functools.partial(dpo_objective, Reader(policy, chunk_bytes=CHUNK_BYTES), config=DPOConfig())
     )
 
 
@@ -201,7 +201,7 @@ def test_dropout_draws_by_the_key_where_it_is_on() -> None:
     watched = dataclasses.replace(policy, branch=branch)
     for config in (DPOConfig(), DPOConfig(disable_dropout=False)):
         update = make_dpo_update(
-            watched, sgd(), config, batch_size=NUM_ROWS, minibatch_size=4, logprob_chunk_bytes=CHUNK_BYTES
+            Reader(watched, chunk_bytes=CHUNK_BYTES), sgd(), config, batch_size=NUM_ROWS, minibatch_size=4
         )
         jax.eval_shape(
             update, init_dpo_state(PARAMS, sgd()), FROZEN, tabular_preferences(), jax.random.key(0)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.forward import Reader
 from jrl.learners.dpo import dpo_objective, init_dpo_state, make_dpo_update, reference_logprobs
 from jrl.learners.dpo_config import DPOConfig
 from jrl.ops.metrics import finalize
@@ -48,7 +49,7 @@ def test_held_out_accuracy_comes_near_that_of_the_true_reward() -> None:
     table = rng.normal(size=(VOCAB, VOCAB)) * 0.6
     policy, (params, frozen) = tabular_policy(), tabular_params(seed=1)
     score = jax.jit(
-        functools.partial(reference_logprobs, policy, minibatch_size=BATCH, logprob_chunk_bytes=CHUNK_BYTES)
+        functools.partial(reference_logprobs, Reader(policy, chunk_bytes=CHUNK_BYTES), minibatch_size=BATCH)
     )
 
     def pairs(count: int) -> tuple[PreferenceBatch, np.ndarray, np.ndarray]:
@@ -64,11 +65,11 @@ def test_held_out_accuracy_comes_near_that_of_the_true_reward() -> None:
     optimizer = adam(0.02)
     update = jax.jit(
         make_dpo_update(
-            policy, optimizer, CONFIG, batch_size=BATCH, minibatch_size=BATCH, logprob_chunk_bytes=CHUNK_BYTES
+            Reader(policy, chunk_bytes=CHUNK_BYTES), optimizer, CONFIG, batch_size=BATCH, minibatch_size=BATCH
         )
     )
     measure = jax.jit(
-        functools.partial(dpo_objective, policy, config=CONFIG, logprob_chunk_bytes=CHUNK_BYTES)
+        functools.partial(dpo_objective, Reader(policy, chunk_bytes=CHUNK_BYTES), config=CONFIG)
     )
     state = init_dpo_state(params, optimizer)
     start = finalize(measure(params, frozen, held_out).metrics)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
+from jrl.forward import Reader
 from jrl.learners.ilql import ILQLConfig, ILQLState, ilql_objective, init_ilql_state, make_ilql_update
 from jrl.mesh import AXES, tree_shardings
 from jrl.models.heads import init_q_heads
@@ -66,9 +67,18 @@ PARAMS = parameters(seed=3)
 OPTIMIZER = sgd(0.1)
 
 
-def compiled(config: ILQLConfig = CONFIG, optimizer: Any = OPTIMIZER, **sizes: int) -> Any:
-    sizes = dict(batch_size=4, minibatch_size=4, logprob_chunk_bytes=CHUNK_BYTES) | sizes
-    return jax.jit(make_ilql_update(POLICY, optimizer, config, **sizes))
+def compiled(
+    config: ILQLConfig = CONFIG,
+    optimizer: Any = OPTIMIZER,
+    *,
+    batch_size: int = 4,
+    minibatch_size: int = 4,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Any:
+    reader = Reader(POLICY, chunk_bytes=chunk_bytes)
+    return jax.jit(
+        make_ilql_update(reader, optimizer, config, batch_size=batch_size, minibatch_size=minibatch_size)
+    )
 
 
 def step(update: Any, state: ILQLState, batch: ILQLBatch = BATCH) -> tuple[ILQLState, dict[str, float]]:
@@ -136,7 +146,7 @@ def test_lore_5_2_microbatches_of_unequal_weight_share_one_denominator(
 def test_lore_5_11_chunks_equal_the_plain_path(positions: int, update: Any, start: ILQLState) -> None:
     """One chunk holds the logits and two heads with their targets: five times the vocabulary a position."""
     whole, metrics = step(update, start)
-    chunked, same = step(compiled(logprob_chunk_bytes=4 * VOCAB * 5 * positions), start)
+    chunked, same = step(compiled(chunk_bytes=4 * VOCAB * 5 * positions), start)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), chunked, whole)
     assert same == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
@@ -165,7 +175,7 @@ class TestChain:
         """A fresh state after that many steps on all of the chain."""
         config = ILQLConfig(gamma=0.8, **fields)
         update = make_ilql_update(
-            POLICY, optimizer, config, batch_size=10, minibatch_size=10, logprob_chunk_bytes=CHUNK_BYTES
+            Reader(POLICY, chunk_bytes=CHUNK_BYTES), optimizer, config, batch_size=10, minibatch_size=10
         )
         batch = samples(TestChain.rows, TestChain.rewards)
 
@@ -265,8 +275,8 @@ class TestTargets:
 
         def objective(scale: jax.Array, targets: Any, policy: Any) -> jax.Array:
             params = {**PARAMS, "scale": scale}
-            arguments = dict(config=CONFIG, logprob_chunk_bytes=CHUNK_BYTES)
-            return ilql_objective(policy, params, FROZEN, targets, BATCH, **arguments).loss_sum
+            reader = Reader(policy, chunk_bytes=CHUNK_BYTES)
+            return ilql_objective(reader, params, FROZEN, targets, BATCH, config=CONFIG).loss_sum
 
         def heads(params: Any, hidden: jax.Array) -> dict[str, jax.Array]:
             """Target heads that do not look at the scale."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.forward import Reader
 from jrl.learners.sft import SFTConfig, make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.losses.sft import dft
@@ -38,11 +39,10 @@ def run(
     """Parameters after one step of gradient descent, and metrics."""
     optimizer = sgd(1.0)
     update = make_sft_update(
-        policy or tabular_policy(),
+        Reader(policy or tabular_policy(), chunk_bytes=CHUNK_BYTES),
         optimizer,
         batch_size=batch_size,
         minibatch_size=minibatch_size,
-        logprob_chunk_bytes=CHUNK_BYTES,
         **options,
     )
     state, metrics = jax.jit(update)(init_train_state(PARAMS, optimizer), FROZEN, batch, jax.random.key(0))
@@ -125,11 +125,10 @@ def test_lore_5_2_packed_rows_with_noise_in_microbatches_are_one_batch() -> None
     found = []
     for minibatch_size in (4, 1):
         update = make_sft_update(
-            policy,
+            Reader(policy, chunk_bytes=CHUNK_BYTES),
             optimizer,
             batch_size=4,
             minibatch_size=minibatch_size,
-            logprob_chunk_bytes=CHUNK_BYTES,
             noise=True,
         )
         state, metrics = jax.jit(update)(init_train_state(params, optimizer), {}, batch, jax.random.key(5))

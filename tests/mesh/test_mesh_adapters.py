@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jrl.forward import Reader
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.mesh import make_mesh, tree_shardings
@@ -59,7 +60,7 @@ def parts(name: str) -> tuple[Any, Any, Any]:
     params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.05, params)
     update = make_sft_update(
-        lm.policy(adapter=config), sgd(LR), batch_size=16, minibatch_size=8, logprob_chunk_bytes=CHUNK_BYTES
+        Reader(lm.policy(adapter=config), chunk_bytes=CHUNK_BYTES), sgd(LR), batch_size=16, minibatch_size=8
     )
     return update, init_train_state(params, sgd(LR)), frozen
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jrl.forward import Reader
 from jrl.learners.dpo import init_dpo_state, make_dpo_update, reference_logprobs
 from jrl.learners.dpo_config import DPOConfig
 from jrl.trainers.dpo import DPOTrainer
@@ -47,12 +48,11 @@ def step(name: str, mesh: Mesh | None) -> tuple[Any, dict[str, float]]:
     config = DPOConfig(**fields)
     policy, params, frozen, _ = tiny_policy("llama", 1, None)
     update = make_dpo_update(
-        policy,
+        Reader(policy, chunk_bytes=CHUNK_BYTES),
         adam(LR),
         config,
         batch_size=NUM_ROWS,
         minibatch_size=minibatch_size,
-        logprob_chunk_bytes=CHUNK_BYTES,
     )
     ref_params = jax.tree.map(jnp.copy, params) if config.sync_ref_model else None
     state = init_dpo_state(params, adam(LR), ref_params)
@@ -82,7 +82,7 @@ def test_lore_5_2_gradients_and_metrics_agree(
 def test_the_reference_is_that_of_one_device(mesh: Mesh, capfd: pytest.CaptureFixture[str]) -> None:
     policy, params, frozen, _ = tiny_policy("llama", 1, None)
     score = jax.jit(
-        functools.partial(reference_logprobs, policy, minibatch_size=8, logprob_chunk_bytes=CHUNK_BYTES)
+        functools.partial(reference_logprobs, Reader(policy, chunk_bytes=CHUNK_BYTES), minibatch_size=8)
     )
     batch = random_preferences(NUM_ROWS)
     wanted = jax.device_get(score(params, frozen, batch))

@@ -16,6 +16,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from transformers import LlamaConfig
 
+from jrl.forward import Reader
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
@@ -116,25 +117,25 @@ def update(name: str) -> tuple[Any, Any, Any, Any]:
     inputs = ModelInputs(shape(ROWS, LENGTH, dtype=jnp.int32), shape(ROWS, LENGTH, dtype=bool))
     figures, mask = shape(ROWS, WIDTH), shape(ROWS, WIDTH, dtype=bool)
     rows = Sequences(inputs, shape(ROWS, dtype=jnp.int32), mask)
-    cut = dict(batch_size=ROWS, minibatch_size=MINIBATCH, logprob_chunk_bytes=chunk_bytes)
+    cut, reader = dict(batch_size=ROWS, minibatch_size=MINIBATCH), Reader(policy, chunk_bytes=chunk_bytes)
     if name.startswith("ppo"):
         config = PPOConfig(ppo_epochs=2)
         cut["batch_size"] = ROWS // 2
-        made = ppo_update(policy, adam(), config, temperature=1.0, **cut)
+        made = ppo_update(policy, adam(), config, temperature=1.0, logprob_chunk_bytes=chunk_bytes, **cut)
         state = jax.eval_shape(lambda: ppo_state(zeros(params), adam(), config))
         return made, state, frozen, Rollouts(rows, Scored(figures, figures, figures), figures)
     if name == "ilql":
-        made = make_ilql_update(policy, adam(), ILQLConfig(steps_for_target_q_sync=1), **cut)
+        made = make_ilql_update(reader, adam(), ILQLConfig(steps_for_target_q_sync=1), **cut)
         state = jax.eval_shape(lambda: init_ilql_state(zeros(params), adam()))
         batch = ILQLBatch(inputs, shape(ROWS, WIDTH, dtype=jnp.int32), mask, figures)
         return made, state, frozen, batch
     if name == "dpo":
-        made = make_dpo_update(policy, adam(), DPOConfig(), **cut)
+        made = make_dpo_update(reader, adam(), DPOConfig(), **cut)
         state = jax.eval_shape(lambda: init_dpo_state(zeros(params), adam(), None))
         sums = shape(ROWS, WIDTH)
         return made, state, frozen, PreferenceBatch(rows, rows, shape(ROWS, dtype=bool), sums, sums)
     state = jax.eval_shape(lambda: init_train_state(zeros(params), adam()))
-    return make_sft_update(policy, adam(), **cut), state, frozen, rows
+    return make_sft_update(reader, adam(), **cut), state, frozen, rows
 
 
 def zeros(shapes: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from transformers import LlamaConfig
 
 import jrl
+from jrl.forward import Reader
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
@@ -69,7 +70,7 @@ def compiled_update(config: Any, mesh: Any, batch: Sequences) -> Any:
     )
     policy = lm.policy(num_layers_unfrozen=-1)
     cut = {"batch_size": ROWS, "minibatch_size": ROWS}
-    update = make_sft_update(policy, optimizer, logprob_chunk_bytes=config.train.logprob_chunk_bytes, **cut)
+    update = make_sft_update(Reader(policy, chunk_bytes=config.train.logprob_chunk_bytes), optimizer, **cut)
     state = jax.eval_shape(lambda params: init_train_state(params, optimizer), params)
     state = on(mesh, state)
     places = jax.tree.map(lambda x: x.sharding, state)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jrl.forward import Reader
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.losses.sft import dft
@@ -29,11 +30,10 @@ def step(mesh: Mesh | None):
     numbers = np.arange(16)
     batch = found.batch_of(np.minimum(numbers, len(found) - 1), numbers < len(found))
     update = make_sft_update(
-        policy,
+        Reader(policy, chunk_bytes=CHUNK_BYTES),
         optimizer,
         batch_size=16,
         minibatch_size=8,
-        logprob_chunk_bytes=CHUNK_BYTES,
         token_loss=dft,
         noise=True,
     )

@@ -14,6 +14,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jrl.forward import Reader
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.sft import make_sft_update
@@ -102,11 +103,7 @@ def sft(
     assert steps == 1
     policy, params, frozen, _ = tiny_policy("llama", -1, None)
     update = make_sft_update(
-        policy,
-        optimizer,
-        batch_size=NUM_ROWS,
-        minibatch_size=8,
-        logprob_chunk_bytes=CHUNK_BYTES,
+        Reader(policy, chunk_bytes=CHUNK_BYTES), optimizer, batch_size=NUM_ROWS, minibatch_size=8
     )
     return run(update, mesh, init_train_state(params, optimizer), frozen, random_sequences(NUM_ROWS))
 
@@ -119,7 +116,7 @@ def ilql(
     policy, params, frozen, _ = tiny_policy("llama", unfrozen, num_q_heads=2)
     config = ILQLConfig(beta=0.5, alpha=0.25, steps_for_target_q_sync=1)
     update = make_ilql_update(
-        policy, optimizer, config, batch_size=NUM_ROWS, minibatch_size=8, logprob_chunk_bytes=CHUNK_BYTES
+        Reader(policy, chunk_bytes=CHUNK_BYTES), optimizer, config, batch_size=NUM_ROWS, minibatch_size=8
     )
     state = init_ilql_state(loud_heads(params), optimizer)
     return run(update, mesh, state, frozen, rewarded_samples(NUM_ROWS))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -78,10 +79,10 @@ class AccelerateILQLTrainer(OfflineRLTrainer):
     def _loss_of(
         self, params: Params, frozen: Frozen, targets: Params, batch: ILQLBatch | ILQLSeq2SeqBatch
     ) -> Loss:
-        method, chunk_bytes = self.native_ilql.method, self.config.train.logprob_chunk_bytes
-        configured = partial(ilql_objective, config=method, logprob_chunk_bytes=chunk_bytes)
-        objective = method.own_objective() or configured
-        out: Loss = objective(self.native.lenient_policy, params, frozen, targets, as_native(batch))
+        method, native = self.native_ilql.method, self.native
+        objective = method.own_objective() or partial(ilql_objective, config=method)
+        reader = replace(native.reader, policy=native.lenient_policy)
+        out: Loss = objective(reader, params, frozen, targets, as_native(batch))
         return out
 
     def _store_of(self, samples: RewardedRows) -> BaseRolloutStore:

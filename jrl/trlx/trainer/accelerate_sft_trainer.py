@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import jax.numpy as jnp
@@ -76,9 +77,8 @@ class AccelerateSFTTrainer(OfflineRLTrainer):
             # Position t speaks of the label in the next column; padding on either side neither speaks nor is spoken of.
             acts = learned[:, 1:] & mask[:, 1:] & mask[:, :-1]
         sequences = Rows(inputs, jnp.zeros(tokens.shape[0], jnp.int32), acts)
-        chunk_bytes = self.config.train.logprob_chunk_bytes
-        policy = self.native.lenient_policy
-        return sft_objective(policy, params, frozen, sequences, logprob_chunk_bytes=chunk_bytes)
+        reader = replace(self.native.reader, policy=self.native.lenient_policy)
+        return sft_objective(reader, params, frozen, sequences)
 
     def _store_of(self, samples: Any) -> BaseRolloutStore:
         if not isinstance(samples, RowSet) or isinstance(samples, PackedSet):
