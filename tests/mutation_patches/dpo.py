@@ -29,7 +29,7 @@ PATCHES = [
              "tests/losses/test_dpo.py::TestIdentities::test_lore_8_1_padding_on_either_side_changes_nothing"),
     # the reference at another temperature than the policy
     Mutation("8.2", "jrl.learners.dpo.reference_logprobs.score",
-             "1.0", "1.01",
+             "found.logprobs", "1.01 * found.logprobs",
              "tests/learners/test_dpo.py::TestReference::"
              "test_lore_8_2_its_logprobs_are_those_that_the_objective_reads"),
     # a cache that does not know which tokens it is of
