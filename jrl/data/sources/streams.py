@@ -124,14 +124,14 @@ class StreamSet(Generic[Row, Batch]):
         if not self._buffer:
             yield from records
             return
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([self._seed, epoch])))
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self._seed, epoch])))
         held: list[tuple[int, Any]] = []
         for record in records:
             if len(held) < self._buffer:
                 held.append(record)
                 continue
-            place = int(rng.integers(self._buffer))
+            place = int(generator.integers(self._buffer))
             held[place], drawn = record, held[place]
             yield drawn
-        for place in rng.permutation(len(held)):
+        for place in generator.permutation(len(held)):
             yield held[place]
