@@ -2,7 +2,7 @@
 """Programs written for torch's libraries over jrl's: arrays, arguments, loaders, models, overrides."""
 
 from jrl.interop.accelerator import Accelerator
-from jrl.interop.arguments import check_keywords, warn_ignored
+from jrl.interop.arguments import check_keywords, flat_names, warn_ignored
 from jrl.interop.checkpoints import read_checkpoint, write_checkpoint
 from jrl.interop.loader import DataLoader
 from jrl.interop.model import IGNORED_ON_SAVE, ModelOutput, TrainedModel
@@ -45,6 +45,7 @@ __all__ = [
     "check_keywords",
     "checked_array",
     "checked_scalar",
+    "flat_names",
     "generate_ids",
     "in_kind_of",
     "is_tensor",

@@ -36,3 +36,22 @@ def check_keywords(where: str, given: Mapping[str, Any], ignored: Mapping[str, s
         if name not in ignored:
             raise TypeError(f"{where} got an unknown argument {name!r}; it ignores {sorted(ignored)}.")
         warn_ignored(f"{where}: {name}", ignored[name])
+
+
+def flat_names(nested: Mapping[str, Any], *, sep: str = "/", prefix: str = "") -> dict[str, Any]:
+    """Makes one mapping of nested ones.
+
+    Args:
+      nested: Name → value, or a mapping of the same kind.
+      sep: Joins names.
+      prefix: Stands before all of them, as it is.
+    Example:
+      >>> flat_names({"a": {"b": 1}, "c": 2})
+      {'a/b': 1, 'c': 2}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        full = f"{prefix}{name}"
+        inner = isinstance(value, Mapping)
+        flat |= flat_names(value, sep=sep, prefix=full + sep) if inner else {full: value}
+    return flat

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,44 +18,50 @@ from jrl.interop import (
     Accelerator,
     DataLoader,
     RunningMoments,
+    read_checkpoint,
     refuse_assigned,
     refuse_overrides,
     refuse_while_traced,
     seed_generators,
     torch_in_torch_out,
+    write_checkpoint,
 )
 from jrl.learners.online import OnlineState
 from jrl.ops.metrics import finalize
 from jrl.placement import place_rows
+from jrl.trainers.cards import model_card
 from jrl.trl.handles import same_source, say_untrained
 from jrl.trl.loaded_model import TemporaryFolder
-from jrl.trl.models import ModelHandle
-from jrl.trl.ppo_batch import RolloutRows, make_sequences, read_rollouts, reward_columns, spread
-from jrl.trl.ppo_config import PPOConfig, native_config
-from jrl.trl.ppo_data import RolloutMethods
-from jrl.trl.ppo_logging import StatsLog, reward_stats
-from jrl.trl.ppo_manual import ManualSteps
-from jrl.trl.ppo_math import kl_penalty
-from jrl.trl.ppo_native import KLControl, StepwisePPO
-from jrl.trl.ppo_overrides import LIVE
-from jrl.trl.ppo_saving import SavesModel
-from jrl.trl.ppo_setup import (
-    Clock,
+from jrl.trl.models import ModelHandle, push_folder
+from jrl.trl.ppo_config import (
     Optimizer,
+    PPOConfig,
     Schedule,
     checked_schedule,
+    native_config,
     policy_handle,
     reference_handle,
     with_optimizer,
 )
-from jrl.trl.ppo_stats import step_stats, train_stats
+from jrl.trl.ppo_data import (
+    RolloutMethods,
+    RolloutRows,
+    make_sequences,
+    read_rollouts,
+    reward_columns,
+    spread,
+)
+from jrl.trl.ppo_manual import ManualSteps, kl_penalty
+from jrl.trl.ppo_native import KLControl, StepwisePPO
+from jrl.trl.ppo_overrides import LIVE
+from jrl.trl.ppo_stats import Clock, StatsLog, reward_stats, step_stats, train_stats
 from jrl.trl.refusals import PPO
 from jrl.typing import Rollouts
 
 __all__ = ["PPOConfig", "PPOTrainer"]
 
 
-class PPOTrainer(RolloutMethods, ManualSteps, SavesModel):
+class PPOTrainer(RolloutMethods, ManualSteps):
     """PPO whose rollouts a script brings.
 
     A subclass may override `compute_rewards`, `compute_advantages` and `loss`: `step` learns from what they return.
@@ -373,3 +382,48 @@ class PPOTrainer(RolloutMethods, ManualSteps, SavesModel):
         if native.best_score is None or mean > native.best_score:
             native.best_score = mean
             self.push_to_hub(options.pop("repo_id"), **options)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *, merge_adapter: bool = False) -> None:
+        """Writes model, value head, tokenizer and card as a Hugging Face folder.
+
+        As TRL does: its own classes load the head again. `trainer.native.save_pretrained(folder)` leaves it out, for
+        servers that refuse it.
+        """
+        self.native.save_pretrained(save_directory, merge_adapter=merge_adapter, heads=True)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Uploads what `save_pretrained` writes; returns the address. Options of `push_folder`."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return push_folder(folder, repo_id, **options)
+
+    def create_model_card(self, path: str | os.PathLike[str], model_name: str | None = "TRL Model") -> None:
+        """Writes the model card, `README.md`, into a folder.
+
+        Args:
+          path: Made if missing.
+          model_name: Title; None: what the model is.
+        """
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        model_card(self.native).write(folder, name=model_name)
+
+    def save_state(self, directory: str | os.PathLike[str]) -> Path:
+        """Writes all that the next step depends on: model, optimizer, KL coefficient, moments, counters, the watch.
+
+        Args:
+          directory: Folder that gets `checkpoint_<optimizer steps>`; made if missing.
+        """
+        return write_checkpoint(
+            self.native, directory, steps_per_iteration=self.native.steps_per_iteration, evaluations=0
+        )
+
+    def load_state(self, directory: str | os.PathLike[str]) -> None:
+        """Goes on where `save_state` was called, in a trainer of the same model and configuration.
+
+        Args:
+          directory: A checkpoint, or a folder of which the newest is taken.
+        Raises:
+          CheckpointError: If it belongs to another model or configuration.
+        """
+        read_checkpoint(self.native, directory)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of `PPOTrainer.step` one by one, for scripts with a loop of their own."""
+"""The parts of `PPOTrainer.step` one by one, for scripts with a loop of their own: `jrl.ops` on whole rows.
+
+Arrays are (B, L − 1): column t speaks of the token after column t. They may be traced, so `jax.grad` goes through.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,125 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.data.batching import bucket_length
 from jrl.forward import Reader
+from jrl.interop import as_array
 from jrl.learners.accumulate import Loss, Rows, accumulate, layout_rows, optimizer_step, take_rows
+from jrl.learners.credit import KL_PENALTIES, generalized_advantages
 from jrl.learners.forward import mask_rows
 from jrl.learners.online import online_objective
+from jrl.learners.ppo import PPOConfig as NativePPOConfig
+from jrl.learners.ppo import ppo_policy_loss
 from jrl.learners.state import TrainState
 from jrl.losses.policy_gradient import Targets
+from jrl.ops.logprobs import entropy_from_logits, kl_from_logits
+from jrl.ops.masking import at_least_float32, masked_mean, masked_variance, zero_masked
+from jrl.ops.policy_gradient import importance_ratio
+from jrl.ops.reductions import LossOut
+from jrl.ops.rewards import place_scores
 from jrl.placement import place_rows
 from jrl.trl.handles import check_rows
-from jrl.trl.ppo_batch import action_columns, model_inputs
 from jrl.trl.ppo_config import PPOConfig
-from jrl.trl.ppo_math import advantages_and_returns, minibatch_loss, token_rewards
+from jrl.trl.ppo_data import action_columns, model_inputs
 from jrl.trl.ppo_native import KLControl, StepwisePPO
-from jrl.trl.ppo_stats import train_stats
-from jrl.typing import Frozen, Metrics, ModelInputs, Params, Sequences
+from jrl.trl.ppo_stats import OF_UPDATE, train_stats
+from jrl.typing import Frozen, Metrics, ModelInputs, Params, Predictions, Scored, Sequences
+
+
+def kl_penalty(logprobs: Any, ref_logprobs: Any, kind: str) -> Float[Array, "B L"]:
+    """Distance from the reference at every column.
+
+    Args:
+      logprobs: Of the tokens (B, L − 1); for "full" of the whole vocabulary (B, L − 1, V).
+      ref_logprobs: The reference's.
+      kind: "kl", "abs", "mse" or "full".
+    """
+    ours, theirs = at_least_float32(as_array(logprobs)), at_least_float32(as_array(ref_logprobs))
+    if kind == "full":
+        return kl_from_logits(ours, theirs)
+    return KL_PENALTIES[kind](Scored(ours, theirs, ours))
+
+
+def token_rewards(
+    scores: Any, logprobs: Any, ref_logprobs: Any, masks: Any, *, kl_coef: float, kind: str
+) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"]]:
+    """(rewards, rewards without the scores, KL), each at every column, masked or not.
+
+    Args:
+      scores: One a row, or dense ones (B, L − 1).
+      logprobs: See `kl_penalty`.
+      ref_logprobs: The same.
+      masks: Not 0 on actions; a row's score goes to the last of them.
+      kl_coef: Weight of the penalty.
+      kind: Of the penalty.
+    """
+    mask = as_array(masks) != 0
+    kl = kl_penalty(logprobs, ref_logprobs, kind)
+    given = at_least_float32(as_array(scores))
+    placed = place_scores(given, mask) if given.ndim == 1 else zero_masked(given, mask)
+    non_score = -kl_coef * kl
+    return non_score + placed, non_score, kl
+
+
+def advantages_and_returns(
+    values: Any, rewards: Any, mask: Any, *, gamma: float, lam: float, whiten_rewards: bool
+) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"]]:
+    """(values, whitened advantages, returns), all 0 where the mask is."""
+    real = as_array(mask) != 0
+    old, earned = zero_masked(as_array(values), real), zero_masked(as_array(rewards), real)
+    estimate = generalized_advantages(gamma=gamma, gae_lambda=lam, whiten_rewards=whiten_rewards)
+    credit = estimate(earned, old, real, None)
+    assert credit.returns is not None, "GAE has returns"
+    return old, credit.advantages, credit.returns
+
+
+def minibatch_loss(
+    old_logprobs: Any,
+    values: Any,
+    logits: Any,
+    vpreds: Any,
+    logprobs: Any,
+    mask: Any,
+    advantages: Any,
+    returns: Any,
+    config: NativePPOConfig,
+) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, Array]]:
+    """(policy loss, weighed value loss, statistics) of one minibatch; arguments as `PPOTrainer.loss`."""
+    real = as_array(mask) != 0
+    old, old_values, new_values, new, earned, returned = (
+        zero_masked(as_array(x), real) for x in (old_logprobs, values, vpreds, logprobs, advantages, returns)
+    )
+    now = Predictions(new, new_values, entropy_from_logits(as_array(logits)), lambda: as_array(logits))
+    targets = Targets(old, old_values, earned, returned, real)
+    found = ppo_policy_loss(config)(now, targets)
+    # The objective is one sum. Its policy part is the same objective without the value loss.
+    policy_loss = _loss(ppo_policy_loss(replace(config, vf_coef=0.0))(now, targets))
+    total = _loss(found)
+    stats = {ours: _mean(found.metrics[name]) for ours, name in OF_UPDATE.items()} | {
+        "loss/total": total,
+        "policy/advantages": earned,
+        "policy/advantages_mean": masked_mean(earned, real),
+        "policy/ratio": importance_ratio(new, old),
+        "returns/mean": masked_mean(returned, real),
+        "returns/var": masked_variance(returned, real),
+        "val/mean": masked_mean(old_values, real),
+        "val/var": masked_variance(old_values, real),
+    }
+    return policy_loss, total - policy_loss, jax.lax.stop_gradient(stats)
+
+
+def _loss(out: LossOut) -> Float[Array, ""]:
+    """The mean over the actions that count; 0 where none does."""
+    return out.loss_sum / jnp.maximum(out.weight, 1.0)
+
+
+def _mean(metric: Any) -> Float[Array, ""]:
+    """Value of a metric of a minibatch; 0 where nothing counts."""
+    return metric.total / jnp.maximum(metric.weight, 1.0)
+
 
 _Inputs = dict[str, np.ndarray]
 

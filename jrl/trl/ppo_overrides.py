@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jrl.interop import checked_array, checked_scalar, own_methods, traced
+from jrl.interop import checked_array, checked_scalar, flat_names, own_methods, traced
 from jrl.learners.credit import KL_PENALTIES, Credit, penalize
 from jrl.learners.ppo import PPOConfig, ppo_policy_loss
 from jrl.learners.recipe import Recipe, mean_loss
@@ -147,8 +147,8 @@ class OverriddenMaths:
             if not isinstance(found, tuple | list) or len(found) != 3:
                 raise ValueError(f"`{name}` must return (policy loss, value loss, statistics).")
             policy, value = (checked_scalar(name, "each loss", x) for x in found[:2])
-            shown = {"loss/policy": policy, "loss/value": value, "loss/total": policy + value} | flat(
-                found[2]
+            shown = {"loss/policy": policy, "loss/value": value, "loss/total": policy + value} | flat_names(
+                found[2] or {}
             )
             kept = {OWN + key: x for key, x in shown.items() if key not in _PER_ACTION}
             return policy + value, kept
@@ -165,11 +165,3 @@ class OverriddenMaths:
 def _as_ids(mask: Array) -> Array:
     """A mask of ones and zeros, as scripts compute with."""
     return mask.astype(jnp.int32)
-
-
-def flat(stats: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested statistics as one mapping, names joined by "/"."""
-    found: dict[str, Any] = {}
-    for name, value in dict(stats or {}).items():
-        found |= flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jrl.forward import Reader
-from jrl.interop import as_array, checked_array, checked_scalar, in_kind_of, traced
+from jrl.interop import as_array, checked_array, checked_scalar, flat_names, in_kind_of, traced
 from jrl.learners.credit import Credit, Estimate
 from jrl.learners.ilql import ILQLConfig, ILQLObjective
 from jrl.learners.ppo import PPOConfig, ppo_policy_loss
@@ -165,7 +165,7 @@ def _own_ppo_loss(config: PPOConfig, method: Callable[..., Any]) -> Callable[...
         }
         found = traced(name, method, **arrays, mask=mask.astype(jnp.int32))
         _check_pair(name, found, "a loss and what to log of it")
-        return checked_scalar(name, "the loss", found[0]), _flat(found[1])
+        return checked_scalar(name, "the loss", found[0]), flat_names(found[1])
 
     return mean
 
@@ -192,7 +192,7 @@ def own_ilql_objective(config: ILQLConfig, method: Callable[..., Any]) -> ILQLOb
         outputs = policy.logits(params, frozen, features.policy), (qs, target_qs, vs)
         found = traced(name, method, outputs, labels)
         _check_pair(name, found, "a loss and what to log of it")
-        return loss_of_mean(checked_scalar(name, "the loss", found[0]), _flat(found[1]), batch.mask)
+        return loss_of_mean(checked_scalar(name, "the loss", found[0]), flat_names(found[1]), batch.mask)
 
     return objective
 
@@ -223,11 +223,3 @@ def labels_of(batch: NativeBatch) -> ILQLBatch | ILQLSeq2SeqBatch:
 def _check_pair(name: str, found: Any, what: str) -> None:
     if not isinstance(found, tuple) or len(found) != 2:
         raise ValueError(f"`{name}` must return a pair, {what}, got {type(found).__name__}.")
-
-
-def _flat(stats: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested mappings of numbers as one, names joined by a slash."""
-    flat: dict[str, Any] = {}
-    for key, value in stats.items():
-        flat |= _flat(value, f"{before}{key}/") if isinstance(value, Mapping) else {f"{before}{key}": value}
-    return flat

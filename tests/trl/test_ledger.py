@@ -22,7 +22,7 @@ from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.losses.reward_model import reward_model_loss
 from jrl.models.adapters.config import LoraConfig
 from jrl.trl.models import AutoModelForCausalLMWithValueHead, create_reference_model
-from jrl.trl.ppo_logging import reward_stats
+from jrl.trl.ppo_stats import reward_stats
 from tests.tiny import tiny_hf_config, tiny_policy, tiny_t5_tokenizer, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

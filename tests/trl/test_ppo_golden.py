@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrl.learners.ppo import PPOConfig
-from jrl.trl.ppo_math import advantages_and_returns, kl_penalty, minibatch_loss, token_rewards
+from jrl.trl.ppo_manual import advantages_and_returns, kl_penalty, minibatch_loss, token_rewards
 from jrl.trl.ppo_stats import step_stats
 
 OLD = np.array([[-1, -0.5, -2, -0.3, -1.2], [-0.7, -1.1, -0.2, -0.9, -0.4]], np.float32)

@@ -17,8 +17,8 @@ from jrl.losses.policy_gradient import Targets
 from jrl.losses.ppo import ppo_loss
 from jrl.ops import kl_from_logits, logprobs_from_logits
 from jrl.trl.core import logprobs_from_logits as all_logprobs
-from jrl.trl.ppo_batch import action_columns, model_inputs
-from jrl.trl.ppo_math import advantages_and_returns, minibatch_loss, token_rewards
+from jrl.trl.ppo_data import action_columns, model_inputs
+from jrl.trl.ppo_manual import advantages_and_returns, minibatch_loss, token_rewards
 from jrl.trl.ppo_stats import step_stats
 from jrl.typing import Scored
 from tests.learners.ppo_parts import first_moments, scaled, targets_of

@@ -71,11 +71,7 @@ def logprobs_of_labels(logits: Any, labels: Any) -> Any:
 
 def flatten_dict(d: Mapping[str, Any], parent_key: str = "", sep: str = "/") -> dict[str, Any]:
     """Nested mappings as one, names joined by `sep` behind `parent_key`."""
-    flat: dict[str, Any] = {}
-    for name, value in d.items():
-        full = f"{parent_key}{sep}{name}" if parent_key else name
-        flat |= flatten_dict(value, full, sep) if isinstance(value, Mapping) else {full: value}
-    return flat
+    return interop.flat_names(d, sep=sep, prefix=f"{parent_key}{sep}" if parent_key else "")
 
 
 def get_tensor_stats(xs: Any, mask: Any, n: Any) -> dict[str, Any]:
