@@ -122,6 +122,7 @@ SHARED = {
         "forward",
         "recipe",
         "credit",
+        "groups",
         "epochs",
         "online",
     },

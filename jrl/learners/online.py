@@ -165,9 +165,12 @@ def make_online_update(
         key: PRNGKey,
         last_step: Int[Array, ""] | None = None,
     ) -> tuple[OnlineState, Metrics]:
+        rollouts, batch = batch, recipe.selected(batch)
         sequences, mask = batch.sequences, batch.sequences.mask
         rewards, moments = recipe.scaled_rewards(batch, state.moments)
-        targets = recipe.targets(rewards, batch.scored, mask, state.kl_coef, batch.groups)
+        targets = recipe.targets(
+            rewards, batch.scored, mask, state.kl_coef, batch.groups, batch.sampler_logprobs
+        )
         trunk = trunk_of_rows(reader.policy, frozen, sequences.inputs, minibatch_size=minibatch_size)
         everything = _Rows(sequences, trunk, targets)
 
@@ -203,7 +206,7 @@ def make_online_update(
         penalty = None if recipe.kl is None else recipe.kl.penalty
         metrics = _metrics_of_steps(stacked, f"{prefix}/{_FIRST}")
         metrics |= rollout_metrics(batch, credit, kl_penalty=penalty, prefix=prefix)
-        metrics |= _carried_metrics(state, moments, recipe)
+        metrics |= recipe.watch(rollouts, batch, targets) | _carried_metrics(state, moments, recipe)
         return OnlineState(train, _next_kl_coef(state.kl_coef, batch, recipe), moments), metrics
 
     return update
@@ -325,6 +328,7 @@ def after_rollouts(
     kl_coef: Float[Array, ""], moments: ScoreMoments, rollouts: Rollouts, recipe: Recipe
 ) -> tuple[Float[Array, ""], ScoreMoments]:
     """KL coefficient and moments of the scores after these rollouts, as an update on them leaves them."""
+    rollouts = recipe.selected(rollouts)
     _, moments = recipe.scaled_rewards(rollouts, moments)
     return _next_kl_coef(kl_coef, rollouts, recipe), moments
 

@@ -12,14 +12,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 from jrl.learners.credit import Estimate, Penalize, Scaling, unpenalized
+from jrl.learners.groups import Selection, group_metrics, sampler_metrics
 from jrl.losses.policy_gradient import PolicyLoss, Targets
 from jrl.ops.reductions import LossOut, loss_of_mean
-from jrl.typing import Predictions, Rollouts, Scored
+from jrl.ops.rewards import place_scores
+from jrl.typing import Metrics, Predictions, Rollouts, Scored
 
 Loss = Callable[[Predictions, Targets], LossOut]
 """(predictions, targets) → (sum, weight, metrics) of a minibatch. A row of padding has no action in the mask."""
+Weigh = Callable[[Float[Array, "N T"], Float[Array, "N T"], Bool[Array, "N T"]], Float[Array, "N T"]]
+"""(old_logprobs, sampler_logprobs, mask) → weight of each surrogate; see `jrl.ops.sampler_correction`."""
+Shares = Callable[[Bool[Array, "N T"], Int[Array, "N"]], Float[Array, "N T"]]
+"""(mask, groups) → share of each action in the loss; see `jrl.ops.group_token_shares`."""
 
 
 class KLControl(NamedTuple):
@@ -56,6 +63,11 @@ class Recipe:
       num_epochs: Passes over each set of rollouts.
       max_policy_kl: The passes end after one over whose actions log π_old − log π has a mean above this, in nats; None:
         all are run.
+      select: Rollouts that are learned from, once an iteration; None: all are, and no group is watched.
+      weigh: Correction for a sampler that is not the policy before the update; None: there is none.
+      shares: How much each action counts, in the place of the loss's reduction; None: by the reduction.
+      anchored_by_sampler: Whether the ratio's old log-probabilities are the sampler's, and not those of scoring.
+      greedy_baseline: Whether the score of the greedy completion of the same prompt is subtracted from each row's.
       prefix: Of the metrics' names.
     """
 
@@ -68,6 +80,11 @@ class Recipe:
     scaling: Scaling = _AS_THEY_ARE
     num_epochs: int = 1
     max_policy_kl: float | None = None
+    select: Selection | None = None
+    weigh: Weigh | None = None
+    shares: Shares | None = None
+    anchored_by_sampler: bool = False
+    greedy_baseline: bool = False
     prefix: str = "policy_gradient"
 
     def __post_init__(self) -> None:
@@ -76,6 +93,15 @@ class Recipe:
         Raises:
           ValueError: If the loss reads what the recipe does not bring, or names its metrics otherwise.
         """
+        if self.weigh is not None and self.anchored_by_sampler:
+            raise ValueError(
+                "`anchored_by_sampler` of a recipe must be False beside `weigh`, got True: the ratio to the sampler "
+                "would be counted twice."
+            )
+        if self.greedy_baseline and self.scaling != _AS_THEY_ARE:
+            raise ValueError(
+                f"`scaling` of a recipe must leave rewards as they are beside `greedy_baseline`, got {self.scaling}."
+            )
         loss = self.loss
         if not isinstance(loss, PolicyLoss):
             return
@@ -92,7 +118,15 @@ class Recipe:
             if not holds:
                 raise ValueError(f"`{field}` of a recipe must be {expected}, got {got!r}.")
 
-    def targets(self, rewards: Any, scored: Scored, mask: Any, kl_coef: Any, groups: Any = None) -> Targets:
+    def targets(
+        self,
+        rewards: Any,
+        scored: Scored,
+        mask: Any,
+        kl_coef: Any,
+        groups: Any = None,
+        sampler_logprobs: Any = None,
+    ) -> Targets:
         """Computes the fixed targets of an iteration.
 
         Args:
@@ -101,16 +135,55 @@ class Recipe:
           mask: True on actions (N T).
           kl_coef: Weight of the KL penalty.
           groups: As in `Rollouts`.
+          sampler_logprobs: As in `Rollouts`.
+        Raises:
+          ValueError: If the sampler's log-probabilities or the groups are needed and missing.
         """
+        if sampler_logprobs is None and (self.weigh is not None or self.anchored_by_sampler):
+            raise ValueError("`sampler_logprobs` must be those of the rollouts for this recipe, got None.")
+        if groups is None and self.shares is not None:
+            raise ValueError(
+                "`groups` must be those of the rollouts for the `shares` of this recipe, got None."
+            )
+        old_logprobs = sampler_logprobs if self.anchored_by_sampler else scored.logprobs
         penalized = self.penalize(rewards, scored, mask, kl_coef)
         credit = self.estimate(penalized, scored.values, mask, groups)
         return Targets(
-            scored.logprobs, scored.values, credit.advantages, credit.returns, mask, scored.ref_logprobs
+            old_logprobs,
+            scored.values,
+            credit.advantages,
+            credit.returns,
+            mask,
+            ref_logprobs=scored.ref_logprobs,
+            sampler_logprobs=sampler_logprobs,
+            weights=None if self.weigh is None else self.weigh(scored.logprobs, sampler_logprobs, mask),
+            shares=None if self.shares is None else self.shares(mask, groups),
         )
+
+    def selected(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts that are learned from; rows that are left out have no action."""
+        return rollouts if self.select is None else self.select(rollouts)
+
+    def watch(self, rollouts: Rollouts, kept: Rollouts, targets: Targets) -> Metrics:
+        """What the selection left, and what the correction weighs, for the record of an iteration.
+
+        Args:
+          rollouts: All of the iteration.
+          kept: Those that were selected.
+          targets: Made of them.
+        """
+        groups = {} if self.select is None else group_metrics(rollouts, kept)
+        return groups | sampler_metrics(targets)
 
     def scaled_rewards(self, rollouts: Rollouts, moments: Any) -> tuple[Any, Any]:
         """(rewards as the penalty finds them, moments after them)."""
-        return self.scaling(rollouts.rewards, rollouts.sequences.mask, moments)
+        mask = rollouts.sequences.mask
+        rewards, moments = self.scaling(rollouts.rewards, mask, moments)
+        if self.greedy_baseline:
+            if rollouts.greedy_scores is None:
+                raise ValueError("`greedy_scores` of the rollouts must be there for this recipe, got None.")
+            rewards = rewards - place_scores(rollouts.greedy_scores, mask)
+        return rewards, moments
 
 
 def mean_loss(

@@ -179,6 +179,7 @@ class Rollouts(NamedTuple):
         action of its row.
       sampler_logprobs: Of the actions under the distribution that they were drawn from; None: not kept.
       groups: Number of the prompt of each row: equal numbers are samples of one prompt; None: every row has its own.
+      greedy_scores: Score of the greedy completion of each row's prompt; None: none was made.
     """
 
     sequences: Sequences
@@ -186,6 +187,7 @@ class Rollouts(NamedTuple):
     rewards: Float[Array, "N T"]
     sampler_logprobs: Float[Array, "N T"] | None = None
     groups: Int[Array, "N"] | None = None
+    greedy_scores: Float[Array, "N"] | None = None
 
 
 class ILQLBatch(NamedTuple):

@@ -53,6 +53,14 @@ PATCHES = [
              "jnp.where((weights < low) | (weights > high), 0.0, weights)", "jnp.clip(weights, low, high)",
              "tests/ops/test_sampler_correction.py::"
              "test_lore_6_2_what_is_outside_the_band_weighs_nothing"),
+    Mutation("6.3", "jrl.learners.grpo.GRPOConfig._check_combinations",
+             "not (self.anchored_by_sampler and corrected)", "True",
+             "tests/learners/test_grpo.py::TestAnchor::"
+             "test_lore_6_3_a_correction_beside_the_samplers_anchor_is_refused"),
+    Mutation("4.17", "jrl.learners.groups.Selection.__call__",
+             "mask & keep[:, None]", "mask",
+             "tests/learners/test_grpo.py::TestSelection::"
+             "test_lore_4_17_dropped_groups_leave_the_denominators_and_are_counted"),
     Mutation("6.6", "jrl.ops.sampler_correction.effective_sample_size",
              "jnp.square(total)", "total",
              "tests/ops/test_sampler_correction.py::"

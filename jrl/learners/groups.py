@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Credit by groups of samples of one prompt, and the rollouts that an update leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.learners.credit import Credit, Estimate
+from jrl.losses.policy_gradient import Targets
+from jrl.ops.advantages import whitened_over_batch
+from jrl.ops.groups import group_statistics, mixed_groups, smallest_of_group
+from jrl.ops.masking import masked_sum, zero_masked
+from jrl.ops.metrics import max_metric, mean_metric
+from jrl.ops.sampler_correction import effective_sample_size
+from jrl.typing import Mean, Metrics, Rollouts
+
+ScoreAdvantages = Callable[
+    [Float[Array, "N"], Float[Array, "N"], Int[Array, "N"], Bool[Array, "N"]], Float[Array, "N"]
+]
+"""(scores, lengths, groups, valid) → one advantage a completion; see `jrl.ops.advantages`."""
+
+
+def group_credit(advantages: ScoreAdvantages, *, whitened: bool = False) -> Estimate:
+    """One advantage a completion, from its score and those of its prompt's other completions.
+
+    The score is the sum of the row's rewards, a KL penalty in them included.
+
+    Args:
+      advantages: Of the scores.
+      whitened: Whether they are whitened over all actions afterwards (REINFORCE++-baseline), long rows counting more.
+    """
+
+    def estimate(
+        rewards: Float[Array, "N T"],
+        values: Float[Array, "N T"] | None,
+        mask: Bool[Array, "N T"],
+        groups: Int[Array, "N"] | None,
+    ) -> Credit:
+        del values
+        if groups is None:
+            raise ValueError(
+                "`groups` of the rollouts must hold the prompt of each row, got None: this algorithm compares the "
+                "samples of one prompt."
+            )
+        lengths = jnp.sum(mask, axis=1, dtype=rewards.dtype)
+        per_row = advantages(masked_sum(rewards, mask, axis=1), lengths, groups, jnp.any(mask, axis=1))
+        spread = zero_masked(jnp.broadcast_to(per_row[:, None], mask.shape), mask)
+        return Credit(whitened_over_batch(spread, mask) if whitened else spread, None)
+
+    return estimate
+
+
+def whitened_credit(estimate: Estimate) -> Estimate:
+    """Another estimate's advantages, whitened over all actions with the variance of a population (REINFORCE++).
+
+    Args:
+      estimate: Whose advantages they are; its returns stay.
+    """
+
+    def whitened(
+        rewards: Float[Array, "N T"],
+        values: Float[Array, "N T"] | None,
+        mask: Bool[Array, "N T"],
+        groups: Int[Array, "N"] | None,
+    ) -> Credit:
+        credit = estimate(rewards, values, mask, groups)
+        return credit._replace(advantages=whitened_over_batch(credit.advantages, mask))
+
+    return whitened
+
+
+class Selection(NamedTuple):
+    """The rollouts that an update learns from: those that are left out have no action, and no denominator counts them.
+
+    A row whose reward failed (NaN) is always left out.
+
+    Attributes:
+      mixed_only: Leaves out groups whose scores are all equal.
+      num_kept: Rows kept of each group, those of the smallest length or the largest reward a token; None: all.
+      by_efficiency: Whether the reward a token decides, and not the length.
+      needs_sampler: Leaves out rows with an action whose log-probability the sampler did not report.
+    """
+
+    mixed_only: bool = False
+    num_kept: int | None = None
+    by_efficiency: bool = False
+    needs_sampler: bool = False
+
+    def __call__(self, rollouts: Rollouts) -> Rollouts:
+        """The same rollouts, with fewer actions.
+
+        Args:
+          rollouts: All of the iteration.
+        Raises:
+          ValueError: If groups or the sampler's log-probabilities are needed and missing.
+        """
+        mask = rollouts.sequences.mask
+        scores, keep = row_scores(rollouts), jnp.any(mask, axis=1)
+        keep = keep & ~jnp.isnan(scores)
+        if self.needs_sampler:
+            if rollouts.sampler_logprobs is None:
+                raise ValueError(
+                    "`sampler_logprobs` of the rollouts must be there for a correction, got None."
+                )
+            keep = keep & jnp.all(jnp.isfinite(rollouts.sampler_logprobs) | ~mask, axis=1)
+        if self.mixed_only or self.num_kept is not None:
+            if rollouts.groups is None:
+                raise ValueError("`groups` of the rollouts must be there to choose within them, got None.")
+            if self.mixed_only:
+                keep = mixed_groups(scores, rollouts.groups, keep)
+            if self.num_kept is not None:
+                lengths = jnp.sum(mask, axis=1, dtype=scores.dtype)
+                measure = -scores / jnp.maximum(lengths, 1.0) if self.by_efficiency else lengths
+                keep = smallest_of_group(measure, rollouts.groups, keep, num_kept=self.num_kept)
+        kept = mask & keep[:, None]
+        return rollouts._replace(
+            sequences=rollouts.sequences._replace(mask=kept), rewards=zero_masked(rollouts.rewards, kept)
+        )
+
+
+def row_scores(rollouts: Rollouts) -> Float[Array, "N"]:
+    """Score of each completion: the sum of its rewards, NaN where its reward failed."""
+    return masked_sum(rollouts.rewards, rollouts.sequences.mask, axis=1)
+
+
+def group_metrics(rollouts: Rollouts, kept: Rollouts) -> Metrics:
+    """How much the groups of an iteration have to teach; {} where rollouts have no groups.
+
+    Args:
+      rollouts: All of the iteration.
+      kept: Those that the update learns from.
+    """
+    real = jnp.any(rollouts.sequences.mask, axis=1)
+    failed = jnp.isnan(row_scores(rollouts))
+    found: Metrics = {
+        "reward/failed_fraction": mean_metric(failed, real),
+        "rollout/kept_fraction": mean_metric(jnp.any(kept.sequences.mask, axis=1), real),
+    }
+    if rollouts.groups is None:
+        return found
+    valid = real & ~failed
+    stats = group_statistics(row_scores(rollouts), rollouts.groups, valid)
+    # Every group weighs 1, however many of its rows are valid.
+    share = jnp.where(valid, 1.0 / jnp.maximum(stats.size, 1.0), 0.0)
+    num_groups = jnp.sum(share)
+    return found | {
+        "group/zero_std_fraction": Mean(jnp.sum(jnp.where(stats.is_mixed, 0.0, share)), num_groups),
+        "group/valid_mean": Mean(jnp.sum(valid, dtype=share.dtype), num_groups),
+    }
+
+
+def sampler_metrics(targets: Targets) -> Metrics:
+    """What the correction for another sampler does; {} where there is none.
+
+    Args:
+      targets: Of the iteration, with their weights.
+    """
+    if targets.weights is None:
+        return {}
+    mask, weights = targets.mask, targets.weights
+    return {
+        "sampler/ess": Mean(effective_sample_size(weights, mask), jnp.ones((), jnp.float32)),
+        "sampler/weight_mean": mean_metric(weights, mask),
+        "sampler/weight_max": max_metric(weights, mask),
+        "sampler/dropped_fraction": mean_metric(weights == 0, mask),
+    }

@@ -1,0 +1,533 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policy gradients without a critic: GRPO and its relatives, as switches of one configuration.
+
+`GRPOConfig()` has the defaults that jrl recommends; `algorithm("dapo")` is the configuration of a published algorithm,
+and `ALGORITHMS` lists them all. No name is asked for anywhere else: `grpo_recipe` binds switches to functions.
+
+Reference: Shao et al. 2024, arXiv:2402.03300 (GRPO); the others stand beside their names in `ALGORITHMS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jrl.learners.config import OnlineConfig, check_fields, positive_or_none
+from jrl.learners.credit import Estimate, Scaling, penalize, returns_to_go, unpenalized
+from jrl.learners.groups import ScoreAdvantages, Selection, group_credit, whitened_credit
+from jrl.learners.recipe import KLControl, PolicyLoss, Recipe, Weigh
+from jrl.losses.policy_gradient import KLTerm, Ratio, Reduction, Surrogate, clipped, reinforce
+from jrl.losses.surrogates import cispo, dppo_kl, dppo_tv, plain_ratio, sapo, vespo
+from jrl.ops.advantages import (
+    group_relative_advantages,
+    leave_one_out_advantages,
+    length_weighted_advantages,
+    mean_scaled_advantages,
+)
+from jrl.ops.kl import kl_k1, kl_k2, kl_k3
+from jrl.ops.ratios import (
+    geometric_clipped_ratio,
+    product_ratio,
+    sequence_ratio,
+    sequence_token_ratio,
+    token_ratio,
+)
+from jrl.ops.reductions import (
+    constant_mean,
+    group_token_shares,
+    sequence_mean,
+    sequence_sum_mean,
+    token_mean,
+)
+from jrl.ops.sampler_correction import (
+    drop_weights,
+    geometric_weights,
+    sequence_weights,
+    token_weights,
+    truncate_weights,
+)
+from jrl.suggestions import did_you_mean
+
+PER_TOKEN = ("returns_to_go", "greedy")
+"""Estimators whose advantages may differ within a row."""
+UNGROUPED = PER_TOKEN
+"""Estimators that compare no samples of one prompt."""
+
+
+@dataclass(kw_only=True)
+class GRPOConfig(OnlineConfig):
+    """A policy gradient without a critic. Fields that TRL 1.16 has bear its names.
+
+    Attributes:
+      num_generations: Samples of each prompt. Rows of one prompt are a group.
+      num_iterations: Passes over each set of rollouts.
+      estimator: "group_relative": r − mean of the group, scaled as `scale_rewards` says. "leave_one_out" (RLOO).
+        "mean_scaled" (MaxRL; scores of 0 and 1). "length_weighted" (OPO). "group_then_batch": r − mean, whitened over
+        all actions (REINFORCE++-baseline). "returns_to_go": whitened returns, without groups (REINFORCE++). "greedy":
+        returns minus the score of the greedy completion (ReMax).
+      scale_rewards: Of "group_relative": divides by the deviation (ddof 0) of the "group" or the "batch", or by "none".
+      importance_sampling_level: Of the ratio: "token", "sequence" (GSPO), "sequence_token" (GSPO-token), "product" over
+        the completion, "geometric" mean of clipped ratios (GMPO).
+      surrogate: "clipped", "cispo", "sapo", "vespo", "dppo_tv", "dppo_kl", "plain" (ratio × advantage, for ratios that
+        are clipped inside) or "reinforce" (no ratio: one pass alone).
+      epsilon: Lower half-width of the clip; of "geometric" in log space.
+      epsilon_high: Upper half-width; None: `epsilon`. "cispo" caps the ratio at 1 + this; TRL's is the cap itself.
+      delta: Cap of the ratio in the unclipped term; None: there is none.
+      dual_clip: Largest loss of a bad action in units of its advantage; None: there is none.
+      sapo_temperature_pos: τ of good actions.
+      sapo_temperature_neg: τ of the others.
+      vespo_k_pos: k of good actions; likewise the three behind it.
+      vespo_lambda_pos: λ of good actions.
+      vespo_k_neg: k of bad actions.
+      vespo_lambda_neg: λ of bad actions.
+      dppo_delta: Divergence at which "dppo_tv" (probability) or "dppo_kl" (nats) drops an action.
+      reduction: "constant" (by `max_new_tokens`), "token", "sequence", "sequence_sum", "group_token" (mean over the
+        tokens of each prompt first).
+      beta: Weight of the KL to the reference; 0: there is no reference.
+      kl_placement: "loss" or "reward".
+      kl_estimator: In the loss "k2", or "k3", whose gradient is that of the other direction unless it is corrected, or
+        "k1", if it is corrected. In the reward "k1" alone.
+      use_bias_correction_kl: Multiplies k1 or k3 in the loss by the ratio, which turns its gradient to KL(π ‖ π_ref).
+      entropy_coef: Weight of the entropy bonus; 0 only reports the entropy.
+      importance_sampling_mode: Correction for a sampler that is another policy: "none", "token_truncate" (TIS),
+        "token_mask" (IcePop), "sequence_truncate", "sequence_mask" (MIS), "geometric_mask".
+      importance_sampling_clip_max: Largest weight.
+      importance_sampling_clip_min: Smallest weight that a mask leaves.
+      anchored_by_sampler: Takes the sampler's log-probabilities as the old ones, in the place of a correction.
+      off_policy_mask_threshold: Drops bad rows that the policy finds less likely than the sampler by more than this, in
+        nats a token; None: none is.
+      reward_clip_range: Scores are clipped to ± this; None: they are not.
+      drop_uniform_groups: Leaves out groups whose scores are all equal; what is left makes the denominators.
+      num_kept: Rows kept of each group (GFPO); None: all.
+      keep_by: "length": the shortest. "reward_per_token": those with most of it.
+      max_policy_kl: The passes of an iteration end after one that moved the policy by more, in nats a token; None: all
+        are made.
+    """
+
+    name: str = "GRPOConfig"
+    num_generations: int = 8
+    num_iterations: int = 1
+    estimator: str = "group_relative"
+    scale_rewards: str = "none"
+    importance_sampling_level: str = "token"
+    surrogate: str = "clipped"
+    epsilon: float = 0.2
+    epsilon_high: float | None = 0.28
+    delta: float | None = None
+    dual_clip: float | None = 3.0
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    dppo_delta: float = 0.15
+    reduction: str = "constant"
+    beta: float = 0.0
+    kl_placement: str = "loss"
+    kl_estimator: str = "k2"
+    use_bias_correction_kl: bool = False
+    entropy_coef: float = 0.0
+    importance_sampling_mode: str = "none"
+    importance_sampling_clip_max: float = 2.0
+    importance_sampling_clip_min: float = 0.0
+    anchored_by_sampler: bool = False
+    off_policy_mask_threshold: float | None = None
+    reward_clip_range: float | None = None
+    drop_uniform_groups: bool = False
+    num_kept: int | None = None
+    keep_by: str = "length"
+    max_policy_kl: float | None = None
+
+    def validate(self) -> None:
+        """Refuses unknown switches, values outside their range, and switches that contradict each other."""
+        super().validate()
+        for field, known in _SWITCHES.items():
+            _check_switch(f"method.{field}", vars(self)[field], known)
+        self._check_ranges()
+        self._check_combinations()
+
+    def _check_ranges(self) -> None:
+        size = self.num_generations
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        check_fields(
+            self,
+            ("num_iterations", self.num_iterations >= 1, "at least 1"),
+            (
+                "num_generations",
+                size >= 2 or self.estimator in UNGROUPED,
+                f"at least 2: `estimator: {self.estimator}` compares the samples of a prompt",
+            ),
+            ("epsilon", self.epsilon > 0, "positive"),
+            ("epsilon_high", positive_or_none(self.epsilon_high), "positive, or None"),
+            ("delta", self.delta is None or self.delta > 1 + high, f"above 1 + ε_high = {1 + high}, or None"),
+            ("dual_clip", self.dual_clip is None or self.dual_clip > 1, "above 1, or None"),
+            ("sapo_temperature_pos", self.sapo_temperature_pos > 0, "positive"),
+            ("sapo_temperature_neg", self.sapo_temperature_neg > 0, "positive"),
+            ("dppo_delta", self.dppo_delta > 0, "positive"),
+            ("beta", self.beta >= 0, "at least 0"),
+            ("importance_sampling_clip_max", self.importance_sampling_clip_max >= 1, "at least 1"),
+            ("importance_sampling_clip_min", 0 <= self.importance_sampling_clip_min <= 1, "in [0, 1]"),
+            ("reward_clip_range", positive_or_none(self.reward_clip_range), "positive, or None"),
+            ("num_kept", self.num_kept is None or 2 <= self.num_kept <= size, f"in [2, {size}], or None"),
+            ("max_policy_kl", positive_or_none(self.max_policy_kl), "positive nats, or None"),
+        )
+
+    def _check_combinations(self) -> None:
+        level, in_loss = self.importance_sampling_level, self.kl_placement == "loss"
+        corrected = self.importance_sampling_mode != "none"
+        per_row = self.estimator not in PER_TOKEN
+        filtered = {**self.gen_kwargs, **(self.gen_experience_kwargs or {})}
+        unfiltered = (
+            filtered.get("top_p", 1.0) == 1 and not filtered.get("top_k") and not filtered.get("min_p")
+        )
+        ratio_of_rows = level in ("sequence", "sequence_token")
+        check_fields(
+            self,
+            (
+                "reduction",
+                not ratio_of_rows or self.reduction not in ("token", "group_token"),
+                f'"sequence", "sequence_sum" or "constant" beside `importance_sampling_level: {level}`: a mean over '
+                "tokens would weigh rows by their lengths again",
+            ),
+            (
+                "importance_sampling_level",
+                level == "token" or self.surrogate not in ("dppo_tv", "dppo_kl"),
+                f'"token" beside `surrogate: {self.surrogate}`',
+            ),
+            (
+                "importance_sampling_level",
+                (level == "geometric") == (self.surrogate == "plain"),
+                '"geometric" beside `surrogate: plain`, and there alone',
+            ),
+            (
+                "importance_sampling_level",
+                (level == "product") or self.surrogate != "vespo",
+                '"product" beside `surrogate: vespo`',
+            ),
+            (
+                "importance_sampling_level",
+                level not in ("sequence", "geometric") or per_row,
+                f'"token" or "sequence_token" beside `estimator: {self.estimator}`, whose advantages differ in a row',
+            ),
+            (
+                "num_iterations",
+                self.surrogate != "reinforce" or self.num_iterations == 1,
+                "1 beside `surrogate: reinforce`, which corrects no staleness",
+            ),
+            (
+                "kl_estimator",
+                self.beta == 0 or in_loss or self.kl_estimator == "k1",
+                '"k1" in the reward: the gradient of another one is not that of the KL',
+            ),
+            (
+                "kl_estimator",
+                self.beta == 0 or not in_loss or self.kl_estimator != "k1" or self.use_bias_correction_kl,
+                '"k2" or "k3" in the loss: the gradient of k1 is noise there, unless `use_bias_correction_kl`',
+            ),
+            (
+                "use_bias_correction_kl",
+                not self.use_bias_correction_kl or (in_loss and self.kl_estimator != "k2"),
+                "False unless `kl_estimator` is k1 or k3 in the loss",
+            ),
+            (
+                "scale_rewards",
+                self.beta == 0 or in_loss or self.scale_rewards != "group",
+                'not "group" where the KL is in the reward: of equal scores it would scale the KL to size 1',
+            ),
+            (
+                "anchored_by_sampler",
+                not (self.anchored_by_sampler and corrected),
+                "False beside `importance_sampling_mode`: the ratio to the sampler would be counted twice",
+            ),
+            (
+                "importance_sampling_mode",
+                not corrected or unfiltered,
+                '"none" beside `top_p`, `top_k` or `min_p`: the sampler\'s log-probabilities are of what they leave',
+            ),
+            (
+                "importance_sampling_mode",
+                not corrected or self.surrogate != "vespo",
+                '"none" beside `surrogate: vespo`',
+            ),
+            (
+                "off_policy_mask_threshold",
+                self.off_policy_mask_threshold is None or per_row,
+                f"None beside `estimator: {self.estimator}`, whose advantages differ within a row",
+            ),
+            (
+                "reward_clip_range",
+                self.reward_clip_range is None or self.estimator != "greedy",
+                "None beside `estimator: greedy`",
+            ),
+            (
+                "drop_uniform_groups",
+                not self.drop_uniform_groups or self.estimator not in UNGROUPED,
+                f"False beside `estimator: {self.estimator}`, which has no groups",
+            ),
+        )
+
+
+def grpo_recipe(config: GRPOConfig) -> Recipe:
+    """A policy gradient without a critic as its configuration describes it."""
+    corrected = config.importance_sampling_mode != "none"
+    return Recipe(
+        prefix="grpo",
+        estimate=_ESTIMATORS[config.estimator](config),
+        loss=grpo_policy_loss(config),
+        penalize=penalize("kl") if config.beta and config.kl_placement == "reward" else unpenalized,
+        kl=KLControl(coef=config.beta) if config.beta else None,
+        scaling=Scaling(clip_range=config.reward_clip_range),
+        num_epochs=config.num_iterations,
+        max_policy_kl=config.max_policy_kl,
+        select=Selection(
+            mixed_only=config.drop_uniform_groups,
+            num_kept=config.num_kept,
+            by_efficiency=config.keep_by == "reward_per_token",
+            needs_sampler=corrected
+            or config.anchored_by_sampler
+            or config.off_policy_mask_threshold is not None,
+        ),
+        weigh=_weights(config) if corrected else None,
+        shares=group_token_shares if config.reduction == "group_token" else None,
+        anchored_by_sampler=config.anchored_by_sampler,
+        greedy_baseline=config.estimator == "greedy",
+    )
+
+
+def grpo_policy_loss(config: GRPOConfig) -> PolicyLoss:
+    """The loss of a minibatch: ratio, surrogate, reduction and KL term as configured."""
+    in_loss = config.beta and config.kl_placement == "loss"
+    return PolicyLoss(
+        prefix="grpo",
+        surrogate=_SURROGATES[config.surrogate](config),
+        ratio=_RATIOS[config.importance_sampling_level](config),
+        reduction=_REDUCTIONS[config.reduction](config),
+        kl=KLTerm(config.beta, _KL_ESTIMATORS[config.kl_estimator], config.use_bias_correction_kl)
+        if in_loss
+        else None,
+        entropy_coef=config.entropy_coef,
+        off_policy_threshold=config.off_policy_mask_threshold,
+    )
+
+
+_SCALED: Mapping[str, Any] = {"scale_rewards": "group", "dual_clip": None}
+_KL_IN_REWARD: Mapping[str, Any] = {"beta": 0.05, "kl_placement": "reward", "kl_estimator": "k1"}
+_SYMMETRIC: Mapping[str, Any] = {"epsilon_high": 0.2, "dual_clip": None}
+ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
+    # Shao et al. 2024, arXiv:2402.03300.
+    "grpo": {**_SCALED, **_SYMMETRIC, "reduction": "sequence", "beta": 0.04, "kl_estimator": "k3"},
+    # Liu et al. 2025, arXiv:2503.20783.
+    "dr_grpo": _SYMMETRIC,
+    # Yu et al. 2025, arXiv:2503.14476; mean over all tokens, as its users have it, and groups dropped, not refilled.
+    "dapo": {**_SCALED, "reduction": "token", "drop_uniform_groups": True},
+    # TRL's name for the reduction alone.
+    "bnpo": {**_SCALED, **_SYMMETRIC, "reduction": "token"},
+    # Zheng et al. 2025, arXiv:2507.18071.
+    "gspo": {
+        **_SCALED,
+        "importance_sampling_level": "sequence",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+        "reduction": "sequence",
+    },
+    "gspo_token": {
+        **_SCALED,
+        "importance_sampling_level": "sequence_token",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+        "reduction": "sequence",
+    },
+    # MiniMax 2025, arXiv:2506.13585.
+    "cispo": {**_SCALED, "surrogate": "cispo", "reduction": "token"},
+    # Ahmadian et al. 2024, arXiv:2402.14740, with the ratio of the token in the place of the whole completion's.
+    "rloo": {
+        **_SYMMETRIC,
+        **_KL_IN_REWARD,
+        "estimator": "leave_one_out",
+        "num_generations": 4,
+        "reduction": "token",
+    },
+    # Hu et al. 2025, arXiv:2501.03262.
+    "reinforce_pp": {
+        **_SYMMETRIC,
+        **_KL_IN_REWARD,
+        "estimator": "returns_to_go",
+        "num_generations": 1,
+        "reduction": "token",
+    },
+    "reinforce_pp_baseline": {
+        **_SYMMETRIC,
+        "estimator": "group_then_batch",
+        "reduction": "token",
+        "beta": 0.01,
+        "kl_estimator": "k2",
+    },
+    # Li et al. 2023, arXiv:2310.10505.
+    "remax": {
+        **_KL_IN_REWARD,
+        "estimator": "greedy",
+        "num_generations": 1,
+        "surrogate": "reinforce",
+        "reduction": "sequence_sum",
+    },
+    # Hao et al. 2025, arXiv:2505.23585.
+    "opo": {"estimator": "length_weighted", "surrogate": "reinforce", "reduction": "token"},
+    # Qwen 2025, arXiv:2511.20347.
+    "sapo": {**_SCALED, "surrogate": "sapo", "reduction": "sequence"},
+    # Zhao et al. 2025, arXiv:2507.20673.
+    "gmpo": {
+        **_SCALED,
+        "importance_sampling_level": "geometric",
+        "surrogate": "plain",
+        "epsilon": 0.4,
+        "epsilon_high": 0.4,
+        "reduction": "sequence",
+    },
+    # Tajwar, Zeng et al. 2026, arXiv:2602.02710.
+    "maxrl": {**_SYMMETRIC, "estimator": "mean_scaled", "num_generations": 16, "reduction": "token"},
+    # arXiv:2602.05261.
+    "luspo": {
+        **_SCALED,
+        "importance_sampling_level": "sequence",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+        "reduction": "sequence_sum",
+    },
+    # arXiv:2602.10693.
+    "vespo": {
+        **_SCALED,
+        "importance_sampling_level": "product",
+        "surrogate": "vespo",
+        "reduction": "token",
+    },
+    # arXiv:2602.04879.
+    "dppo": {**_SCALED, "surrogate": "dppo_tv", "reduction": "token"},
+    # Shrivastava et al. 2025, arXiv:2508.09726.
+    "gfpo": {**_SCALED, "num_generations": 16, "num_kept": 8, "reduction": "token"},
+}
+"""Fields of `GRPOConfig` in which a published algorithm differs from the defaults."""
+
+
+def algorithm(name: str, **fields: Any) -> GRPOConfig:
+    """The configuration of a published algorithm.
+
+    Args:
+      name: A name of `ALGORITHMS`.
+      **fields: Of `GRPOConfig`, in the place of the algorithm's own.
+    Raises:
+      ValueError: If there is no algorithm of this name, naming the closest; or as the configuration refuses its fields.
+    """
+    _check_switch("name", name, ALGORITHMS)
+    return GRPOConfig(**{**ALGORITHMS[name], **fields})
+
+
+Part = Callable[[GRPOConfig], Any]
+
+
+def _group_relative(config: GRPOConfig) -> Estimate:
+    scale = config.scale_rewards
+    return group_credit(
+        lambda scores, lengths, groups, valid: group_relative_advantages(scores, groups, valid, scale=scale)
+    )
+
+
+def _without_lengths(advantages: Callable[..., Any], *, whitened: bool = False) -> Estimate:
+    def of_scores(scores: Any, lengths: Any, groups: Any, valid: Any) -> Any:
+        del lengths
+        return advantages(scores, groups, valid)
+
+    found: ScoreAdvantages = of_scores
+    return group_credit(found, whitened=whitened)
+
+
+_ESTIMATORS: Mapping[str, Callable[[GRPOConfig], Estimate]] = {
+    "group_relative": _group_relative,
+    "leave_one_out": lambda config: _without_lengths(leave_one_out_advantages),
+    "mean_scaled": lambda config: _without_lengths(mean_scaled_advantages),
+    "length_weighted": lambda config: group_credit(length_weighted_advantages),
+    "group_then_batch": lambda config: _without_lengths(group_relative_advantages, whitened=True),
+    "returns_to_go": lambda config: whitened_credit(returns_to_go()),
+    "greedy": lambda config: returns_to_go(),
+}
+_RATIOS: Mapping[str, Callable[[GRPOConfig], Ratio]] = {
+    "token": lambda config: token_ratio,
+    "sequence": lambda config: sequence_ratio,
+    "sequence_token": lambda config: sequence_token_ratio,
+    "product": lambda config: product_ratio,
+    "geometric": lambda config: partial(
+        geometric_clipped_ratio, clip_range=config.epsilon, clip_range_high=config.epsilon_high
+    ),
+}
+_SURROGATES: Mapping[str, Callable[[GRPOConfig], Surrogate]] = {
+    "clipped": lambda config: clipped(
+        config.epsilon, config.epsilon_high, max_ratio=config.delta, dual_clip=config.dual_clip
+    ),
+    "cispo": lambda config: cispo(config.epsilon if config.epsilon_high is None else config.epsilon_high),
+    "sapo": lambda config: sapo(config.sapo_temperature_pos, config.sapo_temperature_neg),
+    "vespo": lambda config: vespo(
+        config.vespo_k_pos, config.vespo_lambda_pos, config.vespo_k_neg, config.vespo_lambda_neg
+    ),
+    "dppo_tv": lambda config: dppo_tv(config.dppo_delta),
+    "dppo_kl": lambda config: dppo_kl(config.dppo_delta),
+    "plain": lambda config: plain_ratio(),
+    "reinforce": lambda config: reinforce(),
+}
+_REDUCTIONS: Mapping[str, Callable[[GRPOConfig], Reduction]] = {
+    "constant": lambda config: partial(constant_mean, length=_longest(config)),
+    "token": lambda config: token_mean,
+    "sequence": lambda config: sequence_mean,
+    "sequence_sum": lambda config: sequence_sum_mean,
+    "group_token": lambda config: token_mean,
+}
+_KL_ESTIMATORS: Mapping[str, Callable[..., Any]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
+_WEIGHTS: Mapping[str, Weigh] = {
+    "token": token_weights,
+    "sequence": sequence_weights,
+    "geometric": geometric_weights,
+}
+_SWITCHES: Mapping[str, tuple[str, ...]] = {
+    "estimator": tuple(_ESTIMATORS),
+    "scale_rewards": ("group", "batch", "none"),
+    "importance_sampling_level": tuple(_RATIOS),
+    "surrogate": tuple(_SURROGATES),
+    "reduction": tuple(_REDUCTIONS),
+    "kl_placement": ("loss", "reward"),
+    "kl_estimator": tuple(_KL_ESTIMATORS),
+    "importance_sampling_mode": (
+        "none",
+        "token_truncate",
+        "token_mask",
+        "sequence_truncate",
+        "sequence_mask",
+        "geometric_mask",
+    ),
+    "keep_by": ("length", "reward_per_token"),
+}
+
+
+def _weights(config: GRPOConfig) -> Weigh:
+    level, _, form = config.importance_sampling_mode.partition("_")
+    raw, low, high = _WEIGHTS[level], config.importance_sampling_clip_min, config.importance_sampling_clip_max
+
+    def weigh(old_logprobs: Any, sampler_logprobs: Any, mask: Any) -> Any:
+        weights = raw(old_logprobs, sampler_logprobs, mask)
+        if form == "truncate":
+            return truncate_weights(weights, cap=high)
+        return drop_weights(weights, low=low, high=high)
+
+    return weigh
+
+
+def _longest(config: GRPOConfig) -> int:
+    """Most tokens of a rollout."""
+    tokens = (config.gen_experience_kwargs or config.gen_kwargs)["max_new_tokens"]
+    return int(max(tokens) if isinstance(tokens, list | tuple) else tokens)
+
+
+def _check_switch(field: str, value: object, known: Mapping[str, Any] | tuple[str, ...]) -> None:
+    if value not in known:
+        near = did_you_mean(value, known)
+        raise ValueError(f"`{field}` must be one of {tuple(known)}, got {value!r}.{near}")

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every algorithm of the table against its golden value, refusals, and the update with groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.forward import Reader
+from jrl.learners.credit import Credit
+from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_recipe
+from jrl.learners.online import init_online_state, make_online_update
+from jrl.learners.recipe import Recipe
+from jrl.ops import finalize, place_scores
+from jrl.typing import Predictions, Rollouts, Scored, Sequences
+from tests.learners.batches import CHUNK_BYTES, sgd
+from tests.learners.tabular import tabular_batch, tabular_params, tabular_policy
+from tests.losses.policy_gradient_cases import BATCH, CASES, GROUPS, MASK, advantages_of
+
+LENGTH = {"gen_kwargs": {"max_new_tokens": 8}}
+# Algorithm -> (golden case, fields in which the case differs from the table).
+GOLDEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {}),
+    "dr_grpo": ("dr_grpo", {}),
+    "dapo": ("dapo", {"drop_uniform_groups": False}),
+    "bnpo": ("bnpo", {}),
+    "gspo": ("gspo", {}),
+    "gspo_token": ("gspo_token", {"epsilon": 0.1, "epsilon_high": 0.1}),
+    "cispo": ("cispo", {}),
+    "rloo": ("rloo", {}),
+    "reinforce_pp": ("reinforce_pp", {}),
+    "reinforce_pp_baseline": ("reinforce_pp_baseline", {"beta": 0.0}),
+    "remax": ("remax", {"beta": 0.0}),
+    "opo": ("opo", {}),
+    "sapo": ("sapo", {}),
+    "gmpo": ("gmpo", {}),
+    "maxrl": ("maxrl", {}),
+    "luspo": ("luspo", {"epsilon": 0.1, "epsilon_high": 0.1}),
+    "vespo": ("vespo", {}),
+    "dppo": ("dppo_tv", {}),
+    "gfpo": ("gfpo", {"num_generations": 4, "num_kept": 2}),
+}
+# jrl divides by a deviation of ddof 0 and ε 1e-6, the golden cases by TRL's of ddof 1 and ε 1e-4.
+OWN_ADVANTAGES = ("dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "opo", "maxrl")
+
+
+def garbage(name: str) -> Any:
+    return jnp.asarray(np.where(MASK, BATCH[name], np.nan), jnp.float32)
+
+
+def golden_rollouts() -> Rollouts:
+    mask = jnp.asarray(MASK)
+    scores = jnp.asarray(BATCH["scores"], jnp.float32)
+    inputs: Any = None  # no model reads them here
+    return Rollouts(
+        Sequences(inputs, jnp.zeros(12, jnp.int32), mask),
+        Scored(garbage("old_logprobs"), garbage("ref_logprobs")),
+        place_scores(scores, mask),
+        garbage("sampler_logprobs"),
+        jnp.asarray(GROUPS),
+        jnp.repeat(jnp.asarray(BATCH["greedy_scores"], jnp.float32), 4),
+    )
+
+
+def objective(recipe: Recipe, rollouts: Rollouts) -> tuple[float, np.ndarray]:
+    """Loss of an iteration's rollouts as one minibatch, and its gradient."""
+    kept = recipe.selected(rollouts)
+    mask = kept.sequences.mask
+    rewards, _ = recipe.scaled_rewards(kept, recipe.scaling.init())
+    coef = 0.0 if recipe.kl is None else recipe.kl.coef
+    targets = recipe.targets(rewards, kept.scored, mask, coef, kept.groups, kept.sampler_logprobs)
+
+    def loss(logprobs: jax.Array) -> jax.Array:
+        out = recipe.loss(Predictions(logprobs, None, None, lambda: logprobs[..., None]), targets)
+        return out.loss_sum / out.weight
+
+    value, gradient = jax.value_and_grad(loss)(garbage("logprobs"))
+    return float(value), np.asarray(gradient)
+
+
+def test_the_golden_table_has_every_algorithm() -> None:
+    assert GOLDEN.keys() == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_is_its_golden_case(name: str) -> None:
+    case, changes = GOLDEN[name]
+    recipe, rollouts = grpo_recipe(algorithm(name, **LENGTH, **changes)), golden_rollouts()
+    if name not in OWN_ADVANTAGES:
+        fixed = jnp.asarray(advantages_of(CASES[case]["advantages"]), jnp.float32)
+        recipe = replace(recipe, estimate=lambda *given: Credit(fixed, None))
+    value, gradient = objective(recipe, rollouts)
+    wanted = CASES[case]
+    assert value == pytest.approx(wanted["loss"], rel=1e-5)
+    largest = np.abs(wanted["grad"]).max()
+    np.testing.assert_allclose(gradient, wanted["grad"], rtol=1e-5, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize(
+    ("mode", "clip", "case"),
+    [
+        ("token_truncate", (0.0, 1.5), "dapo_token_truncate"),
+        ("token_mask", (0.0, 1.5), "dapo_token_mask"),
+        ("token_mask", (0.5, 2.0), "dapo_icepop"),
+        ("sequence_truncate", (0.0, 1.6), "dapo_sequence_truncate"),
+        ("sequence_mask", (0.0, 1.6), "dapo_sequence_mask"),
+    ],
+)
+def test_a_correction_is_its_golden_case(mode: str, clip: tuple[float, float], case: str) -> None:
+    config = algorithm(
+        "dapo",
+        drop_uniform_groups=False,
+        importance_sampling_mode=mode,
+        importance_sampling_clip_min=clip[0],
+        importance_sampling_clip_max=clip[1],
+    )
+    fixed = jnp.asarray(advantages_of("grpo_std1"), jnp.float32)
+    recipe = replace(grpo_recipe(config), estimate=lambda *given: Credit(fixed, None))
+    value, gradient = objective(recipe, golden_rollouts())
+    assert value == pytest.approx(CASES[case]["loss"], rel=1e-5)
+    np.testing.assert_allclose(gradient, CASES[case]["grad"], rtol=1e-5, atol=1e-6)
+
+
+def test_the_papers_mean_over_each_prompts_tokens_is_its_golden_case() -> None:
+    config = algorithm("dapo", drop_uniform_groups=False, reduction="group_token")
+    fixed = jnp.asarray(advantages_of("grpo_std1"), jnp.float32)
+    recipe = replace(grpo_recipe(config), estimate=lambda *given: Credit(fixed, None))
+    assert objective(recipe, golden_rollouts())[0] == pytest.approx(
+        CASES["dapo_group_mean"]["loss"], rel=1e-5
+    )
+
+
+class TestSelection:
+    def test_a_failed_reward_leaves_row_and_denominator(self) -> None:
+        """As if the row were not there: its group's mean is of the other three."""
+        rollouts, recipe = golden_rollouts(), grpo_recipe(GRPOConfig(**LENGTH))
+        failed = rollouts._replace(rewards=rollouts.rewards.at[9].set(jnp.nan))
+        without = rollouts._replace(
+            sequences=rollouts.sequences._replace(mask=rollouts.sequences.mask.at[9].set(False))
+        )
+        value, gradient = objective(recipe, failed)
+        wanted, wanted_gradient = objective(recipe, without)
+        assert value == wanted and np.isfinite(value)
+        np.testing.assert_array_equal(gradient, wanted_gradient)
+
+    def test_lore_4_17_dropped_groups_leave_the_denominators_and_are_counted(self) -> None:
+        """The second of three groups has equal scores: a mean over tokens is then over the other two."""
+        rollouts = golden_rollouts()
+        kept, all_of_them = (
+            grpo_recipe(algorithm("dapo", drop_uniform_groups=drop)) for drop in (True, False)
+        )
+        tokens, uniform = MASK.sum(), MASK[4:8].sum()
+        value, gradient = objective(kept, rollouts)
+        plain, plain_gradient = objective(all_of_them, rollouts)
+        assert value == pytest.approx(plain * tokens / (tokens - uniform), rel=1e-6)
+        np.testing.assert_allclose(gradient, plain_gradient * tokens / (tokens - uniform), rtol=1e-5)
+        selected = kept.selected(rollouts)
+        targets = kept.targets(
+            selected.rewards, selected.scored, selected.sequences.mask, 0.0, selected.groups
+        )
+        shown = finalize(kept.watch(rollouts, selected, targets))
+        assert shown["group/zero_std_fraction"] == pytest.approx(1 / 3)
+        assert shown["rollout/kept_fraction"] == pytest.approx(2 / 3)
+        assert shown["group/valid_mean"] == 4 and shown["reward/failed_fraction"] == 0
+
+    def test_a_missing_log_probability_of_the_sampler_leaves_the_row(self) -> None:
+        rollouts = golden_rollouts()
+        assert rollouts.sampler_logprobs is not None
+        broken = rollouts._replace(sampler_logprobs=rollouts.sampler_logprobs.at[3, 1].set(jnp.nan))
+        recipe = grpo_recipe(algorithm("dapo", importance_sampling_mode="token_truncate"))
+        found = recipe.selected(broken).sequences.mask
+        np.testing.assert_array_equal(np.flatnonzero(~np.asarray(found).any(axis=1)), [3, 4, 5, 6, 7])
+
+    def test_what_a_recipe_needs_must_be_there(self) -> None:
+        rollouts = golden_rollouts()
+        for config, missing in (
+            (GRPOConfig(), "groups"),
+            (algorithm("remax"), "greedy_scores"),
+            (algorithm("cispo", importance_sampling_mode="token_mask"), "sampler_logprobs"),
+            (algorithm("dapo", reduction="group_token"), "groups"),
+        ):
+            with pytest.raises(ValueError, match=f"`{missing}`"):
+                objective(grpo_recipe(config), rollouts._replace(**{missing: None}))
+
+
+class TestAnchor:
+    def test_the_samplers_log_probabilities_may_be_the_old_ones(self) -> None:
+        rollouts = golden_rollouts()
+        recipe = grpo_recipe(algorithm("dapo", anchored_by_sampler=True))
+        assert rollouts.sampler_logprobs is not None
+        swapped = rollouts._replace(scored=rollouts.scored._replace(logprobs=rollouts.sampler_logprobs))
+        assert objective(recipe, rollouts)[0] == objective(grpo_recipe(algorithm("dapo")), swapped)[0]
+
+    def test_where_sampler_and_policy_agree_every_correction_returns_the_bits_of_none(self) -> None:
+        rollouts = golden_rollouts()
+        same = rollouts._replace(sampler_logprobs=rollouts.scored.logprobs)
+        plain, gradient = objective(grpo_recipe(algorithm("dapo")), same)
+        for fields in (
+            *(
+                {"importance_sampling_mode": f"{level}_{form}"}
+                for level, form in (
+                    ("token", "truncate"),
+                    ("token", "mask"),
+                    ("sequence", "truncate"),
+                    ("sequence", "mask"),
+                    ("geometric", "mask"),
+                )
+            ),
+            {"anchored_by_sampler": True},
+        ):
+            found, found_gradient = objective(grpo_recipe(algorithm("dapo", **fields)), same)
+            assert found == plain
+            np.testing.assert_array_equal(found_gradient, gradient)
+
+    def test_lore_6_3_a_correction_beside_the_samplers_anchor_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"`method\.anchored_by_sampler` must be False beside"):
+            GRPOConfig(anchored_by_sampler=True, importance_sampling_mode="token_truncate")
+        recipe = grpo_recipe(GRPOConfig(importance_sampling_mode="token_truncate"))
+        with pytest.raises(ValueError, match="`anchored_by_sampler` of a recipe must be False"):
+            replace(recipe, anchored_by_sampler=True)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"estimator": "group_relativ"}, r"`method.estimator` must be one of .* Did you mean `group_relative`\?"),
+    ({"surrogate": "cliped"}, r"Did you mean `clipped`\?"),
+    ({"importance_sampling_mode": "token_trunc"}, r"Did you mean `token_truncate`\?"),
+    (
+        {"num_generations": 1},
+        "`method.num_generations` must be at least 2: `estimator: group_relative` compares",
+    ),
+    (
+        {"num_rollouts": 100},
+        "`method.num_generations` must be at least 1 and a divisor of `method.num_rollouts` = 100",
+    ),
+    ({"importance_sampling_level": "sequence", "reduction": "token"}, "`method.reduction` must be"),
+    ({"importance_sampling_level": "sequence_token", "reduction": "group_token"}, "`method.reduction`"),
+    ({"beta": 0.1, "kl_estimator": "k1"}, "the gradient of k1 is noise"),
+    ({"beta": 0.1, "kl_placement": "reward", "kl_estimator": "k3"}, '`method.kl_estimator` must be "k1" in'),
+    ({"beta": 0.1, "kl_placement": "reward", "kl_estimator": "k2"}, '`method.kl_estimator` must be "k1" in'),
+    ({"beta": 0.1, "use_bias_correction_kl": True}, "`method.use_bias_correction_kl` must be False unless"),
+    (
+        {"beta": 0.1, "kl_placement": "reward", "kl_estimator": "k1", "scale_rewards": "group"},
+        "`method.scale_rewards` must be not",
+    ),
+    ({"surrogate": "reinforce", "num_iterations": 2}, "`method.num_iterations` must be 1 beside"),
+    ({"surrogate": "plain"}, '`method.importance_sampling_level` must be "geometric" beside'),
+    ({"surrogate": "vespo"}, '`method.importance_sampling_level` must be "product" beside'),
+    (
+        {"surrogate": "dppo_kl", "importance_sampling_level": "sequence"},
+        '`method.importance_sampling_level` must be "token"',
+    ),
+    (
+        {"estimator": "returns_to_go", "importance_sampling_level": "sequence"},
+        '`method.importance_sampling_level` must be "token" or',
+    ),
+    ({"estimator": "returns_to_go", "off_policy_mask_threshold": 0.1}, "`method.off_policy_mask_threshold`"),
+    (
+        {
+            "importance_sampling_mode": "token_mask",
+            "gen_kwargs": {"max_new_tokens": 4, "top_p": 0.9},
+        },
+        '`method.importance_sampling_mode` must be "none" beside `top_p`',
+    ),
+    ({"delta": 1.2}, "`method.delta` must be above 1"),
+    ({"dual_clip": 1.0}, "`method.dual_clip` must be above 1"),
+    ({"num_kept": 1}, "`method.num_kept` must be in"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"), REFUSED, ids=lambda x: "-".join(x) if isinstance(x, dict) else ""
+)
+def test_switches_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GRPOConfig(**fields)
+
+
+def test_an_unknown_algorithm_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(ValueError, match=r"`name` must be one of .* got 'drgrpo'.* Did you mean `dr_grpo`\?"):
+        algorithm("drgrpo")
+
+
+PARAMS, FROZEN = tabular_params(seed=3)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Rollouts:
+    """Eight rows of two prompts, ragged; the groups are interleaved."""
+    rollouts = tabular_batch(PARAMS, FROZEN, jax.random.key(7), num_rows=8)
+    scores = jnp.array([1.0, 0.0, 0.5, 1.0, 0.0, 0.2, 0.9, 0.0])
+    return rollouts._replace(
+        rewards=place_scores(scores, rollouts.sequences.mask),
+        groups=jnp.array([5, 2, 5, 2, 5, 2, 5, 2]),
+        sampler_logprobs=rollouts.scored.logprobs + 0.1,
+        greedy_scores=jnp.full(8, 0.4),
+    )
+
+
+def train(config: GRPOConfig, batch: Rollouts, *, minibatch_size: int) -> tuple[Any, dict[str, float]]:
+    recipe, optimizer = grpo_recipe(config), sgd(lr=100.0)
+    update = make_online_update(
+        Reader(tabular_policy(), chunk_bytes=CHUNK_BYTES),
+        optimizer,
+        recipe,
+        batch_size=8,
+        minibatch_size=minibatch_size,
+    )
+    state = init_online_state(PARAMS, optimizer, recipe)
+    state, metrics = jax.jit(update)(state, FROZEN, batch, jax.random.key(0))
+    return state.train.params, finalize(metrics)
+
+
+def moved(params: Any) -> np.ndarray:
+    return np.asarray(params["table"]["kernel"] - PARAMS["table"]["kernel"])
+
+
+@pytest.mark.parametrize("name", ["gspo", "dr_grpo", "group_token"])
+def test_lore_5_2_the_step_is_the_same_for_every_number_of_microbatches(name: str, batch: Rollouts) -> None:
+    """Ragged rows, groups split over microbatches: 1, 2, 4 and 8 of them."""
+    fields = {"num_generations": 4, "num_rollouts": 8, **LENGTH}
+    config = (
+        algorithm("dapo", reduction="group_token", **fields)
+        if name == "group_token"
+        else algorithm(name, **fields)
+    )
+    whole, metrics = train(config, batch, minibatch_size=8)
+    assert metrics["grpo/ratio_max_dev_first_minibatch"] < 1e-6
+    assert np.abs(moved(whole)).max() > 1e-3
+    for size in (4, 2, 1):
+        cut, _ = train(config, batch, minibatch_size=size)
+        np.testing.assert_allclose(moved(cut), moved(whole), atol=1e-6 * np.abs(moved(whole)).max() + 1e-8)
+
+
+def test_where_all_groups_are_uniform_no_step_is_taken(batch: Rollouts) -> None:
+    uniform = batch._replace(rewards=jnp.where(batch.rewards != 0, 0.0, batch.rewards))
+    for drop in (True, False):
+        config = algorithm("dapo", num_generations=4, num_rollouts=8, drop_uniform_groups=drop)
+        params, metrics = train(config, uniform, minibatch_size=4)
+        np.testing.assert_array_equal(moved(params), np.zeros((8, 8)))
+        assert metrics["group/zero_std_fraction"] == 1 and metrics["optim/skipped_steps"] == 0
+
+
+def test_the_record_shows_what_a_correction_weighs(batch: Rollouts) -> None:
+    """A sampler that is 0.1 nats surer: every weight is e^−0.1."""
+    config = algorithm("cispo", num_generations=4, num_rollouts=8, importance_sampling_mode="token_truncate")
+    _, metrics = train(config, batch, minibatch_size=8)
+    assert metrics["sampler/weight_max"] == pytest.approx(np.exp(-0.1), rel=1e-5)
+    assert metrics["sampler/ess"] == pytest.approx(1.0) and metrics["sampler/dropped_fraction"] == 0
