@@ -77,9 +77,10 @@ def group_relative_advantages(
     valid, stats = _statistics(scores, groups, valid, ddof)
     centred = _centred(scores, valid, stats)
     if scale == "group":
-        centred = centred / (stats.std + epsilon)
+        centred = centred / (jnp.where(stats.is_mixed, stats.std, 1.0) + epsilon)
     elif scale == "batch":
-        centred = centred / (jnp.sqrt(masked_variance(scores, valid, ddof=ddof)) + epsilon)
+        std = jnp.sqrt(masked_variance(scores, valid, ddof=ddof))
+        centred = centred / (jnp.where(std > 0, std, 1.0) + epsilon)
     return jax.lax.stop_gradient(centred)
 
 

@@ -208,6 +208,13 @@ def test_functions_that_cancel_each_other_teach_exactly_nothing():
     np.testing.assert_array_equal(found, np.zeros(12))
 
 
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_without_epsilon_equal_scores_are_still_no_nan(scale):
+    every = jnp.ones(4, bool)
+    found = relative(jnp.full(4, 0.1), jnp.array([0, 0, 1, 1]), every, scale=scale, epsilon=0.0)
+    np.testing.assert_array_equal(found, np.zeros(4))
+
+
 def test_a_mean_that_is_not_positive_scales_nothing():
     scores = jnp.array([-1.0, 0.5, 0.0, 0.0])
     found = mean_scaled_advantages(scores, jnp.array([0, 0, 1, 1]), jnp.ones(4, bool))
