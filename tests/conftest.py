@@ -15,6 +15,9 @@ import jaxtyping
 
 # Programs here are tiny and many: compiling them fast matters more than how fast they run.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+# XLA's newer emitters of fused loops take as long as all else in a compilation. The default tier and `fast` do without
+# them; the others (examples, other libraries, meshes) run what users run, and hold it to the bit across programs.
+QUICK = "--xla_cpu_use_fusion_emitters=false"
 
 # Before anything of jrl is imported: a call whose array shapes contradict its annotations fails.
 jaxtyping.install_import_hook(["jrl.ops", "jrl.losses"], "beartype.beartype")
@@ -35,8 +38,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Parity at 1e-4 needs true float32 products; on a CPU they always are.
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".jax_cache"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Flags of the default tier and of `fast`, before anything is computed; what the environment says stays."""
+    flags = os.environ["XLA_FLAGS"]
+    if tiers.is_quick(config.option.markexpr) and "xla_cpu_use_fusion_emitters" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {QUICK}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.tiers import is_in_rooms, read_list
+from tests.tiers import is_in_rooms, is_quick, read_list
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,3 +34,26 @@ def test_marks(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> N
     """This run has been marked: nothing broad is left where the default expression holds."""
     if "not broad" in pytestconfig.option.markexpr:
         assert not [item.nodeid for item in request.session.items if item.get_closest_marker("broad")]
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("not parity and not slow and not mesh and not broad", True),
+        ("fast", True),
+        ("parity and not slow", False),
+        ("not parity and slow", False),
+        ("mesh", False),
+        ("broad", False),
+        ("", False),
+    ],
+)
+def test_only_the_default_tier_and_fast_are_quick(expression: str, expected: bool) -> None:
+    assert is_quick(expression) == expected
+
+
+def test_quick_tiers_compile_quickly(pytestconfig: pytest.Config) -> None:
+    flags = os.environ["XLA_FLAGS"]
+    assert "xla_backend_optimization_level=0" in flags
+    if is_quick(pytestconfig.option.markexpr):
+        assert "xla_cpu_use_fusion_emitters" in flags

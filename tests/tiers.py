@@ -7,6 +7,7 @@ class or a function; with `[...]` behind it, all cases of each function there bu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -40,6 +41,11 @@ def mark(items: Iterable[pytest.Item]) -> None:
             item.add_marker("broad")
         elif is_in_rooms(function) and not names & heavy:
             item.add_marker("fast")
+
+
+def is_quick(expression: str) -> bool:
+    """Whether `-m expression` asks for none of the tiers beside the default one and `fast`."""
+    return bool(expression) and not re.search(rf"(?<!not )\b({'|'.join((*OTHERS, 'broad'))})\b", expression)
 
 
 def is_in_rooms(test: str) -> bool:

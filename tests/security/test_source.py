@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,18 @@ IMPORTERS = {
 WORKERS = "data/sources/mapping.py"  # sends a function to processes that it spawned, through their own pipe
 
 
-TREES = {
-    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-NODES = [(file, node) for file, tree in TREES.items() for node in ast.walk(tree)]
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Every file of the package, parsed when the first test asks: collection alone does not pay for it."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files
+    }
+
+
+@functools.cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    return [(file, node) for file, tree in trees().items() for node in ast.walk(tree)]
 
 
 def dotted(node: ast.AST) -> str:
@@ -43,8 +51,10 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else "?"
 
 
-# (file, name as it is written, call)
-CALLS = [(file, dotted(node.func), node) for file, node in NODES if isinstance(node, ast.Call)]
+@functools.cache
+def calls() -> list[tuple[str, str, ast.Call]]:
+    """(file, name as it is written, call)."""
+    return [(file, dotted(node.func), node) for file, node in nodes() if isinstance(node, ast.Call)]
 
 
 def keyword(call: ast.Call, name: str) -> str | None:
@@ -52,29 +62,31 @@ def keyword(call: ast.Call, name: str) -> str | None:
 
 
 def test_the_walk_sees_the_package():
-    assert len(CALLS) > 5000
-    assert ("trainers/config/coercion.py", "yaml.load") in {(file, name) for file, name, _ in CALLS}
+    assert len(calls()) > 5000
+    assert ("trainers/config/coercion.py", "yaml.load") in {(file, name) for file, name, _ in calls()}
 
 
 def test_nothing_is_unpickled():
     imported = {
         (file, name.split(".")[0])
-        for file, node in NODES
+        for file, node in nodes()
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in (
             [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
         )
     }
     assert {(file, name) for file, name in imported if name in PICKLES} == {(WORKERS, "pickle")}
-    of_workers = [name for file, name, _ in CALLS if file == WORKERS and name.startswith("pickle.")]
+    of_workers = [name for file, name, _ in calls() if file == WORKERS and name.startswith("pickle.")]
     assert sorted(of_workers) == ["pickle.dumps", "pickle.loads"]
-    assert not [file for file, name, _ in CALLS if name in ("torch.load", "read_pickle", "pd.read_pickle")]
+    assert not [file for file, name, _ in calls() if name in ("torch.load", "read_pickle", "pd.read_pickle")]
 
 
 def test_what_workers_unpickle_was_sent_by_the_process_that_spawned_them():
     """The one `pickle.loads` stands in the initializer of the pool, whose argument is the `pickle.dumps` beside it."""
     functions = {
-        node.name: ast.unparse(node) for node in ast.walk(TREES[WORKERS]) if isinstance(node, ast.FunctionDef)
+        node.name: ast.unparse(node)
+        for node in ast.walk(trees()[WORKERS])
+        if isinstance(node, ast.FunctionDef)
     }
     readers = [name for name, text in functions.items() if "pickle.loads" in text]
     assert readers == ["_begin_worker"]
@@ -83,20 +95,26 @@ def test_what_workers_unpickle_was_sent_by_the_process_that_spawned_them():
 
 
 def test_numpy_is_told_not_to_unpickle():
-    found = [(file, keyword(call, "allow_pickle")) for file, name, call in CALLS if name.endswith("np.load")]
+    found = [
+        (file, keyword(call, "allow_pickle")) for file, name, call in calls() if name.endswith("np.load")
+    ]
     assert found and all(allowed == "False" for _, allowed in found), found
-    assert not [file for file, name, _ in CALLS if name.endswith(("np.fromregex", "numpy.load", "jnp.load"))]
+    assert not [
+        file for file, name, _ in calls() if name.endswith(("np.fromregex", "numpy.load", "jnp.load"))
+    ]
 
 
 def test_no_text_is_run():
-    assert not [(file, name) for file, name, _ in CALLS if name in RUNS]
+    assert not [(file, name) for file, name, _ in calls() if name in RUNS]
     shells = ("os.system", "os.popen", "os.exec", "os.spawn", "subprocess.", "pty.spawn")
-    assert not [(file, name) for file, name, _ in CALLS if name.startswith(shells)]
+    assert not [(file, name) for file, name, _ in calls() if name.startswith(shells)]
 
 
 def test_yaml_is_loaded_by_a_safe_loader():
     loaded = {
-        (file, ast.unparse(call)) for file, name, call in CALLS if name.startswith("yaml.") and "load" in name
+        (file, ast.unparse(call))
+        for file, name, call in calls()
+        if name.startswith("yaml.") and "load" in name
     }
     unsafe = {(file, text) for file, text in loaded if not text.startswith("yaml.safe_load(")}
     assert unsafe == {("trainers/config/coercion.py", "yaml.load(text, _Loader)")}
@@ -107,7 +125,7 @@ def test_yaml_is_loaded_by_a_safe_loader():
 
 @pytest.mark.parametrize("loader", ["AutoTokenizer.from_pretrained", "AutoConfig.from_pretrained"])
 def test_transformers_is_told_not_to_trust(loader):
-    found = [(file, keyword(call, "trust_remote_code")) for file, name, call in CALLS if name == loader]
+    found = [(file, keyword(call, "trust_remote_code")) for file, name, call in calls() if name == loader]
     assert found and all(trusted == "False" for _, trusted in found), found
 
 
@@ -116,21 +134,23 @@ def test_no_other_loader_of_transformers_or_datasets_is_used():
     known = {"AutoTokenizer.from_pretrained", "AutoConfig.from_pretrained", "CLIPTokenizer.from_pretrained"}
     own = ("AutoModelForCausalLM", "kind", "self.model_class", "load")
     found = {
-        name for _, name, _ in CALLS if name.endswith((".from_pretrained", "load_dataset", "load_from_disk"))
+        name
+        for _, name, _ in calls()
+        if name.endswith((".from_pretrained", "load_dataset", "load_from_disk"))
     }
     assert {name for name in found - known if not name.startswith(own)} == set()
-    partials = [ast.unparse(call) for _, name, call in CALLS if name == "functools.partial"]
+    partials = [ast.unparse(call) for _, name, call in calls() if name == "functools.partial"]
     assert "functools.partial(load_dataset, trust_remote_code=False)" in partials
 
 
 def test_only_these_files_import_by_name():
-    found = {file for file, name, _ in CALLS if name.endswith(("import_module", "spec_from_file_location"))}
+    found = {file for file, name, _ in calls() if name.endswith(("import_module", "spec_from_file_location"))}
     assert found == IMPORTERS
 
 
 def test_archives_are_not_unpacked():
     assert not [
         (file, name)
-        for file, name, _ in CALLS
+        for file, name, _ in calls()
         if name.endswith((".extractall", ".extract", "unpack_archive", "ZipFile", "tarfile.open"))
     ]

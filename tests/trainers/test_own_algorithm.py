@@ -63,8 +63,8 @@ def _registered():
     del _ENTRIES[ToyConfig], METHODS._classes["toyconfig"], METHODS._spelled["toyconfig"]
 
 
-def toy_config(checkpoint: str, folder: Path, **train: object) -> jrl.TRLConfig:
-    method = {"num_rollouts": 8, "chunk_size": 4, "gen_kwargs": {"max_new_tokens": 6}}
+def toy_config(checkpoint: str, folder: Path, baseline: float = 0.1, **train: object) -> jrl.TRLConfig:
+    method = {"num_rollouts": 8, "chunk_size": 4, "gen_kwargs": {"max_new_tokens": 6}, "baseline": baseline}
     config = tiny_run(TOY.default().evolve(method=method), checkpoint, folder)
     sizes = {
         "batch_size": 8,
@@ -89,17 +89,6 @@ def test_it_learns_without_critic_and_reference(trained):
     assert len(records) == 4 and not [name for name in records[0] if name.startswith(("kl/", "ppo/"))]
     assert all(record["toy/ratio_max_dev_first_minibatch"] < 1e-5 for record in records)
     assert trained.update._cache_size() == 1
-
-
-def test_a_resumed_run_is_the_run_that_never_stopped(trained, checkpoint, tmp_path):
-    first = toy_config(checkpoint, tmp_path / "run", total_steps=2)
-    jrl.train(reward_fn=count_vowels, prompts=PROMPTS, config=first)
-    resumed = jrl.train(
-        reward_fn=count_vowels,
-        prompts=PROMPTS,
-        config=toy_config(checkpoint, tmp_path / "run", resume_from_checkpoint=str(tmp_path / "run")),
-    )
-    jax.tree.map(np.testing.assert_array_equal, resumed.params, trained.params)
 
 
 def test_a_file_names_it(trained, checkpoint, tmp_path):
@@ -129,21 +118,34 @@ def test_cards_citations_and_the_console_know_it(trained, tmp_path):
     assert headline_names()["toy/entropy"] == "entropy"
 
 
-def test_it_is_a_command(checkpoint, tmp_path, capsys):
-    prompts = tmp_path / "prompts.txt"
+@pytest.fixture(scope="module")
+def commanded(checkpoint, tmp_path_factory):
+    """The run folder of a command that makes the first two steps of `trained`, with the baseline said in a flag."""
+    folder = tmp_path_factory.mktemp("command")
+    prompts = folder / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS))
-    recipe = tmp_path / "toy.yaml"
-    recipe.write_text(yaml.safe_dump(toy_config(checkpoint, tmp_path / "run", total_steps=1).to_dict()))
+    recipe = folder / "toy.yaml"
+    recipe.write_text(yaml.safe_dump(toy_config(checkpoint, folder / "run", 0.3, total_steps=2).to_dict()))
     reward = "tests.trainers.runs:count_vowels"
     words = ["toy", "--config", str(recipe), "--reward", reward, "--prompts", str(prompts)]
     assert main([*words, "--method.baseline", "0.1"]) == 0
-    saved = yaml.safe_load((tmp_path / "run" / "checkpoint_1" / "config.yaml").read_text())
+    return folder / "run"
+
+
+def test_it_is_a_command(commanded, capsys):
+    saved = yaml.safe_load((commanded / "checkpoint_2" / "config.yaml").read_text())
     assert saved["method"]["baseline"] == 0.1
-    records = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    records = (commanded / "metrics.jsonl").read_text().splitlines()
     assert any("toy/policy_loss" in json.loads(line) for line in records)
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "a toy against a reward function" in capsys.readouterr().out
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped(trained, commanded, checkpoint):
+    config = toy_config(checkpoint, commanded, resume_from_checkpoint=str(commanded))
+    resumed = jrl.train(reward_fn=count_vowels, prompts=PROMPTS, config=config)
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, trained.params)
 
 
 def test_what_is_no_algorithm_is_refused():
