@@ -25,7 +25,7 @@ ScoreAdvantages = Callable[
 
 
 def group_credit(advantages: ScoreAdvantages, *, whitened: bool = False) -> Estimate:
-    """One advantage a completion, from its score and those of its prompt's other completions.
+    """Builds an estimator: an advantage for each completion, from its score and those of its prompt's others.
 
     The score is the sum of the row's rewards, a KL penalty in them included.
 
@@ -91,7 +91,7 @@ class Selection(NamedTuple):
     needs_sampler: bool = False
 
     def __call__(self, rollouts: Rollouts) -> Rollouts:
-        """The same rollouts, with fewer actions.
+        """Masks the actions of the rows that are not selected, and their rewards.
 
         Args:
           rollouts: All of the iteration.
@@ -128,7 +128,7 @@ def row_scores(rollouts: Rollouts) -> Float[Array, "N"]:
 
 
 def group_metrics(rollouts: Rollouts, kept: Rollouts) -> Metrics:
-    """How much the groups of an iteration have to teach; {} where rollouts have no groups.
+    """Metrics of the selection, and of the groups where rollouts have any.
 
     Args:
       rollouts: All of the iteration.
@@ -154,7 +154,7 @@ def group_metrics(rollouts: Rollouts, kept: Rollouts) -> Metrics:
 
 
 def sampler_metrics(targets: Targets) -> Metrics:
-    """What the correction for another sampler does; {} where there is none.
+    """Metrics of the correction for another sampler; {} where there is none.
 
     Args:
       targets: Of the iteration, with their weights.

@@ -165,7 +165,7 @@ class Recipe:
         return rollouts if self.select is None else self.select(rollouts)
 
     def watch(self, rollouts: Rollouts, kept: Rollouts, targets: Targets) -> Metrics:
-        """What the selection left, and what the correction weighs, for the record of an iteration.
+        """Metrics of the selection and of the sampler correction, for the record of an iteration.
 
         Args:
           rollouts: All of the iteration.
