@@ -2,12 +2,13 @@
 """What the package imports, its declared dependencies bring; matplotlib is missed by a plot alone."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,15 @@ EXTRAS = PROJECT["optional-dependencies"]
 # Read where a script that brings them is at hand, and declared nowhere.
 BROUGHT = {"accelerate", "bitsandbytes", "peft", "torch"}
 
+# Those whose module has another name.
+DISTRIBUTIONS = {"PIL": "pillow", "orbax": "orbax-checkpoint", "yaml": "pyyaml"}
+
 
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def brought(lines: list[str]) -> set[str]:
+def required_by(lines: list[str]) -> set[str]:
     """Distributions that requirements bring, with all that those require in their turn."""
     found: set[tuple[str, str]] = set()
 
@@ -51,56 +55,53 @@ def brought(lines: list[str]) -> set[str]:
     return {name for name, _ in found}
 
 
-def statements(path: Path) -> Iterator[tuple[str, bool]]:
+def imported(node: ast.AST, *, at_import: bool = True) -> Iterator[tuple[str, bool]]:
     """(top-level module, whether importing the file imports it) of every import that is not for types alone."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    later = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
-        for inner in ast.walk(node)
-    }
-    typing = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing or not isinstance(node, ast.Import | ast.ImportFrom):
-            continue
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import | ast.ImportFrom):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-        for name in names:
-            top = name.split(".")[0]
-            if top != "jrl" and top not in sys.stdlib_module_names:
-                yield top, id(node) not in later
+        for top in {name.split(".")[0] for name in names} - {"jrl"} - sys.stdlib_module_names:
+            yield top, at_import
+    now = at_import and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
+    for child in ast.iter_child_nodes(node) if not isinstance(node, ast.expr) else ():
+        yield from imported(child, at_import=now)
+
+
+@functools.cache
+def imports() -> set[tuple[str, str, bool]]:
+    """(file, top-level module, whether importing the file imports it) of the whole package."""
+    return {
+        (path.relative_to(ROOT).as_posix(), *found)
+        for path in (ROOT / "jrl").rglob("*.py")
+        for found in imported(ast.parse(path.read_text(encoding="utf-8")))
+    }
 
 
 def missing(*, at_import: bool, declared: set[str]) -> set[tuple[str, str]]:
     """(file, module) of imports that none of the distributions brings."""
-    owners = packages_distributions()
+    assert len(imports()) > 500
     return {
-        (path.relative_to(ROOT).as_posix(), top)
-        for path in sorted((ROOT / "jrl").rglob("*.py"))
-        for top, now in statements(path)
-        if now == at_import and not {normal(name) for name in owners.get(top, [top])} & declared
+        (file, top)
+        for file, top, now in imports()
+        if now == at_import and normal(DISTRIBUTIONS.get(top, top)) not in declared
     }
 
 
 def test_what_an_import_needs_is_declared():
-    assert missing(at_import=True, declared=brought(PROJECT["dependencies"])) == set()
+    assert missing(at_import=True, declared=required_by(PROJECT["dependencies"])) == set()
 
 
 def test_what_a_function_imports_is_declared_or_an_extra():
     everything = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
-    assert missing(at_import=False, declared=brought(everything) | BROUGHT) == set()
+    assert missing(at_import=False, declared=required_by(everything) | BROUGHT) == set()
 
 
 def test_chat_templates_need_no_extra():
-    assert "jinja2" in brought(PROJECT["dependencies"])
-    assert "matplotlib" not in brought(PROJECT["dependencies"])
+    assert "jinja2" in required_by(PROJECT["dependencies"])
+    assert "matplotlib" not in required_by(PROJECT["dependencies"])
     for extra in ("examples", "sweep", "test"):
-        assert "matplotlib" in brought(EXTRAS[extra]), extra
+        assert "matplotlib" in required_by(EXTRAS[extra]), extra
 
 
 WITHOUT_MATPLOTLIB = """
