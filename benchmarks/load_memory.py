@@ -5,7 +5,7 @@
 
 Writes a random llama-shaped checkpoint, then loads it in a child process on virtual devices (`fsdp`), and prints one
 JSON line, sizes in MiB. The peak is the child's VmHWM, its largest resident size ever, minus its resident size right
-after `import jrl`; files are read, so that none of it is page cache.
+after `import jrl`; files are mapped 16 MiB at a time, so that little of it is page cache.
 """
 
 from __future__ import annotations
