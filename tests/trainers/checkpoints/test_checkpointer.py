@@ -326,3 +326,10 @@ class TestFailure:
             checkpoints.close()
         assert names(saved) == ["checkpoint_1", "checkpoint_2"]
         Checkpointer(saved, keep=2, resume_from=saved).close()  # the lock was given back
+
+
+def test_a_checkpoint_from_before_there_were_groups_is_one_of_single_samples() -> None:
+    saved = {"train": {"seed": 1}, "method": {"num_rollouts": 8}}
+    check_config(saved, {"train": {"seed": 1}, "method": {"num_rollouts": 8, "num_generations": 1}})
+    with pytest.raises(CheckpointError, match=r"`method.num_generations` was 1, is 2"):
+        check_config(saved, {"train": {"seed": 1}, "method": {"num_rollouts": 8, "num_generations": 2}})
