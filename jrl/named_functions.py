@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from jax.sharding import Mesh
@@ -25,14 +26,7 @@ def load_function(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise ValueError(f"expected `module:function`, as in `my_rewards:politeness`, got {name!r}.")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise
-        raise ValueError(f"there is no module {module_name!r} (asked for as {name!r}).") from error
+    module = load_module(module_name, asked_for_as=name)
     function = vars(module).get(function_name)
     if not callable(function):
         found = sorted(
@@ -40,6 +34,25 @@ def load_function(name: str) -> Callable[..., Any]:
         )
         raise ValueError(f"{module_name!r} has no function {function_name!r}; it has {found}.")
     return function
+
+
+def load_module(module_name: str, *, asked_for_as: str) -> ModuleType:
+    """Imports a module; those of the working directory are found, too.
+
+    Args:
+      module_name: Dotted.
+      asked_for_as: What the user wrote, for the error.
+    Raises:
+      ValueError: If there is no such module.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise
+        raise ValueError(f"there is no module {module_name!r} (asked for as {asked_for_as!r}).") from error
 
 
 def names_function(name: str) -> bool:

@@ -23,7 +23,7 @@ from jrl.cli.plan import plan
 from jrl.cli.sweep import sweep
 from jrl.cli.train import train
 from jrl.distributed import PeerError, end_now
-from jrl.named_functions import load_function, load_reward
+from jrl.named_functions import load_function, load_module, load_reward
 from jrl.rollout.rewards import RewardError
 from jrl.sweep import SweepError
 from jrl.trainers.checkpoints.checkpointer import CheckpointError
@@ -54,11 +54,27 @@ def main(argv: Sequence[str] | None = None) -> int:
       whose last checkpoint could not be written.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        words = _import_modules(words)
+    except ValueError as error:
+        return _fail("--import", str(error), 2)
     name = words[0] if words else ""
     try:
         return _run(name, words)
     except KeyboardInterrupt:
         return _fail(name, "interrupted.", 130)
+
+
+def _import_modules(words: list[str]) -> list[str]:
+    """Imports what `--import MODULE` names, for algorithms that it registers; the words behind."""
+    while words[:1] == ["--import"]:
+        if len(words) < 2:
+            raise ValueError(
+                "expected the name of a module, as in `jrl --import my_algorithm ...`, got nothing."
+            )
+        load_module(words[1], asked_for_as=f"--import {words[1]}")
+        words = words[2:]
+    return words
 
 
 def _run(name: str, words: Sequence[str]) -> int:

@@ -31,6 +31,13 @@ def parser() -> argparse.ArgumentParser:
         epilog="Every field of the configuration is a flag: --train.seed 3 --method.cliprange=0.1; flat: --beta 0.1",
     )
     top.add_argument("--version", action="version", version=f"jrl {__version__}")
+    top.add_argument(
+        "--import",
+        metavar="MODULE",
+        action="append",
+        dest="imported",
+        help="first of all: import a module, which registers an algorithm of your own",
+    )
     commands = top.add_subparsers(dest="command", required=True)
     for entry in entries().values():
         _add_training(commands, entry)

@@ -56,6 +56,27 @@ def is_checkpoint(value: Any) -> bool:
     return isinstance(value, str | os.PathLike | ModelObject) or is_model_object(value)
 
 
+def read_config(value: Any) -> Any:
+    """A transformers config: itself, or made of the mapping that a saved configuration holds in its place.
+
+    Raises:
+      ValueError: If the mapping names no `model_type`.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    if not isinstance(value.get("model_type"), str):
+        raise ValueError(
+            "`model.model_path` must be a checkpoint, a transformers config, or the mapping of one with its "
+            f"`model_type`, got the keys {sorted(value)}."
+        )
+    from transformers import AutoConfig  # only here: importing jrl does not import transformers
+
+    others = {
+        name: field for name, field in value.items() if name not in ("model_type", "transformers_version")
+    }
+    return AutoConfig.for_model(value["model_type"], **others)
+
+
 def find_checkpoint(
     source: Any, *, files: Sequence[str] = DOWNLOADED, argument: str = "`model_path`"
 ) -> Place:

@@ -27,6 +27,7 @@ from jrl.models.adapters.bind import Adapter
 from jrl.models.heads import HEADS, HeadsPlace
 from jrl.placement import introduce
 from jrl.trainers.cards.card import model_card
+from jrl.trainers.cards.citations import citations
 from jrl.trainers.checkpoints.checkpointer import tree_sha256
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import ModelBundle, mesh_of
@@ -75,6 +76,7 @@ class Trainer(abc.ABC):
         self.hooks = current_hooks()
         self.config = copy.deepcopy(config)
         self.config.validate()
+        citations(self.config.method)  # a paper that is none must not end the run when its card is written
         check_tracker(self.config.train.tracker)
         self.run_dir = Path(self.config.train.checkpoint_dir)
         self.mesh = mesh_of(self.config)

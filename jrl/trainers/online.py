@@ -157,6 +157,12 @@ class OnlineTrainer(SamplingTrainer):
             self.config.train.batch_size, self.method.num_rollouts, what, ragged=True
         )
 
+    def description(self) -> dict[str, Any]:
+        """Description of the run, under the algorithm's own title where this class runs it."""
+        entry = entry_of(self.method)
+        titled = {"algorithm": entry.title} if type(self) is OnlineTrainer and entry is not None else {}
+        return super().description() | titled
+
     def rollout_settings(self) -> GenerationSettings:
         """`gen_experience_kwargs` where given, else `gen_kwargs` at the first value of a sweep."""
         if self.method.gen_experience_kwargs is None:

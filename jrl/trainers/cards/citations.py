@@ -27,9 +27,17 @@ def citations(method: MethodConfig) -> list[str]:
 
     Args:
       method: The algorithm's section of a configuration.
+    Raises:
+      TypeError: If the entry's `papers` are a single text.
+      ValueError: If one is neither a key nor BibTeX.
     """
     entry = entry_of(method)
-    return [] if entry is None else [bibtex(paper) for paper in dict.fromkeys(entry.papers(method))]
+    if entry is None:
+        return []
+    papers = entry.papers(method)
+    if isinstance(papers, str):
+        raise TypeError(f"`papers` of the method {entry.name!r} must give a list of texts, got {papers!r}.")
+    return [bibtex(paper) for paper in dict.fromkeys(papers)]
 
 
 def bibtex(paper: str) -> str:

@@ -96,7 +96,9 @@ def check_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     if "tokenizer.truncation_side" in old:
         old.setdefault("tokenizer.add_special_tokens", old.get("train.trainer") not in sampled)
     if "method.num_generations" in new:
-        old.setdefault("method.num_generations", 1)  # before this field, every rollout had a prompt of its own
+        old.setdefault(
+            "method.num_generations", 1
+        )  # before this field, every rollout had a prompt of its own
     changed = [
         f"`{name}` was {_shown(old.get(name))}, is {_shown(new.get(name))}"
         for name in sorted(old.keys() | new.keys())

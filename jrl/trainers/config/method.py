@@ -7,6 +7,7 @@ none of them names an algorithm. The entries of jrl's own algorithms are in `jrl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -51,8 +52,8 @@ class Method:
     """An algorithm's entry.
 
     Attributes:
-      name: In one word: the command `jrl <name>`, and the metrics' prefix.
-      config: Class of its section of a configuration.
+      name: Of the command `jrl <name>`: lower-case letters, digits and underscores.
+      config: Class of its section of a configuration, which a YAML file finds by the class's name.
       default: Makes its default configuration.
       title: What it is called, for people.
       summary: One line for `jrl --help`.
@@ -86,23 +87,62 @@ class Method:
 _ENTRIES: dict[type[MethodConfig], Method] = {}
 
 
-def register(method: Method) -> Method:
-    """Makes an algorithm known: by its name in configurations, to `jrl plan`, to model cards and to the command line.
+COMMANDS = ("bench", "env", "generate", "plan", "sweep")
+"""Commands of `jrl` that are no algorithm's."""
 
+
+def register(method: Method) -> Method:
+    """Makes an algorithm known to configurations, `jrl plan`, model cards and the command line of this process.
+
+    Args:
+      method: The entry; one whose class is defined anew, as in a notebook's cell, replaces the old one.
     Raises:
-      ValueError: If another configuration class holds the name.
-      TypeError: If `config` is no `MethodConfig`, or a recipe's is no `OnlineConfig`.
+      ValueError: If a name is another algorithm's or no name for a command, or the section's `name` is not its class's.
+      TypeError: If a part is of another kind: a function that is none, or a section that is no dataclass of its own.
     """
-    if method.recipe is not None and not issubclass(method.config, OnlineConfig):
-        raise TypeError(
-            f"`config` of the method {method.name!r} must be a subclass of jrl.OnlineConfig, for it has a recipe; got "
-            f"{method.config.__name__}."
-        )
+    _check_parts(method)
+    held = entries().get(method.name)
     METHODS.add(method.config.__name__, method.config)
-    for known in [known for known, entry in _ENTRIES.items() if entry.name == method.name]:
-        del _ENTRIES[known]
+    default = method.config.__dataclass_fields__["name"].default
+    if not isinstance(default, str) or METHODS.find(default) is not method.config:
+        raise ValueError(
+            f"The first field of {method.config.__name__} must be `name: str = {method.config.__name__!r}`, by which a "
+            f"YAML file finds the class; got {default!r}."
+        )
+    if held is not None:
+        if held.config.__qualname__ != method.config.__qualname__:
+            raise ValueError(
+                f"`name` of the method must be its own: {method.name!r} is that of {held.config.__name__}."
+            )
+        del _ENTRIES[held.config]
     _ENTRIES[method.config] = method
     return method
+
+
+def _check_parts(method: Method) -> None:
+    """Refuses an entry that would fail in the middle of a run."""
+    what = f"of the method {method.name!r}"
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", method.name) or method.name in COMMANDS:
+        raise ValueError(
+            f"`name` {what} must be lower-case letters, digits and underscores, and none of the commands {COMMANDS}."
+        )
+    base = MethodConfig if method.recipe is None else OnlineConfig
+    if not (isinstance(method.config, type) and issubclass(method.config, base)):
+        more = "" if method.recipe is None else ", for it has a recipe"
+        raise TypeError(
+            f"`config` {what} must be a subclass of jrl.{base.__name__}{more}; got {method.config!r}."
+        )
+    if "__dataclass_fields__" not in vars(method.config):
+        raise TypeError(f"`config` {what} must be decorated with `@dataclass(kw_only=True)`.")
+    parts = {
+        "default": method.default,
+        "papers": method.papers,
+        "recipe": method.recipe,
+        "footprint": method.footprint,
+    }
+    for name, part in parts.items():
+        if not callable(part) and (part is not None or name in ("default", "papers")):
+            raise TypeError(f"`{name}` {what} must be a function, got {part!r}.")
 
 
 def entries() -> Mapping[str, Method]:

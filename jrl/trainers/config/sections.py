@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from jrl.models.adapters.config import plain_peft_config, read_adapter_config
 from jrl.models.fused_attention import AttnImplementation
+from jrl.models.hub import read_config
 
 
 class Section:
@@ -64,6 +65,7 @@ class ModelConfig(Section):
 
     def validate(self) -> None:
         """Refuses values outside their range."""
+        self.model_path = read_config(self.model_path)
         _require(
             self.num_layers_unfrozen >= -1,
             "model.num_layers_unfrozen",

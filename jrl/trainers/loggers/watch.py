@@ -163,7 +163,8 @@ RULES: tuple[Rule, ...] = (
         ),
         2,
         "the policy has collapsed to repeating one token: the reward likes it, or an update was far too large",
-        "read the samples; mend the reward, raise method.init_kl_coef, lower the learning rate",
+        "read the samples; mend the reward, "
+        "raise the weight of the KL penalty (method.init_kl_coef), lower the learning rate",
     ),
     Rule(
         "same_completions",
@@ -174,14 +175,17 @@ RULES: tuple[Rule, ...] = (
         ),
         2,
         "the policy gives the same few completions to different prompts: collapse, or a reward that one text satisfies",
-        "read the samples; let the reward depend on the prompt, raise method.init_kl_coef, lower the learning rate",
+        "read the samples; let the reward depend on the prompt, "
+        "raise the weight of the KL penalty (method.init_kl_coef), lower the learning rate",
     ),
     Rule(
         "entropy_collapse",
         (Test("ppo/entropy", below=0.05), Test("ppo/entropy", below=0.1, of="ratio")),
         4,
         "the policy has become deterministic, so it explores nothing any more",
-        "lower the learning rate, raise method.init_kl_coef or method.entropy_coef, or stop if the task is solved",
+        "lower the learning rate, "
+        "raise the weight of the KL penalty or of the entropy (method.init_kl_coef, method.entropy_coef), "
+        "or stop if the task is solved",
     ),
     Rule(
         "entropy_collapse",
@@ -195,14 +199,18 @@ RULES: tuple[Rule, ...] = (
         (Test("kl/per_sequence", above=40), Test("kl/per_token", above=0.1)),
         2,
         "the policy is far from the reference, usually because it exploits the reward",
-        "read the samples; raise method.init_kl_coef or set method.target, lower the learning rate",
+        "read the samples; "
+        "raise the weight of the KL penalty (method.init_kl_coef, or method.target to steer it), "
+        "lower the learning rate",
     ),
     Rule(
         "large_kl",
         (Test("kl/per_token", above=3), Test("kl/per_sequence", above=20)),
         2,
         "the policy is far from the reference, usually because it exploits the reward",
-        "read the samples; raise method.init_kl_coef or set method.target, lower the learning rate",
+        "read the samples; "
+        "raise the weight of the KL penalty (method.init_kl_coef, or method.target to steer it), "
+        "lower the learning rate",
     ),
     Rule(
         "kl_coef_runs_away",
