@@ -296,6 +296,55 @@ def test_nobody_sets_the_attributes_of_another_object(room: str) -> None:
     assert set_from_outside("def f(trainer):\n    trainer.history, x = [], 1") == ["trainer.history, line 2"]
 
 
+# Where positions and their targets are taken apart outside `jrl.ops.alignment`, and why.
+SHIFTS = {
+    "jrl.losses.ilql": "the value of the next state, one step to the right on a window that is aligned already",
+    "jrl.models.positions": "a segment begins where a column's id differs from its left neighbour's",
+    "jrl.trl.ddpo": "the two ends of a step of denoising: latents, no tokens",
+    "jrl.trl.dpo": "TRL's surface: whole rows of logits and labels, as its users' subclasses pass them",
+    "jrl.trl.handles": "transformers' surface: the loss of a model that is called with whole rows of labels",
+    "jrl.trl.own_losses": "TRL's surface: a user's loss is given whole rows of logits and labels",
+    "jrl.trl.ppo_data": "flags of whole rows, as TRL passes queries and responses, given to the states before them",
+    "jrl.trl.sft": "TRL's surface: whole rows of labels, of which the first has no prediction",
+    "jrl.trlx.maths": "trlX's batches: `dones` has one state more than actions",
+    "jrl.trlx.trainer.accelerate_ilql_trainer": "trlX's batches: `dones` has one state more than actions",
+    "jrl.trlx.trainer.accelerate_ppo_trainer": "drops the start token that an encoder-decoder's decoder writes first",
+    "jrl.trlx.trainer.accelerate_sft_trainer": "trlX's surface: whole rows of labels, as its users pass them",
+}
+
+
+def shifts(text: str) -> list[str]:
+    """Slices that drop the first or the last of an axis of rows, and the first flag of a row's `learned`."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Subscript):
+            continue
+        if isinstance(node.slice, ast.Tuple):
+            *_, last = [ast.unparse(part) for part in node.slice.elts]
+            shifted = last in ("1:", ":-1") and ast.unparse(node.slice.elts[0]) in (":", "...")
+        else:
+            name = ast.unparse(node.value).rpartition(".")[2]
+            shifted = name == "learned" and ast.unparse(node.slice) in ("1:", ":-1")
+        if shifted:
+            found.append(f"{ast.unparse(node)}, line {node.lineno}")
+    return found
+
+
+def test_only_alignment_shifts_tokens() -> None:
+    """docs/0001-shift-once.md: what is left elsewhere is named with its reason, and nothing else is."""
+    found = {name: shifts(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    assert found.pop("jrl.ops.alignment")
+    assert {name: places for name, places in found.items() if places and name not in SHIFTS} == {}
+    assert [name for name in SHIFTS if not found[name]] == []
+
+
+@pytest.mark.parametrize(
+    "code", ["logits[:, :-1]", "x.labels[:, 1:]", "row.learned[1:]", "mask[..., 1:]", "a[:, :, 1:]"]
+)
+def test_a_shift_is_seen(code: str) -> None:
+    assert shifts(code) == [f"{code}, line 1"]
+
+
 def test_the_package_itself_needs_no_torch() -> None:
     for module, path in MODULES.items():
         assert not {name.split(".")[0] for name in imports(path, module)} & {

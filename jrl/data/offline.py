@@ -17,6 +17,7 @@ from jrl.data.demonstrations.pairs import PairSet
 from jrl.data.demonstrations.rows import DialogueRow, RowSet
 from jrl.data.ordering import batch_rows
 from jrl.data.sources.fingerprint import fingerprint
+from jrl.ops.alignment import learned_targets
 from jrl.typing import ILQLBatch
 
 
@@ -147,7 +148,7 @@ def earned_at_end(
     rows: Sequence[DialogueRow], returns: Float[np.ndarray, "N"]
 ) -> list[Float[np.ndarray, "T"]]:
     """Rewards of the actions of each row: 0, but for the last one, which gets the row's return."""
-    found = [np.zeros(sum(row.learned[1:]), np.float32) for row in rows]
+    found = [np.zeros(int(learned_targets(row.learned).sum()), np.float32) for row in rows]
     for earned, value in zip(found, returns, strict=True):
         earned[-1] = value
     return found
@@ -169,7 +170,7 @@ def index_arrays(
       >>> actions.tolist(), states.tolist(), dones.tolist()
       ([0, 1, 3, 4], [0, 1, 3, 4, 5], [1, 1, 1, 1, 0])
     """
-    actions = np.flatnonzero(row.learned[1:]).astype(np.int32)
+    actions = np.flatnonzero(learned_targets(row.learned)).astype(np.int32)
     states = np.append(actions, np.int32(len(row.tokens) - 1))
     dones = np.append(np.ones_like(actions), np.int32(0))
     return actions, states, dones

@@ -15,7 +15,10 @@ Reference: none; bookkeeping of columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.typing import Completions, ModelInputs, Sequences
@@ -93,6 +96,22 @@ def window_targets(tokens: Int[Array, "B L"], starts: Int[Array, "B"], *, width:
     """
     columns = window_columns(starts + 1, width=width, length=tokens.shape[1])
     return jnp.take_along_axis(tokens, columns, axis=1)
+
+
+def learned_targets(learned: Sequence[bool] | Bool[np.ndarray, "*B L"]) -> Bool[np.ndarray, "*B T"]:
+    """Flags of the tokens that are learned, at the positions that predict them: T = L − 1, on the host.
+
+    The first token of a row is predicted by no position, so its flag is dropped.
+
+    Args:
+      learned: Flag of each token of a row, or of rows; True where the token is a target.
+    Returns:
+      Flags of a window that starts at column 0: index t speaks of the token in column t + 1.
+    Example:
+      >>> learned_targets([True, False, True, True]).tolist()
+      [False, True, True]
+    """
+    return np.asarray(learned, bool)[..., 1:]
 
 
 def length_mask(lengths: Int[Array, "B"], *, width: int) -> Bool[Array, "B T"]:

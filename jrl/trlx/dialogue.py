@@ -13,6 +13,7 @@ from jrl.data.demonstrations import DialogueRow
 from jrl.data.demonstrations import tokenize_dialogue as tokenize_messages
 from jrl.data.offline import RewardedSet, check_rewards, earned_at_end, index_arrays, standardized
 from jrl.data.tokenizer import cut, tokenize
+from jrl.ops.alignment import learned_targets
 from jrl.trlx.stores import DialogMessage, ILQLRolloutStorage, ILQLSeq2SeqRolloutStorage
 
 
@@ -110,7 +111,7 @@ def make_experience(
         return ilql_store(found.rows, found.earned)
     rows = [row_of(messages) for messages in samples]
     for index, row in enumerate(rows):
-        if not any(row.learned[1:]):
+        if not learned_targets(row.learned).any():
             raise ValueError(f"`samples`: sample {index} has no output tokens after its first one.")
     returns = standardized(check_rewards(rewards, num_samples=len(rows)))
     return ilql_store(rows, earned_at_end(rows, returns))

@@ -8,6 +8,7 @@ import pytest
 
 from jrl.ops.alignment import (
     join,
+    learned_targets,
     length_mask,
     states_at,
     targets_at,
@@ -38,6 +39,16 @@ class TestWindow:
         assert window_targets(tokens, starts, width=3).tolist() == [[4, 5, EOS]]
         hidden = tokens[:, :, None].astype(jnp.float32)
         assert window_states(hidden, starts, width=3)[:, :, 0].tolist() == [[3.0, 4.0, 5.0]]
+
+    def test_targets_of_whole_rows_begin_at_the_second_token(self):
+        # prompt of 2, two learned tokens: the states in columns 1 and 2 predict them; the first flag is dropped.
+        flags = [False, False, True, True]
+        assert learned_targets(flags).tolist() == [False, True, True]
+        assert learned_targets(np.array([flags, [True, False, False, True]])).tolist() == [
+            [False, True, True],
+            [False, False, True],
+        ]
+        assert not learned_targets([True]).any() and not learned_targets([]).any()
 
     def test_overhang_is_clipped_to_the_row(self):
         assert window_columns(jnp.array([2]), width=4, length=4).tolist() == [[2, 3, 3, 3]]

@@ -19,6 +19,7 @@ from jrl.data.demonstrations.rows import DialogueRow, RowSet, learned_rows, rows
 from jrl.data.seam import tokenize_split
 from jrl.data.sources.mapping import map_records, tokenizer_key
 from jrl.data.tokenizer import check_ids, count_ids, cut, prompt_prefix
+from jrl.ops.alignment import learned_targets
 from jrl.typing import Sequences as Batch
 
 
@@ -119,7 +120,7 @@ class DemonstrationFormat:
         except ValueError as error:
             raise ValueError(str(error) if f"row {row}" in str(error) else f"row {row}: {error}") from error
         found = self.cut(tokens, learned)
-        return found if any(found.learned[1:]) else None
+        return found if learned_targets(found.learned).any() else None
 
     def collate(self, rows: Sequence[DialogueRow], real: Bool[np.ndarray, "B"]) -> Batch:
         """Rows as one batch on the host; those that are not `real` are masked."""

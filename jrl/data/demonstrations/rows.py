@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from jrl.data.batching import bucket_length, pad_right
 from jrl.data.ordering import batch_rows
 from jrl.data.sources.fingerprint import fingerprint
+from jrl.ops.alignment import learned_targets
 from jrl.typing import ModelInputs, Sequences
 
 
@@ -128,8 +129,8 @@ def learned_rows(
     # NumPy stands where jax arrays are declared: whoever holds the mesh places them.
     arrays: Any = pad_right([row.tokens for row in rows], pad_token_id=pad_token_id, width=width)
     learned, _ = pad_right([row.learned for row in rows], pad_token_id=0, width=width)
-    # `starts` = 0: position t speaks of the token in column t + 1, as in `jrl.ops.alignment`.
-    mask: Any = learned[:, 1:].astype(bool) & real[:, None]
+    # `starts` = 0: position t speaks of the token in column t + 1.
+    mask: Any = learned_targets(learned.astype(bool)) & real[:, None]
     starts: Any = np.zeros(len(rows), np.int32)
     sequences = Sequences(ModelInputs(*arrays), starts, mask)
     if contexts is None:
@@ -148,7 +149,7 @@ def rows_with_targets(rows: Sequence[DialogueRow], max_length: int) -> list[int]
     Raises:
       ValueError: If none does.
     """
-    kept = [index for index, row in enumerate(rows) if any(row.learned[1:])]
+    kept = [index for index, row in enumerate(rows) if learned_targets(row.learned).any()]
     if not kept:
         raise ValueError(
             f"`samples`: nothing to learn from is left of {len(rows)} samples at {max_length} tokens."
