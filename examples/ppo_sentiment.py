@@ -6,7 +6,7 @@ sentiment score.
 
 downloads nothing: the corpus is written by a grammar, the tokenizer is trained on it, and a small GPT-2
 learns to write such reviews before PPO steers it. Any part can be the real thing. The recipe of trlX and TRL,
-a GPT-2 that has read IMDB, is
+a GPT-2 fine-tuned on IMDB, is
 
     python examples/ppo_sentiment.py --config configs/ppo_imdb.yaml --model lvwerra/gpt2-imdb \\
         --dataset stanfordnlp/imdb --reward lvwerra/distilbert-imdb

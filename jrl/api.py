@@ -184,9 +184,7 @@ def check_data(
         raise ValueError("Nothing to train on: give `reward_fn` (online) or `samples` (offline).")
     if isinstance(samples, RecordStream):
         if rewards is not None:
-            raise ValueError(
-                "`rewards` need a list of `samples`, one each: nobody knows how many a stream holds."
-            )
+            raise ValueError("`rewards` need a list of `samples`, one each: a stream has no length.")
         return
     _check_list("samples", samples)
     _check_list("rewards", rewards)

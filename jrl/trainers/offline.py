@@ -96,7 +96,7 @@ class OfflineTrainer(Trainer):
 
     @property
     def num_steps(self) -> int:
-        """`total_steps`, or what `epochs` passes take if that is less; of a stream nobody knows what a pass takes."""
+        """`total_steps`, or what `epochs` passes take if that is less; a stream has no length, so `total_steps`."""
         if isinstance(self.samples, StreamSet):
             return self.config.train.total_steps
         passes = math.ceil(len(self.samples) / self.config.train.batch_size)

@@ -675,7 +675,7 @@ class FlatTrainer(abc.ABC):
     def _loader(self, dataset: Any, batch_size: int) -> DataLoader:
         records = read_records(dataset)
         if isinstance(records, RecordStream):
-            raise ValueError("A stream has no loader: nobody knows its length.")
+            raise ValueError("A stream has no loader, because it has no length.")
         return DataLoader(records, batch_size, collate_fn=self._collate)
 
     def _collate(self, records: list[Any]) -> Any:

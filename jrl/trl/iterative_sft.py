@@ -96,7 +96,7 @@ class IterativeSFTTrainer(SFTTrainer):
         )
         train = self.native.config.train
         self._records = WatchedHistory(self.native.history, watch=train.watch)
-        self._per_pass = train.total_steps  # nobody knows what a pass would be
+        self._per_pass = train.total_steps  # no data set here, so no length of a pass
         self._watcher.begin(
             max_steps=train.total_steps,
             per_pass=train.total_steps,

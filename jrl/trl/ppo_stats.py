@@ -130,7 +130,7 @@ def _variance(values: np.ndarray) -> float:
 
 
 def _deviation(values: np.ndarray) -> float:
-    """Unbiased; NaN of a single value, whose spread nobody knows."""
+    """Unbiased; NaN of a single value, which has no spread."""
     return float(values.std(ddof=1)) if values.size > 1 else math.nan
 
 

@@ -18,7 +18,7 @@ DEFAULT_SPLIT = "train"
 
 
 class RecordStream:
-    """Records that come one after another, of which nobody knows the number.
+    """Records that come one after another, without a known number.
 
     Args:
       source: Gives them from the first one whenever it is iterated over, such as a `datasets.IterableDataset`. A

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples that are read as a run goes on: batches of a stream of records, of which nobody knows the number."""
+"""Samples that are read as a run goes on: batches of a stream of records, whose number is unknown."""
 
 from __future__ import annotations
 

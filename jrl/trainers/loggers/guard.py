@@ -25,7 +25,7 @@ PATIENCE = 60.0
 
 
 class GuardedTracker:
-    """Tells a tracker everything on a thread of its own, in order; what it fails at is left out.
+    """Calls a tracker in a background thread, in order; records that it fails to take are left out.
 
     The run is warned of the first failure and, at its end, of how much is missing: `metrics.jsonl` has it all.
 
