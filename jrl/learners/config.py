@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, SupportsFloat
 
 
 def _sampling() -> dict[str, Any]:
@@ -36,6 +37,7 @@ class MethodConfig:
         Raises:
           ValueError: Naming the field, what it must be, and what it is.
         """
+        check_numbers(self, "method")
         check_fields(
             self,
             (
@@ -91,6 +93,28 @@ class OnlineConfig(MethodConfig):
                 experience is None or "max_new_tokens" in experience,
                 "a mapping that holds `max_new_tokens` (it replaces `gen_kwargs` for rollouts), or None",
             ),
+        )
+
+
+def check_numbers(config: Any, section: str) -> None:
+    """Raises for the first field that is declared a number and holds none, before anything compares it.
+
+    Args:
+      config: Dataclass whose fields they are.
+      section: Its name in a configuration file.
+    Raises:
+      ValueError: Naming the field and the type it has.
+    """
+    for declared in fields(config):
+        kinds = set(inspect.formatannotation(declared.type).strip("'").replace(" ", "").split("|"))
+        value = vars(config)[declared.name]
+        if not kinds & {"int", "float"} or not kinds <= {"int", "float", "bool", "None"}:
+            continue
+        if isinstance(value, SupportsFloat) or (value is None and "None" in kinds):
+            continue
+        expected = "a number, or None" if "None" in kinds else "a number"
+        raise ValueError(
+            f"`{section}.{declared.name}` must be {expected}, got {type(value).__name__} {value!r}."
         )
 
 

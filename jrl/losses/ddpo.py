@@ -58,7 +58,7 @@ def ddpo_loss(
       >>> float(loss.loss_sum)
       1.0
     """
-    check_batch(valid, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    check_batch(valid, name="valid", logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     logprobs = zero_masked(logprobs, valid)
     old_logprobs, advantages = (
         jax.lax.stop_gradient(zero_masked(x, valid)) for x in (old_logprobs, advantages)
@@ -67,7 +67,7 @@ def ddpo_loss(
     losses = clipped_surrogate(logprobs, old_logprobs, advantages, clip_range=clip_range)
     metrics: Metrics = {"ddpo/policy_loss": mean_metric(losses, valid)}
     if kl is not None:
-        check_batch(valid, kl=kl)
+        check_batch(valid, name="valid", kl=kl)
         kl = zero_masked(kl, valid)
         losses = losses + beta_kl * kl
         metrics["ddpo/kl"] = mean_metric(kl, valid)

@@ -44,7 +44,7 @@ from jrl.losses.dpo_terms import (
     sigmoid_norm_loss,
     sppo_hard_loss,
 )
-from jrl.ops.checks import Scalar
+from jrl.ops.checks import Scalar, check_float, check_same_shape
 from jrl.ops.masking import masked_sum
 from jrl.ops.metrics import mean_metric
 from jrl.ops.reductions import LossOut
@@ -121,11 +121,17 @@ def implicit_rewards(
       logprobs: log π(y|x), summed over the completion, in nats.
       ref_logprobs: log π_ref(y|x), likewise.
       beta: β > 0.
+    Raises:
+      ValueError: If the shapes differ.
+      TypeError: If either is not of a float dtype.
     Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 5.
     Example:
       >>> implicit_rewards(jnp.array([-10.0]), jnp.array([-11.0]), beta=0.5).tolist()
       [0.5]
     """
+    check_float("logprobs", logprobs)
+    check_float("ref_logprobs", ref_logprobs)
+    check_same_shape("ref_logprobs", ref_logprobs, "logprobs", logprobs)
     return jax.lax.stop_gradient(beta * (logprobs - ref_logprobs))
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.losses.dpo_divergence import DIVERGENCES, Divergence
-from jrl.ops.checks import Scalar, check_batch, check_same_shape
+from jrl.ops.checks import Scalar, check_batch, check_float, check_same_shape
 from jrl.ops.masking import masked_mean, masked_sum, zero_masked
 
 
@@ -103,12 +103,19 @@ def pairs_from_logprobs(
       ref_rejected: log π_ref(y⁻|x), in nats.
       divergence: Makes scores of log-ratios; by default they are the log-ratios.
       alpha: α of the α-divergence.
+    Raises:
+      ValueError: If the shapes differ.
+      TypeError: If one is not of a float dtype.
     Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; divergences: Wang et al. 2023, arXiv:2309.16240.
     Example:
       >>> pairs = pairs_from_logprobs(*jnp.array([[-1.0], [-3.0], [-2.0], [-2.0]]))
       >>> pairs.margins.tolist()  # (−1 + 2) − (−3 + 2)
       [2.0]
     """
+    names = ("chosen", "rejected", "ref_chosen", "ref_rejected")
+    for name, array in zip(names, (chosen, rejected, ref_chosen, ref_rejected), strict=True):
+        check_float(name, array)
+        check_same_shape(name, array, "chosen", chosen)
     one = jnp.ones_like(chosen)
     return Pairs(
         chosen=chosen,

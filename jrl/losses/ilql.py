@@ -217,7 +217,7 @@ def _where_acting(predictions: ILQLPredictions, mask: Bool[Array, "B T"]) -> ILQ
     """The predictions with 0 outside the mask, before any arithmetic."""
     p, heads = predictions, jnp.broadcast_to(mask[..., None], (*mask.shape, predictions.q_values.shape[-1]))
     check_batch(mask, logprobs=p.logprobs, values=p.values, target_q=p.target_q)
-    check_batch(heads, q_values=p.q_values)
+    check_same_shape("q_values[..., 0]", p.q_values[..., 0], "mask", mask)
     check_same_shape("q_logprobs", p.q_logprobs, "q_values", p.q_values)
     return ILQLPredictions(
         logprobs=zero_masked(p.logprobs, mask),

@@ -95,7 +95,9 @@ def reward_model_loss(
       >>> round(float(out.loss_sum / out.weight), 5)
       0.65051
     """
-    check_batch(valid, chosen_scores=chosen_scores, rejected_scores=rejected_scores, margins=margins)
+    check_batch(
+        valid, name="valid", chosen_scores=chosen_scores, rejected_scores=rejected_scores, margins=margins
+    )
     chosen, rejected = zero_masked(chosen_scores, valid), zero_masked(rejected_scores, valid)
     losses = pairwise_loss(chosen, rejected, zero_masked(margins, valid))
     losses = losses + center_coef * centring_loss(chosen, rejected)

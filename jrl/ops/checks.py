@@ -63,6 +63,24 @@ def check_mask(mask: Shaped[Array, "..."], *, name: str = "mask") -> None:
         raise TypeError(f"`{name}` must be bool, got {mask.dtype}. Convert a 0/1 mask with `{name} != 0`.")
 
 
+def check_float(name: str, array: Shaped[Array, "..."]) -> None:
+    """Raises TypeError unless the array holds floating-point numbers: ids in place of logits would compute something.
+
+    Args:
+      name: Argument that is checked, as the message calls it.
+      array: Its value.
+    Raises:
+      TypeError: If the dtype is an integer's, boolean or complex.
+    Example:
+      >>> check_float("logits", jnp.arange(2))
+      Traceback (most recent call last):
+      TypeError: `logits` must be of a float dtype, got int32. Are these token ids?
+    """
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        hint = " Are these token ids?" if jnp.issubdtype(array.dtype, jnp.integer) else ""
+        raise TypeError(f"`{name}` must be of a float dtype, got {array.dtype}.{hint}")
+
+
 def check_positive(name: str, value: Scalar) -> None:
     """Raises ValueError if a Python number is not > 0; a traced scalar cannot be looked at and passes.
 
@@ -80,11 +98,12 @@ def check_positive(name: str, value: Scalar) -> None:
         raise ValueError(f"`{name}` must be > 0, got {value}.")
 
 
-def check_batch(mask: Shaped[Array, "..."], **arrays: Shaped[Array, "..."]) -> None:
+def check_batch(mask: Shaped[Array, "..."], *, name: str = "mask", **arrays: Shaped[Array, "..."]) -> None:
     """Raises unless `mask` is boolean and every array, named as the caller's argument, has its shape.
 
     Args:
       mask: True on the positions that count.
+      name: Argument of the caller that the mask is, as the message calls it.
       arrays: Values by the name of the caller's argument.
     Raises:
       ValueError: If an array has another shape than the mask.
@@ -94,6 +113,6 @@ def check_batch(mask: Shaped[Array, "..."], **arrays: Shaped[Array, "..."]) -> N
       Traceback (most recent call last):
       ValueError: `values` must have shape (2, 3) like `mask`, got (3, 3).
     """
-    check_mask(mask)
-    for name, array in arrays.items():
-        check_same_shape(name, array, "mask", mask)
+    check_mask(mask, name=name)
+    for label, array in arrays.items():
+        check_same_shape(label, array, name, mask)

@@ -79,7 +79,7 @@ def group_statistics(
       >>> found.mean.tolist(), found.std.tolist(), found.size.tolist()
       ([2.0, 2.0, 0.0], [1.0, 1.0, 0.0], [2.0, 2.0, 0.0])
     """
-    check_batch(valid, scores=scores, groups=groups)
+    check_batch(valid, name="valid", scores=scores, groups=groups)
     numbers = group_numbers(groups)
 
     def over_group(x: Float[Array, "N"]) -> Float[Array, "N"]:
@@ -137,7 +137,7 @@ def smallest_of_group(
     """
     if num_kept < 1:
         raise ValueError(f"`num_kept` must be at least 1, got {num_kept}.")
-    check_batch(valid, x=x, groups=groups)
+    check_batch(valid, name="valid", x=x, groups=groups)
     numbers, num_rows = group_numbers(groups), x.shape[0]
     # lexsort is stable, and its last key leads: by group, valid rows first, then by x.
     order = jnp.lexsort((zero_masked(x, valid), ~valid, numbers))

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jrl.ops.checks import Scalar, check_positive, check_same_shape
+from jrl.ops.checks import Scalar, check_float, check_positive, check_same_shape
 from jrl.ops.policy_gradient import MAX_LOG_RATIO, importance_ratio
 
 
@@ -32,11 +32,16 @@ def kl_k1(logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"]
     Args:
       logprobs: log π_θ of sampled actions, in nats.
       ref_logprobs: log π_ref of the same actions, in nats.
+    Raises:
+      ValueError: If the shapes differ.
+      TypeError: If either is not of a float dtype.
     Reference: Schulman 2020, "Approximating KL divergence", k1.
     Example:
       >>> kl_k1(jnp.array([-1.0]), jnp.array([-1.5])).tolist()
       [0.5]
     """
+    check_float("logprobs", logprobs)
+    check_float("ref_logprobs", ref_logprobs)
     check_same_shape("ref_logprobs", ref_logprobs, "logprobs", logprobs)
     return logprobs - ref_logprobs
 

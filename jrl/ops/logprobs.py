@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jrl.ops.checks import Scalar, check_positive
+from jrl.ops.checks import Scalar, check_float, check_positive, check_same_shape
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.masking import at_least_float32
 
@@ -80,10 +80,13 @@ def take_targets(x: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Fl
     Args:
       x: One entry for each id.
       targets: Ids.
+    Raises:
+      ValueError: If the rows differ in shape.
     Example:
       >>> take_targets(jnp.array([[5.0, 6.0], [7.0, 8.0]]), jnp.array([1, 0])).tolist()
       [6.0, 7.0]
     """
+    check_same_shape("targets", targets, "x[..., 0]", x[..., 0])
     ids = jax.lax.broadcasted_iota(targets.dtype, x.shape, x.ndim - 1)
     return jnp.sum(jnp.where(ids == targets[..., None], x, 0.0), axis=-1)
 
@@ -98,10 +101,15 @@ def logprobs_from_logits(
       targets: Ids in [0, V); an id outside selects nothing and gives 0.
     Returns:
       log softmax(logits)[target] <= 0; −inf for an excluded target.
+    Raises:
+      ValueError: If the rows differ in shape.
+      TypeError: If `logits` are not of a float dtype.
     Example:
       >>> round(float(logprobs_from_logits(jnp.array([1.0, 2.0, 3.0]), jnp.array(2))), 6)
       -0.407606
     """
+    check_float("logits", logits)
+    check_same_shape("targets", targets, "logits[..., 0]", logits[..., 0])
     return _target_logprobs(at_least_float32(logits), targets)
 
 
@@ -149,10 +157,13 @@ def entropy_from_logits(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"
 
     Args:
       logits: Any float dtype; computed in float32. −inf excludes a token.
+    Raises:
+      TypeError: If `logits` are not of a float dtype.
     Example:
       >>> round(float(entropy_from_logits(jnp.array([1.0, 2.0, 3.0]))), 6)
       0.832396
     """
+    check_float("logits", logits)
     return _entropy(at_least_float32(logits))
 
 
@@ -198,11 +209,17 @@ def kl_from_logits(
     Args:
       logits: Of π; any float dtype, computed in float32.
       ref_logits: Of π_ref.
+    Raises:
+      ValueError: If the shapes differ.
+      TypeError: If either is not of a float dtype.
     Example:
       >>> kl = kl_from_logits(jnp.log(jnp.array([0.7, 0.2, 0.1])), jnp.log(jnp.array([0.5, 0.3, 0.2])))
       >>> round(float(kl), 6)
       0.085123
     """
+    check_float("logits", logits)
+    check_float("ref_logits", ref_logits)
+    check_same_shape("ref_logits", ref_logits, "logits", logits)
     logprobs, ref_logprobs = _log_normalized(logits), _log_normalized(ref_logits)
     # As in the entropy: an excluded token enters as 0·0, never as 0·(inf − inf).
     difference = jnp.where(logprobs > -jnp.inf, logprobs - ref_logprobs, 0.0)

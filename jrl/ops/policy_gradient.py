@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import Scalar, check_positive, check_same_shape
+from jrl.ops.checks import Scalar, check_float, check_positive, check_same_shape
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before exp: far outside any trust region, far inside float32."""
@@ -26,12 +26,17 @@ def importance_ratio(
     Args:
       logprobs: log π_θ of the actions, in nats.
       old_logprobs: log π_old of the actions, in nats.
+    Raises:
+      ValueError: If the shapes differ.
+      TypeError: If either is not of a float dtype.
     Reference: Schulman et al. 2017, arXiv:1707.06347, section 3; the clamp is ours.
     Example:
       >>> ratio = importance_ratio(jnp.array([-1.0, -200.0]), jnp.array([-1.0, -400.0]))
       >>> jnp.log(ratio).tolist()
       [0.0, 20.0]
     """
+    check_float("logprobs", logprobs)
+    check_float("old_logprobs", old_logprobs)
     check_same_shape("old_logprobs", old_logprobs, "logprobs", logprobs)
     return jnp.exp(jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 

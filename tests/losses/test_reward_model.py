@@ -132,7 +132,7 @@ class TestStability:
         assert (float(nothing.loss_sum), float(nothing.weight), finalize(nothing.metrics)) == (0.0, 0.0, {})
 
     def test_a_mask_of_numbers_is_refused(self):
-        with pytest.raises(TypeError, match="`mask` must be bool"):
+        with pytest.raises(TypeError, match="`valid` must be bool"):
             jax.eval_shape(
                 lambda v: reward_model_loss.__wrapped__(CHOSEN, REJECTED, NONE, v, center_coef=0.0),
                 jnp.ones(2),

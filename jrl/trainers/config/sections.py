@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jrl.learners.config import check_numbers
 from jrl.models.adapters.config import plain_peft_config, read_adapter_config
 from jrl.models.fused_attention import AttnImplementation
 from jrl.models.hub import read_config
@@ -65,6 +66,7 @@ class ModelConfig(Section):
 
     def validate(self) -> None:
         """Refuses values outside their range."""
+        check_numbers(self, "model")
         self.model_path = read_config(self.model_path)
         _require(
             self.num_layers_unfrozen >= -1,
@@ -221,6 +223,7 @@ class TrainConfig(Section):
 
     def validate(self) -> None:
         """Refuses values outside their range."""
+        check_numbers(self, "train")
         for name in (
             "total_steps",
             "seq_length",

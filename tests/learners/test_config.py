@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A field that is declared a number holds one, in every algorithm's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jrl.learners.config import MethodConfig
+from jrl.learners.ddpo_config import DDPOConfig
+from jrl.learners.dpo_config import DPOConfig
+from jrl.learners.grpo import GRPOConfig
+from jrl.learners.ilql import ILQLConfig
+from jrl.learners.ppo import PPOConfig
+from jrl.learners.reward_model_config import RewardConfig
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "message"),
+    [
+        (PPOConfig, "cliprange", "a", "a number, got str 'a'"),
+        (PPOConfig, "cliprange", None, "a number, got NoneType None"),
+        (PPOConfig, "target", "6", "a number, or None, got str '6'"),
+        (PPOConfig, "num_rollouts", [128], r"a number, got list \[128\]"),
+        (GRPOConfig, "num_generations", "8", "a number, got str '8'"),
+        (DPOConfig, "beta", "0.1", "a number, got str '0.1'"),
+        (ILQLConfig, "tau", "0.7", "a number, got str '0.7'"),
+        (DDPOConfig, "sample_num_steps", "50", "a number, got str '50'"),
+        (RewardConfig, "center_rewards_coefficient", "1", "a number, or None, got str '1'"),
+    ],
+)
+def test_what_is_no_number_is_named(kind: type[MethodConfig], field: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^`method.{field}` must be {message}"):
+        kind(**{field: value})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert PPOConfig(cliprange=np.float32(0.25)).cliprange == 0.25
