@@ -8,7 +8,7 @@ or reads logits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -47,7 +47,8 @@ class Reader:
 
     policy: PolicyFns
     temperature: Scalar = 1.0
-    chunk_bytes: int = 2**28
+    _: KW_ONLY
+    chunk_bytes: int
 
     def __call__(
         self,

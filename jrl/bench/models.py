@@ -18,6 +18,7 @@ from jrl.models.fused_attention import AttnImplementation, choose_attention
 from jrl.models.heads import init_value_head
 from jrl.models.hub import find_folder
 from jrl.models.model import CausalLM, make_model
+from jrl.trainers.config.sections import TrainConfig
 from jrl.typing import Frozen, Params, PolicyFns
 
 Dtype = Literal["float32", "bfloat16"]
@@ -43,7 +44,7 @@ class Shapes:
     epochs: int = 4
     batch_size: int = 8
     minibatch_size: int = 8
-    logprob_chunk_bytes: int = 2**28
+    logprob_chunk_bytes: int = TrainConfig.logprob_chunk_bytes
 
     @property
     def length(self) -> int:

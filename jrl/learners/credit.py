@@ -218,9 +218,7 @@ def kl_per_sequence(rollouts: Rollouts, kl_penalty: str = "kl") -> Mean:
     return mean_metric(masked_sum(kl, mask, axis=1), jnp.any(mask, axis=1))
 
 
-def rollout_metrics(
-    rollouts: Rollouts, credit: Credit, *, kl_penalty: str | None = "kl", prefix: str = "ppo"
-) -> Metrics:
+def rollout_metrics(rollouts: Rollouts, credit: Credit, *, kl_penalty: str | None, prefix: str) -> Metrics:
     """Metrics of the rollouts before any training on them. Rewards are neither clipped nor scaled.
 
     Args:

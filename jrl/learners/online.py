@@ -99,8 +99,8 @@ def online_objective(
     targets: Targets,
     *,
     loss: RecipeLoss,
+    prefix: str,
     trunk: Trunk = None,
-    prefix: str = "ppo",
     keep_ratios: bool = False,
 ) -> Loss:
     """The loss of some rollouts, to be differentiated with respect to `params`: (sum, weight, metrics).
@@ -112,8 +112,8 @@ def online_objective(
       sequences: Rollouts.
       targets: What they are trained towards; their mask is not read, but that of the sequences.
       loss: Of a minibatch, as a recipe has it.
-      trunk: Of the sequences.
       prefix: Of the metrics' names.
+      trunk: Of the sequences.
       keep_ratios: Whether the metrics hold `RATIOS`.
     """
     now = reader(params, frozen, sequences, trunk=trunk, with_entropy=True)
@@ -226,7 +226,7 @@ def run_epochs(
     batch_size: int,
     minibatch_size: int,
     max_kl: float | None,
-    watched_kl: str = "ppo/policy_kl",
+    watched_kl: str,
     last_step: Int[Array, ""] | None = None,
 ) -> tuple[TrainState, Metrics]:
     """All steps of all epochs, or those up to the end of the first epoch whose mean policy KL exceeds `max_kl`, and
@@ -352,7 +352,7 @@ def _carried_metrics(state: OnlineState, moments: ScoreMoments, recipe: Recipe) 
 
 def _next_kl_coef(kl_coef: Float[Array, ""], rollouts: Rollouts, recipe: Recipe) -> Float[Array, ""]:
     """The controller's answer to the rollouts of this iteration; without a target the weight is fixed."""
-    if recipe.kl is None or recipe.kl.target is None:
+    if recipe.kl is None or recipe.kl.target is None or recipe.kl.horizon is None:
         return kl_coef
     kl = kl_per_sequence(rollouts, recipe.kl.penalty)
     return adaptive_kl_coef(

@@ -36,13 +36,13 @@ class KLControl(NamedTuple):
       penalty: A name of `jrl.learners.credit.KL_PENALTIES`.
       coef: Weight at the start.
       target: KL per sequence, in nats, that the adaptive controller steers to; None keeps the weight fixed.
-      horizon: Rollouts over which the controller may move the weight by 20 %.
+      horizon: Rollouts over which the controller may move the weight by 20 %; needed with a `target`.
     """
 
     penalty: str = "kl"
     coef: float = 0.0
     target: float | None = None
-    horizon: int = 10000
+    horizon: int | None = None
 
 
 _AS_THEY_ARE = Scaling()
@@ -101,6 +101,10 @@ class Recipe:
         if self.greedy_baseline and self.scaling != _AS_THEY_ARE:
             raise ValueError(
                 f"`scaling` of a recipe must leave rewards as they are beside `greedy_baseline`, got {self.scaling}."
+            )
+        if self.kl is not None and self.kl.target is not None and self.kl.horizon is None:
+            raise ValueError(
+                "`horizon` of a `KLControl` must be a number of rollouts beside `target`, got None."
             )
         loss = self.loss
         if not isinstance(loss, PolicyLoss):

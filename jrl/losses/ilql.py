@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import Scalar, check_batch, check_mask, check_same_shape
+from jrl.ops.checks import Scalar, check_batch, check_mask, check_same_shape, check_share
 from jrl.ops.masking import zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
 from jrl.ops.reductions import LossOut, token_mean
@@ -60,6 +60,9 @@ def bellman_targets(
       gamma: Discount γ per action, in [0, 1].
     Returns:
       Targets, 0 where `mask` is False. No gradient flows through.
+    Raises:
+      ValueError: If the arrays differ in shape, or γ is outside [0, 1].
+      TypeError: If `mask` is not boolean.
     Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
     Example:
       >>> rewards, values = jnp.array([[0.0, 1.0, 7.0]]), jnp.array([[0.25, 0.5, 7.0]])
@@ -67,6 +70,7 @@ def bellman_targets(
       [[0.25, 1.0, 0.0]]
     """
     check_batch(mask, rewards=rewards, values=values)
+    check_share("gamma", gamma)
     next_values = jnp.pad(zero_masked(values, mask)[:, 1:], ((0, 0), (0, 1)))
     return jax.lax.stop_gradient(zero_masked(rewards + gamma * next_values, mask))
 
@@ -101,12 +105,15 @@ def expectile_loss(
       expectile: τ in (0, 1): ½ is half the squared error, whose minimum is the mean; 1 tends to the largest Q.
     Returns:
       Loss >= 0, (B T), unreduced, without a further ½. No gradient reaches `target_q`.
+    Raises:
+      ValueError: If the arrays differ in shape, or τ is outside [0, 1].
     Reference: Kostrikov et al. 2021, arXiv:2110.06169, eq. 5.
     Example:
       >>> expectile_loss(jnp.zeros((1, 2)), jnp.array([[1.0, -1.0]]), expectile=0.75).tolist()
       [[0.75, 0.25]]
     """
     check_same_shape("target_q", target_q, "values", values)
+    check_share("expectile", expectile)
     difference = jax.lax.stop_gradient(target_q) - values
     return jnp.where(difference >= 0, expectile, 1 - expectile) * jnp.square(difference)
 

@@ -98,6 +98,23 @@ def check_positive(name: str, value: Scalar) -> None:
         raise ValueError(f"`{name}` must be > 0, got {value}.")
 
 
+def check_share(name: str, value: Scalar) -> None:
+    """Raises ValueError if a Python number is not in [0, 1]; a traced scalar cannot be looked at and passes.
+
+    Args:
+      name: Argument that is checked, as the message calls it.
+      value: Its value.
+    Raises:
+      ValueError: If a Python number lies outside.
+    Example:
+      >>> check_share("gamma", 2.0)
+      Traceback (most recent call last):
+      ValueError: `gamma` must be in [0, 1], got 2.0.
+    """
+    if isinstance(value, int | float) and not 0 <= value <= 1:
+        raise ValueError(f"`{name}` must be in [0, 1], got {value}.")
+
+
 def check_batch(mask: Shaped[Array, "..."], *, name: str = "mask", **arrays: Shaped[Array, "..."]) -> None:
     """Raises unless `mask` is boolean and every array, named as the caller's argument, has its shape.
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import Scalar, check_batch
+from jrl.ops.checks import Scalar, check_batch, check_share
 from jrl.ops.masking import zero_masked
 
 
@@ -41,7 +41,7 @@ def gae(
     Returns:
       Advantages, not whitened; 0 where `mask` is False. Returns for the critic are `advantages + values`.
     Raises:
-      ValueError: If the arrays differ in shape.
+      ValueError: If the arrays differ in shape, or γ or λ is outside [0, 1].
       TypeError: If `mask` is not boolean.
     Reference: Schulman et al. 2016, arXiv:1506.02438, eqs. 11, 12 and 16.
     Example:
@@ -50,6 +50,8 @@ def gae(
       [[0.5, 0.0, 0.75]]
     """
     check_batch(mask, rewards=rewards, values=values)
+    check_share("gamma", gamma)
+    check_share("gae_lambda", gae_lambda)
 
     def step(
         after: tuple[Array, Array], now: tuple[Array, Array, Array]

@@ -83,7 +83,7 @@ class OnlineTrainer(SamplingTrainer):
         optimizer = self.make_optimizer()
         self.ref_params = None if recipe.kl is None else make_reference()
         update = make_online_update(
-            Reader(self.policy, rollouts.temperature, train.logprob_chunk_bytes),
+            Reader(self.policy, rollouts.temperature, chunk_bytes=train.logprob_chunk_bytes),
             optimizer,
             recipe,
             batch_size=train.batch_size,

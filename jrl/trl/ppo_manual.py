@@ -384,6 +384,7 @@ def _one_step(
             taken,
             wanted,
             loss=native.recipe.loss,
+            prefix=native.recipe.prefix,
             trunk=policy.trunk(frozen, taken.inputs),
             keep_ratios=True,
         )

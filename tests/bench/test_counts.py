@@ -66,7 +66,7 @@ def counted(what: str, family: str = "gpt2", **options: int | str) -> tuple[floa
     else:
 
         def loss(params, frozen):
-            return sft_objective(Reader(policy), params, frozen, rows)[0]
+            return sft_objective(Reader(policy, chunk_bytes=2**28), params, frozen, rows)[0]
 
         program = jax.jit(loss if what == "forward" else jax.value_and_grad(loss))
         found = program.lower(params, frozen).compile().cost_analysis()

@@ -25,7 +25,7 @@ def ppo_update(
     **sizes: Any,
 ) -> Update:
     """The update of a configuration, or of another recipe."""
-    reader = Reader(policy, temperature, logprob_chunk_bytes)
+    reader = Reader(policy, temperature, chunk_bytes=logprob_chunk_bytes)
     return make_online_update(reader, optimizer, recipe or ppo_recipe(config), **sizes)
 
 

@@ -91,7 +91,7 @@ def test_lore_3_9_kl_is_reported_per_token_and_per_sequence() -> None:
     ref_logprobs = -jnp.array([[0.5, 0.1, 9.0], [1.0, 1.0, 1.0], [9.0, 9.0, 9.0]])
     batch = Rollouts(sequences, Scored(jnp.zeros((3, 3)), ref_logprobs, jnp.zeros((3, 3))), SCORES)
     returns = jnp.where(MASK, SCORES, 0.0)
-    metrics = finalize(rollout_metrics(batch, Credit(returns, returns)))
+    metrics = finalize(rollout_metrics(batch, Credit(returns, returns), kl_penalty="kl", prefix="ppo"))
     assert metrics["kl/per_token"] == pytest.approx(3.6 / 5)
     assert metrics["kl/per_sequence"] == pytest.approx(3.6 / 2)
     assert float(kl_per_sequence(batch).weight) == 2

@@ -165,7 +165,7 @@ class TestKLPenalties:
             moved.rewards, scored, mask, kl_coef=jnp.float32(0.1), gamma=1.0, gae_lambda=0.9, kl_penalty=kind
         )
         metrics = finalize(
-            rollout_metrics(moved, Credit(targets.advantages, targets.returns), kl_penalty=kind)
+            rollout_metrics(moved, Credit(targets.advantages, targets.returns), kl_penalty=kind, prefix="ppo")
         )
         assert metrics["kl/per_sequence"] == pytest.approx(expected, rel=1e-5)
 

@@ -38,7 +38,10 @@ def passes(train, last_step, max_kl):
     def step(train, rows):
         return optimizer_step(train, adam(0.1), accumulate(objective, train.params, rows))
 
-    return run_epochs(step, train, ORDERS, batch_size=2, minibatch_size=1, max_kl=max_kl, last_step=last_step)
+    sizes = {"batch_size": 2, "minibatch_size": 1}
+    return run_epochs(
+        step, train, ORDERS, **sizes, max_kl=max_kl, watched_kl="ppo/policy_kl", last_step=last_step
+    )
 
 
 def fresh(made=0):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from jrl.losses import ddpo_loss, implicit_rewards, reward_model_loss
+from jrl.losses import bellman_targets, ddpo_loss, expectile_loss, implicit_rewards, reward_model_loss
 from jrl.losses.dpo import pairs_from_logprobs
 from jrl.ops import (
     clipped_surrogate,
@@ -23,7 +23,7 @@ from jrl.ops import (
     take_targets,
     whiten,
 )
-from jrl.ops.checks import check_batch, check_float, check_mask, check_positive, check_same_shape
+from jrl.ops.checks import check_batch, check_float, check_mask, check_positive, check_same_shape, check_share
 
 
 @pytest.fixture
@@ -90,6 +90,30 @@ class TestCheckPositive:
 
     def test_traced_scalars_pass(self):
         check_positive("clip_range", jnp.float32(-1))
+
+
+class TestCheckShare:
+    @pytest.mark.parametrize("value", [-0.1, 1.1, 7, float("nan")])
+    def test_refuses(self, value):
+        with pytest.raises(ValueError, match=r"`gamma` must be in \[0, 1\], got"):
+            check_share("gamma", value)
+
+    @pytest.mark.parametrize("value", [0, 1, 0.5, jnp.float32(7)])
+    def test_its_ends_and_traced_scalars_pass(self, value):
+        check_share("gamma", value)
+
+    @pytest.mark.parametrize(
+        ("argument", "call"),
+        [
+            ("gamma", lambda x, on: gae(x, x, on, gamma=2.0, gae_lambda=1.0)),
+            ("gae_lambda", lambda x, on: gae(x, x, on, gamma=1.0, gae_lambda=-0.5)),
+            ("gamma", lambda x, on: bellman_targets(x, x, on, gamma=2.0)),
+            ("expectile", lambda x, on: expectile_loss(x, x, expectile=7.0)),
+        ],
+    )
+    def test_functions_that_take_one(self, argument, call):
+        with pytest.raises(ValueError, match=rf"`{argument}` must be in \[0, 1\], got"):
+            call(jnp.zeros((1, 2)), jnp.ones((1, 2), bool))
 
 
 @pytest.mark.usefixtures("annotations_off")

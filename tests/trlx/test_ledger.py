@@ -360,6 +360,6 @@ def test_d24_the_default_configuration_follows_the_data_set(monkeypatch):
 def test_d25_averages_are_over_actions():
     logprobs, reference = row(-1.0, -2.0, -3.0, -1.0), row(-1.5, -2.0, -4.0, -3.0)
     targets = Targets(logprobs, WILD, WILD, WILD, MASK)
-    found = finalize(rollout_metrics(batch(logprobs, reference), targets))
+    found = finalize(rollout_metrics(batch(logprobs, reference), targets, kl_penalty="kl", prefix="ppo"))
     assert found["kl/per_token"] == pytest.approx(3.5 / 4)
     assert found["completion/length_mean"] == 2.0

@@ -198,12 +198,13 @@ class AcceleratePPOTrainer(AccelerateRLTrainer):
         credit = recipe.estimate(rewards, old_values, mask, None)
         train, policy = trainer.config.train, trainer.lenient_policy
         return online_objective(
-            Reader(policy, trainer.rollout_settings().temperature, train.logprob_chunk_bytes),
+            Reader(policy, trainer.rollout_settings().temperature, chunk_bytes=train.logprob_chunk_bytes),
             params,
             frozen,
             sequences,
             Targets(old_logprobs, old_values, credit.advantages, credit.returns, mask),
             loss=recipe.loss,
+            prefix=recipe.prefix,
             trunk=policy.trunk(frozen, sequences.inputs),
         )
 
