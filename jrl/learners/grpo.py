@@ -95,7 +95,7 @@ class GRPOConfig(OnlineConfig):
         "token_mask" (IcePop), "sequence_truncate", "sequence_mask" (MIS), "geometric_mask".
       importance_sampling_clip_max: Largest weight.
       importance_sampling_clip_min: Smallest weight that a mask leaves.
-      anchored_by_sampler: Takes the sampler's log-probabilities as the old ones, in the place of a correction.
+      old_logprobs_from_sampler: Takes the sampler's log-probabilities as the old ones, in the place of a correction.
       off_policy_mask_threshold: Drops bad rows that the policy finds less likely than the sampler by more than this, in
         nats a token; None: none is.
       reward_clip_range: Scores are clipped to ± this; None: they are not.
@@ -133,7 +133,7 @@ class GRPOConfig(OnlineConfig):
     importance_sampling_mode: str = "none"
     importance_sampling_clip_max: float = 2.0
     importance_sampling_clip_min: float = 0.0
-    anchored_by_sampler: bool = False
+    old_logprobs_from_sampler: bool = False
     off_policy_mask_threshold: float | None = None
     reward_clip_range: float | None = None
     drop_uniform_groups: bool = False
@@ -238,8 +238,8 @@ class GRPOConfig(OnlineConfig):
                 'not "group" where the KL is in the reward: of equal scores it would scale the KL to size 1',
             ),
             (
-                "anchored_by_sampler",
-                not (self.anchored_by_sampler and corrected),
+                "old_logprobs_from_sampler",
+                not (self.old_logprobs_from_sampler and corrected),
                 "False beside `importance_sampling_mode`: the ratio to the sampler would be counted twice",
             ),
             (
@@ -287,12 +287,12 @@ def grpo_recipe(config: GRPOConfig) -> Recipe:
             num_kept=config.num_kept,
             by_efficiency=config.keep_by == "reward_per_token",
             needs_sampler=corrected
-            or config.anchored_by_sampler
+            or config.old_logprobs_from_sampler
             or config.off_policy_mask_threshold is not None,
         ),
         weigh=_weights(config) if corrected else None,
         shares=group_token_shares if config.reduction == "group_token" else None,
-        anchored_by_sampler=config.anchored_by_sampler,
+        old_logprobs_from_sampler=config.old_logprobs_from_sampler,
         greedy_baseline=config.estimator == "greedy",
     )
 

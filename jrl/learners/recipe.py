@@ -66,7 +66,7 @@ class Recipe:
       select: Rollouts that are learned from, once an iteration; None: all are, and no group is watched.
       weigh: Correction for a sampler that is not the policy before the update; None: there is none.
       shares: How much each action counts, in the place of the loss's reduction; None: by the reduction.
-      anchored_by_sampler: Whether the ratio's old log-probabilities are the sampler's, and not those of scoring.
+      old_logprobs_from_sampler: Whether the ratio's old log-probabilities are the sampler's, and not those of scoring.
       greedy_baseline: Whether the score of the greedy completion of the same prompt is subtracted from each row's.
       prefix: Of the metrics' names.
     """
@@ -83,7 +83,7 @@ class Recipe:
     select: Selection | None = None
     weigh: Weigh | None = None
     shares: Shares | None = None
-    anchored_by_sampler: bool = False
+    old_logprobs_from_sampler: bool = False
     greedy_baseline: bool = False
     prefix: str = "policy_gradient"
 
@@ -93,10 +93,10 @@ class Recipe:
         Raises:
           ValueError: If the loss reads what the recipe does not bring, or names its metrics otherwise.
         """
-        if self.weigh is not None and self.anchored_by_sampler:
+        if self.weigh is not None and self.old_logprobs_from_sampler:
             raise ValueError(
-                "`anchored_by_sampler` of a recipe must be False beside `weigh`, got True: the ratio to the sampler "
-                "would be counted twice."
+                "`old_logprobs_from_sampler` of a recipe must be False beside `weigh`, got True: the ratio to the "
+                "sampler would be counted twice."
             )
         if self.greedy_baseline and self.scaling != _AS_THEY_ARE:
             raise ValueError(
@@ -143,13 +143,13 @@ class Recipe:
         Raises:
           ValueError: If the sampler's log-probabilities or the groups are needed and missing.
         """
-        if sampler_logprobs is None and (self.weigh is not None or self.anchored_by_sampler):
+        if sampler_logprobs is None and (self.weigh is not None or self.old_logprobs_from_sampler):
             raise ValueError("`sampler_logprobs` must be those of the rollouts for this recipe, got None.")
         if groups is None and self.shares is not None:
             raise ValueError(
                 "`groups` must be those of the rollouts for the `shares` of this recipe, got None."
             )
-        old_logprobs = sampler_logprobs if self.anchored_by_sampler else scored.logprobs
+        old_logprobs = sampler_logprobs if self.old_logprobs_from_sampler else scored.logprobs
         penalized = self.penalize(rewards, scored, mask, kl_coef)
         credit = self.estimate(penalized, scored.values, mask, groups)
         return Targets(

@@ -42,7 +42,7 @@ def reward_model_objective(
       params: Its trainable parameters.
       frozen: The rest.
       batch: Comparisons.
-      center_coef: Weight of the centring term.
+      center_coef: Weight of the centering term.
       dropout_key: None: the pass is deterministic.
     """
     rows = interleave(batch.chosen, batch.rejected)
@@ -66,7 +66,7 @@ def make_reward_model_update(
     Args:
       scorer: The model.
       optimizer: From `make_optimizer`.
-      config: Its centring coefficient and whether dropout is off are read.
+      config: Its centering coefficient and whether dropout is off are read.
       batch_size: Pairs of an optimizer step, over all devices.
       minibatch_size: Pairs in one forward pass; must divide `batch_size`.
       objective: What is minimised instead; it gets no padding, so every pair of a batch must be valid.

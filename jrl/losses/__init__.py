@@ -22,7 +22,7 @@ from jrl.losses.policy_gradient import (
     reinforce,
 )
 from jrl.losses.ppo import ppo_loss
-from jrl.losses.reward_model import centring_loss, pairwise_loss, reward_model_loss
+from jrl.losses.reward_model import centering_loss, pairwise_loss, reward_model_loss
 from jrl.losses.sft import sft_loss
 from jrl.ops.ratios import token_ratio
 
@@ -35,7 +35,7 @@ __all__ = [
     "ValueLoss",
     "awac_weights",
     "bellman_targets",
-    "centring_loss",
+    "centering_loss",
     "clipped",
     "conservative_loss",
     "ddpo_loss",

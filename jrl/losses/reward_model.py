@@ -2,7 +2,7 @@
 """The objective of a reward model: of two texts, the preferred one scores higher.
 
 A score is a log-odds up to a constant: the model holds P(chosen ≻ rejected) = σ(r⁺ − r⁻) (Bradley and Terry 1952). What
-the comparison leaves open, a constant added to all scores, the centring term may settle.
+the comparison leaves open, a constant added to all scores, the centering term may settle.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pairwise_loss(
     return jax.nn.softplus(rejected_scores - chosen_scores + margins)
 
 
-def centring_loss(chosen_scores: Float[Array, "B"], rejected_scores: Float[Array, "B"]) -> Float[Array, "B"]:
+def centering_loss(chosen_scores: Float[Array, "B"], rejected_scores: Float[Array, "B"]) -> Float[Array, "B"]:
     """(r⁺ + r⁻)², one value per pair: it pulls the sum of a pair to 0, not each score.
 
     Args:
@@ -56,7 +56,7 @@ def centring_loss(chosen_scores: Float[Array, "B"], rejected_scores: Float[Array
       Loss >= 0 per pair. Not averaged.
     Reference: Eisenstein et al. 2023, arXiv:2312.09244, section 2.
     Example:
-      >>> centring_loss(jnp.array([1.0]), jnp.array([0.5])).tolist()
+      >>> centering_loss(jnp.array([1.0]), jnp.array([0.5])).tolist()
       [2.25]
     """
     check_same_shape("rejected_scores", rejected_scores, "chosen_scores", chosen_scores)
@@ -80,7 +80,7 @@ def reward_model_loss(
       rejected_scores: r⁻ of the other ones.
       margins: m of each pair; 0 where the data says nothing.
       valid: False on pairs that do not count. Nothing of them is read, so NaN may stand there.
-      center_coef: c ≥ 0 of the centring term.
+      center_coef: c ≥ 0 of the centering term.
     Returns:
       The sum over pairs, their number, and the `reward_model/…` metrics: loss, accuracy (share of pairs with r⁺ > r⁻,
       a tie being wrong, margins left aside), mean margin r⁺ − r⁻, and least, mean and largest score of both halves.
@@ -88,7 +88,7 @@ def reward_model_loss(
       ValueError: If the arrays differ in shape.
       TypeError: If `valid` is not boolean.
     Reference: Ouyang et al. 2022, arXiv:2203.02155, eq. 1; margin: Touvron et al. 2023, arXiv:2307.09288, eq. 2;
-    centring: Eisenstein et al. 2023, arXiv:2312.09244, section 2.
+    centering: Eisenstein et al. 2023, arXiv:2312.09244, section 2.
     Example:
       >>> chosen, rejected, valid = jnp.array([1.0, 0.5]), jnp.array([0.2, 0.7]), jnp.array([True, True])
       >>> out = reward_model_loss(chosen, rejected, jnp.array([0.3, 0.0]), valid, center_coef=0.01)
@@ -100,7 +100,7 @@ def reward_model_loss(
     )
     chosen, rejected = zero_masked(chosen_scores, valid), zero_masked(rejected_scores, valid)
     losses = pairwise_loss(chosen, rejected, zero_masked(margins, valid))
-    losses = losses + center_coef * centring_loss(chosen, rejected)
+    losses = losses + center_coef * centering_loss(chosen, rejected)
     scores, both = jnp.concatenate([chosen, rejected]), jnp.concatenate([valid, valid])
     metrics: Metrics = {
         "reward_model/loss": mean_metric(losses, valid),

@@ -66,7 +66,7 @@ def vespo(k_pos: Scalar, lambda_pos: Scalar, k_neg: Scalar, lambda_neg: Scalar) 
       lambda_pos: λ there.
       k_neg: k elsewhere.
       lambda_neg: λ elsewhere.
-    Reference: Authors unsure, 2026, arXiv:2602.10693, as TRL 1.16 computes it.
+    Reference: arXiv:2602.10693 (VESPO), 2026, as TRL 1.16 computes it.
     Example:
       >>> import jax.numpy as jnp
       >>> ratio, logprobs, advantages = jnp.array([[1.0]]), jnp.array([[-1.0]]), jnp.array([[3.0]])
@@ -84,7 +84,7 @@ def dppo_tv(delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
     Args:
       delta: δ > 0 for falling probabilities.
       delta_high: δ for rising ones; None: the same.
-    Reference: Authors unsure, 2026, arXiv:2602.04879.
+    Reference: arXiv:2602.04879 (DPPO), 2026.
     Example:
       >>> import jax.numpy as jnp
       >>> ratio, logprobs, advantages = jnp.array([[1.0]]), jnp.array([[-1.0]]), jnp.array([[3.0]])
@@ -100,7 +100,7 @@ def dppo_kl(delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
     Args:
       delta: δ > 0 for falling probabilities.
       delta_high: δ for rising ones; None: the same.
-    Reference: Authors unsure, 2026, arXiv:2602.04879.
+    Reference: arXiv:2602.04879 (DPPO), 2026.
     Example:
       >>> import jax.numpy as jnp
       >>> ratio, logprobs, advantages = jnp.array([[1.0]]), jnp.array([[-1.0]]), jnp.array([[3.0]])

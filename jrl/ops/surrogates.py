@@ -93,7 +93,7 @@ def vespo_loss(
       lambda_pos: λ there.
       k_neg: k elsewhere.
       lambda_neg: λ elsewhere.
-    Reference: Authors unsure, 2026, arXiv:2602.10693, as TRL 1.16 computes it.
+    Reference: arXiv:2602.10693 (VESPO), 2026, as TRL 1.16 computes it.
     Example:
       >>> ratio, logprobs, advantages = jnp.array([2.0]), jnp.array([-1.0]), jnp.array([3.0])
       >>> phi = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
@@ -124,7 +124,7 @@ def dppo_tv_loss(
       advantages: A.
       delta: δ > 0 for falling probabilities (A <= 0); 0.15 in the paper.
       delta_high: δ for rising ones (A > 0); None: the same.
-    Reference: Authors unsure, 2026, arXiv:2602.04879.
+    Reference: arXiv:2602.04879 (DPPO), 2026.
     Example:
       >>> ratio, logprobs, advantages = jnp.array([2.0]), jnp.array([-1.0]), jnp.array([3.0])
       >>> [round(float(x), 4) for x in dppo_tv_loss(ratio, logprobs, advantages, delta=0.15)]
@@ -153,7 +153,7 @@ def dppo_kl_loss(
       advantages: A.
       delta: δ > 0 for falling probabilities (A <= 0).
       delta_high: δ for rising ones (A > 0); None: the same.
-    Reference: Authors unsure, 2026, arXiv:2602.04879.
+    Reference: arXiv:2602.04879 (DPPO), 2026.
     Example:
       >>> ratio, logprobs, advantages = jnp.array([2.0]), jnp.array([-1.0]), jnp.array([3.0])
       >>> [round(float(x), 4) for x in dppo_kl_loss(ratio, logprobs, advantages, delta=0.15)]

@@ -7,7 +7,7 @@
     modern/bin/python tests/golden/make_trl_reward.py tests/golden/trl_reward_modern.npz
 
 Each file says which versions made it. `tests/losses/test_reward_model.py` reads them, and runs this again with the
-interpreter of `newest_trl.py`. The classic trainer knows neither margins nor centring, so of it the plain
+interpreter of `newest_trl.py`. The classic trainer knows neither margins nor centering, so of it the plain
 loss alone is written down. The trainer's own `compute_loss` runs on a stand-in for a model whose parameters are the
 scores.
 """

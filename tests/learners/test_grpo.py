@@ -191,7 +191,7 @@ class TestSelection:
 class TestAnchor:
     def test_the_samplers_log_probabilities_may_be_the_old_ones(self) -> None:
         rollouts = golden_rollouts()
-        recipe = grpo_recipe(algorithm("dapo", anchored_by_sampler=True))
+        recipe = grpo_recipe(algorithm("dapo", old_logprobs_from_sampler=True))
         assert rollouts.sampler_logprobs is not None
         swapped = rollouts._replace(scored=rollouts.scored._replace(logprobs=rollouts.sampler_logprobs))
         assert objective(recipe, rollouts)[0] == objective(grpo_recipe(algorithm("dapo")), swapped)[0]
@@ -211,18 +211,18 @@ class TestAnchor:
                     ("geometric", "mask"),
                 )
             ),
-            {"anchored_by_sampler": True},
+            {"old_logprobs_from_sampler": True},
         ):
             found, found_gradient = objective(grpo_recipe(algorithm("dapo", **fields)), same)
             assert found == plain
             np.testing.assert_array_equal(found_gradient, gradient)
 
     def test_lore_6_3_a_correction_beside_the_samplers_anchor_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"`method\.anchored_by_sampler` must be False beside"):
-            GRPOConfig(anchored_by_sampler=True, importance_sampling_mode="token_truncate")
+        with pytest.raises(ValueError, match=r"`method\.old_logprobs_from_sampler` must be False beside"):
+            GRPOConfig(old_logprobs_from_sampler=True, importance_sampling_mode="token_truncate")
         recipe = grpo_recipe(GRPOConfig(importance_sampling_mode="token_truncate"))
-        with pytest.raises(ValueError, match="`anchored_by_sampler` of a recipe must be False"):
-            replace(recipe, anchored_by_sampler=True)
+        with pytest.raises(ValueError, match="`old_logprobs_from_sampler` of a recipe must be False"):
+            replace(recipe, old_logprobs_from_sampler=True)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

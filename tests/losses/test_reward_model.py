@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.losses import centring_loss, pairwise_loss, reward_model_loss
+from jrl.losses import centering_loss, pairwise_loss, reward_model_loss
 from jrl.ops import finalize
 from tests.golden.newest_trl import PYTHON as NEWEST
 from tests.golden.newest_trl import WHY_NOT
@@ -91,17 +91,17 @@ class TestIdentities:
         assert swapped["reward_model/accuracy"] == pytest.approx(1 - ours["reward_model/accuracy"])
         for name in ("score_min", "score_mean", "score_max"):
             assert swapped[f"reward_model/{name}"] == pytest.approx(ours[f"reward_model/{name}"], abs=1e-6)
-        np.testing.assert_array_equal(centring_loss(chosen, rejected), centring_loss(rejected, chosen))
+        np.testing.assert_array_equal(centering_loss(chosen, rejected), centering_loss(rejected, chosen))
 
     def test_a_margin_is_a_shift_of_the_chosen_score(self):
         shifted = pairwise_loss(CHOSEN - MARGINS, REJECTED, NONE)
         np.testing.assert_allclose(pairwise_loss(CHOSEN, REJECTED, MARGINS), shifted, atol=1e-6)
 
-    def test_the_comparison_does_not_see_a_constant_and_the_centring_term_does(self):
+    def test_the_comparison_does_not_see_a_constant_and_the_centering_term_does(self):
         moved = mean_loss(CHOSEN + 7.0, REJECTED + 7.0, NONE)
         np.testing.assert_allclose(moved, mean_loss(CHOSEN, REJECTED, NONE), atol=1e-5)
-        assert float(centring_loss(CHOSEN, -CHOSEN).sum()) == 0.0
-        assert float(centring_loss(CHOSEN + 7.0, -CHOSEN + 7.0).sum()) == pytest.approx(2 * 14.0**2)
+        assert float(centering_loss(CHOSEN, -CHOSEN).sum()) == 0.0
+        assert float(centering_loss(CHOSEN + 7.0, -CHOSEN + 7.0).sum()) == pytest.approx(2 * 14.0**2)
 
 
 class TestStability:

@@ -59,7 +59,7 @@ PATCHES = [
              "tests/ops/test_sampler_correction.py::"
              "test_lore_6_2_what_is_outside_the_band_weighs_nothing"),
     Mutation("6.3", "jrl.learners.grpo.GRPOConfig._check_combinations",
-             "not (self.anchored_by_sampler and corrected)", "True",
+             "not (self.old_logprobs_from_sampler and corrected)", "True",
              "tests/learners/test_grpo.py::TestAnchor::"
              "test_lore_6_3_a_correction_beside_the_samplers_anchor_is_refused"),
     Mutation("4.17", "jrl.learners.groups.Selection.__call__",

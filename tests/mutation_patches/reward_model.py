@@ -26,7 +26,7 @@ PATCHES = [
              "tests/losses/test_reward_model.py::TestIdentities::"
              "test_lore_8_4_a_zero_head_starts_at_ln_two_and_ties_are_no_success"),
     # each score is pulled to the other instead of the sum to 0
-    Mutation("8.4", "jrl.losses.reward_model.centring_loss",
+    Mutation("8.4", "jrl.losses.reward_model.centering_loss",
              "chosen_scores + rejected_scores", "chosen_scores - rejected_scores",
              "tests/losses/test_reward_model.py::TestAgainstTRL::test_lore_8_4_values_and_gradients_of_trl_1_16"),
     # the two texts of a pair change places
