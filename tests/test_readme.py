@@ -35,3 +35,33 @@ def test_the_first_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert os.path.exists("tuned/model.safetensors") and os.path.exists("ckpts/metrics.jsonl")
+
+
+def head_of(recipe: str) -> str:
+    """Comments at the head of a recipe, with the README's signs."""
+    lines = (ROOT / "configs" / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
+    head = " ".join(line for line in lines if line.startswith("#"))
+    return head.replace("->", "→").replace("+0", "0").replace(" -", " −")
+
+
+def test_the_figures_of_the_main_example_are_those_of_its_recipe():
+    row = re.search(r"sentiment: VADER score of held-out completions (.*?); random walks", README)[1]
+    figures = re.findall(r"\d\.\d+ → \d\.\d+", row)
+    time, day = re.search(r"\d+ s\b", row)[0], re.search(r"\d{4}-\d\d-\d\d", row)[0]
+    head = head_of("ppo_sentiment")
+    assert len(figures) == 3
+    assert [said for said in (*figures, time, day) if said not in head] == []
+
+
+def test_the_figures_of_the_chain_are_those_of_its_recipes():
+    said = " ".join(
+        re.search(r"Learned and true reward of one run(.*?)CPU time", README, re.DOTALL)[1].split()
+    )
+    day = re.search(r"\d{4}-\d\d-\d\d", said)[0]
+    number = r"(−?\d\.\d)"
+    sft, sft_true = re.search(rf"SFT {number} and {number}", said).groups()
+    ppo, ppo_true, best = re.search(rf"PPO {number} and {number} \({number} at best", said).groups()
+    dpo, dpo_true = re.search(rf"DPO {number} and {number}", said).groups()
+    head = head_of("ppo_chain")
+    assert f"{day}: learned reward {sft} → {ppo}, true {sft_true} → {ppo_true} ({best} at best" in head
+    assert f"{day}: true reward {sft_true} → {dpo_true}, learned {sft} → {dpo}" in head_of("dpo_chain")
