@@ -200,9 +200,10 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     Raises:
       ValueError: If it changes the text between them.
     """
-    text = (
-        "a" if _ids(tokenizer, "a") else next(text for text in tokenizer.get_vocab() if _ids(tokenizer, text))
-    )
+    vocab, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
+    # By number: a vocabulary has no order of its own, and a special token would be found at its own place.
+    ordinary = (text for text in sorted(vocab, key=vocab.__getitem__) if text not in special)
+    text = "a" if _ids(tokenizer, "a") else next(text for text in ordinary if _ids(tokenizer, text))
     bare, whole = _ids(tokenizer, text), _ids(tokenizer, text, add_special_tokens=True)
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:

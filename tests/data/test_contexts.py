@@ -139,3 +139,13 @@ def test_a_tokenizer_that_knows_no_latin_letter_tells_its_special_tokens_too():
     digits.backend_tokenizer.normalizer = normalizers.Replace("a", "")
     assert tokenize(digits, ["a"]) == [[]]
     assert special_tokens_around(digits) == ([tokenizer.bos_token_id], [EOS_ID])
+
+
+def test_the_order_of_the_vocabulary_does_not_matter(monkeypatch):
+    """It has none: a special token that comes first is no ordinary text."""
+    tokenizer = copy.deepcopy(TOKENIZERS["both_ends"])
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("a", "")
+    vocab = tokenizer.get_vocab()
+    special_first = {text: vocab[text] for text in (*tokenizer.all_special_tokens, *vocab)}
+    monkeypatch.setattr(tokenizer, "get_vocab", lambda: special_first)
+    assert special_tokens_around(tokenizer) == ([tokenizer.bos_token_id], [EOS_ID])
