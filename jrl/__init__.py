@@ -24,6 +24,7 @@ from jrl.data import (
     read_records,
 )
 from jrl.learners.config import MethodConfig, OnlineConfig
+from jrl.learners.grpo import GRPOConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.recipe import KLControl, Recipe
@@ -33,6 +34,7 @@ from jrl.losses.policy_gradient import PolicyLoss
 from jrl.methods import (
     default_ddpo_config,
     default_dpo_config,
+    default_grpo_config,
     default_ilql_config,
     default_ppo_config,
     default_reward_config,
@@ -86,6 +88,7 @@ __all__ = [
     "DPOTrainer",
     "DefaultDDPOStableDiffusionPipeline",
     "Footprint",
+    "GRPOConfig",
     "ILQLConfig",
     "ILQLTrainer",
     "KLControl",
@@ -118,6 +121,7 @@ __all__ = [
     "default_config",
     "default_ddpo_config",
     "default_dpo_config",
+    "default_grpo_config",
     "default_ilql_config",
     "default_ppo_config",
     "default_reward_config",

@@ -25,7 +25,8 @@ def run_online(
 
     Args:
       argv: Of the script.
-      algorithm: "ppo" or "rft": its recipe is `<algorithm>_randomwalks.yaml`, its runs lie in folders of that name.
+      algorithm: "ppo", "grpo" or "rft": its recipe is `<algorithm>_randomwalks.yaml`, its runs lie in folders of that
+        name.
       doc: Of the script; its first line describes it.
       trlx: What trlX reaches, by step.
       trlx_title: Says which trlX that is.

@@ -3,6 +3,7 @@
 
 from jrl.methods.ddpo import DDPO, default_ddpo_config
 from jrl.methods.dpo import DPO, default_dpo_config
+from jrl.methods.grpo import GRPO, default_grpo_config
 from jrl.methods.ilql import ILQL, default_ilql_config
 from jrl.methods.ppo import PPO, default_ppo_config
 from jrl.methods.reward_model import REWARD_MODEL, default_reward_config
@@ -10,12 +11,13 @@ from jrl.methods.rft import RFT, default_rft_config
 from jrl.methods.sft import SFT, default_sft_config
 from jrl.trainers.config.method import register
 
-for _method in (PPO, RFT, ILQL, SFT, DPO, REWARD_MODEL, DDPO):
+for _method in (PPO, GRPO, RFT, ILQL, SFT, DPO, REWARD_MODEL, DDPO):
     register(_method)
 
 __all__ = [
     "DDPO",
     "DPO",
+    "GRPO",
     "ILQL",
     "PPO",
     "REWARD_MODEL",
@@ -23,6 +25,7 @@ __all__ = [
     "SFT",
     "default_ddpo_config",
     "default_dpo_config",
+    "default_grpo_config",
     "default_ilql_config",
     "default_ppo_config",
     "default_reward_config",

@@ -22,6 +22,7 @@ from jrl.ops.alignment import join, length_mask
 from jrl.ops.rewards import missing_eos_penalty, place_scores
 from jrl.placement import rows_sharding
 from jrl.rollout.collect import Clock, Collected, Collector
+from jrl.rollout.gathering import totals
 from jrl.rollout.generate import repeat_rows
 from jrl.rollout.health import sampler_agreement
 from jrl.rollout.rewards import RewardError, to_reward_matrix
@@ -72,6 +73,7 @@ class ExperienceCollector:
       num_generations: Samples of each prompt; must divide `num_rollouts` and the rows of a call.
       missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
       with_full_kl: Whether the scoring pass compares whole distributions with the reference's.
+      with_greedy: Whether each prompt is completed greedily, too, for its score alone.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class ExperienceCollector:
         logprob_chunk_bytes: int,
         missing_eos_penalty: float | None,
         with_full_kl: bool = False,
+        with_greedy: bool = False,
     ) -> None:
         chunk_size = min(collector.chunk_size, num_rollouts)
         # One call ahead: behind it, scoring keeps the device busy.
@@ -97,6 +100,9 @@ class ExperienceCollector:
             ahead=1,
         )
         self._num_generations = num_generations
+        self._complete_greedily = (
+            replace(collector, chunk_size=chunk_size, as_array=totals) if with_greedy else None
+        )
         self._prompts, self._settings = prompts, settings
         self._num_rollouts, self._missing_eos_penalty = num_rollouts, missing_eos_penalty
         score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes, with_full_kl=with_full_kl)
@@ -166,16 +172,33 @@ class ExperienceCollector:
             meanwhile=while_sampling,
             clock=stopwatch,
         )
-        return self._experience(collected)
+        greedy = None
+        if self._complete_greedily is not None:
+            found = self._complete_greedily(
+                params,
+                frozen,
+                self._prompts,
+                prompts[:: self._num_generations],
+                replace(self._settings, do_sample=False),
+                key,
+                label=f"iteration_{iteration:06d}_greedy",
+                clock=stopwatch,
+            )
+            assert found.rewards is not None, "there is a reward function"
+            greedy = np.repeat(found.rewards, self._num_generations)
+        return self._experience(collected, greedy)
 
     def _as_matrix(self, rewards: Sequence[float | np.ndarray], texts: Texts) -> np.ndarray:
         """Rewards placed on the actions that earned them, (rows, T); rows that failed under "skip" are NaN."""
         return to_reward_matrix(rewards, texts.lengths, width=self._settings.max_new_tokens)
 
-    def _experience(self, collected: Collected) -> Experience:
+    def _experience(self, collected: Collected, greedy: np.ndarray | None) -> Experience:
         texts, rewards = collected.texts, collected.rewards
         assert rewards is not None, "there is a reward function"
         failed = np.isnan(rewards).any(axis=1)
+        if greedy is not None:  # a prompt without a baseline teaches nothing
+            failed |= np.isnan(greedy)
+            greedy = np.where(failed, 0.0, greedy).astype(np.float32)
         if failed.all():
             raise RewardError(
                 "`reward_fn` failed on every rollout of the iteration, so `reward_errors: skip` leaves nothing "
@@ -188,6 +211,7 @@ class ExperienceCollector:
             np.where(failed, 0, texts.lengths).astype(np.int32),
             ended,
             None if self._num_generations == 1 else np.arange(self._num_rollouts) // self._num_generations,
+            greedy,
             counts=tuple(call.count for call in collected.calls),
             pad_token_id=self._settings.pad_token_id,
             eos_penalty=self._missing_eos_penalty,
@@ -198,8 +222,8 @@ class ExperienceCollector:
             **variety(texts, self._settings.eos_token_id),
             "reward/failed": float(np.sum(failed)),
         }
-        totals = [None if lost else math.fsum(row) for lost, row in zip(failed, rewards, strict=True)]
-        return Experience(rollouts, metrics, agreement, sample_rows(texts, totals))
+        scores = [None if lost else math.fsum(row) for lost, row in zip(failed, rewards, strict=True)]
+        return Experience(rollouts, metrics, agreement, sample_rows(texts, scores))
 
 
 def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[Any]) -> list[dict[str, Any]]:
@@ -228,6 +252,7 @@ def assemble(
     lengths: jax.Array,
     ended: jax.Array,
     groups: jax.Array | None = None,
+    greedy_scores: jax.Array | None = None,
     *,
     counts: tuple[int, ...],
     pad_token_id: int,
@@ -243,6 +268,7 @@ def assemble(
       lengths: Completion lengths after stop strings, (N,); 0 leaves a row out of everything.
       ended: False where the length limit cut the row, (N,).
       groups: As in `Rollouts`, (N,).
+      greedy_scores: As in `Rollouts`, (N,).
       counts: Real rows of each call.
       pad_token_id: Replaces what is cut off.
       eos_penalty: Subtracted from the last action's reward where the row did not end; None: nothing.
@@ -264,5 +290,6 @@ def assemble(
     if eos_penalty:
         penalties = missing_eos_penalty(jnp.zeros_like(rewards[:, 0]), ended, penalty=eos_penalty)
         rewards = rewards + place_scores(penalties, mask)
-    rollouts = Rollouts(Sequences(inputs, rows.starts, mask), scored, rewards, sampler_logprobs, groups)
+    sequences = Sequences(inputs, rows.starts, mask)
+    rollouts = Rollouts(sequences, scored, rewards, sampler_logprobs, groups, greedy_scores)
     return rollouts, sampler_agreement(scored.logprobs, sampler_logprobs, mask)

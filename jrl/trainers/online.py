@@ -111,6 +111,7 @@ class OnlineTrainer(SamplingTrainer):
             logprob_chunk_bytes=self.config.train.logprob_chunk_bytes,
             missing_eos_penalty=method.missing_eos_penalty,
             with_full_kl=kl is not None and kl.penalty == "full",
+            with_greedy=self.recipe.greedy_baseline,
         )
 
     def keys(self, iteration: int) -> tuple[PRNGKey, PRNGKey]:

@@ -146,6 +146,7 @@ def test_the_order_of_the_vocabulary_does_not_matter(monkeypatch):
     tokenizer = copy.deepcopy(TOKENIZERS["both_ends"])
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("a", "")
     vocab = tokenizer.get_vocab()
-    special_first = {text: vocab[text] for text in (*tokenizer.all_special_tokens, *vocab)}
+    special_first = dict.fromkeys(tokenizer.all_special_tokens, -1)
+    special_first |= {text: number for text, number in vocab.items() if text not in special_first}
     monkeypatch.setattr(tokenizer, "get_vocab", lambda: special_first)
     assert special_tokens_around(tokenizer) == ([tokenizer.bos_token_id], [EOS_ID])

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GRPO's entry in the table of methods; its relatives are values of the same configuration."""
+
+from __future__ import annotations
+
+from jrl.learners.grpo import GRPOConfig, grpo_recipe
+from jrl.trainers.config.defaults import default_config
+from jrl.trainers.config.method import Method
+from jrl.trainers.config.trl_config import TRLConfig
+
+
+def default_grpo_config() -> TRLConfig:
+    """A run of GPT-2 on 16 prompts an iteration, 8 samples of each, in one optimizer step."""
+    return default_config(GRPOConfig(), batch_size=128)
+
+
+GRPO = Method(
+    name="grpo",
+    config=GRPOConfig,
+    recipe=grpo_recipe,
+    default=default_grpo_config,
+    title="group-relative policy optimisation (GRPO)",
+    summary="policy gradients without a critic (GRPO, RLOO, DAPO, ...) against a reward function",
+    tags=("grpo", "reinforcement-learning"),
+    papers=lambda config: ("shao2024deepseekmath",),
+    headlines={"grpo/clip_fraction": "clip", "grpo/entropy": "entropy"},
+)
