@@ -65,3 +65,10 @@ def test_the_figures_of_the_chain_are_those_of_its_recipes():
     head = head_of("ppo_chain")
     assert f"{day}: learned reward {sft} → {ppo}, true {sft_true} → {ppo_true} ({best} at best" in head
     assert f"{day}: true reward {sft_true} → {dpo_true}, learned {sft} → {dpo}" in head_of("dpo_chain")
+
+
+def test_every_decision_is_linked_for_contributors():
+    linked = re.findall(
+        r"\]\((docs/\d{4}-[\w-]+\.md)\)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    )
+    assert linked == [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("[0-9]*.md"))]
