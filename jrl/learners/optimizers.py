@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -307,7 +307,7 @@ def make_optimizer(
     Raises:
       ValueError: On an unknown name or argument, one that is missing, or one out of range.
     """
-    if name.lower().endswith("_8bit_bnb"):
+    if _is_of_bitsandbytes(name):
         raise ValueError(
             f"optimizer {name!r}: 8-bit moments of bitsandbytes need torch. To save optimizer memory, "
             "train LoRA adapters (`model.peft_config`) or fewer layers (`model.num_layers_unfrozen`)."
@@ -340,6 +340,37 @@ def pass_over(opt_state: optax.OptState, num_steps: int | Int[Array, ""]) -> opt
     return opt_state if steps is None else optax.tree.set(opt_state, steps=steps + num_steps)
 
 
+def check_optimizer(name: str, kwargs: Mapping[str, Any]) -> None:
+    """Refuses names that `make_optimizer` does not know; what is missing or out of range is left to it.
+
+    Args:
+      name: Of an optimizer. Those of bitsandbytes pass: `make_optimizer` says what to take instead.
+      kwargs: Its arguments, `lr` among them.
+    Raises:
+      ValueError: On an unknown name or argument, naming the closest one.
+    """
+    if not _is_of_bitsandbytes(name):
+        builder = _look_up(name, OPTIMIZERS, section="optimizer")
+        _check_known(kwargs, ["lr", *inspect.signature(builder).parameters], section=f"optimizer {name!r}")
+
+
+def check_schedule(name: str, kwargs: Mapping[str, Any]) -> None:
+    """Refuses names that `make_schedule` does not know; what is missing or out of range is left to it.
+
+    Args:
+      name: Of a schedule.
+      kwargs: Its arguments.
+    Raises:
+      ValueError: On an unknown name or argument, naming the closest one.
+    """
+    builder = _look_up(name, SCHEDULES, section="scheduler")
+    _check_known(kwargs, inspect.signature(builder).parameters, section=f"scheduler {name!r}")
+
+
+def _is_of_bitsandbytes(name: str) -> bool:
+    return name.lower().endswith("_8bit_bnb")
+
+
 def _look_up(name: str, table: Mapping[str, Callable[..., Any]], *, section: str) -> Callable[..., Any]:
     if name.lower() not in table:
         hint = did_you_mean(name, table)
@@ -350,10 +381,7 @@ def _look_up(name: str, table: Mapping[str, Callable[..., Any]], *, section: str
 def _checked(kwargs: Mapping[str, Any], builder: Callable[..., Any], *, section: str) -> dict[str, Any]:
     """The arguments, once all are known, numbers, and none is missing."""
     parameters = inspect.signature(builder).parameters
-    for name in kwargs:
-        if name not in parameters:
-            hint = did_you_mean(name, parameters)
-            raise ValueError(f"{section}: unknown argument `{name}`; it takes {list(parameters)}.{hint}")
+    _check_known(kwargs, parameters, section=section)
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in kwargs:
             raise ValueError(f"{section}: `{name}` is required, got {sorted(kwargs)}.")
@@ -361,6 +389,14 @@ def _checked(kwargs: Mapping[str, Any], builder: Callable[..., Any], *, section:
         if parameters[name].annotation != "str":
             _check_number(name, value, section=section)
     return dict(kwargs)
+
+
+def _check_known(kwargs: Mapping[str, Any], known: Iterable[str], *, section: str) -> None:
+    names = list(known)
+    for name in kwargs:
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise ValueError(f"{section}: unknown argument `{name}`; it takes {names}.{hint}")
 
 
 _NUMBER = "a finite number that is not negative"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jrl.learners.config import check_numbers
+from jrl.learners.optimizers import check_optimizer, check_schedule
 from jrl.models.adapters.config import plain_peft_config, read_adapter_config
 from jrl.models.fused_attention import AttnImplementation
 from jrl.models.hub import read_config
@@ -114,12 +115,16 @@ class OptimizerConfig(Section):
     """The optimizer.
 
     Attributes:
-      name: Such as "adamw"; the learners know the list.
+      name: A key of `jrl.learners.optimizers.OPTIMIZERS`, such as "adamw".
       kwargs: torch's names: `lr`, `betas`, `eps`, `weight_decay`, ...
     """
 
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def validate(self) -> None:
+        """Refuses unknown names, before a model is read."""
+        check_optimizer(self.name, self.kwargs)
 
 
 @dataclass
@@ -127,12 +132,16 @@ class SchedulerConfig(Section):
     """The learning rate over optimizer steps.
 
     Attributes:
-      name: Such as "cosine_annealing" or "constant".
+      name: A key of `jrl.learners.optimizers.SCHEDULES`, such as "cosine_annealing" or "constant".
       kwargs: Such as `T_max` and `eta_min`.
     """
 
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def validate(self) -> None:
+        """Refuses unknown names, before a model is read."""
+        check_schedule(self.name, self.kwargs)
 
 
 @dataclass

@@ -220,7 +220,7 @@ class TestEditing:
 
     def test_evolve_merges_and_leaves_the_base_alone(self, config):
         before = copy.deepcopy(config)
-        kwargs = {"momentum": 0.9}
+        kwargs = {"weight_decay": 0.5}
         found = config.evolve(train={"seed": 3, "mesh": {"data": 2}}, optimizer={"kwargs": kwargs})
         assert (found.train.seed, found.train.mesh) == (3, {"data": 2})
         assert found.optimizer.kwargs == before.optimizer.kwargs | kwargs
@@ -266,9 +266,9 @@ class TestEditing:
 
     def test_update_adds_to_free_dictionaries(self, config):
         found = TRLConfig.update(
-            config, {"optimizer.kwargs.momentum": 0.9, "method.gen_kwargs.temperature": 0.7}
+            config, {"optimizer.kwargs.weight_decay": 0.5, "method.gen_kwargs.temperature": 0.7}
         )
-        assert found.optimizer.kwargs["momentum"] == 0.9
+        assert found.optimizer.kwargs["weight_decay"] == 0.5
         assert found.method.gen_kwargs["temperature"] == 0.7
 
     @pytest.mark.parametrize(
