@@ -11,6 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import jaxtyping
 
 # Programs here are tiny and many: compiling them fast matters more than how fast they run.
@@ -28,6 +29,11 @@ import pytest  # noqa: E402
 
 from tests import tiers  # noqa: E402
 
+# The same examples in every run: a test that fails by chance refuses a change that did nothing. To look for others:
+# HYPOTHESIS_PROFILE=random.
+hypothesis.settings.register_profile("same", derandomize=True, database=None)
+hypothesis.settings.register_profile("random", database=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 ROOT = Path(__file__).resolve().parents[1]
 TIERS = ("parity", "slow", "mesh")
 # What a test without a mark may take on a quiet machine. The same test has been seen to take 3 s and 15 s on one

@@ -209,8 +209,8 @@ def test_d12_unknown_names_fail_and_the_base_stays():
             jrl.TRLConfig.update(config, change)
     with pytest.raises(ValueError, match="Unknown section"):
         config.evolve(bogus={})
-    changed = jrl.TRLConfig.update(config, {"optimizer.kwargs.momentum": 0.9, "train": {"seed": 3}})
-    assert (changed.optimizer.kwargs["momentum"], changed.train.seed) == (0.9, 3)
+    changed = jrl.TRLConfig.update(config, {"optimizer.kwargs.eps": 0.5, "train": {"seed": 3}})
+    assert (changed.optimizer.kwargs["eps"], changed.train.seed) == (0.5, 3)
     assert config == before
 
 
