@@ -218,14 +218,22 @@ def kl_per_sequence(rollouts: Rollouts, kl_penalty: str = "kl") -> Mean:
     return mean_metric(masked_sum(kl, mask, axis=1), jnp.any(mask, axis=1))
 
 
-def rollout_metrics(rollouts: Rollouts, credit: Credit, *, kl_penalty: str | None, prefix: str) -> Metrics:
+def rollout_metrics(
+    rollouts: Rollouts,
+    credit: Credit,
+    *,
+    kl_penalty: str | None,
+    prefix: str,
+    learned: Bool[Array, "N T"] | None = None,
+) -> Metrics:
     """Metrics of the rollouts before any training on them. Rewards are neither clipped nor scaled.
 
     Args:
-      rollouts: All of the iteration.
+      rollouts: All of the iteration, those that an algorithm leaves out included.
       credit: What is learned from them.
       kl_penalty: A name of `KL_PENALTIES`; None: there is no reference.
       prefix: Of the critic's metrics.
+      learned: True on the actions that have credit; None: all have.
     """
     mask, scored = rollouts.sequences.mask, rollouts.scored
     real = jnp.any(mask, axis=1)
@@ -239,8 +247,9 @@ def rollout_metrics(rollouts: Rollouts, credit: Credit, *, kl_penalty: str | Non
         found["kl/per_token"] = mean_metric(KL_PENALTIES[kl_penalty](scored), mask)
         found["kl/per_sequence"] = kl_per_sequence(rollouts, kl_penalty)
     if credit.returns is not None and scored.values is not None:
-        spread = masked_variance(credit.returns, mask)
-        unexplained = masked_variance(credit.returns - scored.values, mask)
+        with_credit = mask if learned is None else learned
+        spread = masked_variance(credit.returns, with_credit)
+        unexplained = masked_variance(credit.returns - scored.values, with_credit)
         known = spread > 0
         explained = jnp.where(known, 1 - unexplained / jnp.where(known, spread, 1.0), 0.0)
         found[f"{prefix}/explained_variance"] = Mean(explained, known.astype(jnp.float32))

@@ -136,10 +136,8 @@ def group_metrics(rollouts: Rollouts, kept: Rollouts) -> Metrics:
     """
     real = jnp.any(rollouts.sequences.mask, axis=1)
     failed = jnp.isnan(row_scores(rollouts))
-    found: Metrics = {
-        "reward/failed_fraction": mean_metric(failed, real),
-        "rollout/kept_fraction": mean_metric(jnp.any(kept.sequences.mask, axis=1), real),
-    }
+    keeps = jnp.any(kept.sequences.mask, axis=1)
+    found: Metrics = {"rollout/kept_fraction": mean_metric(keeps, jnp.ones_like(keeps))}
     if rollouts.groups is None:
         return found
     valid = real & ~failed
@@ -163,7 +161,7 @@ def sampler_metrics(targets: Targets) -> Metrics:
         return {}
     mask, weights = targets.mask, targets.weights
     return {
-        "sampler/ess": Mean(effective_sample_size(weights, mask), jnp.ones((), jnp.float32)),
+        "sampler/ess": Mean(effective_sample_size(weights, mask), jnp.any(mask).astype(jnp.float32)),
         "sampler/weight_mean": mean_metric(weights, mask),
         "sampler/weight_max": max_metric(weights, mask),
         "sampler/dropped_fraction": mean_metric(weights == 0, mask),

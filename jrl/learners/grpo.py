@@ -161,6 +161,16 @@ class GRPOConfig(OnlineConfig):
                 f"at least 2: `estimator: {self.estimator}` compares the samples of a prompt",
             ),
             ("epsilon", self.epsilon > 0, "positive"),
+            ("entropy_coef", self.entropy_coef >= 0, "at least 0"),
+            (
+                "off_policy_mask_threshold",
+                positive_or_none(self.off_policy_mask_threshold),
+                "positive, or None",
+            ),
+            *(
+                (name, vars(self)[name] > 0, "positive")
+                for name in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
+            ),
             ("epsilon_high", positive_or_none(self.epsilon_high), "positive, or None"),
             ("delta", self.delta is None or self.delta > 1 + high, f"above 1 + ε_high = {1 + high}, or None"),
             ("dual_clip", self.dual_clip is None or self.dual_clip > 1, "above 1, or None"),
@@ -179,9 +189,11 @@ class GRPOConfig(OnlineConfig):
         level, in_loss = self.importance_sampling_level, self.kl_placement == "loss"
         corrected = self.importance_sampling_mode != "none"
         per_row = self.estimator not in PER_TOKEN
-        filtered = {**self.gen_kwargs, **(self.gen_experience_kwargs or {})}
+        sampling = _rollout_kwargs(self)
         unfiltered = (
-            filtered.get("top_p", 1.0) == 1 and not filtered.get("top_k") and not filtered.get("min_p")
+            sampling.get("top_p", 1.0) == 1
+            and sampling.get("repetition_penalty", 1.0) == 1
+            and not any(sampling.get(name) for name in ("top_k", "min_new_tokens", "suppress_tokens"))
         )
         ratio_of_rows = level in ("sequence", "sequence_token")
         check_fields(
@@ -242,10 +254,23 @@ class GRPOConfig(OnlineConfig):
                 not (self.old_logprobs_from_sampler and corrected),
                 "False beside `importance_sampling_mode`: the ratio to the sampler would be counted twice",
             ),
+            *(
+                (
+                    name,
+                    not used or unfiltered,
+                    f"{off} where rollouts are sampled with `top_p`, `top_k`, `repetition_penalty`, `min_new_tokens` "
+                    "or `suppress_tokens`: the sampler's log-probabilities are of what they leave",
+                )
+                for name, used, off in (
+                    ("importance_sampling_mode", corrected, '"none"'),
+                    ("old_logprobs_from_sampler", self.old_logprobs_from_sampler, "False"),
+                    ("off_policy_mask_threshold", self.off_policy_mask_threshold is not None, "None"),
+                )
+            ),
             (
-                "importance_sampling_mode",
-                not corrected or unfiltered,
-                '"none" beside `top_p`, `top_k` or `min_p`: the sampler\'s log-probabilities are of what they leave',
+                "reduction",
+                self.reduction != "group_token" or self.num_generations >= 2,
+                'another one than "group_token" where each prompt has one sample',
             ),
             (
                 "importance_sampling_mode",
@@ -523,8 +548,14 @@ def _weights(config: GRPOConfig) -> Weigh:
 
 def _longest(config: GRPOConfig) -> int:
     """Most tokens of a rollout."""
-    tokens = (config.gen_experience_kwargs or config.gen_kwargs)["max_new_tokens"]
-    return int(max(tokens) if isinstance(tokens, list | tuple) else tokens)
+    return int(_rollout_kwargs(config)["max_new_tokens"])
+
+
+def _rollout_kwargs(config: GRPOConfig) -> Mapping[str, Any]:
+    """How rollouts are sampled: a sweep of evaluations counts with its first value."""
+    given = config.gen_kwargs if config.gen_experience_kwargs is None else config.gen_experience_kwargs
+    several = {name for name, value in given.items() if isinstance(value, list | tuple)} - {"suppress_tokens"}
+    return {name: value[0] if name in several else value for name, value in given.items()}
 
 
 def _check_switch(field: str, value: object, known: Mapping[str, Any] | tuple[str, ...]) -> None:

@@ -205,9 +205,9 @@ def make_online_update(
         credit = Credit(targets.advantages, targets.returns)
         penalty = None if recipe.kl is None else recipe.kl.penalty
         metrics = _metrics_of_steps(stacked, f"{prefix}/{_FIRST}")
-        metrics |= rollout_metrics(batch, credit, kl_penalty=penalty, prefix=prefix)
+        metrics |= rollout_metrics(rollouts, credit, kl_penalty=penalty, prefix=prefix, learned=mask)
         metrics |= recipe.watch(rollouts, batch, targets) | _carried_metrics(state, moments, recipe)
-        return OnlineState(train, _next_kl_coef(state.kl_coef, batch, recipe), moments), metrics
+        return OnlineState(train, _next_kl_coef(state.kl_coef, rollouts, recipe), moments), metrics
 
     return update
 
@@ -328,8 +328,7 @@ def after_rollouts(
     kl_coef: Float[Array, ""], moments: ScoreMoments, rollouts: Rollouts, recipe: Recipe
 ) -> tuple[Float[Array, ""], ScoreMoments]:
     """KL coefficient and moments of the scores after these rollouts, as an update on them leaves them."""
-    rollouts = recipe.selected(rollouts)
-    _, moments = recipe.scaled_rewards(rollouts, moments)
+    _, moments = recipe.scaled_rewards(recipe.selected(rollouts), moments)
     return _next_kl_coef(kl_coef, rollouts, recipe), moments
 
 

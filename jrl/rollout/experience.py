@@ -185,7 +185,10 @@ class ExperienceCollector:
                 clock=stopwatch,
             )
             assert found.rewards is not None, "there is a reward function"
-            greedy = np.repeat(found.rewards, self._num_generations)
+            cut = ~found.texts.ended(self._settings.eos_token_id)
+            greedy = np.repeat(
+                found.rewards - cut * (self._missing_eos_penalty or 0.0), self._num_generations
+            )
         return self._experience(collected, greedy)
 
     def _as_matrix(self, rewards: Sequence[float | np.ndarray], texts: Texts) -> np.ndarray:

@@ -80,6 +80,11 @@ class OnlineTrainer(SamplingTrainer):
                 "the whole vocabulary: ratio and KL refer to the unfiltered policy.",
                 stacklevel=4,
             )
+            if recipe.select is not None and recipe.select.needs_sampler:
+                raise ValueError(
+                    "`logit_mask`, top_k, top_p or repetition_penalty must not shape rollouts whose sampler is "
+                    "corrected for: its log-probabilities would be of what they leave."
+                )
         optimizer = self.make_optimizer()
         self.ref_params = None if recipe.kl is None else make_reference()
         update = make_online_update(

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from jrl.forward import Reader
-from jrl.learners.credit import Credit
-from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_recipe
+from jrl.learners.credit import Credit, rollout_metrics
+from jrl.learners.groups import group_metrics
+from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_policy_loss, grpo_recipe
 from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.recipe import Recipe
 from jrl.ops import finalize, place_scores
-from jrl.typing import Predictions, Rollouts, Scored, Sequences
+from jrl.typing import ModelInputs, Predictions, Rollouts, Scored, Sequences
 from tests.learners.batches import CHUNK_BYTES, sgd
 from tests.learners.tabular import tabular_batch, tabular_params, tabular_policy
 from tests.losses.policy_gradient_cases import BATCH, CASES, GROUPS, MASK, advantages_of
@@ -166,7 +167,7 @@ class TestSelection:
         shown = finalize(kept.watch(rollouts, selected, targets))
         assert shown["group/zero_std_fraction"] == pytest.approx(1 / 3)
         assert shown["rollout/kept_fraction"] == pytest.approx(2 / 3)
-        assert shown["group/valid_mean"] == 4 and shown["reward/failed_fraction"] == 0
+        assert shown["group/valid_mean"] == 4
 
     def test_a_missing_log_probability_of_the_sampler_leaves_the_row(self) -> None:
         rollouts = golden_rollouts()
@@ -264,7 +265,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "importance_sampling_mode": "token_mask",
             "gen_kwargs": {"max_new_tokens": 4, "top_p": 0.9},
         },
-        '`method.importance_sampling_mode` must be "none" beside `top_p`',
+        '`method.importance_sampling_mode` must be "none" where rollouts are sampled with `top_p`',
     ),
     ({"delta": 1.2}, "`method.delta` must be above 1"),
     ({"dual_clip": 1.0}, "`method.dual_clip` must be above 1"),
@@ -351,3 +352,73 @@ def test_the_record_shows_what_a_correction_weighs(batch: Rollouts) -> None:
     _, metrics = train(config, batch, minibatch_size=8)
     assert metrics["sampler/weight_max"] == pytest.approx(np.exp(-0.1), rel=1e-5)
     assert metrics["sampler/ess"] == pytest.approx(1.0) and metrics["sampler/dropped_fraction"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {
+                "importance_sampling_mode": "token_truncate",
+                "gen_kwargs": {"max_new_tokens": 4, "min_new_tokens": 2},
+            },
+            "none",
+        ),
+        (
+            {"old_logprobs_from_sampler": True, "gen_kwargs": {"max_new_tokens": 4, "top_k": 2}},
+            "False where rollouts",
+        ),
+        (
+            {"off_policy_mask_threshold": 0.5, "gen_kwargs": {"max_new_tokens": 4, "top_p": [0.9, 1.0]}},
+            "None where",
+        ),
+        ({"off_policy_mask_threshold": -1.0}, "positive, or None"),
+        ({"entropy_coef": -1.0}, "at least 0"),
+        ({"vespo_k_pos": -1.0}, "positive"),
+        (
+            {"estimator": "returns_to_go", "num_generations": 1, "reduction": "group_token"},
+            "where each prompt has one sample",
+        ),
+    ],
+)
+def test_what_a_reading_found_accepted_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        GRPOConfig(**fields)
+
+
+def test_rollouts_decide_and_not_evaluations() -> None:
+    """`gen_experience_kwargs` takes the place of `gen_kwargs`, and a sweep samples rollouts at its first value."""
+    GRPOConfig(
+        importance_sampling_mode="token_truncate",
+        gen_kwargs={"max_new_tokens": 8, "top_k": 50},
+        gen_experience_kwargs={"max_new_tokens": 8},
+    )
+    swept = GRPOConfig(gen_kwargs={"max_new_tokens": [2, 6], "top_p": [1.0, 0.9]})
+    reduction = grpo_policy_loss(swept).reduction
+    _, weight = reduction(jnp.ones((3, 2)), jnp.ones((3, 2), bool))
+    assert float(weight) == 3 * 2
+
+
+def test_metrics_are_of_all_rollouts_also_of_those_that_are_left_out() -> None:
+    """Scores 1 1, 1 1, 1 0: the first two groups teach nothing, and are rollouts all the same."""
+    recipe = grpo_recipe(algorithm("dapo", num_generations=2, num_rollouts=6))
+    scores = jnp.array([1.0, 1, 1, 1, 1, 0])
+    mask = jnp.ones((6, 1), bool)
+    inputs = ModelInputs(jnp.zeros((6, 2), jnp.int32), jnp.ones((6, 2), bool))
+    zeros = jnp.zeros((6, 1))
+    rollouts = Rollouts(
+        Sequences(inputs, jnp.zeros(6, jnp.int32), mask),
+        Scored(zeros),
+        scores[:, None],
+        zeros,
+        jnp.arange(6) // 2,
+    )
+    kept = recipe.selected(rollouts)
+    assert jnp.any(kept.sequences.mask, axis=1).tolist() == [False] * 4 + [True] * 2
+    credit = Credit(zeros, None)
+    found = finalize(
+        rollout_metrics(rollouts, credit, kl_penalty=None, prefix="grpo", learned=kept.sequences.mask)
+        | group_metrics(rollouts, kept)
+    )
+    assert found["reward/mean"] == pytest.approx(5 / 6) and found["completion/length_mean"] == 1
+    assert found["rollout/kept_fraction"] == pytest.approx(2 / 6)

@@ -7,6 +7,7 @@ scripts assign to them; a trainer works on a validated copy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -110,6 +111,12 @@ class TokenizerConfig(Section):
         )
 
 
+def _require_named(section: str, name: Any, kwargs: Any) -> None:
+    """Refuses a section whose name is no text, or whose arguments are no mapping."""
+    _require(isinstance(name, str), f"{section}.name", "a text", name)
+    _require(isinstance(kwargs, Mapping), f"{section}.kwargs", "a mapping", kwargs)
+
+
 @dataclass
 class OptimizerConfig(Section):
     """The optimizer.
@@ -124,6 +131,7 @@ class OptimizerConfig(Section):
 
     def validate(self) -> None:
         """Refuses unknown names, before a model is read."""
+        _require_named("optimizer", self.name, self.kwargs)
         check_optimizer(self.name, self.kwargs)
 
 
@@ -141,6 +149,7 @@ class SchedulerConfig(Section):
 
     def validate(self) -> None:
         """Refuses unknown names, before a model is read."""
+        _require_named("scheduler", self.name, self.kwargs)
         check_schedule(self.name, self.kwargs)
 
 
