@@ -41,6 +41,7 @@ from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule, denoising_step
 from jrl.ops.pass_rates import pass_at_k
 from jrl.ops.policy_gradient import (
     ClipEvents,
+    bounded_log_ratio,
     clip_events,
     clipped_ratio_loss,
     clipped_surrogate,
@@ -99,6 +100,7 @@ __all__ = [
     "TokenLogprobs",
     "adaptive_kl_coef",
     "at_least_float32",
+    "bounded_log_ratio",
     "calibrate_scores",
     "cispo_loss",
     "clip_events",

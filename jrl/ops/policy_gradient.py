@@ -18,6 +18,22 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before exp: far outside any trust region, far inside float32."""
 
 
+def bounded_log_ratio(
+    logprobs: Float[Array, "*shape"], old_logprobs: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """log π_θ − log π_old in [−20, 20]; beyond that it is clamped and passes no gradient.
+
+    Args:
+      logprobs: log π_θ of the actions, in nats.
+      old_logprobs: log π_old of the actions, in nats.
+    Reference: none; the clamp is ours, and keeps its exponential finite in float32.
+    Example:
+      >>> bounded_log_ratio(jnp.array([-1.0, -200.0]), jnp.array([-1.5, -400.0])).tolist()
+      [0.5, 20.0]
+    """
+    return jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
 def importance_ratio(
     logprobs: Float[Array, "*shape"], old_logprobs: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
@@ -38,7 +54,7 @@ def importance_ratio(
     check_float("logprobs", logprobs)
     check_float("old_logprobs", old_logprobs)
     check_same_shape("old_logprobs", old_logprobs, "logprobs", logprobs)
-    return jnp.exp(jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return jnp.exp(bounded_log_ratio(logprobs, old_logprobs))
 
 
 def clipped_surrogate(

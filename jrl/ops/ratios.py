@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float
 
 from jrl.ops.checks import Scalar, check_batch
 from jrl.ops.masking import masked_mean, masked_sum, zero_masked
-from jrl.ops.policy_gradient import MAX_LOG_RATIO, importance_ratio
+from jrl.ops.policy_gradient import MAX_LOG_RATIO, bounded_log_ratio, importance_ratio
 
 _MIN_PRODUCT = 1e-8
 
@@ -161,8 +161,7 @@ def geometric_clipped_ratio(
 
 def _log_ratio(logprobs: Array, old_logprobs: Array, mask: Array) -> Float[Array, "B T"]:
     check_batch(mask, logprobs=logprobs, old_logprobs=old_logprobs)
-    difference = zero_masked(logprobs, mask) - zero_masked(old_logprobs, mask)
-    return jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return bounded_log_ratio(zero_masked(logprobs, mask), zero_masked(old_logprobs, mask))
 
 
 def _mean_log_ratio(logprobs: Array, old_logprobs: Array, mask: Array) -> Float[Array, "B"]:

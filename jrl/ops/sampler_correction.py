@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float
 
 from jrl.ops.checks import Scalar, check_batch, check_positive
 from jrl.ops.masking import masked_mean, masked_sum, zero_masked
-from jrl.ops.policy_gradient import MAX_LOG_RATIO
+from jrl.ops.policy_gradient import MAX_LOG_RATIO, bounded_log_ratio
 
 
 def token_weights(
@@ -165,5 +165,5 @@ def off_policy_rows(
 
 def _log_weights(old_logprobs: Array, sampler_logprobs: Array, mask: Array) -> Float[Array, "B T"]:
     check_batch(mask, old_logprobs=old_logprobs, sampler_logprobs=sampler_logprobs)
-    difference = zero_masked(old_logprobs, mask) - zero_masked(sampler_logprobs, mask)
-    return jax.lax.stop_gradient(jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    bounded = bounded_log_ratio(zero_masked(old_logprobs, mask), zero_masked(sampler_logprobs, mask))
+    return jax.lax.stop_gradient(bounded)

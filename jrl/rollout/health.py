@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 
 from jrl.ops.kl import kl_k3
 from jrl.ops.metrics import max_metric, mean_metric
+from jrl.ops.policy_gradient import MAX_LOG_RATIO
 from jrl.typing import Metrics
 
 
@@ -31,7 +32,7 @@ def sampler_agreement(
       mask: True on actions.
     """
     difference = jnp.where(mask, logprobs - sampler_logprobs, 0.0)
-    bounded = jnp.clip(difference, -20.0, 20.0)
+    bounded = jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return {
         "sampler/abs_ratio": mean_metric(jnp.exp(jnp.abs(bounded)), mask),
         "sampler/kl_k3": mean_metric(kl_k3(jnp.zeros_like(difference), difference), mask),

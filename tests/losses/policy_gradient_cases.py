@@ -3,7 +3,8 @@
 
 `tests/golden/policy_gradient.json` holds 3 prompts with 4 completions each, of 1 to 6 tokens and two with holes:
 scores, log-probabilities of four policies, advantages by 20 estimators, sampler weights, and loss and gradient of 39
-objectives in float64. Those with the source "trl" are TRL 1.16's own, which `test_policy_gradient_trl.py` runs again.
+objectives in float64. Those with the source "trl" were computed by TRL 1.16's own loss when the file was made; nothing
+here runs TRL again.
 """
 
 from __future__ import annotations

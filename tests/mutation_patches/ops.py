@@ -28,7 +28,7 @@ PATCHES = [
     Mutation("2.4", "jrl.ops.logprobs.logprobs_from_logits",
              "at_least_float32(logits)", "at_least_float32(logits.astype(jnp.bfloat16))",
              "tests/ops/test_logprobs.py::TestLogprobsFromLogits::test_lore_2_4_log_softmax_is_float32"),
-    Mutation("2.11", "jrl.ops.policy_gradient.importance_ratio",
+    Mutation("2.11", "jrl.ops.policy_gradient.bounded_log_ratio",
              "jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO)", "logprobs - old_logprobs",
              "tests/losses/test_ppo.py::TestGradients::test_lore_2_11_extreme_log_ratios_are_finite_and_reported"),
     Mutation("2.11", "jrl.losses.policy_gradient._ratio_metrics",

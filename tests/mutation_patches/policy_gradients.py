@@ -50,8 +50,8 @@ PATCHES = [
              "jax.lax.stop_gradient(weights)", "weights",
              "tests/ops/test_surrogates.py::TestCISPO::test_lore_5_8_every_action_keeps_a_gradient"),
     Mutation("6.1", "jrl.ops.sampler_correction._log_weights",
-             "zero_masked(old_logprobs, mask) - zero_masked(sampler_logprobs, mask)",
-             "zero_masked(sampler_logprobs, mask) - zero_masked(old_logprobs, mask)",
+             "bounded_log_ratio(zero_masked(old_logprobs, mask), zero_masked(sampler_logprobs, mask))",
+             "bounded_log_ratio(zero_masked(sampler_logprobs, mask), zero_masked(old_logprobs, mask))",
              "tests/exact/test_tree.py::"
              "test_lore_6_1_the_product_weight_makes_another_samplers_gradient_exact"),
     Mutation("6.2", "jrl.ops.sampler_correction.drop_weights",
