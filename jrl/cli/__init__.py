@@ -27,7 +27,7 @@ from jrl.named_functions import load_function, load_module, load_reward
 from jrl.rollout.rewards import RewardError
 from jrl.sweep import SweepError
 from jrl.trainers.checkpoints.checkpointer import CheckpointError
-from jrl.trainers.config.method import entries
+from jrl.trainers.config.method import commands
 from jrl.trainers.diffusion.images import ImageError
 from jrl.trainers.loggers.safe_text import for_terminal
 from jrl.trainers.loggers.trackers import MissingTrackerError
@@ -107,7 +107,7 @@ def _fail(name: str, reason: str, status: int) -> int:
 
 def _understand(name: str, words: Sequence[str]) -> Callable[[], int | None]:
     """Reads flags and files, and gives what is to be done."""
-    if name in entries():
+    if name in commands():
         words = [name, *join_job(words[1:])]
     if wants_flat(name, words[1:]):
         return flat(name, words[1:])

@@ -65,6 +65,7 @@ def _add_training(commands: Any, entry: Method) -> None:
     flat = entry.name in BOTH and entry.data != "prompts"
     command = commands.add_parser(
         entry.name,
+        aliases=list(entry.variants),
         help=entry.summary,
         epilog="With a flat YAML file, or --dataset_name, this command takes TRL's fields: add --help to see them."
         if flat

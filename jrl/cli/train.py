@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jrl.api import prepare
-from jrl.cli.summary import Work, status_of
+from jrl.cli.summary import Work, status_of, tell
 from jrl.data.sources.named_sources import load_prompts, load_rewarded_samples, load_samples
 from jrl.data.sources.records import read_records
 from jrl.named_functions import load_function, load_reward
 from jrl.trainers.base import Trainer
-from jrl.trainers.config.method import entries, entry_of
+from jrl.trainers.config.method import commands, entry_of
 from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import reward_mesh
@@ -21,9 +21,31 @@ from jrl.trainers.loading.setup import reward_mesh
 
 def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl <algorithm>` with a nested configuration, or with its default one."""
-    entry = entries()[flags.command]
+    entry = commands()[flags.command]
     config = TRLConfig.load_yaml(flags.config) if flags.config else entry.default()
+    if not isinstance(config.method, entry.config):
+        raise ValueError(
+            f"`--config` must be a recipe with `method.name: {entry.config.__name__}`, got {config.method.name!r} in "
+            f"{flags.config}."
+        )
+    if flags.command in entry.variants:
+        config = _as_variant(
+            flags.command, config, entry.variants[flags.command], from_file=bool(flags.config)
+        )
     return _PREPARED[entry.data](flags, apply_overrides(config, overrides))
+
+
+def _as_variant(name: str, config: TRLConfig, fields: Mapping[str, Any], *, from_file: bool) -> TRLConfig:
+    """A recipe with the switches of a published algorithm; those of the file that they replace are told."""
+    own = {field: vars(config.method)[field] for field in fields}
+    replaced = {field: value for field, value in own.items() if from_file and value != fields[field]}
+    if replaced:
+        tell(f"`jrl {name}` sets {_listed(fields, replaced)}; the recipe had {_listed(own, replaced)}.")
+    return config.evolve(method=fields)
+
+
+def _listed(fields: Mapping[str, Any], names: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {fields[name]!r}" for name in names)
 
 
 def _learning(trainer: Trainer) -> Work:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from jrl.learners.grpo import GRPOConfig, grpo_recipe
+from jrl.learners.grpo import ALGORITHMS, GRPOConfig, grpo_recipe
 from jrl.trainers.config.defaults import default_config
 from jrl.trainers.config.method import Method
 from jrl.trainers.config.trl_config import TRLConfig
@@ -23,5 +23,7 @@ GRPO = Method(
     summary="policy gradients without a critic (GRPO, RLOO, DAPO, ...) against a reward function",
     tags=("grpo", "reinforcement-learning"),
     papers=lambda config: ("shao2024deepseekmath",),
+    # `jrl grpo` begins with jrl's own defaults.
+    variants={name: fields for name, fields in ALGORITHMS.items() if name != "grpo"},
     headlines={"grpo/clip_fraction": "clip", "grpo/entropy": "entropy"},
 )

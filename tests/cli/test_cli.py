@@ -3,6 +3,7 @@ import json
 import shutil
 
 import pytest
+import yaml
 
 from jrl.cli import COMMANDS, main
 from jrl.cli.generate import model_folder
@@ -56,6 +57,30 @@ def test_ppo_against_a_classifier(files, tmp_path):
         samples=[row["prompt"] + row["output"] for row in rows]
     )
     assert [row["reward"] for row in rows] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_published_algorithm_has_a_command_that_sets_its_switches(files, tmp_path, capsys):
+    checkpoint, prompts = files
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", prompts]
+    small = ["--method.num_rollouts", "4", "--method.chunk_size", "4", "--method.num_generations", "2"]
+    recipe = ["--config", "grpo_randomwalks", "--method.gen_kwargs", "{max_new_tokens: 4}"]
+    limits = ["--train.seq_length", "16", "--train.total_steps", "1", "--train.batch_size", "4"]
+    limits += ["--train.eval_interval", "0", "--optimizer.kwargs.lr", "1e-3"]
+    assert main(["rloo", *reward, *recipe, *paths(checkpoint, tmp_path), *limits, *small]) == 0
+    said = capsys.readouterr().out
+    assert "`jrl rloo` sets" in said and "estimator 'leave_one_out'" in said
+    assert "the recipe had" in said and "estimator 'group_relative'" in said
+    method = yaml.safe_load((tmp_path / "checkpoint_1" / "config.yaml").read_text())["method"]
+    assert (method["estimator"], method["reduction"]) == ("leave_one_out", "sequence_sum")
+    assert method["num_generations"] == 2  # a flag comes behind the algorithm's own number
+
+
+def test_a_recipe_of_another_algorithm_is_refused(files, capsys):
+    reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", files[1]]
+    for command in ("grpo", "dapo"):
+        assert main([command, *reward, "--config", "ppo_randomwalks"]) == 2
+        error = capsys.readouterr().err
+        assert "must be a recipe with `method.name: GRPOConfig`, got 'PPOConfig'" in error
 
 
 @pytest.mark.slow

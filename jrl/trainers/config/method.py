@@ -64,6 +64,8 @@ class Method:
       model: What it trains.
       footprint: Of a configuration, for `jrl plan`; None: derived from the recipe, or not planned where there is none.
       headlines: Metrics for a glance, and their short names.
+      variants: Published algorithms that are values of the same section: the name of each one's command, and the fields
+        that it sets.
       own_tokens: Whether texts are always tokenised with special tokens, as TRL's methods do.
       scales_loss: Whether it may compute in float16.
     """
@@ -80,6 +82,7 @@ class Method:
     model: Literal["language", "classifier", "diffusion"] = "language"
     footprint: Callable[[TRLConfig], Footprint] | None = None
     headlines: Mapping[str, str] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     own_tokens: bool = False
     scales_loss: bool = False
 
@@ -102,6 +105,7 @@ def register(method: Method) -> Method:
     """
     _check_parts(method)
     held = entries().get(method.name)
+    _check_commands(method)
     METHODS.add(method.config.__name__, method.config)
     default = method.config.__dataclass_fields__["name"].default
     if not isinstance(default, str) or METHODS.find(default) is not method.config:
@@ -110,22 +114,33 @@ def register(method: Method) -> Method:
             f"YAML file finds the class; got {default!r}."
         )
     if held is not None:
-        if held.config.__qualname__ != method.config.__qualname__:
-            raise ValueError(
-                f"`name` of the method must be its own: {method.name!r} is that of {held.config.__name__}."
-            )
         del _ENTRIES[held.config]
     _ENTRIES[method.config] = method
     return method
 
 
+def _check_commands(method: Method) -> None:
+    """Refuses names that are no commands, or those of another algorithm."""
+    others = [
+        entry for entry in entries().values() if entry.config.__qualname__ != method.config.__qualname__
+    ]
+    taken = {name: entry.config.__name__ for entry in others for name in (entry.name, *entry.variants)}
+    for name in (method.name, *method.variants):
+        if name in taken:
+            raise ValueError(f"`name` of the method must be its own: {name!r} is that of {taken[name]}.")
+    if method.name in method.variants:
+        raise ValueError(f"`variants` of the method {method.name!r} must have names of their own.")
+
+
 def _check_parts(method: Method) -> None:
     """Refuses an entry that would fail in the middle of a run."""
     what = f"of the method {method.name!r}"
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", method.name) or method.name in COMMANDS:
-        raise ValueError(
-            f"`name` {what} must be lower-case letters, digits and underscores, and none of the commands {COMMANDS}."
-        )
+    for name in (method.name, *method.variants):
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in COMMANDS:
+            raise ValueError(
+                f"`name` {what} must be lower-case letters, digits and underscores, and none of the commands "
+                f"{COMMANDS}; got {name!r}."
+            )
     base = MethodConfig if method.recipe is None else OnlineConfig
     if not (isinstance(method.config, type) and issubclass(method.config, base)):
         more = "" if method.recipe is None else ", for it has a recipe"
@@ -148,6 +163,11 @@ def _check_parts(method: Method) -> None:
 def entries() -> Mapping[str, Method]:
     """All algorithms that are known, by name, in the order in which they became known."""
     return {entry.name: entry for entry in _ENTRIES.values()}
+
+
+def commands() -> Mapping[str, Method]:
+    """All algorithms that have a command, by its name: entries, and their variants."""
+    return {name: entry for entry in entries().values() for name in (entry.name, *entry.variants)}
 
 
 def entry_of(config: MethodConfig) -> Method | None:
