@@ -373,7 +373,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
         **_KL_IN_REWARD,
         "estimator": "leave_one_out",
         "num_generations": 4,
-        "reduction": "sequence_sum",
+        "reduction": "token",
     },
     # Hu et al. 2025, arXiv:2501.03262.
     "reinforce_pp": {

@@ -71,7 +71,7 @@ def test_a_published_algorithm_has_a_command_that_sets_its_switches(files, tmp_p
     assert "`jrl rloo` sets" in said and "estimator 'leave_one_out'" in said
     assert "the recipe had" in said and "estimator 'group_relative'" in said
     method = yaml.safe_load((tmp_path / "checkpoint_1" / "config.yaml").read_text())["method"]
-    assert (method["estimator"], method["reduction"]) == ("leave_one_out", "sequence_sum")
+    assert (method["estimator"], method["reduction"]) == ("leave_one_out", "token")
     assert method["num_generations"] == 2  # a flag comes behind the algorithm's own number
 
 
