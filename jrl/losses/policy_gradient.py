@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jrl.ops.checks import Scalar, check_batch
-from jrl.ops.kl import kl_k1, kl_k2, kl_k3, off_policy_kl
+from jrl.ops.kl import kl_k1, kl_k2, kl_k3
 from jrl.ops.masking import masked_mean, zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
 from jrl.ops.policy_gradient import (
@@ -103,13 +103,15 @@ class KLTerm(NamedTuple):
       coef: β > 0.
       estimator: (logprobs, ref_logprobs) → one value per action, such as `jrl.ops.kl_k2`. The gradient of `kl_k1` as a
         loss is noise.
-      off_policy: Whether each value is multiplied by ρ of its token, the gradient running through both: the gradient
+      off_policy: Whether each value is multiplied by ρ, the gradient running through both: the gradient
         of k1 and k3 is then that of KL(π_θ ‖ π_ref), on and off the policy.
+      ratio: Level of that ρ. TRL takes the surrogate's own, of which a whole row's has no such gradient.
     """
 
     coef: Scalar
     estimator: Callable[[Float[Array, "B T"], Float[Array, "B T"]], Float[Array, "B T"]] = kl_k2
     off_policy: bool = False
+    ratio: Ratio = token_ratio
 
 
 def clipped(
@@ -309,7 +311,7 @@ def policy_gradient_loss(
         assert old.ref_logprobs is not None, "checked above"
         penalties = kl.estimator(logprobs, old.ref_logprobs)
         if kl.off_policy:
-            penalties = off_policy_kl(penalties, logprobs, old.old_logprobs)
+            penalties = penalties * kl.ratio(logprobs, old.old_logprobs, old.advantages, mask)
         losses = losses + kl.coef * penalties
         metrics[f"{prefix}/kl_term"] = mean_metric(penalties, mask)
     if entropy is not None:

@@ -27,7 +27,7 @@ def cispo(clip_range_high: Scalar) -> Surrogate:
     """CISPO's: the ratio, at most 1+ε_high, as a constant weight of log π; see `jrl.ops.cispo_loss`.
 
     Args:
-      clip_range_high: ε_high > 0.
+      clip_range_high: ε_high > −1.
     Reference: MiniMax 2025, arXiv:2506.13585, eq. 4.
     Example:
       >>> import jax.numpy as jnp

@@ -65,13 +65,15 @@ def token_mean(
 
 
 def sequence_mean(
-    losses: Float[Array, "B T"], mask: Bool[Array, "B T"]
+    losses: Float[Array, "B T"], mask: Bool[Array, "B T"], *, count_empty: bool = False
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Every completion weighs 1, however long: `(Σ over rows of the mean ℓ, number of rows with actions)`.
 
     Args:
       losses: One value per action.
       mask: True on actions.
+      count_empty: Whether rows without actions count, too, as TRL counts completions that it masks: a learner's rows of
+        padding count then as well.
     Returns:
       Sum and weight.
     Reference: Shao et al. 2024, arXiv:2402.03300, eq. 3: the mean over tokens inside the mean over completions.
@@ -81,11 +83,11 @@ def sequence_mean(
       [6.0, 2.0]
     """
     check_batch(mask, losses=losses)
-    return jnp.sum(masked_mean(losses, mask, axis=1)), _num_rows(mask)
+    return jnp.sum(masked_mean(losses, mask, axis=1)), _num_rows(mask, count_empty)
 
 
 def constant_mean(
-    losses: Float[Array, "B T"], mask: Bool[Array, "B T"], *, length: int
+    losses: Float[Array, "B T"], mask: Bool[Array, "B T"], *, length: int, count_empty: bool = False
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Every action weighs 1 against a fixed denominator: `(Σ ℓ, length · number of rows with actions)`.
 
@@ -93,6 +95,7 @@ def constant_mean(
       losses: One value per action.
       mask: True on actions.
       length: L, usually the most tokens a completion may have.
+      count_empty: As of `sequence_mean`.
     Returns:
       Sum and weight.
     Reference: Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO), section 3.2.
@@ -102,11 +105,11 @@ def constant_mean(
       [8.0, 10.0]
     """
     check_batch(mask, losses=losses)
-    return masked_sum(losses, mask), length * _num_rows(mask)
+    return masked_sum(losses, mask), length * _num_rows(mask, count_empty)
 
 
 def sequence_sum_mean(
-    losses: Float[Array, "B T"], mask: Bool[Array, "B T"]
+    losses: Float[Array, "B T"], mask: Bool[Array, "B T"], *, count_empty: bool = False
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """A completion is one action, whose loss is that of all its tokens: `(Σ ℓ, number of rows with actions)`.
 
@@ -115,6 +118,7 @@ def sequence_sum_mean(
     Args:
       losses: One per action.
       mask: True on actions.
+      count_empty: As of `sequence_mean`.
     Reference: Ahmadian et al. 2024, arXiv:2402.14740, section 2.
     Example:
       >>> mask = jnp.array([[True, True], [True, False]])
@@ -122,7 +126,7 @@ def sequence_sum_mean(
       >>> float(loss_sum), float(weight)
       (7.0, 2.0)
     """
-    return constant_mean(losses, mask, length=1)
+    return constant_mean(losses, mask, length=1, count_empty=count_empty)
 
 
 def group_token_shares(mask: Bool[Array, "N T"], groups: Int[Array, "N"]) -> Float[Array, "N T"]:
@@ -194,6 +198,6 @@ def loss_of_mean(mean: Any, shown: Mapping[str, Any], mask: Bool[Array, "*B"]) -
     return LossOut(total(mean), weight, jax.lax.stop_gradient(metrics))
 
 
-def _num_rows(mask: Bool[Array, "B T"]) -> Float[Array, ""]:
-    """Rows with at least one action: the others are padding of the batch."""
-    return jnp.sum(jnp.any(mask, axis=1), dtype=jnp.float32)
+def _num_rows(mask: Bool[Array, "B T"], count_empty: bool) -> Float[Array, ""]:
+    """Rows with at least one action: the others are padding of the batch, unless they count, too."""
+    return jnp.sum(jnp.any(mask, axis=1) | count_empty, dtype=jnp.float32)

@@ -30,14 +30,15 @@ def cispo_loss(
       ratio: ρ; a constant here.
       logprobs: log π_θ; the only argument to differentiate.
       advantages: A.
-      clip_range_high: ε_high > 0. TRL's `epsilon_high` is the whole cap, 1 more than this.
+      clip_range_high: ε_high > −1. TRL's `epsilon_high` is the whole cap, 1 more than this: its default of 0.2 is
+        −0.8 here, and scales every loss.
     Reference: MiniMax 2025, arXiv:2506.13585, eq. 4.
     Example:
       >>> ratio, logprobs, advantages = jnp.array([2.0]), jnp.array([-1.0]), jnp.array([3.0])
       >>> [round(float(x), 4) for x in cispo_loss(ratio, logprobs, advantages, clip_range_high=0.5)]
       [4.5]
     """
-    check_positive("clip_range_high", clip_range_high)
+    check_positive("1 + clip_range_high", 1 + clip_range_high)
     return _weighted(jnp.minimum(ratio, 1 + clip_range_high), logprobs, advantages)
 
 

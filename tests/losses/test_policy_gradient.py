@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.losses import policy_gradient_loss
+from jrl.losses import KLTerm, Targets, clipped, policy_gradient_loss
+from jrl.ops import kl_k3, sequence_ratio
 from tests.losses.policy_gradient_cases import BATCH, CASES, WRITTEN, targets_of
 
 # (dtype, relative tolerance); a gradient's is relative to its largest entry where it is smaller than a hundredth of it.
@@ -39,3 +40,15 @@ def test_value_and_gradient_of_every_golden_case(name, dtype):
         np.testing.assert_array_equal(gradient_values, np.zeros_like(gradient_values)) if not (
             written.values
         ) else np.testing.assert_allclose(gradient_values, wanted["grad_values"], **close)
+
+
+def test_the_kl_term_takes_the_ratio_of_the_level_that_it_is_given():
+    mask = jnp.array([[True, True, False]])
+    logprobs, old, ref = (
+        jnp.array([row]) for row in ([-1.0, -0.5, 0.0], [-0.7, -0.6, 0.0], [-0.4, -0.9, 0.0])
+    )
+    targets = Targets(old, None, jnp.zeros((1, 3)), None, mask, ref_logprobs=ref)
+    of_row = KLTerm(1.0, kl_k3, off_policy=True, ratio=sequence_ratio)
+    found = policy_gradient_loss(logprobs, targets, surrogate=clipped(0.2), kl=of_row)
+    wanted = np.exp((-0.3 + 0.1) / 2) * (np.expm1(0.6) - 0.6 + np.expm1(-0.4) + 0.4)
+    np.testing.assert_allclose(found.loss_sum, wanted, rtol=1e-5)

@@ -86,7 +86,7 @@ PATCHES = [
              "zero_masked(scores, mask) - penalty", "jnp.maximum(zero_masked(scores, mask) - penalty, -1.0)",
              "tests/ops/test_rewards.py::test_lore_4_15_the_penalty_is_subtracted_after_clipping"),
     Mutation("5.1", "jrl.ops.reductions.sequence_mean",
-             "(jnp.sum(masked_mean(losses, mask, axis=1)), _num_rows(mask))",
+             "(jnp.sum(masked_mean(losses, mask, axis=1)), _num_rows(mask, count_empty))",
              "(masked_sum(losses, mask), jnp.sum(mask, dtype=jnp.float32))",
              "tests/ops/test_reductions.py::test_lore_5_1_what_a_short_and_a_long_completion_weigh"),
     Mutation("5.3", "jrl.ops.policy_gradient.clipped_ratio_loss",

@@ -72,6 +72,14 @@ def test_golden():
     assert tuple(map(float, constant_mean(losses, mask, length=5))) == (8.0, 10.0)
 
 
+def test_empty_rows_count_where_they_are_asked_to():
+    losses, mask = jnp.ones((3, 2)), jnp.array([[True, True], [True, False], [False, False]])
+    given = losses, mask
+    assert [float(x) for x in sequence_mean(*given, count_empty=True)] == [2.0, 3.0]
+    assert [float(x) for x in sequence_sum_mean(*given, count_empty=True)] == [3.0, 3.0]
+    assert [float(x) for x in constant_mean(*given, length=5, count_empty=True)] == [3.0, 15.0]
+
+
 class TestShares:
     """Two prompts: one with completions of 1 and 3 actions, one with a single one of 2, and a row of padding."""
 

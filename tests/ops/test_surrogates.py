@@ -93,6 +93,12 @@ class TestCISPO:
         assert gradient == pytest.approx(-weight * advantage, rel=1e-5)
         assert value == pytest.approx(weight * advantage * 0.7, rel=1e-5)
 
+    def test_a_cap_below_one_scales_every_action(self):
+        """TRL's default: `epsilon_high` of 0.2 is the cap itself."""
+        assert at(cispo_loss, 1.3, -0.7, 2.0, clip_range_high=-0.8)[1] == pytest.approx(-0.4, rel=1e-5)
+        with pytest.raises(ValueError, match="must be > 0"):
+            at(cispo_loss, 1.3, -0.7, 2.0, clip_range_high=-1.0)
+
 
 class TestSAPO:
     @pytest.mark.parametrize("advantage", [-1.5, 2.0])
