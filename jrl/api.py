@@ -14,12 +14,15 @@ from jrl.data.sources.named_sources import sample_of
 from jrl.data.sources.records import READERS, RecordStream, is_table, read_records
 from jrl.distributed import join
 from jrl.methods import default_ilql_config, default_ppo_config, default_sft_config
+from jrl.rollout.keywords import reward_functions
 from jrl.suggestions import did_you_mean
 from jrl.trainers.base import Trainer
 from jrl.trainers.config.registry import get_pipeline, get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.policy_trainer import PolicyTrainer
 
+RewardFns = Callable[..., Any] | Sequence[Callable[..., Any]]
+"""A reward function, or several."""
 # Of every trainer's constructor; the rest of its arguments come from `train.trainer_kwargs`.
 _GIVEN_BY_TRAIN = ("config", "reward_fn", "metric_fn", "stop_sequences")
 
@@ -39,7 +42,7 @@ DEFAULTS = Defaults(default_ppo_config, default_ilql_config, default_sft_config)
 
 def train(
     model_path: Any = None,
-    reward_fn: Callable[..., Any] | None = None,
+    reward_fn: RewardFns | None = None,
     dataset: tuple[Sequence[Any], Sequence[float]] | None = None,
     samples: Sequence[Any] | None = None,
     rewards: Sequence[float] | None = None,
@@ -56,7 +59,8 @@ def train(
         transformers config object for random weights; replaces `config.model.model_path`.
       reward_fn: Called with keywords `samples`, `prompts`, `outputs`, `tokenizer`, `output_tokens` and one for each
         metadata key, as far as its signature accepts them; returns one float a sample, or one list a sample with a
-        float for each of its `output_tokens`.
+        float for each of its `output_tokens`, or None where it does not apply to a sample. May be `async def`. A list
+        of functions: the reward is their sum, weighed by `method.reward_weights` where the method has them.
       dataset: `(samples, rewards)`; deprecated, use those arguments.
       samples: Strings, `[prompt, output]` pairs or longer dialogues; to trainers that say so, mappings with columns, or
         a `RecordStream`. A `datasets.Dataset` or a table of pandas is its rows.
@@ -93,7 +97,7 @@ def train(
 def prepare(
     *,
     model_path: Any = None,
-    reward_fn: Callable[..., Any] | None = None,
+    reward_fn: RewardFns | None = None,
     dataset: tuple[Sequence[Any], Sequence[float]] | None = None,
     samples: Sequence[Any] | None = None,
     rewards: Sequence[float] | None = None,
@@ -127,7 +131,7 @@ def prepare(
 def make_trainer(
     config: TRLConfig,
     *,
-    reward_fn: Callable[..., Any] | None,
+    reward_fn: RewardFns | None,
     metric_fn: Callable[..., Any] | None,
     stop_sequences: tuple[str, ...],
 ) -> Trainer:
@@ -173,11 +177,11 @@ def unpack_dataset(
 
 
 def check_data(
-    reward_fn: Callable[..., Any] | None, samples: Sequence[Any] | None, rewards: Sequence[float] | None
+    reward_fn: RewardFns | None, samples: Sequence[Any] | None, rewards: Sequence[float] | None
 ) -> None:
     """Says what is missing or does not fit, before anything is loaded."""
-    if reward_fn is not None and not callable(reward_fn):
-        raise ValueError(f"`reward_fn` must be a function, got {type(reward_fn).__name__}.")
+    if reward_fn is not None:
+        reward_functions(reward_fn)
     if samples is None and rewards is not None:
         raise ValueError("`rewards` are those of `samples`, one each: give `samples` too.")
     if reward_fn is None and samples is None:
@@ -240,7 +244,7 @@ def _check_list(name: str, given: Any) -> None:
 
 
 def default_config(
-    reward_fn: Callable[..., Any] | None,
+    reward_fn: RewardFns | None,
     rewards: Sequence[float] | None,
     defaults: Defaults[Config],
     *,

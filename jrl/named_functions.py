@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,6 +80,41 @@ def load_reward(
             )
         return load_function(name)
     return load_reward_model(name, label=label, output=output or "probability", mesh=mesh)
+
+
+def load_rewards(
+    names: Sequence[str],
+    *,
+    label: str | None = None,
+    output: Output | None = None,
+    mesh: Mesh | None = None,
+) -> Callable[..., Any] | list[Callable[..., Any]]:
+    """The rewards that `--reward` names, once or several times; see `load_reward`.
+
+    Args:
+      names: At least one.
+      label: Of the one classifier among them.
+      output: Likewise.
+      mesh: Where classifiers run.
+    Returns:
+      A function where there is one name, a list of functions where there are several.
+    Raises:
+      ValueError: Where one is none, or a label or an output is of no classifier, or of several.
+    """
+    if len(names) == 1:
+        return load_reward(names[0], label=label, output=output, mesh=mesh)
+    classifiers = [name for name in names if not names_function(name)]
+    if (label is not None or output is not None) and len(classifiers) != 1:
+        raise ValueError(
+            "--reward-label and --reward-output choose a score of one classifier, but --reward names "
+            f"{len(classifiers)}: {classifiers}. `jrl.load_reward_model` in a function of yours chooses for each."
+        )
+    return [
+        load_function(name)
+        if names_function(name)
+        else load_reward(name, label=label, output=output, mesh=mesh)
+        for name in names
+    ]
 
 
 def load_image_reward(name: str) -> image_rewards.ImageReward:

@@ -112,7 +112,7 @@ class TestDispatch:
     ("given", "error", "message"),
     [
         ({}, ValueError, "give `reward_fn`.*or `samples`"),
-        ({"reward_fn": 3}, ValueError, "`reward_fn` must be a function, got int"),
+        ({"reward_fn": 3}, ValueError, "`reward_fn` must be a function or a list of functions, got int"),
         ({"rewards": [1.0]}, ValueError, "give `samples` too"),
         ({"samples": []}, ValueError, "`samples` must hold at least one entry, got none"),
         (
@@ -137,6 +137,30 @@ class TestDispatch:
 def test_arguments_that_do_not_fit_are_named(train, given, error, message):
     with pytest.raises(error, match=message):
         train("somewhere", **copy.copy(given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "got an empty list"),
+        ([len, None], r"`reward_fn\[1\]` must be a function, got NoneType"),
+    ],
+)
+def test_a_list_of_reward_functions_that_does_not_fit(given, message):
+    with pytest.raises(ValueError, match=message):
+        jrl.train("somewhere", reward_fn=given)
+
+
+def test_trlx_takes_one_reward_function():
+    with pytest.raises(ValueError, match="`reward_fn` must be one function, as trlX has it, got a list"):
+        trlx.train("somewhere", reward_fn=[len, len])
+
+
+@pytest.mark.parametrize(("weights", "count"), [([1.0], 2), ([1.0, 2.0], 1)])
+def test_weights_that_do_not_fit_are_refused_before_a_model_is_read(weights, count):
+    method = jrl.GRPOConfig(reward_weights=weights, num_generations=8)
+    with pytest.raises(ValueError, match=f"one entry a reward function, {count}, got {len(weights)}"):
+        jrl.train("/nowhere", reward_fn=[len] * count, config=jrl.default_config(method))
 
 
 def test_a_tracker_that_is_missing_is_said_before_a_model_is_loaded(monkeypatch):

@@ -74,9 +74,10 @@ def _add_training(commands: Any, entry: Method) -> None:
     if entry.data == "prompts":
         command.add_argument(
             "--reward",
+            action="append",
             required=True,
             metavar="MODULE:FUNCTION_OR_CLASSIFIER",
-            help="reward function, or folder or hub id of a classifier",
+            help="reward function, or folder or hub id of a classifier; repeatable: their weighted sum",
         )
         add_reward_flags(command)
         command.add_argument(

@@ -11,7 +11,7 @@ from jrl.api import prepare
 from jrl.cli.summary import Work, status_of, tell
 from jrl.data.sources.named_sources import load_prompts, load_rewarded_samples, load_samples
 from jrl.data.sources.records import read_records
-from jrl.named_functions import load_function, load_reward
+from jrl.named_functions import load_function, load_rewards
 from jrl.trainers.base import Trainer
 from jrl.trainers.config.method import commands, entry_of
 from jrl.trainers.config.overrides import apply_overrides
@@ -75,7 +75,7 @@ def _paired(flags: argparse.Namespace, config: TRLConfig) -> Work:
 
 def _online(flags: argparse.Namespace, config: TRLConfig) -> Work:
     config.validate()  # before its mesh is used
-    reward = load_reward(
+    reward = load_rewards(
         flags.reward, label=flags.reward_label, output=flags.reward_output, mesh=reward_mesh(config)
     )
     prompts = load_prompts(flags.prompts)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jrl.learners.credit import Credit, Estimate
 from jrl.losses.policy_gradient import Targets
-from jrl.ops.advantages import whitened_over_batch
+from jrl.ops.advantages import decoupled_advantages, whitened_over_batch
 from jrl.ops.groups import group_statistics, mixed_groups, smallest_of_group
 from jrl.ops.masking import masked_sum, zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
@@ -52,6 +52,34 @@ def group_credit(advantages: ScoreAdvantages, *, whitened: bool = False) -> Esti
         return Credit(whitened_over_batch(spread, mask) if whitened else spread, None)
 
     return estimate
+
+
+def as_they_are() -> Estimate:
+    """Builds an estimator for scores that are advantages already: each action gets that of its completion."""
+    return group_credit(lambda scores, lengths, groups, valid: zero_masked(scores, valid))
+
+
+def decoupled_scores(
+    weights: tuple[float, ...] | None = None, *, ddof: int = 0, epsilon: float = 1e-6
+) -> Callable[
+    [Float[Array, "N F"], Int[Array, "N"], Bool[Array, "N"]],
+    Float[Array, "N"],
+]:
+    """GDPO's advantages for the `aggregate` of a recipe; see `jrl.ops.decoupled_advantages`.
+
+    Args:
+      weights: Of the reward functions; None: 1 each.
+      ddof: Of the deviations.
+      epsilon: Behind them.
+    """
+
+    def aggregate(
+        scores: Float[Array, "N F"], groups: Int[Array, "N"], valid: Bool[Array, "N"]
+    ) -> Float[Array, "N"]:
+        weighed = jnp.ones(scores.shape[1]) if weights is None else jnp.asarray(weights, scores.dtype)
+        return decoupled_advantages(scores, weighed, groups, valid, ddof=ddof, epsilon=epsilon)
+
+    return aggregate
 
 
 def whitened_credit(estimate: Estimate) -> Estimate:

@@ -9,6 +9,7 @@ Reference: Shao et al. 2024, arXiv:2402.03300 (GRPO); the others stand beside th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,14 @@ from typing import Any
 
 from jrl.learners.config import OnlineConfig, check_fields, positive_or_none
 from jrl.learners.credit import Estimate, Scaling, penalize, returns_to_go, unpenalized
-from jrl.learners.groups import ScoreAdvantages, Selection, group_credit, whitened_credit
+from jrl.learners.groups import (
+    ScoreAdvantages,
+    Selection,
+    as_they_are,
+    decoupled_scores,
+    group_credit,
+    whitened_credit,
+)
 from jrl.learners.recipe import KLControl, PolicyLoss, Recipe, Weigh
 from jrl.losses.policy_gradient import KLTerm, Ratio, Reduction, Surrogate, clipped, reinforce
 from jrl.losses.surrogates import cispo, dppo_kl, dppo_tv, plain_ratio, sapo, vespo
@@ -100,6 +108,10 @@ class GRPOConfig(OnlineConfig):
         nats a token; None: none is.
       reward_clip_range: Scores are clipped to ± this; None: they are not.
       drop_uniform_groups: Leaves out groups whose scores are all equal; what is left makes the denominators.
+      reward_weights: Of several reward functions, one each; None: 1 each.
+      multi_objective_aggregation: Of several reward functions: "sum_then_normalize": the advantage is that of their
+        weighted sum. "normalize_then_sum" (GDPO): each is normalised within its group, and the weighted sum over all
+        rows, in the place of `estimator` and `scale_rewards`.
       num_kept: Rows kept of each group (GFPO); None: all.
       keep_by: "length": the shortest. "reward_per_token": those with most of it.
       max_policy_kl: The passes of an iteration end after one that moved the policy by more, in nats a token; None: all
@@ -137,6 +149,8 @@ class GRPOConfig(OnlineConfig):
     off_policy_mask_threshold: float | None = None
     reward_clip_range: float | None = None
     drop_uniform_groups: bool = False
+    reward_weights: list[float] | None = None
+    multi_objective_aggregation: str = "sum_then_normalize"
     num_kept: int | None = None
     keep_by: str = "length"
     max_policy_kl: float | None = None
@@ -148,6 +162,7 @@ class GRPOConfig(OnlineConfig):
             _check_switch(f"method.{field}", vars(self)[field], known)
         self._check_ranges()
         self._check_combinations()
+        self._check_several_rewards()
 
     def _check_ranges(self) -> None:
         size = self.num_generations
@@ -294,13 +309,52 @@ class GRPOConfig(OnlineConfig):
             ),
         )
 
+    def _check_several_rewards(self) -> None:
+        weights, beta_in_reward = self.reward_weights, self.beta != 0 and self.kl_placement == "reward"
+        check_fields(
+            self,
+            (
+                "reward_weights",
+                weights is None
+                or (isinstance(weights, list | tuple) and len(weights) > 0 and all(map(_is_finite, weights))),
+                "a list of finite numbers, one a reward function, or None",
+            ),
+        )
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            return
+        each = "beside `multi_objective_aggregation: normalize_then_sum`, which normalises each function's scores"
+        check_fields(
+            self,
+            ("estimator", self.estimator == "group_relative", f'"group_relative" {each}'),
+            ("missing_eos_penalty", not self.missing_eos_penalty, f"None {each}: it is of none of them"),
+            ("reward_clip_range", self.reward_clip_range is None, f"None {each}"),
+            (
+                "kl_placement",
+                not beta_in_reward,
+                f'"loss" {each}: a penalty would be added to what is normalised',
+            ),
+            (
+                "drop_uniform_groups",
+                not self.drop_uniform_groups,
+                f"False {each}: where sums are equal, scores may differ",
+            ),
+            (
+                "keep_by",
+                self.num_kept is None or self.keep_by == "length",
+                f'"length" {each}: a reward a token is that of their sum',
+            ),
+        )
+
 
 def grpo_recipe(config: GRPOConfig) -> Recipe:
     """A policy gradient without a critic as its configuration describes it."""
     corrected = config.importance_sampling_mode != "none"
+    weights = None if config.reward_weights is None else tuple(config.reward_weights)
+    decoupled = config.multi_objective_aggregation == "normalize_then_sum"
+    aggregate = decoupled_scores(weights) if decoupled else None
     return Recipe(
         prefix="grpo",
-        estimate=_ESTIMATORS[config.estimator](config),
+        estimate=_ESTIMATORS[config.estimator](config) if aggregate is None else as_they_are(),
         loss=grpo_policy_loss(config),
         penalize=penalize("kl") if config.beta and config.kl_placement == "reward" else unpenalized,
         kl=KLControl(coef=config.beta) if config.beta else None,
@@ -319,6 +373,8 @@ def grpo_recipe(config: GRPOConfig) -> Recipe:
         shares=group_token_shares if config.reduction == "group_token" else None,
         old_logprobs_from_sampler=config.old_logprobs_from_sampler,
         greedy_baseline=config.estimator == "greedy",
+        reward_weights=weights,
+        aggregate=aggregate,
     )
 
 
@@ -529,6 +585,7 @@ _SWITCHES: Mapping[str, tuple[str, ...]] = {
         "sequence_mask",
         "geometric_mask",
     ),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "keep_by": ("length", "reward_per_token"),
 }
 
@@ -556,6 +613,10 @@ def _rollout_kwargs(config: GRPOConfig) -> Mapping[str, Any]:
     given = config.gen_kwargs if config.gen_experience_kwargs is None else config.gen_experience_kwargs
     several = {name for name, value in given.items() if isinstance(value, list | tuple)} - {"suppress_tokens"}
     return {name: value[0] if name in several else value for name, value in given.items()}
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_switch(field: str, value: object, known: Mapping[str, Any] | tuple[str, ...]) -> None:

@@ -25,6 +25,8 @@ Loss = Callable[[Predictions, Targets], LossOut]
 """(predictions, targets) → (sum, weight, metrics) of a minibatch. A row of padding has no action in the mask."""
 Weigh = Callable[[Float[Array, "N T"], Float[Array, "N T"], Bool[Array, "N T"]], Float[Array, "N T"]]
 """(old_logprobs, sampler_logprobs, mask) → weight of each surrogate; see `jrl.ops.sampler_correction`."""
+Aggregate = Callable[[Float[Array, "N F"], Int[Array, "N"], Bool[Array, "N"]], Float[Array, "N"]]
+"""(scores of each reward function, groups, valid) → one number a completion, in the place of their weighted sum."""
 Shares = Callable[[Bool[Array, "N T"], Int[Array, "N"]], Float[Array, "N T"]]
 """(mask, groups) → share of each action in the loss; see `jrl.ops.group_token_shares`."""
 
@@ -68,6 +70,8 @@ class Recipe:
       shares: How much each action counts, in the place of the loss's reduction; None: by the reduction.
       old_logprobs_from_sampler: Whether the ratio's old log-probabilities are the sampler's, and not those of scoring.
       greedy_baseline: Whether the score of the greedy completion of the same prompt is subtracted from each row's.
+      reward_weights: Of several reward functions; None: 1 each.
+      aggregate: Makes one number a completion of the scores of several reward functions; None: their weighted sum is.
       prefix: Of the metrics' names.
     """
 
@@ -85,6 +89,8 @@ class Recipe:
     shares: Shares | None = None
     old_logprobs_from_sampler: bool = False
     greedy_baseline: bool = False
+    reward_weights: tuple[float, ...] | None = None
+    aggregate: Aggregate | None = None
     prefix: str = "policy_gradient"
 
     def __post_init__(self) -> None:
@@ -105,6 +111,11 @@ class Recipe:
         if self.kl is not None and self.kl.target is not None and self.kl.horizon is None:
             raise ValueError(
                 "`horizon` of a `KLControl` must be a number of rollouts beside `target`, got None."
+            )
+        if self.aggregate is not None and (self.scaling != _AS_THEY_ARE or self.greedy_baseline):
+            raise ValueError(
+                "`aggregate` of a recipe must be None beside `scaling` or `greedy_baseline`: it reads the scores of "
+                "each reward function as they are."
             )
         loss = self.loss
         if not isinstance(loss, PolicyLoss):
@@ -187,6 +198,15 @@ class Recipe:
             if rollouts.greedy_scores is None:
                 raise ValueError("`greedy_scores` of the rollouts must be there for this recipe, got None.")
             rewards = rewards - place_scores(rollouts.greedy_scores, mask)
+        if self.aggregate is not None:
+            if rollouts.scores_by_function is None or rollouts.groups is None:
+                raise ValueError(
+                    "`scores_by_function` and `groups` of the rollouts must be there for the `aggregate` of this "
+                    "recipe, got None."
+                )
+            valid = jnp.any(mask, axis=1)
+            scores = self.aggregate(rollouts.scores_by_function, rollouts.groups, valid)
+            rewards = place_scores(scores, mask)
         return rewards, moments
 
 

@@ -24,6 +24,7 @@ from jrl.data.prompts import PromptBatch, PromptSet
 from jrl.placement import local_rows, own_rows, place_rows
 from jrl.rollout.gathering import AsArray, Judging, Part, all_texts, to_main, totals
 from jrl.rollout.reward_call import RewardCall
+from jrl.rollout.reward_columns import RewardColumns
 from jrl.rollout.sampler import GenerationSettings, Sampler
 from jrl.rollout.text import Texts, decode_rows
 from jrl.typing import Completions, Frozen, ModelInputs, Params, PRNGKey
@@ -107,11 +108,13 @@ class Collected(NamedTuple):
     Attributes:
       texts: What was written.
       rewards: What `as_array` made of the rewards, one row a sample; None without a reward function.
+      columns: What each reward function said of them; None likewise.
       calls: With the device's side, where a hook followed them; else none is kept.
     """
 
     texts: Texts
     rewards: np.ndarray | None
+    columns: RewardColumns | None
     calls: list[Call]
 
 

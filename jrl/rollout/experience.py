@@ -74,6 +74,7 @@ class ExperienceCollector:
       missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
       with_full_kl: Whether the scoring pass compares whole distributions with the reference's.
       with_greedy: Whether each prompt is completed greedily, too, for its score alone.
+      by_function: Whether the learner gets the scores of each reward function, beside their weighted sum.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ExperienceCollector:
         missing_eos_penalty: float | None,
         with_full_kl: bool = False,
         with_greedy: bool = False,
+        by_function: bool = False,
     ) -> None:
         chunk_size = min(collector.chunk_size, num_rollouts)
         # One call ahead: behind it, scoring keeps the device busy.
@@ -103,7 +105,7 @@ class ExperienceCollector:
         self._complete_greedily = (
             replace(collector, chunk_size=chunk_size, as_array=totals) if with_greedy else None
         )
-        self._prompts, self._settings = prompts, settings
+        self._prompts, self._settings, self._by_function = prompts, settings, by_function
         self._num_rollouts, self._missing_eos_penalty = num_rollouts, missing_eos_penalty
         score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes, with_full_kl=with_full_kl)
 
@@ -196,16 +198,17 @@ class ExperienceCollector:
         return to_reward_matrix(rewards, texts.lengths, width=self._settings.max_new_tokens)
 
     def _experience(self, collected: Collected, greedy: np.ndarray | None) -> Experience:
-        texts, rewards = collected.texts, collected.rewards
-        assert rewards is not None, "there is a reward function"
+        texts, rewards, columns = collected.texts, collected.rewards, collected.columns
+        assert rewards is not None and columns is not None, "there is a reward function"
         failed = np.isnan(rewards).any(axis=1)
         if greedy is not None:  # a prompt without a baseline teaches nothing
             failed |= np.isnan(greedy)
             greedy = np.where(failed, 0.0, greedy).astype(np.float32)
         if failed.all():
             raise RewardError(
-                "`reward_fn` failed on every rollout of the iteration, so `reward_errors: skip` leaves nothing "
-                "to learn from. Is the service it calls down?"
+                "No rollout of the iteration has a reward, so there is nothing to learn from: `reward_fn` failed on "
+                "each (`reward_errors: skip`) or answered None (not applicable). Is a service it calls down? Give a "
+                "reward function that applies to every prompt."
             )
         ended = texts.ended(self._settings.eos_token_id)
         rollouts, agreement = self._assemble(
@@ -215,6 +218,7 @@ class ExperienceCollector:
             ended,
             None if self._num_generations == 1 else np.arange(self._num_rollouts) // self._num_generations,
             greedy,
+            columns.scores.astype(np.float32) if self._by_function else None,
             counts=tuple(call.count for call in collected.calls),
             pad_token_id=self._settings.pad_token_id,
             eos_penalty=self._missing_eos_penalty,
@@ -224,9 +228,10 @@ class ExperienceCollector:
             "completion/tokens": float(np.sum(texts.lengths)),
             **variety(texts, self._settings.eos_token_id),
             "reward/failed": float(np.sum(failed)),
+            **columns.metrics(),
         }
         scores = [None if lost else math.fsum(row) for lost, row in zip(failed, rewards, strict=True)]
-        return Experience(rollouts, metrics, agreement, sample_rows(texts, scores))
+        return Experience(rollouts, metrics, agreement, sample_rows(texts, scores, **columns.cells()))
 
 
 def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[Any]) -> list[dict[str, Any]]:
@@ -256,6 +261,7 @@ def assemble(
     ended: jax.Array,
     groups: jax.Array | None = None,
     greedy_scores: jax.Array | None = None,
+    scores_by_function: jax.Array | None = None,
     *,
     counts: tuple[int, ...],
     pad_token_id: int,
@@ -272,6 +278,7 @@ def assemble(
       ended: False where the length limit cut the row, (N,).
       groups: As in `Rollouts`, (N,).
       greedy_scores: As in `Rollouts`, (N,).
+      scores_by_function: As in `Rollouts`, (N, F).
       counts: Real rows of each call.
       pad_token_id: Replaces what is cut off.
       eos_penalty: Subtracted from the last action's reward where the row did not end; None: nothing.
@@ -294,5 +301,7 @@ def assemble(
         penalties = missing_eos_penalty(jnp.zeros_like(rewards[:, 0]), ended, penalty=eos_penalty)
         rewards = rewards + place_scores(penalties, mask)
     sequences = Sequences(inputs, rows.starts, mask)
-    rollouts = Rollouts(sequences, scored, rewards, sampler_logprobs, groups, greedy_scores)
+    rollouts = Rollouts(
+        sequences, scored, rewards, sampler_logprobs, groups, greedy_scores, scores_by_function
+    )
     return rollouts, sampler_agreement(scored.logprobs, sampler_logprobs, mask)

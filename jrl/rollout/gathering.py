@@ -16,6 +16,7 @@ import numpy as np
 
 from jrl.distributed import PeerError, gather, is_main
 from jrl.rollout.reward_call import RewardCall
+from jrl.rollout.reward_columns import RewardColumns
 from jrl.rollout.rewards import RewardError
 from jrl.rollout.text import Texts
 
@@ -53,6 +54,20 @@ def to_main(part: Part) -> Part:
     return whole if is_main() else Part(whole.numbers[:0], whole.texts.take([]))
 
 
+class Judgement(NamedTuple):
+    """All completions of one sampling and their rewards, in order and in every process.
+
+    Attributes:
+      texts: The completions.
+      rewards: What was kept of their rewards, one row a completion; None where there is nothing to judge by.
+      columns: What each reward function said of them; None likewise.
+    """
+
+    texts: Texts
+    rewards: np.ndarray | None
+    columns: RewardColumns | None
+
+
 class Judging:
     """Rewards of one sampling, part by part as they come, and in the end of all of it.
 
@@ -60,14 +75,14 @@ class Judging:
     until then dispatch what they would have dispatched.
 
     Args:
-      rewards: The user's reward function; None: there is nothing to judge by.
+      rewards: The user's reward functions; None: there is nothing to judge by.
       as_array: What is kept of rewards.
     """
 
     def __init__(self, rewards: RewardCall | None, as_array: AsArray) -> None:
         self._rewards, self._as_array = rewards, as_array
         self._parts: list[Part] = []
-        self._found: list[np.ndarray] = []
+        self._found: list[dict[str, np.ndarray]] = []
         self._failure: Exception | None = None
 
     def add(self, part: Part, metadata: Mapping[str, Sequence[Any]], *, label: str) -> None:
@@ -84,31 +99,45 @@ class Judging:
         if self._rewards is None or self._failure is not None or not len(part.numbers):
             return
         try:
-            rewards = self._rewards(part.texts, metadata, label=label)
-            self._found.append(self._as_array(rewards, part.texts))
+            judged = self._rewards(part.texts, metadata, label=label)
+            self._found.append(
+                {
+                    "rewards": self._as_array(judged.rewards, part.texts),
+                    "scores": judged.columns.scores,
+                    "not_applicable": judged.columns.not_applicable,
+                }
+            )
         except Exception as error:  # user code: anything may come
             if jax.process_count() == 1:
                 raise
             self._failure = error
 
-    def together(self) -> tuple[Texts, np.ndarray | None]:
-        """All completions and what was kept of their rewards, in order and in every process; all must call it.
+    def together(self) -> Judgement:
+        """All completions and their rewards; every process must call it.
 
         Raises:
           RewardError: In all processes, if the reward function failed in one of them.
         """
         plain, arrays = _packed(Part.concatenate(self._parts))
         if self._found:
-            arrays["rewards"] = np.concatenate(self._found)
+            arrays |= {
+                name: np.concatenate([found[name] for found in self._found]) for name in self._found[0]
+            }
         try:
             words = gather(plain, arrays, failure=self._failure)
         except PeerError as error:
             raise RewardError(str(error)) from error
         whole, order = _join(words)
         if self._rewards is None:
-            return whole.texts, None
-        found = [word.arrays["rewards"] for word in words if "rewards" in word.arrays]
-        return whole.texts, np.concatenate(found)[order]
+            return Judgement(whole.texts, None, None)
+
+        def gathered(name: str) -> np.ndarray:
+            return np.concatenate([word.arrays[name] for word in words if name in word.arrays])[order]
+
+        columns = RewardColumns(
+            tuple(self._rewards.functions), gathered("scores"), gathered("not_applicable")
+        )
+        return Judgement(whole.texts, gathered("rewards"), columns)
 
 
 def all_texts(parts: Sequence[Part]) -> Texts:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +16,58 @@ from jrl.rollout.text import Texts
 RESERVED = ("samples", "prompts", "outputs", "tokenizer", "output_tokens")
 """jrl's own; the metadata of prompts adds its keys to them."""
 CURE_OF_ASYNC = "Nothing awaits it: give a function that does, as by `return asyncio.run(judge(outputs))`."
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """True for a function, or an object with a call, whose answer is awaited."""
+    return any(inspect.iscoroutinefunction(called) for called in (function, type(function).__call__))
+
+
+def reward_functions(given: Any, role: str = "reward_fn") -> tuple[Callable[..., Any], ...]:
+    """The reward functions that a user gave, one or several.
+
+    Args:
+      given: A function, `async def` or not, or a list of them.
+      role: What the user calls the argument that they came by.
+    Raises:
+      ValueError: If it is neither, the list is empty, or a function gives its answer piece by piece.
+    """
+    several = isinstance(given, list | tuple)
+    functions = tuple(given) if several else (given,)
+    if not functions:
+        raise ValueError(f"`{role}` must be a function or a list of functions, got an empty list.")
+    for place, function in enumerate(functions):
+        where = f"{role}[{place}]" if several else role
+        if not callable(function):
+            expected = "a function" if several else "a function or a list of functions"
+            raise ValueError(f"`{where}` must be {expected}, got {type(function).__name__}.")
+        if any(inspect.isasyncgenfunction(called) for called in (function, type(function).__call__)):
+            raise ValueError(
+                f"`{where}` must return its rewards at once, got an async generator: make a list of them."
+            )
+    return functions
+
+
+def unique_names(functions: Sequence[Callable[..., Any]]) -> tuple[str, ...]:
+    """Names of functions for metrics and messages: their own, with a number behind where two are alike.
+
+    Args:
+      functions: An object is named after its class, a `functools.partial` after its function.
+    Example:
+      >>> import functools
+      >>> unique_names([len, len, functools.partial(sum), lambda outputs: outputs])
+      ('len', 'len_2', 'sum', 'lambda')
+    """
+    found: list[str] = []
+    for function in functions:
+        inner = function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        called = inner.__name__ if hasattr(inner, "__name__") else type(inner).__name__
+        name = re.sub(r"[^\w.-]+", "_", str(called)).strip("_") or "function"
+        candidates = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
+        found.append(next(candidate for candidate in candidates if candidate not in found))
+    return tuple(found)
 
 
 def refuse_async(function: Callable[..., Any], role: str) -> None:

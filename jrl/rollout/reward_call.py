@@ -6,65 +6,90 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jrl.rollout.keywords import refuse_async
-from jrl.rollout.rewards import RewardError, call_reward_fn
+from jrl.rollout.keywords import reward_functions, unique_names
+from jrl.rollout.reward_columns import RewardColumns, check_weights, combined_rewards, reward_columns
+from jrl.rollout.rewards import RewardError, call_reward_fns
 from jrl.rollout.text import Texts
+
+
+class Judged(NamedTuple):
+    """Rewards of some completions.
+
+    Attributes:
+      rewards: Of each row a float, or a float32 array over the completion's tokens; NaN where it has none, because
+        each function failed on it or does not apply to it.
+      columns: What each function said.
+    """
+
+    rewards: list[float | np.ndarray]
+    columns: RewardColumns
 
 
 @dataclass(frozen=True)
 class RewardCall:
-    """Calls a reward function; what it fails on is kept on the disk before the run stops.
+    """Calls the reward functions; what one fails on is kept on the disk before the run stops.
 
     Attributes:
-      reward_fn: The user's function.
+      reward_fn: The user's function, or several, whose weighted sum is the reward.
       tokenizer: Handed through.
       skip_errors: Whether rows that fail become NaN; otherwise the first stops the run.
       timeout: Seconds that one call may take; None waits for ever.
       failures: Folder of the completions that it failed on.
       on_main: Whether process 0 calls it on all rows; else each process does on its own.
+      weights: Of the functions; None: 1 each.
     """
 
-    reward_fn: Callable[..., Any]
+    reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
     tokenizer: Any
     skip_errors: bool
     timeout: float | None
     failures: Path
     on_main: bool = False
+    weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what could never be called."""
-        refuse_async(self.reward_fn, "reward_fn")
+        """Refuses what could never be called, and weights that do not fit."""
+        check_weights(self.weights, len(self.functions))
 
-    def __call__(
-        self, texts: Texts, metadata: Mapping[str, Sequence[Any]], *, label: str
-    ) -> list[float | np.ndarray]:
-        """Calls the reward function and returns a reward for each row, as `call_reward_fn` does.
+    @cached_property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The user's functions by name."""
+        functions = reward_functions(self.reward_fn)
+        return dict(zip(unique_names(functions), functions, strict=True))
+
+    def __call__(self, texts: Texts, metadata: Mapping[str, Sequence[Any]], *, label: str) -> Judged:
+        """Calls the reward functions.
 
         Args:
           texts: The completions.
           metadata: One list a key, aligned with the rows.
           label: Says which completions these are, in the name of the file that keeps them.
         Raises:
-          RewardError: If the function fails and errors are not skipped; the completions are on disk by then.
+          RewardError: If a function fails and errors are not skipped; the completions are on disk by then.
         """
+        names, alone = tuple(self.functions), len(self.functions) == 1
+        roles = ["reward_fn"] if alone else [f"reward_fn[{name}]" for name in names]
         try:
-            return call_reward_fn(
-                self.reward_fn,
+            found = call_reward_fns(
+                dict(zip(roles, self.functions.values(), strict=True)),
                 texts,
                 tokenizer=self.tokenizer,
                 metadata=metadata,
                 skip_errors=self.skip_errors,
                 timeout=self.timeout,
             )
+            rewards = combined_rewards(roles, found, check_weights(self.weights, len(names)))
         except RewardError as error:
             error.add_note(keep_failed(self.failures, texts, metadata, label=label))
             raise
+        return Judged(rewards, reward_columns(names, found))
 
 
 def keep_failed(folder: Path, texts: Texts, metadata: Mapping[str, Sequence[Any]], *, label: str) -> str:

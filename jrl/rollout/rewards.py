@@ -10,18 +10,23 @@ import math
 import numbers
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from jrl.rollout.keywords import CURE_OF_ASYNC, accepted_keywords
+from jrl.rollout.async_calls import Outcome, await_together
+from jrl.rollout.keywords import CURE_OF_ASYNC, accepted_keywords, is_async
 from jrl.rollout.text import Texts
 
 _logger = logging.getLogger(__name__)
 FAILURES = (Exception, SystemExit, asyncio.CancelledError)
 """What a user's function may raise that is its failure: all but an interrupt. One that runs what a policy wrote meets
 `exit()` there, which must not end the run as if it were done."""
+Reward = float | np.ndarray | None
+"""Of a row: a number, one a token, or None where the function does not apply to it. NaN where it failed."""
 
 
 class RewardError(ValueError):
@@ -44,6 +49,22 @@ class MetricError(RewardError):
 class RewardTimeoutError(RewardError):
     """A reward function took too long."""
 
+    @classmethod
+    def of(cls, role: str, timeout: float | None) -> RewardTimeoutError:
+        """The error of a function that messages call `role`."""
+        return cls(f"`{role}` took longer than `train.reward_timeout`, {timeout:g} s.")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A function of the user's, and what it is given."""
+
+    function: Callable[..., Any]
+    keywords: dict[str, Any]
+
+    def __call__(self) -> Any:
+        return self.function(**self.keywords)
+
 
 def call_reward_fn(
     reward_fn: Callable[..., Any],
@@ -53,15 +74,36 @@ def call_reward_fn(
     metadata: Mapping[str, Sequence[Any]],
     skip_errors: bool = False,
     timeout: float | None = None,
-) -> list[float | np.ndarray]:
-    """Rewards of some completions.
+) -> list[Reward]:
+    """Rewards of some completions by one function; see `call_reward_fns`."""
+    return call_reward_fns(
+        {"reward_fn": reward_fn},
+        texts,
+        tokenizer=tokenizer,
+        metadata=metadata,
+        skip_errors=skip_errors,
+        timeout=timeout,
+    )[0]
 
-    The function is called with keywords only, and only with those of `samples`, `prompts`, `outputs`, `tokenizer`,
+
+def call_reward_fns(
+    functions: Mapping[str, Callable[..., Any]],
+    texts: Texts,
+    *,
+    tokenizer: Any,
+    metadata: Mapping[str, Sequence[Any]],
+    skip_errors: bool = False,
+    timeout: float | None = None,
+) -> list[list[Reward]]:
+    """Rewards of some completions by each of some functions.
+
+    A function is called with keywords only, and only with those of `samples`, `prompts`, `outputs`, `tokenizer`,
     `output_tokens` and the metadata keys that its signature takes. If it raises, its rows are tried one at a time to
-    find out which is to blame.
+    find out which is to blame. Those that are `async def` run together, after the others.
 
     Args:
-      reward_fn: The user's function: one number a sample, or one number for every token of its completion.
+      functions: The user's, by what messages call them: one number a sample, or one number for every token of its
+        completion, or None where it does not apply to the sample.
       texts: The completions.
       tokenizer: Handed through.
       metadata: One list a key, aligned with the rows.
@@ -69,27 +111,30 @@ def call_reward_fn(
         are scored one at a time; otherwise the first stops the run. A wrong number of rewards always does.
       timeout: Seconds that one call may take; None waits for ever.
     Returns:
-      One float, or float32 array over the completion's tokens, a row.
+      One list a function: of each row a float, a float32 array over the completion's tokens, or None.
     Raises:
-      RewardError: If it raises, takes too long, or answers with something else.
-      ValueError: If it asks for an unknown keyword, or a metadata key is one of jrl's own keywords.
+      RewardError: If one raises, takes too long, or answers with something else.
+      ValueError: If one asks for an unknown keyword, or a metadata key is one of jrl's own keywords.
     """
-    keywords = accepted_keywords(reward_fn, "reward_fn", texts, tokenizer, metadata)
-    try:
-        answer = call_within(reward_fn, keywords, timeout)
-    except RewardTimeoutError:
-        if not skip_errors:
-            raise
-        _logger.warning(
-            "`reward_fn` took too long: all %d samples of this call are left out.", len(texts.outputs)
-        )
-        return [math.nan] * len(texts.outputs)
-    except FAILURES as error:
-        rewards = _one_by_one(reward_fn, keywords, texts, error, skip_errors=skip_errors, timeout=timeout)
-    else:
-        rewards = _split_answer(answer, len(texts.outputs))
-    checked = [_check_row(reward, row, texts) for row, reward in enumerate(rewards)]
-    return [_float_or_skip(reward, skip_errors=skip_errors) for reward in checked]
+    calls = {
+        role: _Call(function, accepted_keywords(function, role, texts, tokenizer, metadata))
+        for role, function in functions.items()
+    }
+    found: dict[str, list[Reward]] = {}
+
+    def take(role: str, outcome: Outcome) -> None:
+        rows = _rewards_of(calls[role], outcome, texts, role=role, skip_errors=skip_errors, timeout=timeout)
+        checked = [_check_row(reward, row, texts, role) for row, reward in enumerate(rows)]
+        found[role] = [_reward_or_skip(reward, skip_errors=skip_errors) for reward in checked]
+
+    together = {role: call for role, call in calls.items() if is_async(call.function)}
+    for role, call in calls.items():
+        if role not in together:
+            take(role, _outcome(role, call, timeout))
+    if together:
+        for role, outcome in _awaited(together, timeout).items():
+            take(role, outcome)
+    return [found[role] for role in functions]
 
 
 def call_metric_fn(
@@ -194,19 +239,51 @@ def call_within(
     thread.start()
     thread.join(timeout)
     if not outcome:
-        raise RewardTimeoutError(f"`{name}` took longer than `train.reward_timeout`, {timeout:g} s.")
+        raise RewardTimeoutError.of(name, timeout)
     answer, error = outcome[0]
     if error is not None:
         raise error
     return answer
 
 
+def _outcome(role: str, call: _Call, timeout: float | None) -> Outcome:
+    """The answer of a function, or its failure; an interrupt is raised."""
+    if is_async(call.function):
+        return _awaited({role: call}, timeout)[role]
+    try:
+        return call_within(call.function, call.keywords, timeout, name=role), None
+    except FAILURES as error:
+        return None, error
+
+
+def _awaited(calls: Mapping[str, _Call], timeout: float | None) -> dict[str, Outcome]:
+    """Answers of async functions, or their failures."""
+    too_late = partial(RewardTimeoutError.of, timeout=timeout)
+    return await_together(calls, timeout, too_late=too_late, failures=FAILURES)
+
+
+def _rewards_of(
+    call: _Call, outcome: Outcome, texts: Texts, *, role: str, skip_errors: bool, timeout: float | None
+) -> list[Any]:
+    """Rewards of the rows, as a function gave them; an error where one failed and errors are skipped."""
+    answer, error = outcome
+    count = len(texts.outputs)
+    if error is None:
+        return _split_answer(answer, count, role)
+    if not isinstance(error, RewardTimeoutError):
+        return _one_by_one(call, texts, error, role=role, skip_errors=skip_errors, timeout=timeout)
+    if not skip_errors:
+        raise error
+    _logger.warning("`%s` took too long: all %d samples of this call are left out.", role, count)
+    return [error] * count
+
+
 def _one_by_one(
-    reward_fn: Callable[..., Any],
-    keywords: Mapping[str, Any],
+    call: _Call,
     texts: Texts,
     batch_error: BaseException,
     *,
+    role: str,
     skip_errors: bool,
     timeout: float | None,
 ) -> list[Any]:
@@ -214,47 +291,47 @@ def _one_by_one(
     rewards: list[Any] = []
     for row in range(len(texts.outputs)):
         single = {
-            name: value if name == "tokenizer" else value[row : row + 1] for name, value in keywords.items()
+            name: value if name == "tokenizer" else value[row : row + 1]
+            for name, value in call.keywords.items()
         }
-        try:
-            answer = call_within(reward_fn, single, timeout)
-        except FAILURES as error:
-            blamed = RewardError(
-                f"`reward_fn` raised {type(error).__name__}: {error}.", index=row, prompt=texts.prompts[row]
-            )
-            if not skip_errors:
-                raise blamed from error
-            rewards.append(blamed)
-        else:
-            rewards.append(_split_answer(answer, 1)[0])
+        answer, error = _outcome(role, _Call(call.function, single), timeout)
+        if error is None:
+            rewards.append(_split_answer(answer, 1, role)[0])
+            continue
+        blamed = RewardError(
+            f"`{role}` raised {type(error).__name__}: {error}.", index=row, prompt=texts.prompts[row]
+        )
+        if not skip_errors:
+            raise blamed from error
+        rewards.append(blamed)
     if not skip_errors:
         raise RewardError(
-            f"`reward_fn` raised {type(batch_error).__name__}: {batch_error}. It did so on {len(texts.outputs)} "
+            f"`{role}` raised {type(batch_error).__name__}: {batch_error}. It did so on {len(texts.outputs)} "
             "samples together; it raises on none of them alone."
         ) from batch_error
     return rewards
 
 
-def _split_answer(answer: Any, count: int) -> list[Any]:
+def _split_answer(answer: Any, count: int, role: str) -> list[Any]:
     """Splits the function's return value into one entry a sample."""
     shape = tuple(getattr(answer, "shape", ()))
     rows = answer if isinstance(answer, list | tuple) else _plain(answer)
     if not isinstance(rows, list | tuple):
         raise RewardError(
-            f"`reward_fn` must return one reward a sample, a list of {count}, got {_named(answer)}."
+            f"`{role}` must return one reward a sample, a list of {count}, got {_named(answer)}."
         )
     if len(rows) != count:
         raise RewardError(
-            f"`reward_fn` must return one reward a sample: got {len(rows)} for {count} samples. Did it filter or "
+            f"`{role}` must return one reward a sample: got {len(rows)} for {count} samples. Did it filter or "
             "repeat any?"
         )
     # A column (B, 1), as reward models return it, holds scalars.
     return [row[0] for row in rows] if shape[1:] == (1,) else list(rows)
 
 
-def _check_row(reward: Any, row: int, texts: Texts) -> float | np.ndarray | RewardError:
-    """A sample's reward as a float or an array over its tokens; an error where it is neither."""
-    if isinstance(reward, RewardError):
+def _check_row(reward: Any, row: int, texts: Texts, role: str) -> Reward | RewardError:
+    """A sample's reward as a float or an array over its tokens, None as it is; an error where it is none of them."""
+    if reward is None or isinstance(reward, RewardError):
         return reward
     prompt = texts.prompts[row]
     value = _plain(reward)
@@ -263,31 +340,34 @@ def _check_row(reward: Any, row: int, texts: Texts) -> float | np.ndarray | Rewa
     if _is_number(value):
         if math.isfinite(value):
             return float(value)
-        return RewardError(f"The reward must be finite, got {value}.", index=row, prompt=prompt)
+        return RewardError(f"A reward of `{role}` must be finite, got {value}.", index=row, prompt=prompt)
     entries = [_plain(entry) for entry in value] if isinstance(value, list) else None
     if entries is None or not all(_is_number(entry) for entry in entries):
         return RewardError(
-            f"The reward must be a number, or a list of numbers, one a token; got {reward!r:.80}.",
+            f"A reward of `{role}` must be a number, a list of numbers, one a token, or None where it does not apply; "
+            f"got {reward!r:.80}.",
             index=row,
             prompt=prompt,
         )
     num_tokens = len(texts.output_tokens[row])
     if len(entries) != num_tokens:
         return RewardError(
-            f"Rewards per token must match len(output_tokens[{row}]): got {len(entries)} for {num_tokens} tokens. Were "
-            "they counted on re-tokenised text?",
+            f"Rewards per token of `{role}` must match len(output_tokens[{row}]): got {len(entries)} for {num_tokens} "
+            "tokens. Were they counted on re-tokenised text?",
             index=row,
             prompt=prompt,
         )
     if not all(map(math.isfinite, entries)):
         bad = next(place for place, entry in enumerate(entries) if not math.isfinite(entry))
         return RewardError(
-            f"Rewards must be finite, got {entries[bad]} at token {bad}.", index=row, prompt=prompt
+            f"Rewards of `{role}` must be finite, got {entries[bad]} at token {bad}.",
+            index=row,
+            prompt=prompt,
         )
     return np.asarray(entries, np.float32)
 
 
-def _float_or_skip(reward: float | np.ndarray | RewardError, *, skip_errors: bool) -> float | np.ndarray:
+def _reward_or_skip(reward: Reward | RewardError, *, skip_errors: bool) -> Reward:
     if not isinstance(reward, RewardError):
         return reward
     if not skip_errors:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -17,6 +17,8 @@ from jrl.learners.config import OnlineConfig
 from jrl.learners.online import OnlineState, init_online_state, make_online_update
 from jrl.learners.recipe import Recipe
 from jrl.rollout.experience import Experience, ExperienceCollector
+from jrl.rollout.keywords import reward_functions
+from jrl.rollout.reward_columns import check_weights
 from jrl.rollout.sampler import GenerationSettings
 from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.config.method import entry_of
@@ -63,6 +65,8 @@ class OnlineTrainer(SamplingTrainer):
 
     def load_model(self) -> PolicyBundle:
         """The model, with a value head where the algorithm has a critic."""
+        if self.reward_fn is not None:  # before anything is read
+            check_weights(self.reward_weights, len(reward_functions(self.reward_fn)))
         return load_policy(
             self.config,
             self.mesh,
@@ -97,7 +101,14 @@ class OnlineTrainer(SamplingTrainer):
         )
         self.compile_learner(lambda p: init_online_state(p, optimizer, recipe), update, params)
 
-    def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
+    @property
+    def reward_weights(self) -> Sequence[float] | None:
+        """Those of the recipe."""
+        return self.recipe.reward_weights
+
+    def add_prompt_set(
+        self, prompts: PromptSet, reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
+    ) -> None:
         """Takes prompts that are tokenised already, and their reward function."""
         self.prompts, self.reward_fn = prompts, reward_fn
         self.collect: Callable[..., Experience] = self.make_collector(self.method.num_rollouts)
@@ -117,6 +128,7 @@ class OnlineTrainer(SamplingTrainer):
             missing_eos_penalty=method.missing_eos_penalty,
             with_full_kl=kl is not None and kl.penalty == "full",
             with_greedy=self.recipe.greedy_baseline,
+            by_function=self.recipe.aggregate is not None,
         )
 
     def keys(self, iteration: int) -> tuple[PRNGKey, PRNGKey]:

@@ -20,7 +20,7 @@ from jrl.forward import Reader
 from jrl.models.heads import HeadsPlace
 from jrl.models.model import LanguageModel
 from jrl.rollout.collect import Collector
-from jrl.rollout.keywords import refuse_async
+from jrl.rollout.keywords import refuse_async, reward_functions
 from jrl.rollout.reward_call import RewardCall
 from jrl.rollout.sampler import GenerationSettings, Sampler, check_logit_mask
 from jrl.trainers.base import EVALUATION_STREAM, Trainer
@@ -41,7 +41,7 @@ class PolicyTrainer(Trainer):
 
     Args:
       config: The run's configuration.
-      reward_fn: Scores completions.
+      reward_fn: Scores completions; a list of functions: their weighted sum does.
       metric_fn: Evaluation metrics.
       stop_sequences: Texts that end a completion.
       logit_mask: (V, V), True where the column's token may not follow the row's; applies wherever this run samples.
@@ -55,7 +55,7 @@ class PolicyTrainer(Trainer):
         self,
         config: TRLConfig,
         *,
-        reward_fn: Callable[..., Any] | None = None,
+        reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         metric_fn: Callable[..., Any] | None = None,
         stop_sequences: Sequence[str] = (),
         logit_mask: Any = None,
@@ -64,7 +64,7 @@ class PolicyTrainer(Trainer):
         if metric_fn is not None:
             refuse_async(metric_fn, "metric_fn")
         if reward_fn is not None:
-            refuse_async(reward_fn, "reward_fn")
+            reward_functions(reward_fn)  # what could never be called is refused before a model is read
         self.reward_fn, self.metric_fn, self.stop_sequences = reward_fn, metric_fn, tuple(stop_sequences)
         self.logit_mask = logit_mask
         self.eval_prompts: PromptSet | None = None
@@ -151,7 +151,12 @@ class PolicyTrainer(Trainer):
             )
             return self.tokenizer
 
-    def reward_call(self, reward_fn: Callable[..., Any]) -> RewardCall:
+    @property
+    def reward_weights(self) -> Sequence[float] | None:
+        """Weights of several reward functions; None: 1 each, for algorithms that have no field for them."""
+        return None
+
+    def reward_call(self, reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]) -> RewardCall:
         """The reward function under `train.reward_errors` and `train.reward_timeout`."""
         train = self.config.train
         return RewardCall(
@@ -161,6 +166,7 @@ class PolicyTrainer(Trainer):
             timeout=train.reward_timeout,
             failures=self.failures,
             on_main=train.rewards_on == "main",
+            weights=self.reward_weights,
         )
 
     @property

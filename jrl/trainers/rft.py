@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -77,7 +77,9 @@ class RFTTrainer(SamplingTrainer):
         self.kept: KeptSamples | None = None
         self.samples: CompletionSet | None = None
 
-    def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
+    def add_prompt_set(
+        self, prompts: PromptSet, reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
+    ) -> None:
         """Takes prompts that are tokenised already, and their reward function."""
         method = self.method
         self.prompts, self.reward_fn = prompts, reward_fn
@@ -151,13 +153,13 @@ class RFTTrainer(SamplingTrainer):
                 self.kept = found.kept
                 return News(found.metrics | {"rft/empty_rounds": float(empty)}, found.rows)
             warnings.warn(
-                f"Round {number} keeps nothing: `reward_fn` failed on all of its {len(found.rows)} samples. Another "
-                "one is sampled.",
+                f"Round {number} keeps nothing: `reward_fn` failed on all of its {len(found.rows)} samples, or "
+                "answered None. Another one is sampled.",
                 stacklevel=2,
             )
         raise RewardError(
-            f"`reward_fn` failed on every sample of {MAX_EMPTY_ROUNDS} rounds in a row, so `reward_errors: skip` "
-            "leaves nothing to learn from. Is the service it calls down?"
+            f"`reward_fn` failed on every sample of {MAX_EMPTY_ROUNDS} rounds in a row, or answered None, so there is "
+            "nothing to learn from. Is a service it calls down? Give a reward function that applies to every prompt."
         )
 
     def choose(self, step: int) -> tuple[CompletionSet, dict[str, float]]:

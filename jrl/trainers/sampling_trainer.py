@@ -43,13 +43,17 @@ class SamplingTrainer(PolicyTrainer):
             eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size]
         )
 
-    def add_prompts(self, prompts: Sequence[Any], reward_fn: Callable[..., Any]) -> None:
+    def add_prompts(
+        self, prompts: Sequence[Any], reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
+    ) -> None:
         """Sets what is sampled from and who scores it."""
         max_new_tokens = self.rollout_settings().max_new_tokens
         self.add_prompt_set(self.prompt_set(prompts, max_new_tokens=max_new_tokens), reward_fn)
 
     @abc.abstractmethod
-    def add_prompt_set(self, prompts: PromptSet, reward_fn: Callable[..., Any]) -> None:
+    def add_prompt_set(
+        self, prompts: PromptSet, reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
+    ) -> None:
         """Takes prompts that are tokenised already, and their reward function."""
 
     def rollout_settings(self) -> GenerationSettings:

@@ -87,6 +87,10 @@ def train(
         refuse(kind.__name__, kind.instead)
     if dataset is not None:
         samples, rewards = unpack_dataset(dataset, samples, rewards)
+    if isinstance(reward_fn, list | tuple):
+        raise ValueError(
+            "`reward_fn` must be one function, as trlX has it, got a list: `jrl.train` takes several."
+        )
     check_data(reward_fn, samples, rewards)
     check_config(config)
     check_sampling(prompts, eval_prompts, metric_fn, stop_sequences)

@@ -180,6 +180,8 @@ class Rollouts(NamedTuple):
       sampler_logprobs: Of the actions under the distribution that they were drawn from; None: not kept.
       groups: Number of the prompt of each row: equal numbers are samples of one prompt; None: every row has its own.
       greedy_scores: Score of the greedy completion of each row's prompt; None: none was made.
+      scores_by_function: Score of each reward function, unweighed, NaN where it failed or does not apply; None: the
+        algorithm reads their sum alone.
     """
 
     sequences: Sequences
@@ -188,6 +190,7 @@ class Rollouts(NamedTuple):
     sampler_logprobs: Float[Array, "N T"] | None = None
     groups: Int[Array, "N"] | None = None
     greedy_scores: Float[Array, "N"] | None = None
+    scores_by_function: Float[Array, "N F"] | None = None
 
 
 class ILQLBatch(NamedTuple):

@@ -180,6 +180,7 @@ def test_an_interruption_while_reading_is_one_line(monkeypatch, capsys):
         (["--reward", "tests.trainers.runs:vowels"], "has no function 'vowels'"),
         (["--reward-label", "1"], "choose a score of a classifier, but --reward is 'tests.trainers.runs"),
         (["--reward", "no/folder/here"], "there is no folder 'no/folder/here'"),
+        (["--reward", "jrl.rewards:think_format_reward", "--reward-label", "1"], "of one classifier, but"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (
             ["--model.model_path", "/tmp", "--tokenizer.tokenizer_path", "/nowhere"],

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 SAID = {
     "raises": r"`reward_fn` raised ConnectionError: the judge does not answer",
     "hangs": "took longer than `train.reward_timeout`, 10 s",
-    "garbage": "The reward must be a number, or a list of numbers, one a token; got 'garbage'",
+    "garbage": "must be a number, a list of numbers, one a token, or None where it does not apply; got 'garbage'",
     "count": "must return one reward a sample: got 3 for 4 samples",
 }
 TRAIN = {"reward_timeout": 10.0}

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from jrl.forward import Reader
-from jrl.learners.credit import Credit, rollout_metrics
-from jrl.learners.groups import group_metrics
+from jrl.learners.credit import Credit, Scaling, rollout_metrics
+from jrl.learners.groups import decoupled_scores, group_metrics
 from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_policy_loss, grpo_recipe
 from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.recipe import Recipe
-from jrl.ops import finalize, place_scores
+from jrl.ops import decoupled_advantages, finalize, place_scores
 from jrl.typing import ModelInputs, Predictions, Rollouts, Scored, Sequences
 from tests.learners.batches import CHUNK_BYTES, sgd
 from tests.learners.tabular import tabular_batch, tabular_params, tabular_policy
 from tests.losses.policy_gradient_cases import BATCH, CASES, GROUPS, MASK, advantages_of
+from tests.losses.policy_gradient_cases import GOLDEN as EVERYTHING
 
 LENGTH = {"gen_kwargs": {"max_new_tokens": 8}}
 # Algorithm -> (golden case, fields in which the case differs from the table).
@@ -82,6 +83,69 @@ def objective(recipe: Recipe, rollouts: Rollouts) -> tuple[float, np.ndarray]:
 
     value, gradient = jax.value_and_grad(loss)(garbage("logprobs"))
     return float(value), np.asarray(gradient)
+
+
+@pytest.mark.parametrize("case", ["gdpo", "gdpo_failed"])
+def test_gdpo_is_its_golden_case(case: str) -> None:
+    """TRL's deviations in the place of jrl's; a row of which no function spoke has no action."""
+    name = "scores_two_functions" + case.removeprefix("gdpo")
+    scores = np.asarray(BATCH[name], np.float32)
+    mask = MASK & ~np.isnan(scores).all(axis=1)[:, None]
+    weights = [1.0, 0.5]
+    fields = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": weights}
+    recipe = grpo_recipe(algorithm("grpo", **LENGTH, **fields))
+    assert recipe.reward_weights == (1.0, 0.5)
+    rollouts = golden_rollouts()
+    rollouts = rollouts._replace(
+        sequences=rollouts.sequences._replace(mask=jnp.asarray(mask)), scores_by_function=jnp.asarray(scores)
+    )
+
+    def advantages(recipe: Recipe) -> np.ndarray:
+        rewards, _ = recipe.scaled_rewards(recipe.selected(rollouts), recipe.scaling.init())
+        found = recipe.targets(rewards, rollouts.scored, rollouts.sequences.mask, 0.0, rollouts.groups)
+        return np.asarray(found.advantages)
+
+    as_trl = replace(recipe, aggregate=decoupled_scores((1.0, 0.5), ddof=1, epsilon=1e-4))
+    wanted = np.where(mask, np.asarray(EVERYTHING["advantages"][case]["value"])[:, None], 0.0)
+    np.testing.assert_allclose(advantages(as_trl), wanted, rtol=1e-5, atol=1e-6)
+    own = decoupled_advantages(
+        jnp.asarray(scores), jnp.asarray(weights), jnp.asarray(GROUPS), jnp.asarray(mask.any(axis=1))
+    )
+    np.testing.assert_allclose(advantages(recipe), np.where(mask, np.asarray(own)[:, None], 0.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reward_weights": []}, r"`method.reward_weights` must be a list of finite numbers.*got \[\]"),
+        ({"reward_weights": [1.0, float("nan")]}, "must be a list of finite numbers"),
+        ({"reward_weights": 2.0}, "must be a list of finite numbers.*got 2.0"),
+        ({"reward_weights": ["1"]}, "must be a list of finite numbers"),
+        ({"multi_objective_aggregation": "gdpo"}, "must be one of"),
+        *(
+            ({"multi_objective_aggregation": "normalize_then_sum"} | fields, f"`method.{field}` must be")
+            for field, fields in {
+                "estimator": {"estimator": "leave_one_out"},
+                "missing_eos_penalty": {"missing_eos_penalty": 1.0},
+                "reward_clip_range": {"reward_clip_range": 1.0},
+                "kl_placement": {"beta": 0.1, "kl_placement": "reward", "kl_estimator": "k1"},
+                "drop_uniform_groups": {"drop_uniform_groups": True},
+                "keep_by": {"num_kept": 2, "keep_by": "reward_per_token"},
+            }.items()
+        ),
+    ],
+)
+def test_rewards_that_contradict_each_other(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GRPOConfig(**fields)
+
+
+def test_an_aggregate_needs_the_scores_of_each_function() -> None:
+    recipe = grpo_recipe(GRPOConfig(multi_objective_aggregation="normalize_then_sum"))
+    with pytest.raises(ValueError, match="`scores_by_function` and `groups` of the rollouts must be there"):
+        recipe.scaled_rewards(golden_rollouts(), recipe.scaling.init())
+    with pytest.raises(ValueError, match="`aggregate` of a recipe must be None beside `scaling`"):
+        replace(recipe, scaling=Scaling(clip_range=1.0))
 
 
 def test_the_golden_table_has_every_algorithm() -> None:

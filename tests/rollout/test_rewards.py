@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import functools
+import math
 import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.rollout.keywords import refuse_async
-from jrl.rollout.rewards import RewardError, call_metric_fn, call_reward_fn, to_reward_matrix
+from jrl.rollout.keywords import refuse_async, reward_functions, unique_names
+from jrl.rollout.rewards import (
+    RewardError,
+    call_metric_fn,
+    call_reward_fn,
+    call_reward_fns,
+    to_reward_matrix,
+)
 from jrl.rollout.text import Texts
 
 TEXTS = Texts(
@@ -130,7 +137,6 @@ class TestAnswers:
             ([0.0, float("nan"), 0.0], "must be finite, got nan. Sample 1 has the prompt 'c'", 1),
             ([0.0, 0.0, float("-inf")], "must be finite, got -inf. Sample 2 has the prompt 'f'", 2),
             ([0.0, "1.0", 0.0], "must be a number.*got '1.0'. Sample 1", 1),
-            ([None, 0.0, 0.0], "got None. Sample 0", 0),
             (
                 [[0.0, 0.0], [0.0], 0.0],
                 r"must match len\(output_tokens\[1\]\): got 1 for 3 tokens.*Sample 1",
@@ -144,6 +150,10 @@ class TestAnswers:
             rewards_of(returning(answer))
         assert caught.value.index == index
         assert caught.value.prompt == (None if index is None else TEXTS.prompts[index])
+
+    def test_none_is_no_failure(self):
+        for skip_errors in (False, True):
+            assert rewards_of(returning([1.0, None, 2.0]), skip_errors=skip_errors) == [1.0, None, 2.0]
 
     def test_skip_leaves_bad_rows_out(self):
         found = rewards_of(returning([0.5, float("nan"), [1.0, 2.0]]), skip_errors=True)
@@ -235,6 +245,187 @@ class TestExceptions:
 
         with pytest.raises(KeyboardInterrupt):
             rewards_of(reward_fn, skip_errors=True)
+
+
+class TestSeveral:
+    @staticmethod
+    def rewards_of(functions, **options):
+        return call_reward_fns(functions, TEXTS, tokenizer="tokenizer", metadata=METADATA, **options)
+
+    def test_a_list_for_each_in_their_order(self):
+        async def asked(outputs):
+            return [3.0] * len(outputs)
+
+        given = {"a": returning([1.0] * 3), "b": asked, "c": returning([None, 2.0, 2.0])}
+        assert self.rewards_of(given) == [[1.0] * 3, [3.0] * 3, [None, 2.0, 2.0]]
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            ([0.0], "`b` must return one reward a sample: got 1 for 3"),
+            ([0.0, "x", 0.0], "A reward of `b` must be a number.*Sample 1"),
+            ([0.0, math.nan, 0.0], "A reward of `b` must be finite, got nan"),
+            ([[0.0], 0.0, 0.0], r"`b` must match len\(output_tokens\[0\]\)"),
+            ([0.0, 0.0, [math.inf]], "Rewards of `b` must be finite, got inf"),
+        ],
+    )
+    def test_the_one_that_fails_is_named(self, answer, message):
+        with pytest.raises(RewardError, match=message):
+            self.rewards_of({"a": returning([1.0] * 3), "b": returning(answer)})
+
+    def test_skip_is_of_each(self):
+        def raises(outputs):
+            if "de" in outputs:
+                raise OSError
+            return [1.0] * len(outputs)
+
+        found = self.rewards_of({"a": raises, "b": returning([2.0] * 3)}, skip_errors=True)
+        np.testing.assert_array_equal(found, [[1.0, np.nan, 1.0], [2.0] * 3])
+
+    def test_only_the_one_that_is_slow_is_left_out(self):
+        given = {"a": TestTimeout.slow, "b": returning([2.0] * 3)}
+        found = self.rewards_of(given, timeout=0.05, skip_errors=True)
+        np.testing.assert_array_equal(found, [[np.nan] * 3, [2.0] * 3])
+        with pytest.raises(RewardError, match="`a` took longer"):
+            self.rewards_of(given, timeout=0.05)
+
+
+class TestAsync:
+    @staticmethod
+    def waits(seconds, reward=1.0, seen=None):
+        async def judge(outputs):
+            if seen is not None:
+                seen.append(list(outputs))
+            await asyncio.sleep(seconds)
+            return [reward] * len(outputs)
+
+        return judge
+
+    def test_together_after_the_others(self):
+        seen = []
+
+        def at_once(outputs):
+            seen.append("sync")
+            return [0.0] * 3
+
+        many = {str(number): self.waits(0.3, float(number), seen) for number in range(8)}
+        started = time.perf_counter()
+        found = TestSeveral.rewards_of(many | {"sync": at_once})
+        assert time.perf_counter() - started < 1.2  # one after another: 2.4
+        assert found == [[float(number)] * 3 for number in range(8)] + [[0.0] * 3]
+        assert seen == ["sync"] + [TEXTS.outputs] * 8  # and all rows of one are one call
+
+    def test_one_alone_is_one(self):
+        assert rewards_of(self.waits(0.0, 2.0)) == [2.0] * 3
+
+    def test_where_a_loop_runs_already(self):
+        async def cell():  # as in a notebook
+            return rewards_of(self.waits(0.0))
+
+        assert asyncio.run(cell()) == [1.0] * 3
+
+    def test_what_it_keeps_works_in_the_next_call(self):
+        loops = []
+
+        async def judge(outputs):
+            loops.append(asyncio.get_running_loop())
+            return [1.0] * len(outputs)
+
+        assert rewards_of(judge) == rewards_of(judge)
+        assert loops[0] is loops[1]
+
+    @pytest.mark.parametrize("error", [KeyError("de"), SystemExit(0), asyncio.CancelledError("late")])
+    def test_a_failure_is_named(self, error):
+        async def fails(outputs):
+            await asyncio.sleep(0)
+            if "de" in outputs:
+                raise error
+            return [1.0] * len(outputs)
+
+        given = {"a": self.waits(0.0), "b": fails}
+        with pytest.raises(RewardError, match=f"`b` raised {type(error).__name__}: .*Sample 1"):
+            TestSeveral.rewards_of(given)
+        found = TestSeveral.rewards_of(given, skip_errors=True)
+        np.testing.assert_array_equal(found, [[1.0] * 3, [1.0, np.nan, 1.0]])
+
+    def test_an_interrupt_is_no_failure(self):
+        async def judge(outputs):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            rewards_of(judge, skip_errors=True)
+        assert rewards_of(self.waits(0.0)) == [1.0] * 3
+
+    def test_its_own_time_limit_is_a_failure_of_its_own(self):
+        async def judge(outputs):
+            await asyncio.wait_for(asyncio.sleep(5), 0.01)
+
+        with pytest.raises(RewardError, match="raised TimeoutError"):
+            rewards_of(judge, timeout=30.0)
+
+    def test_one_that_waits_too_long_is_cancelled(self):
+        cancelled = []
+
+        async def judge(outputs):
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                cancelled.append(True)
+                raise
+
+        given = {"a": judge, "b": self.waits(0.0)}
+        found = TestSeveral.rewards_of(given, timeout=0.1, skip_errors=True)
+        np.testing.assert_array_equal(found, [[np.nan] * 3, [1.0] * 3])
+        assert rewards_of(self.waits(0.0)) == [1.0] * 3
+        assert cancelled
+        with pytest.raises(RewardError, match=r"`a` took longer than `train.reward_timeout`, 0\.1 s"):
+            TestSeveral.rewards_of(given, timeout=0.1)
+
+    def test_one_that_blocks_the_loop_is_given_up(self):
+        async def judge(outputs):
+            time.sleep(4)
+            return [1.0] * len(outputs)
+
+        started = time.perf_counter()
+        assert np.isnan(rewards_of(judge, timeout=0.1, skip_errors=True)).all()
+        assert time.perf_counter() - started < 3.0
+        assert rewards_of(self.waits(0.0), timeout=0.5) == [1.0] * 3
+
+
+class TestFunctions:
+    def test_one_or_several(self):
+        assert reward_functions(len) == (len,)
+        assert reward_functions([len, sum]) == reward_functions((len, sum)) == (len, sum)
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (3, "`reward_fn` must be a function or a list of functions, got int"),
+            ([], "`reward_fn` must be a function or a list of functions, got an empty list"),
+            ([len, "accuracy"], r"`reward_fn\[1\]` must be a function, got str"),
+        ],
+    )
+    def test_anything_else_is_refused(self, given, message):
+        with pytest.raises(ValueError, match=message):
+            reward_functions(given)
+
+    def test_an_answer_piece_by_piece(self):
+        async def stream(outputs):
+            yield 1.0
+
+        with pytest.raises(ValueError, match=r"`reward_fn\[0\]` must return its rewards at once"):
+            reward_functions([stream])
+
+    def test_names_are_unique(self):
+        class Judge:
+            def __call__(self, outputs): ...
+
+        def length(outputs): ...
+
+        def length_2(outputs): ...
+
+        given = [length, length_2, length, Judge(), functools.partial(functools.partial(length)), lambda: 0]
+        assert unique_names(given) == ("length", "length_2", "length_3", "Judge", "length_4", "lambda")
 
 
 class TestTimeout:

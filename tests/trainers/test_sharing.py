@@ -59,6 +59,12 @@ def peer(monkeypatch):
     return peer
 
 
+def rewards_of(*scores):
+    """What another process tells of its rows' rewards; to the first of them its function does not apply."""
+    silent = np.arange(len(scores))[:, None] == 0
+    return {"rewards": np.array(scores), "scores": np.array(scores)[:, None], "not_applicable": silent}
+
+
 def test_rows_of_two_processes_are_put_in_order(peer):
     peer.word = Word(*sharing._packed(part_of([0, 3])))
     for peer.first in (False, True):
@@ -70,23 +76,25 @@ def test_rows_of_two_processes_are_put_in_order(peer):
 
 def test_rewards_follow_their_rows(peer):
     plain, arrays = sharing._packed(part_of([0, 3]))
-    peer.word = Word(plain, arrays | {"rewards": np.array([0.0, 3.0])})
+    peer.word = Word(plain, arrays | rewards_of(0.0, 3.0))
     for peer.first in (False, True):
         judging = Judging(call(number_of), totals)
         judging.add(part_of([1]), {}, label="a")
         judging.add(part_of([]), {}, label="b")
         judging.add(part_of([2, 4]), {}, label="c")
-        texts, rewards = judging.together()
+        texts, rewards, columns = judging.together()
         np.testing.assert_array_equal(rewards, np.arange(5.0))
+        np.testing.assert_array_equal(columns.scores, np.arange(5.0)[:, None])
+        np.testing.assert_array_equal(columns.not_applicable, np.array([[True]] + [[False]] * 4))
         assert texts.prompts == ["p0", "p1", "p2", "p3", "p4"]
 
 
 def test_a_process_without_rows_is_not_asked(peer):
     plain, arrays = sharing._packed(part_of([0, 1]))
-    peer.word = Word(plain, arrays | {"rewards": np.array([5.0, 6.0])})
+    peer.word = Word(plain, arrays | rewards_of(5.0, 6.0))
     judging = Judging(call(lambda outputs: 1 / 0), totals)
     judging.add(part_of([]), {}, label="a")
-    np.testing.assert_array_equal(judging.together()[1], [5.0, 6.0])
+    np.testing.assert_array_equal(judging.together().rewards, [5.0, 6.0])
 
 
 def test_a_failure_waits_until_the_parts_come_together(peer, tmp_path):

@@ -99,6 +99,8 @@ def check_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
         old.setdefault(
             "method.num_generations", 1
         )  # before this field, every rollout had a prompt of its own
+    if "method.multi_objective_aggregation" in new:
+        old.setdefault("method.multi_objective_aggregation", "sum_then_normalize")
     changed = [
         f"`{name}` was {_shown(old.get(name))}, is {_shown(new.get(name))}"
         for name in sorted(old.keys() | new.keys())

@@ -18,8 +18,9 @@ from jrl.data.prompts import PromptSet
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.distributed import on_main
 from jrl.rollout.collect import Collector
-from jrl.rollout.gathering import Judging, Part, totals
+from jrl.rollout.gathering import Judgement, Judging, Part, totals
 from jrl.rollout.reward_call import RewardCall, keep_failed
+from jrl.rollout.reward_columns import RewardColumns
 from jrl.rollout.rewards import MetricError, RewardError, call_metric_fn
 from jrl.rollout.sampler import GenerationSettings
 from jrl.rollout.text import Texts
@@ -34,9 +35,9 @@ class Evaluation:
     """Result of one evaluation.
 
     Attributes:
-      metrics: `reward/mean`, `metrics/<name>` and `completion/length_mean`, each with the suffix `@name=value` where a
-        generation argument is swept. Under `train.reward_errors: skip` also `reward/failed`, and rows that failed are
-        in no mean.
+      metrics: `reward/mean` (of several functions also `reward/<name>/mean`), `metrics/<name>` and
+        `completion/length_mean`, each with the suffix `@name=value` where a generation argument is swept. Under
+        `train.reward_errors: skip` also `reward/failed`, and rows that failed are in no mean.
       score: What `save_best` compares: `reward/mean`, else `metrics/reward`, else None; of the first value of a sweep,
         which is what rollouts use.
       columns: Of the table.
@@ -90,8 +91,10 @@ class Evaluator:
         scores_of_values: list[float | None] = []
         for value in values:
             settings = replace(self.settings, **{name: value}) if name else self.settings
-            texts, scores = self._sample(params, frozen, settings, key)
-            columns_of_samples, found = self._judge(texts, scores)
+            judgement = self._sample(params, frozen, settings, key)
+            texts = judgement.texts
+            scores = None if judgement.rewards is None else judgement.rewards.tolist()
+            columns_of_samples, found = self._judge(texts, scores, judgement.columns)
             scores_of_values.append(found.get("reward/mean", found.get("metrics/reward")))
             suffix = f"@{name}={value}" if name else ""
             found["completion/length_mean"] = float(np.mean(texts.lengths))
@@ -123,7 +126,7 @@ class Evaluator:
 
     def _sample(
         self, params: Params, frozen: Frozen, settings: GenerationSettings, key: PRNGKey
-    ) -> tuple[Texts, list[float] | None]:
+    ) -> Judgement:
         """Samples a completion for each prompt; the reward function sees all that this process has at once."""
         everything = np.arange(len(self.prompts))
         parts = [
@@ -132,19 +135,21 @@ class Evaluator:
         own = Part.concatenate(parts)
         judging = Judging(self.rewards, totals)
         judging.add(own, self.prompts.metadata(own.numbers), label=self._label)
-        texts, scores = judging.together()
-        return texts, None if scores is None else scores.tolist()
+        return judging.together()
 
     def _judge(
-        self, texts: Texts, scores: list[float] | None
-    ) -> tuple[dict[str, list[float]], dict[str, float]]:
+        self, texts: Texts, scores: list[float] | None, by_function: RewardColumns | None
+    ) -> tuple[dict[str, list[Any]], dict[str, float]]:
         """Metrics of the samples: (per-sample columns, means)."""
         means: dict[str, float] = {}
         if self.rewards is not None and scores is not None:
             means["reward/mean"] = _mean_of_known(scores)
             if self.rewards.skip_errors:
                 means["reward/failed"] = float(np.sum(np.isnan(scores)))
-        columns: dict[str, list[float]] = {}
+        columns: dict[str, list[Any]] = {}
+        if by_function is not None:
+            means |= by_function.metrics()
+            columns |= by_function.cells()
         if self.metric_fn is not None:
             for name, value in on_main(partial(self._measure, self.metric_fn, texts)).items():
                 means[f"metrics/{name}"] = _mean_of_known(value if isinstance(value, list) else [value])

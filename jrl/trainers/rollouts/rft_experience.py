@@ -17,6 +17,7 @@ from jrl.data.prompts import PromptSet
 from jrl.data.selection import KeptSamples, select
 from jrl.rollout.collect import Collector
 from jrl.rollout.experience import sample_rows
+from jrl.rollout.reward_columns import RewardColumns
 from jrl.rollout.sampler import GenerationSettings
 from jrl.rollout.text import Texts, variety
 from jrl.trainers.loop.stopwatch import Stopwatch
@@ -86,10 +87,10 @@ class RoundCollector:
             label=f"round_{number:06d}",
             clock=stopwatch,
         )
-        assert found.rewards is not None, "there is a reward function"
-        return self._select(found.texts, self.groups[indices], found.rewards)
+        assert found.rewards is not None and found.columns is not None, "there is a reward function"
+        return self._select(found.texts, self.groups[indices], found.rewards, found.columns)
 
-    def _select(self, texts: Texts, groups: np.ndarray, scores: np.ndarray) -> Round:
+    def _select(self, texts: Texts, groups: np.ndarray, scores: np.ndarray, columns: RewardColumns) -> Round:
         kept = select(
             groups,
             texts.output_tokens,
@@ -102,8 +103,8 @@ class RoundCollector:
         if kept is not None:
             passes[kept.indices] = kept.num_passes
         known = [None if math.isnan(score) else score for score in scores]
-        rows = sample_rows(texts, known, passes=passes.tolist())
-        return Round(kept, self._metrics(texts, scores), rows)
+        rows = sample_rows(texts, known, **columns.cells(), passes=passes.tolist())
+        return Round(kept, self._metrics(texts, scores) | columns.metrics(), rows)
 
     def _metrics(self, texts: Texts, scores: np.ndarray) -> dict[str, float]:
         known = scores[~np.isnan(scores)]

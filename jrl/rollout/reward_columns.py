@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of several reward functions: one column each, and their weighted sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from jrl.rollout.rewards import Reward, RewardError
+
+
+class RewardColumns(NamedTuple):
+    """Scores of each reward function, before any weight.
+
+    Attributes:
+      names: Of the functions.
+      scores: NaN where a function failed on a row or does not apply to it.
+      not_applicable: True where a function answered None.
+    """
+
+    names: tuple[str, ...]
+    scores: Float[np.ndarray, "N F"]
+    not_applicable: Bool[np.ndarray, "N F"]
+
+    @property
+    def several(self) -> bool:
+        """False for one function, whose scores are the rewards themselves."""
+        return len(self.names) > 1
+
+    def metrics(self) -> dict[str, float]:
+        """`reward/<name>/mean`, `/std` and `/not_applicable` of each of several functions; nothing for one.
+
+        Mean and deviation (ddof 1) are over the rows that a function spoke of; without any there is neither.
+        """
+        found: dict[str, float] = {}
+        for name, scores, silent in zip(self.names, self.scores.T, self.not_applicable.T, strict=True):
+            known = scores[~np.isnan(scores)]
+            if len(known):
+                found[f"reward/{name}/mean"] = float(known.mean())
+                found[f"reward/{name}/std"] = float(known.std(ddof=1)) if len(known) > 1 else 0.0
+            found[f"reward/{name}/not_applicable"] = float(silent.sum())
+        return found if self.several else {}
+
+    def cells(self) -> dict[str, list[float | None]]:
+        """Columns of a samples' log, None where a function has no score; nothing for one function."""
+        if not self.several:
+            return {}
+        return {
+            f"reward/{name}": [None if math.isnan(score) else float(score) for score in scores]
+            for name, scores in zip(self.names, self.scores.T, strict=True)
+        }
+
+
+def reward_columns(names: Sequence[str], rewards: Sequence[Sequence[Reward]]) -> RewardColumns:
+    """The rewards of functions as columns; of rewards per token, their sums.
+
+    Args:
+      names: Of the functions.
+      rewards: From `call_reward_fns`.
+    """
+    silent = [[reward is None for reward in column] for column in rewards]
+    totals = [
+        [math.nan if reward is None else math.fsum(np.atleast_1d(reward)) for reward in column]
+        for column in rewards
+    ]
+    return RewardColumns(tuple(names), np.asarray(totals, np.float64).T, np.asarray(silent, bool).T)
+
+
+def combined_rewards(
+    names: Sequence[str], rewards: Sequence[Sequence[Reward]], weights: Sequence[float]
+) -> list[float | np.ndarray]:
+    """Weighted sum over the functions that speak of a row, in float64; NaN where none does.
+
+    A function that failed on a row or does not apply to it is left out of its sum; the weights of the others stay.
+
+    Args:
+      names: Of the functions.
+      rewards: From `call_reward_fns`.
+      weights: One a function.
+    Raises:
+      RewardError: If one of several functions gives rewards per token.
+    """
+    if len(rewards) == 1:
+        (weight,) = weights
+        return [math.nan if reward is None else _weighed(weight, reward) for reward in rewards[0]]
+    for name, column in zip(names, rewards, strict=True):
+        row = next((row for row, reward in enumerate(column) if isinstance(reward, np.ndarray)), None)
+        if row is not None:
+            raise RewardError(
+                f"`{name}`, one of {len(rewards)} reward functions, must give one number a sample, got one a token for "
+                f"sample {row}. Give its sum, or make one function of them all."
+            )
+    found: list[float | np.ndarray] = []
+    for given in zip(*rewards, strict=True):
+        known = [
+            weight * float(reward)
+            for weight, reward in zip(weights, given, strict=True)
+            if reward is not None and not np.isnan(reward)
+        ]
+        found.append(math.fsum(known) if known else math.nan)
+    return found
+
+
+def check_weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+    """The weights of so many reward functions: 1 each by default.
+
+    Raises:
+      ValueError: If there are as many weights as functions.
+    """
+    if weights is None:
+        return (1.0,) * count
+    if len(weights) != count:
+        raise ValueError(
+            f"`method.reward_weights` must have one entry a reward function, {count}, got {len(weights)}: "
+            f"{list(weights)}."
+        )
+    return tuple(float(weight) for weight in weights)
+
+
+def _weighed(weight: float, reward: float | np.ndarray) -> float | np.ndarray:
+    return reward if weight == 1 else weight * reward

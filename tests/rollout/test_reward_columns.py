@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of several reward functions: their weighted sum, their metrics, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jrl.rollout.reward_call import RewardCall
+from jrl.rollout.reward_columns import check_weights, combined_rewards, reward_columns
+from jrl.rollout.rewards import RewardError
+from jrl.rollout.text import Texts
+
+NAMES = ("right", "short")
+# Row 0: both; 1: the second does not apply; 2: the first failed; 3: nobody speaks.
+REWARDS = [[1.0, 0.0, math.nan, None], [0.25, None, 0.5, math.nan]]
+
+
+def test_golden_sum():
+    found = combined_rewards(NAMES, REWARDS, (2.0, -4.0))
+    np.testing.assert_array_equal(found, [2 * 1 - 4 * 0.25, 2 * 0.0, -4 * 0.5, np.nan])
+
+
+def test_it_is_summed_in_float64():
+    given = [[1e8], [1.0], [-1e8]]
+    assert combined_rewards("abc", given, (1.0, 1.0, 1.0)) == [1.0]
+
+
+def test_one_function_may_speak_of_tokens():
+    dense = np.array([1.0, 2.0], np.float32)
+    alone = combined_rewards(["a"], [[dense, None, 3.0]], (2.0,))
+    np.testing.assert_array_equal(alone[0], [2.0, 4.0])
+    np.testing.assert_array_equal(alone[1:], [np.nan, 6.0])
+    assert combined_rewards(["a"], [[dense]], (1.0,))[0] is dense
+
+
+def test_one_of_several_may_not():
+    with pytest.raises(RewardError, match=r"`short`, one of 2 reward functions, .*one a token for sample 1"):
+        combined_rewards(NAMES, [[1.0, 1.0], [1.0, np.ones(2, np.float32)]], (1.0, 1.0))
+
+
+def test_columns_hold_what_was_said():
+    columns = reward_columns(NAMES, REWARDS)
+    np.testing.assert_array_equal(
+        columns.scores, [[1.0, 0.25], [0.0, np.nan], [np.nan, 0.5], [np.nan, np.nan]]
+    )
+    assert columns.not_applicable.tolist() == [[False, False], [False, True], [False, False], [True, False]]
+    assert columns.metrics() == {
+        "reward/right/mean": 0.5,
+        "reward/right/std": pytest.approx(math.sqrt(0.5)),
+        "reward/right/not_applicable": 1.0,
+        "reward/short/mean": 0.375,
+        "reward/short/std": pytest.approx(math.sqrt(0.03125)),
+        "reward/short/not_applicable": 1.0,
+    }
+    assert columns.cells() == {
+        "reward/right": [1.0, 0.0, None, None],
+        "reward/short": [0.25, None, 0.5, None],
+    }
+
+
+def test_a_function_that_is_silent_has_no_mean():
+    columns = reward_columns(NAMES, [[None, None], [1.0, 1.0]])
+    assert columns.metrics() == {
+        "reward/right/not_applicable": 2.0,
+        "reward/short/mean": 1.0,
+        "reward/short/std": 0.0,
+        "reward/short/not_applicable": 0.0,
+    }
+
+
+def test_one_function_has_no_columns_of_its_own():
+    columns = reward_columns(["a"], [[1.0, np.ones(2, np.float32)]])
+    assert (columns.metrics(), columns.cells(), columns.scores.tolist()) == ({}, {}, [[1.0], [2.0]])
+
+
+def test_weights_fit_the_functions():
+    assert check_weights(None, 2) == (1.0, 1.0) and check_weights([0, 2], 2) == (0.0, 2.0)
+    with pytest.raises(ValueError, match=r"`method.reward_weights` must have one entry .*, 2, got 1: \[3\]"):
+        check_weights([3], 2)
+
+
+TEXTS = Texts(["ab", "cd"], ["a", "c"], ["b", "d"], [[1], [2]], np.array([1, 1]), np.array([False] * 2))
+
+
+def right(outputs):
+    return [1.0, None]
+
+
+def broken(outputs):
+    raise OSError("no judge")
+
+
+def call(tmp_path, functions, **options):
+    return RewardCall(functions, None, skip_errors=False, timeout=None, failures=tmp_path, **options)
+
+
+def test_a_call_weighs_and_names(tmp_path):
+    judged = call(tmp_path, [right, right], weights=[1.0, 0.5])(TEXTS, {}, label="x")
+    np.testing.assert_array_equal(judged.rewards, [1.5, np.nan])
+    assert judged.columns.names == ("right", "right_2")
+
+
+def test_completions_are_kept_where_one_fails(tmp_path):
+    with pytest.raises(RewardError, match=r"`reward_fn\[broken\]` raised OSError: no judge") as caught:
+        call(tmp_path, [right, broken])(TEXTS, {}, label="x")
+    assert "failed_rollouts_x.jsonl" in caught.value.__notes__[0]
+
+
+def test_weights_of_a_wrong_length_are_refused_before_a_call(tmp_path):
+    with pytest.raises(ValueError, match="one entry a reward function, 2, got 3"):
+        call(tmp_path, [right, broken], weights=[1.0] * 3)
