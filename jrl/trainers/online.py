@@ -103,7 +103,7 @@ class OnlineTrainer(SamplingTrainer):
 
     @property
     def reward_weights(self) -> Sequence[float] | None:
-        """Those of the recipe."""
+        """Weights of the reward functions, as the recipe has them."""
         return self.recipe.reward_weights
 
     def add_prompt_set(
