@@ -18,7 +18,17 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import NamedTuple
 
-__all__ = ["Number", "accuracy_reward", "final_answer", "number_reward", "read_number", "think_format_reward"]
+from jrl.isolation import isolated
+
+__all__ = [
+    "Number",
+    "accuracy_reward",
+    "final_answer",
+    "isolated",
+    "number_reward",
+    "read_number",
+    "think_format_reward",
+]
 
 MAX_TEXT = 20_000
 """Characters at the end of a completion in which its answer is looked for."""

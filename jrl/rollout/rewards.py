@@ -334,6 +334,8 @@ def _check_row(reward: Any, row: int, texts: Texts, role: str) -> Reward | Rewar
     if reward is None or isinstance(reward, RewardError):
         return reward
     prompt = texts.prompts[row]
+    if isinstance(reward, Exception):
+        return RewardError(f"`{role}` failed: {reward}.", index=row, prompt=prompt)
     value = _plain(reward)
     if isinstance(value, list) and len(value) == 1 and not isinstance(reward, list | tuple):
         value = value[0]  # an array of one element is a scalar

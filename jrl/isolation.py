@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reward functions in processes of their own, which are ended where a row takes too long, crashes or takes all memory.
+
+For verifiers that run or parse hard text: a thread that is stuck in a regular expression cannot be stopped, a process
+can. Workers are started without importing jrl, JAX or the script that runs, and talk JSON: nothing is unpickled that
+a process said in which text of a policy ran. It is no sandbox: a worker has the rights, files and network of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+START_SECONDS = 120.0
+"""How long a worker may take to import its function."""
+MOST_BYTES = 2**24
+"""Of an answer: a reward for each token of a long completion is less."""
+_PROGRAM = Path(__file__).with_name("isolation_worker.py")
+
+
+class IsolatedError(RuntimeError):
+    """A function failed on a row: it raised, took too long, or its process ended."""
+
+
+class Isolated:
+    """A reward function whose rows are judged in other processes. See `isolated`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        timeout: float,
+        workers: int = 1,
+        memory: int | None = 2**31,
+        lost: float | Literal["error"] | None = "error",
+    ) -> None:
+        if os.name != "posix":
+            raise ValueError(f"`isolated` needs a POSIX system, which {sys.platform} is not.")
+        self._order = {
+            **_import_path(function),
+            "timeout": _positive("timeout", timeout),
+            "memory": _check_memory(memory),
+        }
+        if lost is not None and lost != "error" and not isinstance(lost, int | float):
+            raise ValueError(f"`lost` must be a number, None or 'error', got {lost!r}.")
+        self._timeout, self._num_workers, self._lost = timeout, int(_positive("workers", workers)), lost
+        signature = inspect.signature(function)
+        if "tokenizer" in signature.parameters:
+            raise ValueError(
+                f"`function` must not take `tokenizer`, which is not sent to a worker, got {function.__name__!r}. Its "
+                "module can load one."
+            )
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+        self.__signature__ = signature
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._all: set[_Worker] = set()
+        self._slots = threading.BoundedSemaphore(self._num_workers)
+        # Also at the end of the program: no worker outlives it.
+        weakref.finalize(self, _end_all, self._all)
+
+    def __call__(self, *args: Any, **keywords: Any) -> list[Any]:
+        """Judges the rows, `workers` at a time.
+
+        Args:
+          *args: Columns, as the function takes them.
+          **keywords: Columns; `tokenizer` is left out.
+        Returns:
+          Of each row what the function said, in their order; of one that is lost `lost`, or an `IsolatedError`.
+        Raises:
+          ValueError: If columns differ in length, or hold what JSON does not.
+          IsolatedError: If a worker cannot import the function.
+        """
+        keywords.pop("tokenizer", None)
+        rows = _rows(self.__signature__.bind(*args, **keywords))
+        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(len(rows)):
+            todo.put(number)
+        found: list[Any] = [None] * len(rows)
+        failures: list[BaseException] = []
+        stopped = threading.Event()
+
+        def work() -> None:
+            while not stopped.is_set():
+                try:
+                    number = todo.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    found[number] = self._judged(rows[number])
+                except BaseException as error:  # raised again in the caller's thread
+                    failures.append(error)
+                    stopped.set()
+
+        # Daemons: whoever gave this call up must not wait for them at the end of the program.
+        threads = [
+            threading.Thread(target=work, name="isolated", daemon=True)
+            for _ in range(min(self._num_workers, len(rows)))
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            stopped.set()
+        if failures:
+            raise failures[0]
+        return found
+
+    def close(self) -> None:
+        """Ends all workers; a further call starts new ones."""
+        _end_all(self._all)
+
+    def _judged(self, row: bytes) -> Any:
+        with self._slots:
+            worker = self._next_worker()
+            answer = worker.ask(row, self._timeout)
+            self._idle.put(worker)
+        if isinstance(answer, IsolatedError):
+            return answer if self._lost == "error" else self._lost
+        return answer["reward"]
+
+    def _next_worker(self) -> _Worker:
+        """One that waits, or a new one: those that ended since are left behind."""
+        while not self._idle.empty():
+            worker = self._idle.get_nowait()
+            if worker.alive:
+                return worker
+            worker.end()
+            self._all.discard(worker)
+        worker = _Worker()
+        self._all.add(worker)
+        path = [entry or os.getcwd() for entry in sys.path]
+        answer = worker.ask(json.dumps(self._order | {"path": path}).encode(), START_SECONDS)
+        if isinstance(answer, IsolatedError):
+            worker.end()
+            raise IsolatedError(
+                f"{self.__name__!r} of {self._order['module']!r} cannot be used in a worker process: {answer}"
+            )
+        return worker
+
+
+def isolated(
+    function: Callable[..., Any],
+    *,
+    timeout: float,
+    workers: int = 1,
+    memory: int | None = 2**31,
+    lost: float | Literal["error"] | None = "error",
+) -> Isolated:
+    """Runs a reward function row by row in worker processes that can be ended: for verifiers of hard text.
+
+    A row on which the function hangs, crashes, raises or takes too much memory is lost, and no other. Its worker is
+    ended, with all that it started, and another one takes its place.
+
+    Args:
+      function: Of a module that a worker can import, not of the script or notebook that runs. It is called for one row
+        at a time, on the worker's main thread, with lists of one entry.
+      timeout: Seconds that a row may take.
+      workers: Processes. Each is started when it is needed first.
+      memory: Bytes of address space that it may take beyond those of its imports; None: no limit, as it must be where
+        the system is not Linux.
+      lost: Reward of a row that is lost: a number, or None (not applicable). "error": `train.reward_errors` decides, as
+        where a function raises.
+    Raises:
+      ValueError: If a worker could not import the function, or an argument is out of its range.
+    Example:
+      >>> import jrl.rewards
+      >>> with_limit = isolated(jrl.rewards.number_reward, timeout=5.0, lost=0.0)
+      >>> with_limit(["42", "41"], [42, 42])
+      [1.0, 0.0]
+    """
+    return Isolated(function, timeout=timeout, workers=workers, memory=memory, lost=lost)
+
+
+class _Worker:
+    """A process that answers questions, one at a time."""
+
+    def __init__(self) -> None:
+        # Its own session: what it starts ends with it, and Ctrl-C is the run's to handle. So are the accelerators.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_PROGRAM)],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None, "both are pipes"
+        self._asked, self._said = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._asked, False)
+        self._lock = threading.Lock()
+        self._ended = False
+
+    @property
+    def alive(self) -> bool:
+        """False once it has ended, whoever ended it."""
+        return not self._ended and self._process.poll() is None
+
+    def ask(self, line: bytes, seconds: float) -> dict[str, Any] | IsolatedError:
+        """Its answer; where there is none in time, it is ended."""
+        try:
+            said = self._exchange(line, time.monotonic() + seconds)
+        except TimeoutError:
+            self.end()
+            return IsolatedError(f"took longer than {seconds:g} s, so its process was ended")
+        except OSError:  # a pipe broke
+            said = b""
+        answer = _read(said)
+        if answer is None or answer.get("ends"):
+            self.end()
+        if answer is None:
+            return IsolatedError(f"its process ended with status {self._process.returncode}")
+        return IsolatedError(answer["error"]) if "error" in answer else answer
+
+    def _exchange(self, line: bytes, deadline: float) -> bytes:
+        """Says a line and reads one, or what there was of it when the process ended."""
+        left, said = memoryview(line + b"\n"), bytearray()
+        with selectors.DefaultSelector() as pipes:
+            pipes.register(self._asked, selectors.EVENT_WRITE)
+            pipes.register(self._said, selectors.EVENT_READ)
+            while not said.endswith(b"\n") and len(said) < MOST_BYTES:
+                ready = pipes.select(max(deadline - time.monotonic(), 0.0))
+                if not ready:
+                    raise TimeoutError
+                for pipe, _ in ready:
+                    if pipe.fd == self._asked:
+                        left = left[os.write(self._asked, left) :]
+                        if not left:
+                            pipes.unregister(self._asked)
+                    else:
+                        part = os.read(self._said, 2**16)
+                        if not part:
+                            return bytes(said)
+                        said += part
+        return bytes(said)
+
+    def end(self) -> None:
+        """Ends it and all that it started, and waits for its end."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _end_all(workers: set[_Worker]) -> None:
+    while workers:
+        workers.pop().end()
+
+
+def _read(said: bytes) -> dict[str, Any] | None:
+    """An answer; None for what is none, such as that of a process which ended in the middle of it."""
+    if not said.endswith(b"\n"):
+        return None
+    try:
+        answer = json.loads(said)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _rows(bound: inspect.BoundArguments) -> list[bytes]:
+    """The columns of each row, each a list of one entry, as JSON."""
+    columns: dict[str, Sequence[Any]] = {}
+    for name, value in bound.arguments.items():
+        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            columns |= value
+        else:
+            columns[name] = value
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns must have one entry a row, got {lengths} entries.")
+    rows = []
+    for number in range(next(iter(lengths.values()), 0)):
+        row = {name: [column[number]] for name, column in columns.items()}
+        try:
+            rows.append(json.dumps(row, default=_plain).encode())
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"columns of an isolated function must hold what JSON does, got in row {number}: {error}."
+            ) from error
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and their numbers as Python has them."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__}: {value!r:.80}")
+
+
+def _import_path(function: Any) -> Mapping[str, str]:
+    """Module and name of a function that a process of another program can import."""
+    if inspect.iscoroutinefunction(function):
+        raise ValueError("`function` must not be async: a worker judges one row at a time.")
+    module, name = (
+        ("", "") if not inspect.isfunction(function) else (function.__module__, function.__qualname__)
+    )
+    found: Any = sys.modules.get(module)
+    if module == "__main__" or found is None or vars(found).get(name) is not function:
+        raise ValueError(
+            "`function` must be one that a worker can import, at the top of a module and not of the script that runs, "
+            f"got {function!r:.120}."
+        )
+    return {"module": module, "name": name}
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"`{name}` must be positive, got {value!r}.")
+    return value
+
+
+def _check_memory(memory: int | None) -> int | None:
+    if memory is not None and sys.platform != "linux":
+        raise ValueError(
+            f"`memory` must be None on {sys.platform}, where it cannot be limited, got {memory}."
+        )
+    return None if memory is None else int(_positive("memory", memory))

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Program of the processes that `jrl.isolation` starts: one function, called for one row at a time.
+
+It is run as a file and imports nothing of jrl, so that it starts in the time that Python takes. Each side says one line
+of JSON: the first names the function, all others hold the columns of a row. The end of its input ends it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GRACE_SECONDS = 1.0
+"""How long behind its time limit a row runs on where nobody ends it, because the run itself was killed."""
+
+
+def main() -> None:
+    """Answers until there is nothing more to read."""
+    asked, answered = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What the function prints must not be taken for an answer, nor may it read the questions.
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+
+    def tell(answer: dict[str, Any]) -> None:
+        answered.write(json.dumps(answer).encode() + b"\n")
+        answered.flush()
+
+    order = json.loads(asked.readline())
+    sys.path[:] = order["path"]
+    try:
+        function = vars(importlib.import_module(order["module"]))[order["name"]]
+        _limit_memory(order["memory"])
+    except BaseException as error:  # an import may raise anything, and the run is told
+        tell({"error": _told(error)})
+        return
+    tell({})
+    for line in asked:
+        answer = _answer(function, json.loads(line), order["timeout"])
+        tell(answer)
+        if answer.get("ends"):
+            return
+
+
+def _limit_memory(size: int | None) -> None:
+    """Limits the address space to so many bytes beyond those that imports have taken."""
+    if size is None:
+        return
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + size
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _answer(function: Callable[..., Any], columns: dict[str, Any], timeout: float) -> dict[str, Any]:
+    """The reward of a row, or the function's failure."""
+    _alarm(timeout + GRACE_SECONDS)
+    try:
+        return {"reward": _reward(function(**columns))}
+    except Exception as error:
+        return {"error": _told(error), "ends": isinstance(error, MemoryError)}
+    except BaseException as error:  # as of `exit()`
+        return {"error": _told(error), "ends": True}
+    finally:
+        _alarm(0.0)
+
+
+def _alarm(seconds: float) -> None:
+    """Has the system end this process then, whatever holds Python's lock; 0 takes it back."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the function may have had one of its own
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _reward(answer: Any) -> Any:
+    """A reward of one row as JSON holds it."""
+    rows = answer.tolist() if hasattr(answer, "tolist") else answer
+    if not isinstance(rows, list | tuple) or len(rows) != 1:
+        raise ValueError(f"must return one reward a sample, a list of 1, got {answer!r:.80}")
+    reward = rows[0].tolist() if hasattr(rows[0], "tolist") else rows[0]
+    if isinstance(reward, float) and not math.isfinite(reward):
+        raise ValueError(f"must return finite rewards, got {reward}")
+    return reward
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:1000]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verifiers that do to their process whatever a text tells them; imported by workers, so light and importable."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def obey(outputs: Sequence[str], **columns: Any) -> list[Any]:
+    """Does what its one text says; any other text has its length for a reward."""
+    (text,) = outputs
+    if text.startswith("sleep"):
+        time.sleep(float(text.split()[1]))
+    elif text.startswith("child "):  # a process of its own, whose number it writes down
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        Path(text.split()[1]).write_text(f"{os.getpid()} {child.pid}", encoding="ascii")
+        time.sleep(60)
+    elif text.startswith("pid "):
+        Path(text.split()[1]).write_text(str(os.getpid()), encoding="ascii")
+        return [float(os.getpid())]
+    found = _DEEDS.get(text)
+    return [float(len(text)) + sum(column[0] for column in columns.values())] if found is None else found()
+
+
+def obey_alone(outputs: Sequence[str]) -> list[Any]:
+    """Takes no other column."""
+    return obey(outputs)
+
+
+def bare(outputs: Sequence[str]) -> float:
+    return 1.0
+
+
+async def asks(outputs: Sequence[str]) -> list[float]:
+    return [1.0]
+
+
+def with_tokenizer(outputs: Sequence[str], tokenizer: Any) -> list[float]:
+    return [1.0]
+
+
+def _bomb() -> list[float]:
+    re.match(r"(a+)+$", "a" * 64 + "b")  # holds Python's lock for longer than anybody waits
+    return [0.0]
+
+
+def _deaf() -> list[float]:
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+    return [0.0]
+
+
+def _raises() -> list[float]:
+    raise KeyError("no such case")
+
+
+_DEEDS = {
+    "hang": lambda: time.sleep(60),
+    "bomb": _bomb,
+    "deaf": _deaf,
+    "crash": lambda: os._exit(3),
+    "abort": os.abort,
+    "exit": sys.exit,
+    "raise": _raises,
+    "memory": lambda: [float(len(bytearray(2**34)))],
+    "print": lambda: [print('{"reward": 99}', flush=True) or 1.0],
+    "read": lambda: [float(len(sys.stdin.read()))],
+    "two": lambda: [1.0, 2.0],
+    "nan": lambda: [float("nan")],
+    "none": lambda: [None],
+    "tokens": lambda: [[1.0, 2.0]],
+}
