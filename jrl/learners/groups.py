@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.learners.credit import Credit, Estimate
 from jrl.losses.policy_gradient import Targets
 from jrl.ops.advantages import decoupled_advantages, whitened_over_batch
-from jrl.ops.groups import group_statistics, mixed_groups, smallest_of_group
+from jrl.ops.groups import smallest_of_group
 from jrl.ops.masking import masked_sum, zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
 from jrl.ops.sampler_correction import effective_sample_size
@@ -104,16 +104,14 @@ def whitened_credit(estimate: Estimate) -> Estimate:
 class Selection(NamedTuple):
     """The rollouts that an update learns from: those that are left out have no action, and no denominator counts them.
 
-    A row whose reward failed (NaN) is always left out.
+    A row whose reward failed (NaN) is always left out, and so is one that the sampling rules do not keep.
 
     Attributes:
-      mixed_only: Leaves out groups whose scores are all equal.
       num_kept: Rows kept of each group, those of the smallest length or the largest reward a token; None: all.
       by_efficiency: Whether the reward a token decides, and not the length.
       needs_sampler: Leaves out rows with an action whose log-probability the sampler did not report.
     """
 
-    mixed_only: bool = False
     num_kept: int | None = None
     by_efficiency: bool = False
     needs_sampler: bool = False
@@ -129,21 +127,20 @@ class Selection(NamedTuple):
         mask = rollouts.sequences.mask
         scores, keep = row_scores(rollouts), jnp.any(mask, axis=1)
         keep = keep & ~jnp.isnan(scores)
+        if rollouts.kept is not None:
+            keep = keep & rollouts.kept
         if self.needs_sampler:
             if rollouts.sampler_logprobs is None:
                 raise ValueError(
                     "`sampler_logprobs` of the rollouts must be there for a correction, got None."
                 )
             keep = keep & jnp.all(jnp.isfinite(rollouts.sampler_logprobs) | ~mask, axis=1)
-        if self.mixed_only or self.num_kept is not None:
+        if self.num_kept is not None:
             if rollouts.groups is None:
                 raise ValueError("`groups` of the rollouts must be there to choose within them, got None.")
-            if self.mixed_only:
-                keep = mixed_groups(scores, rollouts.groups, keep)
-            if self.num_kept is not None:
-                lengths = jnp.sum(mask, axis=1, dtype=scores.dtype)
-                measure = -scores / jnp.maximum(lengths, 1.0) if self.by_efficiency else lengths
-                keep = smallest_of_group(measure, rollouts.groups, keep, num_kept=self.num_kept)
+            lengths = jnp.sum(mask, axis=1, dtype=scores.dtype)
+            measure = -scores / jnp.maximum(lengths, 1.0) if self.by_efficiency else lengths
+            keep = smallest_of_group(measure, rollouts.groups, keep, num_kept=self.num_kept)
         kept = mask & keep[:, None]
         return rollouts._replace(
             sequences=rollouts.sequences._replace(mask=kept), rewards=zero_masked(rollouts.rewards, kept)
@@ -155,28 +152,15 @@ def row_scores(rollouts: Rollouts) -> Float[Array, "N"]:
     return masked_sum(rollouts.rewards, rollouts.sequences.mask, axis=1)
 
 
-def group_metrics(rollouts: Rollouts, kept: Rollouts) -> Metrics:
-    """Metrics of the selection, and of the groups where rollouts have any.
+def selection_metrics(rollouts: Rollouts, kept: Rollouts) -> Metrics:
+    """Share of the rollouts that the update learns from.
 
     Args:
       rollouts: All of the iteration.
       kept: Those that the update learns from.
     """
     real = jnp.any(rollouts.sequences.mask, axis=1)
-    failed = jnp.isnan(row_scores(rollouts))
-    keeps = jnp.any(kept.sequences.mask, axis=1)
-    found: Metrics = {"rollout/kept_fraction": mean_metric(keeps, jnp.ones_like(keeps))}
-    if rollouts.groups is None:
-        return found
-    valid = real & ~failed
-    stats = group_statistics(row_scores(rollouts), rollouts.groups, valid)
-    # Every group weighs 1, however many of its rows are valid.
-    share = jnp.where(valid, 1.0 / jnp.maximum(stats.size, 1.0), 0.0)
-    num_groups = jnp.sum(share)
-    return found | {
-        "group/zero_std_fraction": Mean(jnp.sum(jnp.where(stats.is_mixed, 0.0, share)), num_groups),
-        "group/valid_mean": Mean(jnp.sum(valid, dtype=share.dtype), num_groups),
-    }
+    return {"rollout/kept_fraction": mean_metric(jnp.any(kept.sequences.mask, axis=1), real)}
 
 
 def sampler_metrics(targets: Targets) -> Metrics:

@@ -57,6 +57,7 @@ from jrl.ops.sampler_correction import (
     truncate_weights,
 )
 from jrl.suggestions import did_you_mean
+from jrl.typing import SamplingRules
 
 PER_TOKEN = ("returns_to_go", "greedy")
 """Estimators whose advantages may differ within a row."""
@@ -107,7 +108,15 @@ class GRPOConfig(OnlineConfig):
       off_policy_mask_threshold: Drops bad rows that the policy finds less likely than the sampler by more than this, in
         nats a token; None: none is.
       reward_clip_range: Scores are clipped to ± this; None: they are not.
-      drop_uniform_groups: Leaves out groups whose scores are all equal; what is left makes the denominators.
+      drop_uniform_groups: Leaves out groups whose raw scores are all equal; what is left makes the denominators.
+      max_sampling_rounds: Rounds in which an iteration samples further prompts in the place of groups that are left out
+        (DAPO's dynamic sampling), until it has `num_rollouts`; 1: it samples none. What is missing at the end stays
+        empty.
+      prompts_per_round: Prompts of a round, if not as many as an iteration learns from; None: as many. The first mixed
+        groups are learned from, and prompts behind them come again in the next iteration.
+      mask_truncated_completions: Leaves out completions that `max_new_tokens` cut, of their groups' statistics, too.
+      overlong_buffer_len: Tokens below `max_new_tokens` over which a penalty for length grows; None: there is none.
+      overlong_penalty: Its size at `max_new_tokens`, in units of the score. It is part of the score, before clipping.
       reward_weights: Of several reward functions, one each; None: 1 each.
       multi_objective_aggregation: Of several reward functions: "sum_then_normalize": the advantage is that of their
         weighted sum. "normalize_then_sum" (GDPO): each is normalised within its group, and the weighted sum over all
@@ -149,6 +158,11 @@ class GRPOConfig(OnlineConfig):
     off_policy_mask_threshold: float | None = None
     reward_clip_range: float | None = None
     drop_uniform_groups: bool = False
+    max_sampling_rounds: int = 1
+    prompts_per_round: int | None = None
+    mask_truncated_completions: bool = False
+    overlong_buffer_len: int | None = None
+    overlong_penalty: float = 1.0
     reward_weights: list[float] | None = None
     multi_objective_aggregation: str = "sum_then_normalize"
     num_kept: int | None = None
@@ -167,6 +181,7 @@ class GRPOConfig(OnlineConfig):
     def _check_ranges(self) -> None:
         size = self.num_generations
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        longest, buffer, per_round = _longest(self), self.overlong_buffer_len, self.prompts_per_round
         check_fields(
             self,
             ("num_iterations", self.num_iterations >= 1, "at least 1"),
@@ -198,6 +213,14 @@ class GRPOConfig(OnlineConfig):
             ("reward_clip_range", positive_or_none(self.reward_clip_range), "positive, or None"),
             ("num_kept", self.num_kept is None or 2 <= self.num_kept <= size, f"in [2, {size}], or None"),
             ("max_policy_kl", positive_or_none(self.max_policy_kl), "positive nats, or None"),
+            ("max_sampling_rounds", self.max_sampling_rounds >= 1, "at least 1 (one round refills nothing)"),
+            ("prompts_per_round", per_round is None or per_round >= 1, "at least 1, or None"),
+            (
+                "overlong_buffer_len",
+                buffer is None or 1 <= buffer <= longest,
+                f"in [1, max_new_tokens] = [1, {longest}], or None",
+            ),
+            ("overlong_penalty", self.overlong_penalty > 0, "positive: it is subtracted"),
         )
 
     def _check_combinations(self) -> None:
@@ -211,6 +234,7 @@ class GRPOConfig(OnlineConfig):
             and not any(sampling.get(name) for name in ("top_k", "min_new_tokens", "suppress_tokens"))
         )
         ratio_of_rows = level in ("sequence", "sequence_token")
+        prompts = self.num_rollouts // self.num_generations
         check_fields(
             self,
             (
@@ -307,6 +331,33 @@ class GRPOConfig(OnlineConfig):
                 not self.drop_uniform_groups or self.estimator not in UNGROUPED,
                 f"False beside `estimator: {self.estimator}`, which has no groups",
             ),
+            *(
+                (
+                    name,
+                    self.drop_uniform_groups or not used,
+                    f"{off} unless `drop_uniform_groups`: nothing is left out that others could replace",
+                )
+                for name, used, off in (
+                    ("max_sampling_rounds", self.max_sampling_rounds > 1, "1"),
+                    ("prompts_per_round", self.prompts_per_round is not None, "None"),
+                )
+            ),
+            (
+                "max_sampling_rounds",
+                self.max_sampling_rounds * (self.prompts_per_round or prompts) >= prompts,
+                f"at least {-(-prompts // (self.prompts_per_round or prompts))}: an iteration learns from {prompts} "
+                f"prompts, and a round asks for {self.prompts_per_round}",
+            ),
+            (
+                "mask_truncated_completions",
+                not (self.mask_truncated_completions and self.missing_eos_penalty is not None),
+                "False beside `missing_eos_penalty`, whose rows it would leave out",
+            ),
+            (
+                "overlong_buffer_len",
+                self.overlong_buffer_len is None or self.estimator not in ("greedy", "mean_scaled"),
+                f"None beside `estimator: {self.estimator}`, which compares scores as they are",
+            ),
         )
 
     def _check_several_rewards(self) -> None:
@@ -327,6 +378,7 @@ class GRPOConfig(OnlineConfig):
             self,
             ("estimator", self.estimator == "group_relative", f'"group_relative" {each}'),
             ("missing_eos_penalty", not self.missing_eos_penalty, f"None {each}: it is of none of them"),
+            ("overlong_buffer_len", self.overlong_buffer_len is None, f"None {each}: it is of none of them"),
             ("reward_clip_range", self.reward_clip_range is None, f"None {each}"),
             (
                 "kl_placement",
@@ -361,8 +413,15 @@ def grpo_recipe(config: GRPOConfig) -> Recipe:
         scaling=Scaling(clip_range=config.reward_clip_range),
         num_epochs=config.num_iterations,
         max_policy_kl=config.max_policy_kl,
-        select=Selection(
+        sampling=SamplingRules(
             mixed_only=config.drop_uniform_groups,
+            max_rounds=config.max_sampling_rounds,
+            prompts_per_round=config.prompts_per_round,
+            mask_truncated=config.mask_truncated_completions,
+            overlong_buffer=config.overlong_buffer_len,
+            overlong_penalty=config.overlong_penalty,
+        ),
+        select=Selection(
             num_kept=config.num_kept,
             by_efficiency=config.keep_by == "reward_per_token",
             needs_sampler=corrected
@@ -402,8 +461,9 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {**_SCALED, **_SYMMETRIC, "reduction": "sequence", "beta": 0.04, "kl_estimator": "k3"},
     # Liu et al. 2025, arXiv:2503.20783.
     "dr_grpo": _SYMMETRIC,
-    # Yu et al. 2025, arXiv:2503.14476; mean over all tokens, as its users have it, and groups dropped, not refilled.
-    "dapo": {**_SCALED, "reduction": "token", "drop_uniform_groups": True},
+    # Yu et al. 2025, arXiv:2503.14476; mean over all tokens, as its users have it. The paper samples until a batch is
+    # full, however often; ten rounds leave it empty only where fewer than a tenth of the prompts teach anything.
+    "dapo": {**_SCALED, "reduction": "token", "drop_uniform_groups": True, "max_sampling_rounds": 10},
     # TRL's name for the reduction alone.
     "bnpo": {**_SCALED, **_SYMMETRIC, "reduction": "token"},
     # Zheng et al. 2025, arXiv:2507.18071.

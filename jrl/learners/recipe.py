@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.learners.credit import Estimate, Penalize, Scaling, unpenalized
-from jrl.learners.groups import Selection, group_metrics, sampler_metrics
+from jrl.learners.groups import Selection, sampler_metrics, selection_metrics
 from jrl.losses.policy_gradient import PolicyLoss, Targets
 from jrl.ops.reductions import LossOut, loss_of_mean
 from jrl.ops.rewards import place_scores
-from jrl.typing import Metrics, Predictions, Rollouts, Scored
+from jrl.typing import Metrics, Predictions, Rollouts, SamplingRules, Scored
 
 Loss = Callable[[Predictions, Targets], LossOut]
 """(predictions, targets) → (sum, weight, metrics) of a minibatch. A row of padding has no action in the mask."""
@@ -48,6 +48,7 @@ class KLControl(NamedTuple):
 
 
 _AS_THEY_ARE = Scaling()
+_ALL = SamplingRules()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,7 @@ class Recipe:
       num_epochs: Passes over each set of rollouts.
       max_policy_kl: The passes end after one over whose actions log π_old − log π has a mean above this, in nats; None:
         all are run.
+      sampling: Which completions become rollouts: groups without contrast, refilling, length.
       select: Rollouts that are learned from, once an iteration; None: all are, and no group is watched.
       weigh: Correction for a sampler that is not the policy before the update; None: there is none.
       shares: How much each action counts, in the place of the loss's reduction; None: by the reduction.
@@ -84,6 +86,7 @@ class Recipe:
     scaling: Scaling = _AS_THEY_ARE
     num_epochs: int = 1
     max_policy_kl: float | None = None
+    sampling: SamplingRules = _ALL
     select: Selection | None = None
     weigh: Weigh | None = None
     shares: Shares | None = None
@@ -103,6 +106,16 @@ class Recipe:
             raise ValueError(
                 "`old_logprobs_from_sampler` of a recipe must be False beside `weigh`, got True: the ratio to the "
                 "sampler would be counted twice."
+            )
+        if self.sampling.refills and not self.sampling.mixed_only:
+            raise ValueError(
+                "`sampling` of a recipe must have `mixed_only` beside several rounds or `prompts_per_round`, got "
+                f"{self.sampling}: what else would a further round be for?"
+            )
+        if (self.sampling.mixed_only or self.sampling.mask_truncated) and self.select is None:
+            raise ValueError(
+                "`select` of a recipe must be a `Selection` beside `mixed_only` or `mask_truncated` in its `sampling`, "
+                "got None: nothing would leave rows out."
             )
         if self.greedy_baseline and self.scaling != _AS_THEY_ARE:
             raise ValueError(
@@ -187,8 +200,8 @@ class Recipe:
           kept: Those that were selected.
           targets: Made of them.
         """
-        groups = {} if self.select is None else group_metrics(rollouts, kept)
-        return groups | sampler_metrics(targets)
+        selected = {} if self.select is None else selection_metrics(rollouts, kept)
+        return selected | sampler_metrics(targets)
 
     def scaled_rewards(self, rollouts: Rollouts, moments: Any) -> tuple[Any, Any]:
         """(rewards as the penalty finds them, moments after them)."""

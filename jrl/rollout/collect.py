@@ -156,6 +156,8 @@ class Collector:
         key: PRNGKey,
         *,
         label: str,
+        first: int = 0,
+        width: int | None = None,
         follow: Follow | None = None,
         meanwhile: Callable[[], None] = lambda: None,
         clock: Clock = lambda name: nullcontext(),
@@ -168,25 +170,37 @@ class Collector:
           prompts: The set.
           indices: Of its prompts, one a sample; `num_generations` equal ones in a row.
           settings: How to sample.
-          key: Of this collection. Sample i is drawn with key and i alone, whatever the chunk size.
+          key: Of this collection. Sample i is drawn with key and `first` + i alone, whatever the chunk size.
           label: Names the file that keeps what the reward function failed on.
+          first: Number of the first sample, where several collections have one key.
+          width: Columns of the prompts; None: as many as these need.
           follow: What is dispatched behind each sampling call.
           meanwhile: Called once the first call is on its way.
           clock: Measures `rollout` (waiting for samples), `decode` and `reward`.
         Raises:
           RewardError: If the reward function fails and errors are not skipped; the samples are on disk by then.
         """
-        judging, calls, first = Judging(self.rewards, self.as_array), list[Call](), 0
+        judging, calls, row = Judging(self.rewards, self.as_array), list[Call](), 0
         parts = self.parts(
-            params, frozen, prompts, indices, settings, key, follow=follow, meanwhile=meanwhile, clock=clock
+            params,
+            frozen,
+            prompts,
+            indices,
+            settings,
+            key,
+            first=first,
+            width=width,
+            follow=follow,
+            meanwhile=meanwhile,
+            clock=clock,
         )
         for call, part in parts:
             if follow is not None:
                 calls.append(call)
             metadata = prompts.metadata(indices[part.numbers])
             with clock("reward"):
-                judging.add(part, metadata, label=f"{label}_row_{first:06d}")
-            first += self._rows_of_call(len(indices))
+                judging.add(part, metadata, label=f"{label}_row_{row:06d}")
+            row += self._rows_of_call(len(indices))
         with clock("reward"):
             return Collected(*judging.together(), calls)
 
@@ -212,6 +226,8 @@ class Collector:
         settings: GenerationSettings,
         key: PRNGKey,
         *,
+        first: int = 0,
+        width: int | None = None,
         follow: Follow | None = None,
         meanwhile: Callable[[], None] = lambda: None,
         clock: Clock = lambda name: nullcontext(),
@@ -221,15 +237,15 @@ class Collector:
         A last call that is short is filled up with rows from the front, which are dropped: same program.
         """
         total, rows_of_call = len(indices), self._rows_of_call(len(indices))
-        width = prompts.width(indices)
+        columns = prompts.width(indices) if width is None else width
         own = own_rows(self.mesh, rows_of_call)
 
         def dispatch(number: int) -> Call:
             start = number * rows_of_call
             numbers = np.arange(start, start + rows_of_call) % total
-            batch = prompts.rows(indices[numbers[:: self.num_generations]], width=width)
+            batch = prompts.rows(indices[numbers[:: self.num_generations]], width=columns)
             inputs = place_rows(self.mesh, batch.inputs)
-            completions = self.sampler(params, frozen, inputs, numbers, settings, key)
+            completions = self.sampler(params, frozen, inputs, first + numbers, settings, key)
             followed = None if follow is None else follow(inputs, completions)
             return Call(batch, min(rows_of_call, total - start), completions, followed)
 

@@ -2,6 +2,11 @@
 """Rollouts of one iteration of an online algorithm: sampled, scored, judged, and brought together for the learner.
 
 The device samples and scores while the host decodes and calls the reward function (`jrl.rollout.collect`).
+
+Where groups without contrast are replaced by others (DAPO's dynamic sampling), prompts come from one endless stream:
+an iteration asks for them in rounds, from where the one before stopped, and learns from the first mixed groups in the
+order of the stream. What completes prompt j is drawn with a key of j and the sample alone. So neither the size of a
+round nor a restart changes what is learned.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +24,14 @@ from jrl.compilation import COMPILER_OPTIONS
 from jrl.data.prompts import PromptSet
 from jrl.mesh import replicated
 from jrl.ops.alignment import join, length_mask
-from jrl.ops.rewards import missing_eos_penalty, place_scores
+from jrl.ops.rewards import missing_eos_penalty, overlong_penalty, place_scores
 from jrl.placement import rows_sharding
-from jrl.rollout.collect import Clock, Collected, Collector
+from jrl.rollout.collect import Call, Clock, Collected, Collector
 from jrl.rollout.gathering import totals
 from jrl.rollout.generate import repeat_rows
+from jrl.rollout.group_scores import GroupScores
 from jrl.rollout.health import sampler_agreement
+from jrl.rollout.reward_columns import RewardColumns
 from jrl.rollout.rewards import RewardError, to_reward_matrix
 from jrl.rollout.sampler import GenerationSettings
 from jrl.rollout.score import make_score
@@ -38,9 +45,14 @@ from jrl.typing import (
     PolicyFns,
     PRNGKey,
     Rollouts,
+    SamplingRules,
     Scored,
     Sequences,
 )
+
+_ALL = SamplingRules()
+Chunk = tuple[Sequences, Scored, jax.Array]
+"""Rows, their scores under policy and reference, and the sampler's own log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +63,73 @@ class Experience:
       rollouts: For the learner.
       metrics: Host-side figures of the rollouts.
       agreement: How well sampler and learner agree; still on the device.
-      rows: One dict a rollout, for the samples' log: prompt, output, reward, tokens; all of them in every process.
+      rows: One dict a completion, for the samples' log: prompt, output, reward, tokens; all of them in every process.
+      num_prompts: Prompts of the stream that are used up: the next iteration begins behind them.
+      degenerate: Whether there were groups, and none was mixed.
     """
 
     rollouts: Rollouts
     metrics: dict[str, float]
     agreement: Metrics
     rows: list[dict[str, Any]]
+    num_prompts: int
+    degenerate: bool
+
+
+class _Judged(NamedTuple):
+    """Completions of whole groups, in order and in every process.
+
+    Attributes:
+      texts: What was written.
+      rewards: Of the actions (R, T); NaN where there is none.
+      columns: What each reward function said.
+      scores: Raw, one a row; NaN likewise.
+      failed: True where there is no reward, or no baseline for it.
+      ended: False where the length limit cut the row.
+      valid: False on rows that are left out.
+      groups: The same by group.
+    """
+
+    texts: Texts
+    rewards: np.ndarray
+    columns: RewardColumns
+    scores: np.ndarray
+    failed: np.ndarray
+    ended: np.ndarray
+    valid: np.ndarray
+    groups: GroupScores
+
+    @staticmethod
+    def concatenate(rounds: Sequence[_Judged]) -> _Judged:
+        """The groups of all rounds, in order; at least one round."""
+        return _Judged(
+            texts=Texts.concatenate([found.texts for found in rounds]),
+            rewards=np.concatenate([found.rewards for found in rounds]),
+            columns=RewardColumns.concatenate([found.columns for found in rounds]),
+            scores=np.concatenate([found.scores for found in rounds]),
+            failed=np.concatenate([found.failed for found in rounds]),
+            ended=np.concatenate([found.ended for found in rounds]),
+            valid=np.concatenate([found.valid for found in rounds]),
+            groups=GroupScores.concatenate([found.groups for found in rounds]),
+        )
+
+
+class _Filled(NamedTuple):
+    """An iteration's rollouts where they come from as many rounds as it takes.
+
+    Attributes:
+      judged: All that was asked.
+      held: Rows of the batch on the device; those that were not filled hold any prompt.
+      rows: Which of the judged rows they are, in order.
+      num_rounds: Rounds that it took.
+      num_prompts: Prompts up to the last group that was kept; all that were asked, where the rounds ended before.
+    """
+
+    judged: _Judged
+    held: Chunk
+    rows: np.ndarray
+    num_rounds: int
+    num_prompts: int
 
 
 class ExperienceCollector:
@@ -72,6 +144,7 @@ class ExperienceCollector:
       logprob_chunk_bytes: Largest logits array of the scoring pass.
       num_generations: Samples of each prompt; must divide `num_rollouts` and the rows of a call.
       missing_eos_penalty: Subtracted from the score of a completion that `max_new_tokens` cut; None: nothing.
+      sampling: Which completions become rollouts.
       with_full_kl: Whether the scoring pass compares whole distributions with the reference's.
       with_greedy: Whether each prompt is completed greedily, too, for its score alone.
       by_function: Whether the learner gets the scores of each reward function, beside their weighted sum.
@@ -88,11 +161,14 @@ class ExperienceCollector:
         num_generations: int = 1,
         logprob_chunk_bytes: int,
         missing_eos_penalty: float | None,
+        sampling: SamplingRules = _ALL,
         with_full_kl: bool = False,
         with_greedy: bool = False,
         by_function: bool = False,
     ) -> None:
-        chunk_size = min(collector.chunk_size, num_rollouts)
+        self._num_prompts, self._rules = num_rollouts // num_generations, sampling
+        self._prompts_per_round = sampling.prompts_per_round or self._num_prompts
+        chunk_size = min(collector.chunk_size, self._prompts_per_round * num_generations)
         # One call ahead: behind it, scoring keeps the device busy.
         self._collect = replace(
             collector,
@@ -106,6 +182,7 @@ class ExperienceCollector:
             replace(collector, chunk_size=chunk_size, as_array=totals) if with_greedy else None
         )
         self._prompts, self._settings, self._by_function = prompts, settings, by_function
+        self._widest = prompts.width(np.arange(len(prompts))) if sampling.refills else None
         self._num_rollouts, self._missing_eos_penalty = num_rollouts, missing_eos_penalty
         score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes, with_full_kl=with_full_kl)
 
@@ -127,9 +204,13 @@ class ExperienceCollector:
         )
         self._assemble = jax.jit(
             assemble,
-            static_argnames=("counts", "pad_token_id", "eos_penalty"),
+            static_argnames=("counts", "pad_token_id", "eos_penalty", "overlong"),
             out_shardings=(rows_sharding(mesh, num_rollouts), replicated(mesh)),
         )
+        self._hold = jax.jit(
+            hold_rows, static_argnames="num_rows", out_shardings=rows_sharding(mesh, num_rollouts)
+        )
+        self._put = jax.jit(put_rows, donate_argnums=0, out_shardings=rows_sharding(mesh, num_rollouts))
 
     def __call__(
         self,
@@ -139,6 +220,7 @@ class ExperienceCollector:
         iteration: int,
         key: PRNGKey,
         *,
+        first_prompt: int | None = None,
         while_sampling: Callable[[], None],
         stopwatch: Clock,
     ) -> Experience:
@@ -148,8 +230,10 @@ class ExperienceCollector:
           params: Of the policy.
           frozen: Shared by policy and reference.
           ref_params: Of the reference; None: the algorithm has none.
-          iteration: Decides which prompts come, whatever happened before.
-          key: Of this iteration's samples.
+          iteration: Decides which prompts come, whatever happened before, unless `first_prompt` does.
+          key: Of this iteration's samples; where rounds are refilled, of the run's.
+          first_prompt: Place in the stream of prompts at which this iteration begins; None: as if every iteration
+            before had used as many prompts as it learns from.
           while_sampling: Called once the first sampling call is on its way: the host is free then.
           stopwatch: Receives `rollout` (waiting for samples), `decode` and `reward`.
         Raises:
@@ -160,78 +244,238 @@ class ExperienceCollector:
             temperature = jnp.float32(self._settings.temperature)
             return self._join_and_score(params, frozen, ref_params, inputs, completions, temperature)
 
-        numbers = np.arange(self._num_rollouts) + iteration * self._num_rollouts
-        prompts = self._prompts.order(numbers // self._num_generations)
-        collected = self._collect(
+        first = iteration * self._num_prompts if first_prompt is None else first_prompt
+        label = f"iteration_{iteration:06d}"
+
+        def ask(number: int) -> tuple[_Judged, list[Call]]:
+            """Completions of a round's prompts, judged."""
+            places = first + number * self._prompts_per_round + np.arange(self._prompts_per_round)
+            several = self._rules.refills
+            collected = self._collect(
+                params,
+                frozen,
+                self._prompts,
+                self._prompts.order(np.repeat(places, self._num_generations)),
+                self._settings,
+                key,
+                label=f"{label}_round_{number:02d}" if several else label,
+                # Of one shape in every round and iteration, and drawn by their place in the stream.
+                first=int(places[0]) * self._num_generations if several else 0,
+                width=self._widest if several else None,
+                follow=follow,
+                meanwhile=while_sampling if number == 0 else lambda: None,
+                clock=stopwatch,
+            )
+            return self._judge(collected), collected.calls
+
+        if self._rules.refills:
+            return self._refilled(self._fill(ask))
+        judged, calls = ask(0)
+        greedy = None
+        if self._complete_greedily is not None:
+            places = first + np.arange(self._num_prompts)
+            greedy = self._greedy_scores(params, frozen, self._prompts.order(places), key, label, stopwatch)
+            # A prompt without a baseline teaches nothing.
+            lost = judged.failed | np.isnan(greedy)
+            judged = judged._replace(failed=lost, valid=judged.valid & ~lost)
+            greedy = np.where(lost, 0.0, greedy).astype(np.float32)
+        return self._once(judged, calls, greedy)
+
+    def _greedy_scores(
+        self,
+        params: Params,
+        frozen: Frozen,
+        prompts: np.ndarray,
+        key: PRNGKey,
+        label: str,
+        stopwatch: Clock,
+    ) -> np.ndarray:
+        """Score of each prompt's greedy completion, one a rollout; NaN where the reward function failed."""
+        assert self._complete_greedily is not None, "asked for in the constructor"
+        found = self._complete_greedily(
             params,
             frozen,
             self._prompts,
             prompts,
-            self._settings,
+            replace(self._settings, do_sample=False),
             key,
-            label=f"iteration_{iteration:06d}",
-            follow=follow,
-            meanwhile=while_sampling,
+            label=f"{label}_greedy",
             clock=stopwatch,
         )
-        greedy = None
-        if self._complete_greedily is not None:
-            found = self._complete_greedily(
-                params,
-                frozen,
-                self._prompts,
-                prompts[:: self._num_generations],
-                replace(self._settings, do_sample=False),
-                key,
-                label=f"iteration_{iteration:06d}_greedy",
-                clock=stopwatch,
-            )
-            assert found.rewards is not None, "there is a reward function"
-            cut = ~found.texts.ended(self._settings.eos_token_id)
-            greedy = np.repeat(
-                found.rewards - cut * (self._missing_eos_penalty or 0.0), self._num_generations
-            )
-        return self._experience(collected, greedy)
+        assert found.rewards is not None, "there is a reward function"
+        cut = ~found.texts.ended(self._settings.eos_token_id)
+        return np.repeat(found.rewards - cut * (self._missing_eos_penalty or 0.0), self._num_generations)
 
     def _as_matrix(self, rewards: Sequence[float | np.ndarray], texts: Texts) -> np.ndarray:
         """Rewards placed on the actions that earned them, (rows, T); rows that failed under "skip" are NaN."""
         return to_reward_matrix(rewards, texts.lengths, width=self._settings.max_new_tokens)
 
-    def _experience(self, collected: Collected, greedy: np.ndarray | None) -> Experience:
+    def _judge(self, collected: Collected) -> _Judged:
+        """Completions of whole groups, with all that the host decides by."""
         texts, rewards, columns = collected.texts, collected.rewards, collected.columns
         assert rewards is not None and columns is not None, "there is a reward function"
         failed = np.isnan(rewards).any(axis=1)
-        if greedy is not None:  # a prompt without a baseline teaches nothing
-            failed |= np.isnan(greedy)
-            greedy = np.where(failed, 0.0, greedy).astype(np.float32)
+        scores = np.asarray(
+            [np.nan if lost else math.fsum(row) for lost, row in zip(failed, rewards, strict=True)]
+        )
+        ended = texts.ended(self._settings.eos_token_id)
+        valid = ~failed & (ended | (not self._rules.mask_truncated))
+        shape = (-1, self._num_generations)
+        groups = GroupScores(scores.reshape(shape), valid.reshape(shape), texts.lengths.reshape(shape))
+        return _Judged(texts, rewards, columns, scores, failed, ended, valid, groups)
+
+    def _fill(self, ask: Callable[[int], tuple[_Judged, list[Call]]]) -> _Filled:
+        """Rounds of prompts, until there are enough mixed groups or the last round is over."""
+        size, wanted = self._num_generations, self._num_prompts
+        rounds: list[_Judged] = []
+        kept: list[int] = []
+        held: Chunk | None = None
+        while len(rounds) < self._rules.max_rounds and len(kept) < wanted:
+            judged, calls = ask(len(rounds))
+            mixed = np.flatnonzero(judged.groups.mixed)[: wanted - len(kept)]
+            # Where each row of the round goes; those behind the end of the batch are dropped.
+            places = np.full(len(judged.scores), self._num_rollouts, np.int32)
+            for place, group in enumerate(mixed, start=len(kept)):
+                places[group * size : (group + 1) * size] = np.arange(place * size, (place + 1) * size)
+            kept += (len(rounds) * self._prompts_per_round + mixed).tolist()
+            rounds.append(judged)
+            row = 0
+            for call in calls:
+                chunk = (*call.followed, call.completions.logprobs)
+                if held is None:
+                    held = self._hold(chunk, num_rows=self._num_rollouts)
+                own = np.full(len(call.completions.lengths), self._num_rollouts, np.int32)
+                own[: call.count] = places[row : row + call.count]
+                held = self._put(held, chunk, own)
+                row += call.count
+        assert held is not None, "there is a first round"
+        rows = (np.asarray(kept, np.int64)[:, None] * size + np.arange(size)).reshape(-1)
+        asked = len(rounds) * self._prompts_per_round
+        used = kept[-1] + 1 if len(kept) == wanted else asked
+        return _Filled(_Judged.concatenate(rounds), held, rows, len(rounds), used)
+
+    def _refilled(self, filled: _Filled) -> Experience:
+        """Rollouts of the groups that were kept; rows that nothing filled have no action."""
+        judged, rows = filled.judged, filled.rows
+        self._refuse_silence(judged.failed)
+
+        def padded(x: np.ndarray, fill: Any) -> np.ndarray:
+            missing = self._num_rollouts - len(rows)
+            return np.concatenate([x[rows], np.full((missing, *x.shape[1:]), fill, x.dtype)])
+
+        rollouts, agreement = self._assembled(
+            [filled.held],
+            padded(judged.rewards, 0.0),
+            padded(judged.texts.lengths, 0),
+            padded(judged.failed, True),
+            padded(judged.ended, True),
+            by_function=padded(judged.columns.scores, np.nan) if self._by_function else None,
+            kept=padded(judged.valid, False) if self._rules.mask_truncated else None,
+            counts=(self._num_rollouts,),
+        )
+        is_kept = np.isin(np.arange(len(judged.scores)), rows)
+        known, lengths = judged.scores[~judged.failed], judged.texts.lengths[~judged.failed]
+        metrics = self._metrics(judged) | {
+            # Of all that was asked: over mixed groups alone a policy that solves everything would look like half of it.
+            "reward/mean": float(np.mean(known)),
+            "reward/std": float(np.std(known, ddof=1)) if len(known) > 1 else 0.0,
+            "completion/length_mean": float(np.mean(lengths)),
+            "group/asked": float(len(judged.scores) // self._num_generations),
+            "group/kept": float(len(rows) // self._num_generations),
+            "group/sampling_rounds": float(filled.num_rounds),
+        }
+        return Experience(
+            rollouts,
+            metrics,
+            agreement,
+            self._rows(judged, kept=is_kept.tolist()),
+            num_prompts=filled.num_prompts,
+            degenerate=not len(rows),
+        )
+
+    def _once(self, judged: _Judged, calls: list[Call], greedy: np.ndarray | None) -> Experience:
+        """Rollouts of all that was sampled, with the groups marked that the rules leave out."""
+        self._refuse_silence(judged.failed)
+        mixed, size = judged.groups.mixed, self._num_generations
+        kept = judged.valid & np.repeat(mixed, size) if self._rules.mixed_only else judged.valid
+        rollouts, agreement = self._assembled(
+            [(*call.followed, call.completions.logprobs) for call in calls],
+            judged.rewards,
+            judged.texts.lengths,
+            judged.failed,
+            judged.ended,
+            greedy=greedy,
+            by_function=judged.columns.scores if self._by_function else None,
+            kept=kept if self._rules.mixed_only or self._rules.mask_truncated else None,
+            counts=tuple(call.count for call in calls),
+        )
+        metrics = self._metrics(judged)
+        if self._rules.mixed_only:
+            metrics |= {"group/asked": float(len(mixed)), "group/kept": float(np.sum(mixed))}
+        return Experience(
+            rollouts,
+            metrics,
+            agreement,
+            self._rows(judged),
+            num_prompts=self._num_prompts,
+            # Where each function's scores are compared, equal sums are no silence.
+            degenerate=size > 1 and not self._by_function and not mixed.any(),
+        )
+
+    def _refuse_silence(self, failed: np.ndarray) -> None:
         if failed.all():
             raise RewardError(
                 "No rollout of the iteration has a reward, so there is nothing to learn from: `reward_fn` failed on "
                 "each (`reward_errors: skip`) or answered None (not applicable). Is a service it calls down? Give a "
                 "reward function that applies to every prompt."
             )
-        ended = texts.ended(self._settings.eos_token_id)
-        rollouts, agreement = self._assemble(
-            [(*call.followed, call.completions.logprobs) for call in collected.calls],
+
+    def _assembled(
+        self,
+        chunks: list[Chunk],
+        rewards: np.ndarray,
+        lengths: np.ndarray,
+        failed: np.ndarray,
+        ended: np.ndarray,
+        *,
+        counts: tuple[int, ...],
+        greedy: np.ndarray | None = None,
+        by_function: np.ndarray | None = None,
+        kept: np.ndarray | None = None,
+    ) -> tuple[Rollouts, Metrics]:
+        buffer = self._rules.overlong_buffer
+        found: tuple[Rollouts, Metrics] = self._assemble(
+            chunks,
             np.where(failed[:, None], 0.0, rewards).astype(np.float32),
-            np.where(failed, 0, texts.lengths).astype(np.int32),
+            np.where(failed, 0, lengths).astype(np.int32),
             ended,
             None if self._num_generations == 1 else np.arange(self._num_rollouts) // self._num_generations,
             greedy,
-            columns.scores.astype(np.float32) if self._by_function else None,
-            counts=tuple(call.count for call in collected.calls),
+            None if by_function is None else by_function.astype(np.float32),
+            kept,
+            counts=counts,
             pad_token_id=self._settings.pad_token_id,
             eos_penalty=self._missing_eos_penalty,
+            overlong=None
+            if buffer is None
+            else Overlong(self._settings.max_new_tokens, buffer, self._rules.overlong_penalty),
         )
-        metrics = {
-            "completion/truncated_fraction": float(np.mean(~ended)),
-            "completion/tokens": float(np.sum(texts.lengths)),
-            **variety(texts, self._settings.eos_token_id),
-            "reward/failed": float(np.sum(failed)),
-            **columns.metrics(),
+        return found
+
+    def _metrics(self, judged: _Judged) -> dict[str, float]:
+        found = {
+            "completion/truncated_fraction": float(np.mean(~judged.ended)),
+            "completion/tokens": float(np.sum(judged.texts.lengths)),
+            **variety(judged.texts, self._settings.eos_token_id),
+            "reward/failed": float(np.sum(judged.failed)),
+            **judged.columns.metrics(),
         }
-        scores = [None if lost else math.fsum(row) for lost, row in zip(failed, rewards, strict=True)]
-        return Experience(rollouts, metrics, agreement, sample_rows(texts, scores, **columns.cells()))
+        return found | (judged.groups.figures() if self._num_generations > 1 else {})
+
+    def _rows(self, judged: _Judged, **more: Sequence[Any]) -> list[dict[str, Any]]:
+        """Rows of the samples' log, with what each of several reward functions said."""
+        scores = [None if lost else score for lost, score in zip(judged.failed, judged.scores, strict=True)]
+        return sample_rows(judged.texts, scores, **judged.columns.cells(), **more)
 
 
 def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[Any]) -> list[dict[str, Any]]:
@@ -254,18 +498,47 @@ def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[A
     ]
 
 
+def hold_rows(chunk: Chunk, *, num_rows: int) -> Chunk:
+    """Room for the rows of a batch: until something is put there, each is the chunk's first.
+
+    Real prompts, and not zeros: attention over no token at all is no number.
+    """
+    return jax.tree.map(lambda x: jnp.broadcast_to(x[:1], (num_rows, *x.shape[1:])), chunk)
+
+
+def put_rows(held: Chunk, chunk: Chunk, places: jax.Array) -> Chunk:
+    """Rows of a chunk at their places in a batch; those with a place behind its end are dropped."""
+    return jax.tree.map(lambda x, rows: x.at[places].set(rows, mode="drop"), held, chunk)
+
+
+class Overlong(NamedTuple):
+    """Penalty for length: as in `jrl.ops.overlong_penalty`.
+
+    Attributes:
+      max_length: From which on it is whole.
+      buffer_length: Tokens over which it grows.
+      size: Of the whole, in units of the score.
+    """
+
+    max_length: int
+    buffer_length: int
+    size: float
+
+
 def assemble(
-    chunks: list[tuple[Sequences, Scored, jax.Array]],
+    chunks: list[Chunk],
     rewards: jax.Array,
     lengths: jax.Array,
     ended: jax.Array,
     groups: jax.Array | None = None,
     greedy_scores: jax.Array | None = None,
     scores_by_function: jax.Array | None = None,
+    kept: jax.Array | None = None,
     *,
     counts: tuple[int, ...],
     pad_token_id: int,
     eos_penalty: float | None,
+    overlong: Overlong | None = None,
 ) -> tuple[Rollouts, Metrics]:
     """Sampling calls as one batch of exactly the real rollouts, cut to what the reward function saw.
 
@@ -279,9 +552,11 @@ def assemble(
       groups: As in `Rollouts`, (N,).
       greedy_scores: As in `Rollouts`, (N,).
       scores_by_function: As in `Rollouts`, (N, F).
+      kept: As in `Rollouts`, (N,).
       counts: Real rows of each call.
       pad_token_id: Replaces what is cut off.
       eos_penalty: Subtracted from the last action's reward where the row did not end; None: nothing.
+      overlong: Penalty for length, on the last action's reward; None: there is none.
     Returns:
       The rollouts, and how well sampler and learner agree.
     """
@@ -300,8 +575,13 @@ def assemble(
     if eos_penalty:
         penalties = missing_eos_penalty(jnp.zeros_like(rewards[:, 0]), ended, penalty=eos_penalty)
         rewards = rewards + place_scores(penalties, mask)
+    if overlong is not None:
+        penalties = overlong_penalty(
+            lengths, max_length=overlong.max_length, buffer_length=overlong.buffer_length
+        )
+        rewards = rewards + place_scores(overlong.size * penalties, mask)
     sequences = Sequences(inputs, rows.starts, mask)
     rollouts = Rollouts(
-        sequences, scored, rewards, sampler_logprobs, groups, greedy_scores, scores_by_function
+        sequences, scored, rewards, sampler_logprobs, groups, greedy_scores, scores_by_function, kept
     )
     return rollouts, sampler_agreement(scored.logprobs, sampler_logprobs, mask)

@@ -26,6 +26,15 @@ class RewardColumns(NamedTuple):
     scores: Float[np.ndarray, "N F"]
     not_applicable: Bool[np.ndarray, "N F"]
 
+    @staticmethod
+    def concatenate(parts: Sequence[RewardColumns]) -> RewardColumns:
+        """The rows of all parts, in order; at least one part, and the same functions in all."""
+        return RewardColumns(
+            parts[0].names,
+            np.concatenate([part.scores for part in parts]),
+            np.concatenate([part.not_applicable for part in parts]),
+        )
+
     @property
     def several(self) -> bool:
         """False for one function, whose scores are the rewards themselves."""

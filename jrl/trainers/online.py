@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -28,11 +28,16 @@ from jrl.trainers.loggers.description import warn_of_batches
 from jrl.trainers.sampling_trainer import SamplingTrainer
 from jrl.typing import Params, PRNGKey
 
+STREAM_OF_PROMPTS = 7
+"""What the seed's key is folded with for completions whose keys depend on their prompts' places alone."""
+
 
 @register_trainer("OnlineTrainer")
 class OnlineTrainer(SamplingTrainer):
     """Runs the recipe of its method. `state` is an `OnlineState`: parameters, optimizer, KL coefficient, moments."""
 
+    _next_prompt: int | None = None
+    _num_degenerate: int = 0
     state: OnlineState
     ref_params: Params | None
     refusal = "learns online"
@@ -126,6 +131,7 @@ class OnlineTrainer(SamplingTrainer):
             num_generations=method.num_generations,
             logprob_chunk_bytes=self.config.train.logprob_chunk_bytes,
             missing_eos_penalty=method.missing_eos_penalty,
+            sampling=self.recipe.sampling,
             with_full_kl=kl is not None and kl.penalty == "full",
             with_greedy=self.recipe.greedy_baseline,
             by_function=self.recipe.aggregate is not None,
@@ -135,6 +141,8 @@ class OnlineTrainer(SamplingTrainer):
         """Random keys of an iteration: for its rollouts, and for its update."""
         root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
         rollout_key, update_key = jax.random.split(jax.random.fold_in(root_key, iteration))
+        if self.recipe.sampling.refills:  # a completion's key is of its prompt's place in the stream alone
+            rollout_key = jax.random.fold_in(self.root_key, STREAM_OF_PROMPTS)
         return rollout_key, update_key
 
     def learn(self) -> None:
@@ -154,13 +162,62 @@ class OnlineTrainer(SamplingTrainer):
                     self.ref_params,
                     iteration,
                     rollout_key,
+                    first_prompt=self.first_prompt(iteration),
                     while_sampling=run.flush,
                     stopwatch=run.stopwatch,
                 )
+                if experience.degenerate:  # before the update: a warning may be an error
+                    self._warn_of_equal_scores(iteration)
                 self.state, metrics = self.update(
                     self.state, self.frozen, experience.rollouts, update_key, run.end_of_state
                 )
-                run.after(experience.metrics, metrics | experience.agreement, experience.rows)
+                host = experience.metrics | self.count(experience, iteration)
+                # Of what was sampled and left out the update knows nothing.
+                device = {name: value for name, value in metrics.items() if name not in host}
+                run.after(host, device | experience.agreement, experience.rows)
+
+    def first_prompt(self, iteration: int) -> int:
+        """Place in the stream of prompts at which an iteration begins."""
+        if iteration == 0 or self._next_prompt is None:
+            return iteration * (self.method.num_rollouts // self.method.num_generations)
+        return self._next_prompt
+
+    def count(self, experience: Experience, iteration: int) -> dict[str, float]:
+        """Takes an iteration's prompts off the stream, and counts it where it had no lesson.
+
+        Args:
+          experience: Of the iteration, whose update is on its way: from here on a checkpoint has both or neither.
+          iteration: Its number.
+        """
+        if iteration == 0:
+            self._num_degenerate = 0
+        if self.recipe.sampling.refills:
+            self._next_prompt = self.first_prompt(iteration) + experience.num_prompts
+        if self.method.num_generations == 1:
+            return {}
+        self._num_degenerate += experience.degenerate
+        return {"group/degenerate_iterations": float(self._num_degenerate)}
+
+    def _warn_of_equal_scores(self, iteration: int) -> None:
+        what = "The update is skipped." if self.recipe.sampling.mixed_only else "Advantages of groups are 0."
+        warnings.warn(
+            f"Iteration {iteration}: the samples of every prompt have equal scores, so that nothing can be learned "
+            f"from comparing them. {what} If it goes on, take prompts that are neither too easy nor too hard, more "
+            "samples of each (`method.num_generations`), or a reward that tells completions apart.",
+            stacklevel=3,
+        )
+
+    def host_state(self) -> dict[str, Any]:
+        """The place in the stream of prompts, beside what every trainer keeps."""
+        own = {"next_prompt": self._next_prompt, "degenerate_iterations": self._num_degenerate}
+        return super().host_state() | {"sampling": own}
+
+    def load_host_state(self, found: Mapping[str, Any]) -> None:
+        """Puts back what `host_state` gave; in an older checkpoint every iteration used as many prompts."""
+        super().load_host_state(found)
+        own = found.get("sampling", {})
+        self._next_prompt = own.get("next_prompt")
+        self._num_degenerate = own.get("degenerate_iterations", 0)
 
     @property
     def steps_per_iteration(self) -> int:

@@ -182,6 +182,7 @@ class Rollouts(NamedTuple):
       greedy_scores: Score of the greedy completion of each row's prompt; None: none was made.
       scores_by_function: Score of each reward function, unweighed, NaN where it failed or does not apply; None: the
         algorithm reads their sum alone.
+      kept: False on rows that the sampling rules leave out of the update; None: they leave out none.
     """
 
     sequences: Sequences
@@ -191,6 +192,35 @@ class Rollouts(NamedTuple):
     groups: Int[Array, "N"] | None = None
     greedy_scores: Float[Array, "N"] | None = None
     scores_by_function: Float[Array, "N F"] | None = None
+    kept: Bool[Array, "N"] | None = None
+
+
+class SamplingRules(NamedTuple):
+    """Rules by which completions become rollouts, and by which their lengths count: the host decides, after rewards.
+
+    A group is mixed where two of its raw scores differ: before any shaping, and without the rows that are left out.
+
+    Attributes:
+      mixed_only: Learns from mixed groups alone.
+      max_rounds: Rounds of sampling in which an iteration fills up with mixed groups; 1: what the first one lacks stays
+        empty.
+      prompts_per_round: Prompts of a round; None: as many as an iteration learns from.
+      mask_truncated: Leaves out completions that the length limit cut, of the statistics of their groups, too.
+      overlong_buffer: Tokens below the length limit over which the penalty for length grows; None: there is none.
+      overlong_penalty: Its size at the limit, in units of the score.
+    """
+
+    mixed_only: bool = False
+    max_rounds: int = 1
+    prompts_per_round: int | None = None
+    mask_truncated: bool = False
+    overlong_buffer: int | None = None
+    overlong_penalty: float = 1.0
+
+    @property
+    def refills(self) -> bool:
+        """True where the prompts that an iteration asks for are not known before it begins."""
+        return self.max_rounds > 1 or self.prompts_per_round is not None
 
 
 class ILQLBatch(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 
 from jrl.forward import Reader
 from jrl.learners.credit import Credit, Scaling, rollout_metrics
-from jrl.learners.groups import decoupled_scores, group_metrics
+from jrl.learners.groups import decoupled_scores, selection_metrics
 from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_policy_loss, grpo_recipe
 from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.recipe import Recipe
@@ -29,7 +29,7 @@ LENGTH = {"gen_kwargs": {"max_new_tokens": 8}}
 GOLDEN: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "dr_grpo": ("dr_grpo", {}),
-    "dapo": ("dapo", {"drop_uniform_groups": False}),
+    "dapo": ("dapo", {"drop_uniform_groups": False, "max_sampling_rounds": 1}),
     "bnpo": ("bnpo", {}),
     "gspo": ("gspo", {}),
     "gspo_token": ("gspo_token", {"epsilon": 0.1, "epsilon_high": 0.1}),
@@ -127,6 +127,7 @@ def test_gdpo_is_its_golden_case(case: str) -> None:
             for field, fields in {
                 "estimator": {"estimator": "leave_one_out"},
                 "missing_eos_penalty": {"missing_eos_penalty": 1.0},
+                "overlong_buffer_len": {"overlong_buffer_len": 2},
                 "reward_clip_range": {"reward_clip_range": 1.0},
                 "kl_placement": {"beta": 0.1, "kl_placement": "reward", "kl_estimator": "k1"},
                 "drop_uniform_groups": {"drop_uniform_groups": True},
@@ -180,6 +181,7 @@ def test_a_correction_is_its_golden_case(mode: str, clip: tuple[float, float], c
     config = algorithm(
         "dapo",
         drop_uniform_groups=False,
+        max_sampling_rounds=1,
         importance_sampling_mode=mode,
         importance_sampling_clip_min=clip[0],
         importance_sampling_clip_max=clip[1],
@@ -192,7 +194,7 @@ def test_a_correction_is_its_golden_case(mode: str, clip: tuple[float, float], c
 
 
 def test_the_papers_mean_over_each_prompts_tokens_is_its_golden_case() -> None:
-    config = algorithm("dapo", drop_uniform_groups=False, reduction="group_token")
+    config = algorithm("dapo", drop_uniform_groups=False, max_sampling_rounds=1, reduction="group_token")
     fixed = jnp.asarray(advantages_of("grpo_std1"), jnp.float32)
     recipe = replace(grpo_recipe(config), estimate=lambda *given: Credit(fixed, None))
     assert objective(recipe, golden_rollouts())[0] == pytest.approx(
@@ -215,23 +217,19 @@ class TestSelection:
 
     def test_lore_4_17_dropped_groups_leave_the_denominators_and_are_counted(self) -> None:
         """The second of three groups has equal scores: a mean over tokens is then over the other two."""
-        rollouts = golden_rollouts()
-        kept, all_of_them = (
-            grpo_recipe(algorithm("dapo", drop_uniform_groups=drop)) for drop in (True, False)
-        )
+        rollouts, recipe = golden_rollouts(), grpo_recipe(algorithm("dapo"))
+        dropped = rollouts._replace(kept=jnp.asarray(np.arange(12) // 4 != 1))
         tokens, uniform = MASK.sum(), MASK[4:8].sum()
-        value, gradient = objective(kept, rollouts)
-        plain, plain_gradient = objective(all_of_them, rollouts)
+        value, gradient = objective(recipe, dropped)
+        plain, plain_gradient = objective(recipe, rollouts)
         assert value == pytest.approx(plain * tokens / (tokens - uniform), rel=1e-6)
         np.testing.assert_allclose(gradient, plain_gradient * tokens / (tokens - uniform), rtol=1e-5)
-        selected = kept.selected(rollouts)
-        targets = kept.targets(
+        selected = recipe.selected(dropped)
+        targets = recipe.targets(
             selected.rewards, selected.scored, selected.sequences.mask, 0.0, selected.groups
         )
-        shown = finalize(kept.watch(rollouts, selected, targets))
-        assert shown["group/zero_std_fraction"] == pytest.approx(1 / 3)
+        shown = finalize(recipe.watch(dropped, selected, targets))
         assert shown["rollout/kept_fraction"] == pytest.approx(2 / 3)
-        assert shown["group/valid_mean"] == 4
 
     def test_a_missing_log_probability_of_the_sampler_leaves_the_row(self) -> None:
         rollouts = golden_rollouts()
@@ -239,7 +237,7 @@ class TestSelection:
         broken = rollouts._replace(sampler_logprobs=rollouts.sampler_logprobs.at[3, 1].set(jnp.nan))
         recipe = grpo_recipe(algorithm("dapo", importance_sampling_mode="token_truncate"))
         found = recipe.selected(broken).sequences.mask
-        np.testing.assert_array_equal(np.flatnonzero(~np.asarray(found).any(axis=1)), [3, 4, 5, 6, 7])
+        np.testing.assert_array_equal(np.flatnonzero(~np.asarray(found).any(axis=1)), [3])
 
     def test_what_a_recipe_needs_must_be_there(self) -> None:
         rollouts = golden_rollouts()
@@ -401,13 +399,15 @@ def test_lore_5_2_the_step_is_the_same_for_every_number_of_microbatches(name: st
         np.testing.assert_allclose(moved(cut), moved(whole), atol=1e-6 * np.abs(moved(whole)).max() + 1e-8)
 
 
-def test_where_all_groups_are_uniform_no_step_is_taken(batch: Rollouts) -> None:
+@pytest.mark.parametrize("drop", [True, False])
+def test_where_all_groups_are_uniform_no_step_is_taken(drop: bool, batch: Rollouts) -> None:
     uniform = batch._replace(rewards=jnp.where(batch.rewards != 0, 0.0, batch.rewards))
-    for drop in (True, False):
-        config = algorithm("dapo", num_generations=4, num_rollouts=8, drop_uniform_groups=drop)
-        params, metrics = train(config, uniform, minibatch_size=4)
-        np.testing.assert_array_equal(moved(params), np.zeros((8, 8)))
-        assert metrics["group/zero_std_fraction"] == 1 and metrics["optim/skipped_steps"] == 0
+    if drop:
+        uniform = uniform._replace(kept=jnp.zeros(8, bool))
+    config = algorithm("dapo", num_generations=4, num_rollouts=8)
+    params, metrics = train(config, uniform, minibatch_size=4)
+    np.testing.assert_array_equal(moved(params), np.zeros((8, 8)))
+    assert metrics["rollout/kept_fraction"] == (not drop) and metrics["optim/skipped_steps"] == 0
 
 
 def test_the_record_shows_what_a_correction_weighs(batch: Rollouts) -> None:
@@ -439,6 +439,26 @@ def test_the_record_shows_what_a_correction_weighs(batch: Rollouts) -> None:
         ({"off_policy_mask_threshold": -1.0}, "positive, or None"),
         ({"entropy_coef": -1.0}, "at least 0"),
         ({"vespo_k_pos": -1.0}, "positive"),
+        ({"max_sampling_rounds": 0}, "`method.max_sampling_rounds` must be at least 1"),
+        ({"max_sampling_rounds": 3}, "must be 1 unless `drop_uniform_groups`"),
+        ({"prompts_per_round": 32}, "must be None unless `drop_uniform_groups`"),
+        (
+            {"drop_uniform_groups": True, "prompts_per_round": 0},
+            "`method.prompts_per_round` must be at least 1",
+        ),
+        (
+            {"drop_uniform_groups": True, "prompts_per_round": 5, "max_sampling_rounds": 3},
+            "`method.max_sampling_rounds` must be at least 4: an iteration learns from 16 prompts",
+        ),
+        (
+            {"drop_uniform_groups": True, "max_sampling_rounds": 2, "estimator": "greedy"},
+            "which has no groups",
+        ),
+        ({"mask_truncated_completions": True, "missing_eos_penalty": 1.0}, "whose rows it would leave out"),
+        ({"overlong_buffer_len": 41}, r"in \[1, max_new_tokens\] = \[1, 40\], or None, got 41"),
+        ({"overlong_buffer_len": 0}, "`method.overlong_buffer_len` must be in"),
+        ({"overlong_penalty": 0.0}, "`method.overlong_penalty` must be positive"),
+        ({"overlong_buffer_len": 4, "estimator": "mean_scaled"}, "which compares scores as they are"),
         (
             {"estimator": "returns_to_go", "num_generations": 1, "reduction": "group_token"},
             "where each prompt has one sample",
@@ -476,13 +496,14 @@ def test_metrics_are_of_all_rollouts_also_of_those_that_are_left_out() -> None:
         scores[:, None],
         zeros,
         jnp.arange(6) // 2,
+        kept=jnp.arange(6) >= 4,
     )
     kept = recipe.selected(rollouts)
     assert jnp.any(kept.sequences.mask, axis=1).tolist() == [False] * 4 + [True] * 2
     credit = Credit(zeros, None)
     found = finalize(
         rollout_metrics(rollouts, credit, kl_penalty=None, prefix="grpo", learned=kept.sequences.mask)
-        | group_metrics(rollouts, kept)
+        | selection_metrics(rollouts, kept)
     )
     assert found["reward/mean"] == pytest.approx(5 / 6) and found["completion/length_mean"] == 1
     assert found["rollout/kept_fraction"] == pytest.approx(2 / 6)

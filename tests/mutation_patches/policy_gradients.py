@@ -37,6 +37,12 @@ PATCHES = [
     Mutation("4.17", "jrl.ops.groups.mixed_groups",
              "valid & group_statistics(scores, groups, valid).is_mixed", "valid",
              "tests/ops/test_groups.py::test_lore_4_17_groups_without_contrast_are_found"),
+    Mutation("4.17", "jrl.rollout.group_scores.GroupScores.mixed",
+             "highest > lowest", "highest >= lowest",
+             "tests/rollout/test_group_scores.py::test_lore_4_17_the_host_finds_the_groups_without_contrast"),
+    Mutation("4.17", "jrl.rollout.experience.ExperienceCollector._fill",
+             "judged.groups.mixed", "np.ones(len(judged.groups.scores))",
+             "tests/rollout/test_dynamic_sampling.py::test_lore_4_17_dropped_groups_are_refilled_in_order"),
     Mutation("5.4", "jrl.ops.policy_gradient.clipped_ratio_loss",
              "jnp.minimum(losses, -dual_clip * advantages)", "jnp.maximum(losses, -dual_clip * advantages)",
              "tests/ops/test_surrogates.py::TestClippedRatio::"

@@ -21,6 +21,8 @@ OTHERS = {
     "placement.py: lambda x: x",
     "placement.py: lambda x: [x.sum(axis=group) for group in groups]",
     "rollout/experience.py: assemble",
+    "rollout/experience.py: hold_rows",
+    "rollout/experience.py: put_rows",
     "trl/ddpo_pipeline.py: ddim_step",
     "trl/ppo_native.py: self._estimates",
     "trlx/trainer/accelerate_ppo_trainer.py: functools.partial(after_rollouts, recipe=self.native_ppo.recipe)",

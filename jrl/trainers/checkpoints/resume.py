@@ -19,6 +19,14 @@ from jrl.trainers.checkpoints.manifest import CheckpointError, verify_manifest
 from jrl.trainers.config.secrets import without_secrets
 
 LOCK = "run.lock"
+# Fields that older checkpoints lack, with what their runs did.
+_BEFORE = {
+    "method.num_generations": 1,  # every rollout had a prompt of its own
+    "method.max_sampling_rounds": 1,  # groups that were left out were not replaced
+    "method.mask_truncated_completions": False,
+    "method.multi_objective_aggregation": "sum_then_normalize",
+    "method.overlong_penalty": 1.0,  # of no effect without a buffer, which is None as well
+}
 _NAME = re.compile(r"checkpoint_(\d+)")
 
 # None of these can reach a number of the run: how long it goes on, when it looks, where things lie, who is
@@ -95,12 +103,9 @@ def check_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     sampled = ("PPOTrainer", "RFTTrainer", "ILQLTrainer")
     if "tokenizer.truncation_side" in old:
         old.setdefault("tokenizer.add_special_tokens", old.get("train.trainer") not in sampled)
-    if "method.num_generations" in new:
-        old.setdefault(
-            "method.num_generations", 1
-        )  # before this field, every rollout had a prompt of its own
-    if "method.multi_objective_aggregation" in new:
-        old.setdefault("method.multi_objective_aggregation", "sum_then_normalize")
+    for name, before in _BEFORE.items():
+        if name in new:
+            old.setdefault(name, before)
     changed = [
         f"`{name}` was {_shown(old.get(name))}, is {_shown(new.get(name))}"
         for name in sorted(old.keys() | new.keys())

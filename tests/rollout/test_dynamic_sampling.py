@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of sampling that replace groups without contrast: which prompts come, and what is drawn for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jrl.data.prompts import PromptSet
+from jrl.mesh import make_mesh
+from jrl.rollout.collect import Collector
+from jrl.rollout.experience import Experience, ExperienceCollector
+from jrl.rollout.reward_call import RewardCall
+from jrl.rollout.rewards import RewardError
+from jrl.rollout.sampler import GenerationSettings, Sampler
+from jrl.trainers.loop.stopwatch import CompileCounter
+from jrl.typing import SamplingRules
+from tests.tiny import PAD_ID, tiny_policy, tiny_tokenizer
+
+SIZE, WANTED = 2, 2
+"""Samples of a prompt; prompts that an iteration learns from."""
+TEXTS = ["a", "b b", "c", "d d d", "e", "f", "g"]
+Reward = Callable[..., list[float]]
+
+
+def solved_by_chance(*mixed: str) -> Reward:
+    """1 and 0 in turn for these prompts, and 1 for all others."""
+
+    def reward(prompts: list[str], outputs: list[str]) -> list[float]:
+        del outputs
+        return [float(row % 2 or prompt not in mixed) for row, prompt in enumerate(prompts)]
+
+    return reward
+
+
+@functools.cache
+def model() -> tuple[Any, Any, Any, Sampler, Any]:
+    """(policy, params, frozen, sampler, mesh), shared so that every shape is compiled once."""
+    policy, params, frozen, _ = tiny_policy("gpt2", -1)
+    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    return policy, params, frozen, Sampler(policy, mesh=mesh), mesh
+
+
+def collector(reward: Reward, folder: Path, *, num_rollouts: int = WANTED * SIZE, **rules: Any) -> Any:
+    policy, _, _, sampler, mesh = model()
+    tokenizer = tiny_tokenizer()
+    judged = RewardCall(reward, tokenizer, skip_errors=True, timeout=None, failures=folder)
+    return ExperienceCollector(
+        policy,
+        Collector(sampler, tokenizer, (), mesh, 4, rewards=judged),
+        PromptSet(TEXTS, tokenizer, max_length=8, seed=0, long_prompts="error"),
+        GenerationSettings(max_new_tokens=5, eos_token_id=(tokenizer.eos_token_id,), pad_token_id=PAD_ID),
+        num_rollouts=num_rollouts,
+        num_generations=SIZE,
+        logprob_chunk_bytes=1 << 20,
+        missing_eos_penalty=None,
+        sampling=SamplingRules(mixed_only=True, **rules),
+    )
+
+
+def collect(found: ExperienceCollector, *, first: int = 0, iteration: int = 0) -> Experience:
+    _, params, frozen, _, mesh = model()
+    with jax.set_mesh(mesh):
+        return found(
+            params,
+            frozen,
+            None,
+            iteration,
+            jax.random.key(5),
+            first_prompt=first,
+            while_sampling=lambda: None,
+            stopwatch=lambda name: nullcontext(),
+        )
+
+
+def stream(first: int = 0, count: int = 21) -> list[str]:
+    """Prompts as they come."""
+    prompts = PromptSet(TEXTS, tiny_tokenizer(), max_length=8, seed=0, long_prompts="error")
+    return [TEXTS[index] for index in prompts.order(np.arange(first, first + count))]
+
+
+def learned(found: Experience) -> list[tuple[str, list[int]]]:
+    """(prompt, tokens) of the rows that the batch has, by its own arrays."""
+    sequences, tokenizer = found.rollouts.sequences, tiny_tokenizer()
+    inputs, mask = jax.device_get((sequences.inputs, sequences.mask))
+    starts = np.asarray(sequences.starts)
+    rows = []
+    for row in np.flatnonzero(mask.any(axis=1)):
+        tokens = inputs.tokens[row][inputs.attention_mask[row]]
+        begins = inputs.attention_mask[row][: starts[row] + 1].sum()
+        prompt = tokenizer.decode(tokens[:begins], skip_special_tokens=True)
+        rows.append((prompt, tokens[begins:].tolist()))
+    return rows
+
+
+MIXED = tuple(TEXTS[:3])
+
+
+def expected(first: int, wanted: int = WANTED) -> tuple[list[str], int]:
+    """Prompts that are learned from, one a completion, and how many are used up."""
+    places = [place for place, text in enumerate(stream(first)) if text in MIXED][:wanted]
+    return [stream(first)[place] for place in places for _ in range(SIZE)], places[-1] + 1
+
+
+def test_lore_4_17_dropped_groups_are_refilled_in_order(tmp_path: Path) -> None:
+    """The first mixed groups of the stream, wherever an iteration begins in it."""
+    ask = collector(solved_by_chance(*MIXED), tmp_path, max_rounds=9)
+    for first in (0, 1, 4, 5):
+        found = collect(ask, first=first)
+        prompts, used = expected(first)
+        assert [prompt for prompt, _ in learned(found)] == prompts
+        assert found.num_prompts == used and not found.degenerate
+        shown = [row for row in found.rows if row["kept"]]
+        assert [row["prompt"] for row in shown] == prompts
+        assert [row["output_tokens"] for row in shown] == [tokens for _, tokens in learned(found)]
+        metrics = found.metrics
+        assert metrics["group/kept"] == WANTED and metrics["group/asked"] == len(found.rows) / SIZE
+        assert metrics["group/asked"] == metrics["group/sampling_rounds"] * WANTED
+        assert metrics["reward/mean"] == pytest.approx(np.mean([row["reward"] for row in found.rows]))
+
+
+def test_rows_have_their_own_figures(tmp_path: Path) -> None:
+    """Rewards, log-probabilities and masks are those of the row that they stand in."""
+    found = collect(collector(solved_by_chance(*MIXED), tmp_path, max_rounds=9))
+    rollouts = jax.device_get(found.rollouts)
+    shown = [row for row in found.rows if row["kept"]]
+    np.testing.assert_array_equal(rollouts.rewards.sum(axis=1), [row["reward"] for row in shown])
+    np.testing.assert_array_equal(
+        rollouts.sequences.mask.sum(axis=1), [len(row["output_tokens"]) for row in shown]
+    )
+    mask = rollouts.sequences.mask
+    np.testing.assert_allclose(rollouts.scored.logprobs[mask], rollouts.sampler_logprobs[mask], atol=1e-5)
+    assert rollouts.groups.tolist() == [0, 0, 1, 1] and rollouts.kept is None
+
+
+@pytest.mark.parametrize("per_round", [1, 2, 4])
+def test_the_size_of_a_round_changes_nothing(per_round: int, tmp_path: Path) -> None:
+    reward = solved_by_chance(*MIXED)
+    plain = collect(collector(reward, tmp_path, max_rounds=9), first=3)
+    other = collect(collector(reward, tmp_path, max_rounds=20, prompts_per_round=per_round), first=3)
+    assert learned(other) == learned(plain) and other.num_prompts == plain.num_prompts
+    np.testing.assert_allclose(other.rollouts.rewards, plain.rollouts.rewards)
+    np.testing.assert_allclose(
+        other.rollouts.scored.logprobs, plain.rollouts.scored.logprobs, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_what_completes_a_prompt_depends_on_its_place_alone(tmp_path: Path) -> None:
+    """Surplus is thrown away, and is the same when its turn comes, in another iteration and another round."""
+    ask = collector(solved_by_chance(*MIXED), tmp_path, max_rounds=9, prompts_per_round=4)
+    first = collect(ask, first=0)
+    rows = {place: first.rows[place * SIZE : (place + 1) * SIZE] for place in range(4)}
+    later = collect(ask, first=2, iteration=7)
+    for place in (2, 3):
+        again = later.rows[(place - 2) * SIZE : (place - 1) * SIZE]
+        assert [row["output_tokens"] for row in again] == [row["output_tokens"] for row in rows[place]]
+    assert later.rows[0]["output_tokens"] != later.rows[1]["output_tokens"]
+
+
+def test_where_the_rounds_end_the_rest_stays_empty(tmp_path: Path) -> None:
+    """One mixed prompt in seven: of two rounds of two prompts, one group or none is there to learn from."""
+    only = stream()[1]
+    found = collect(collector(solved_by_chance(only), tmp_path, max_rounds=2))
+    assert [prompt for prompt, _ in learned(found)] == [only] * SIZE
+    assert found.num_prompts == 4 and found.metrics["group/kept"] == 1
+    mask, rewards = jax.device_get((found.rollouts.sequences.mask, found.rollouts.rewards))
+    assert mask.any(axis=1).tolist() == [True, True, False, False] and not rewards[2:].any()
+    logprobs = jax.device_get(found.rollouts.scored.logprobs)
+    assert np.isfinite(logprobs).all()  # an empty row is no row of zeros, whose attention would be no number
+
+
+def test_where_no_group_is_mixed_nothing_is_learned_from(tmp_path: Path) -> None:
+    found = collect(collector(solved_by_chance(), tmp_path, max_rounds=3))
+    assert found.degenerate and found.num_prompts == 6 and not learned(found)
+    assert found.metrics["group/zero_std_fraction"] == 1 and found.metrics["reward/mean"] == 1
+
+
+def test_nothing_is_compiled_anew_by_the_number_of_rounds(tmp_path: Path) -> None:
+    ask = collector(solved_by_chance(*MIXED), tmp_path, max_rounds=9)
+    collect(ask)
+    with CompileCounter() as compilations:
+        rounds = {collect(ask, first=first).metrics["group/sampling_rounds"] for first in range(5)}
+    assert len(rounds) > 1 and compilations.count == 0
+
+
+def test_a_failed_reward_makes_no_contrast_and_has_no_action(tmp_path: Path) -> None:
+    """The second sample of each prompt has no reward: one score alone differs from none."""
+    some = stream()[0]
+
+    def reward(prompts: list[str], outputs: list[str]) -> list[float]:
+        del outputs
+        return [float("nan") if row % 2 and prompt != some else row % 2 for row, prompt in enumerate(prompts)]
+
+    found = collect(collector(reward, tmp_path, max_rounds=1, prompts_per_round=3))
+    assert [prompt for prompt, _ in learned(found)] == [some] * SIZE
+    assert found.metrics["reward/failed"] == 2 and found.metrics["group/valid_mean"] == pytest.approx(4 / 3)
+
+
+def test_a_reward_function_that_fails_on_all_rounds_is_an_error(tmp_path: Path) -> None:
+    ask = collector(lambda outputs: [float("nan")] * len(outputs), tmp_path, max_rounds=2)
+    with pytest.raises(RewardError, match="No rollout of the iteration has a reward"):
+        collect(ask)
+
+
+def test_groups_are_left_out_by_raw_scores_where_nothing_is_refilled(tmp_path: Path) -> None:
+    """One round of the prompts of an iteration: rows stay where they are, and those of the other groups are marked."""
+    found = collect(collector(solved_by_chance(stream()[1]), tmp_path))
+    assert found.rollouts.kept is not None and found.rollouts.kept.tolist() == [False, False, True, True]
+    assert found.metrics["group/kept"] == 1 and found.num_prompts == WANTED and not found.degenerate
