@@ -64,6 +64,16 @@ def test_rows_that_fail_are_left_out_whichever_process_has_them(run, where):
     assert any(row["reward"] is None for row in got.rollouts)
 
 
+@pytest.mark.parametrize("where", ["samples", "main"])
+def test_several_functions_are_those_of_one_process(run, where):
+    got = run("ppo", 2, 1, reward="several", train={"rewards_on": where})
+    assert_same_run(got, run("ppo", 1, 2, reward="several", train={"rewards_on": where}))
+    silent = [row["reward/short_or_silent"] is None for row in got.rollouts]
+    assert silent == ["dog" in row["prompt"] for row in got.rollouts] and any(silent)
+    updates = [record for record in got.results[0]["history"] if "ppo/policy_loss" in record]
+    assert sum(record["reward/short_or_silent/not_applicable"] for record in updates) == sum(silent)
+
+
 def test_the_command_line_joins_by_flags(checkpoints, tmp_path):
     samples = tmp_path / "samples.jsonl"
     lines = [json.dumps({"prompt": "the", "completion": f" cat {letter}"}) for letter in "abcd"]

@@ -8,6 +8,7 @@ the configuration, and `reward`, the name of a function below. Each process writ
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -45,12 +46,23 @@ def fails_on_dogs(outputs: list[str], prompts: list[str], **others: Any) -> list
     return vowels(outputs, prompts, **others)
 
 
+async def short_or_silent(outputs: list[str], prompts: list[str]) -> list[float | None]:
+    """Applies to all prompts but one."""
+    await asyncio.sleep(0)
+    return [
+        None if "dog" in prompt else -len(text) / 10 for prompt, text in zip(prompts, outputs, strict=True)
+    ]
+
+
 def letters(outputs: list[str]) -> dict[str, Any]:
     """A metric that says in which process it ran, and on how many rows."""
     return {"letters": [float(len(text)) for text in outputs], "process": float(jax.process_index())}
 
 
-REWARDS = {function.__name__: function for function in (vowels, fails_in_process_1, fails_on_dogs)}
+REWARDS: dict[str, Any] = {
+    "several": [vowels, short_or_silent],
+    **{function.__name__: function for function in (vowels, fails_in_process_1, fails_on_dogs)},
+}
 TEXTS = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we go on"]
 
 
