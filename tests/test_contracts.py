@@ -24,7 +24,9 @@ from jrl.forward import Reader
 from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
+from jrl.learners.grpo import algorithm, grpo_recipe
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
+from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.reward_model import make_reward_model_update
 from jrl.learners.reward_model_config import RewardConfig
@@ -32,7 +34,7 @@ from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.ops.metrics import finalize
 from jrl.ops.rewards import last_token_scores
-from jrl.typing import DDPOBatch, Features, Frozen, Max, Mean, Min, PolicyFns, Trajectories, Update
+from jrl.typing import DDPOBatch, Features, Frozen, Max, Mean, Min, PolicyFns, Rollouts, Trajectories, Update
 from tests.diffusion_toy import SD_SCHEDULE
 from tests.learners.batches import (
     CHUNK_BYTES,
@@ -82,6 +84,26 @@ def _ppo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
         logprob_chunk_bytes=chunk_bytes,
         temperature=1.0,
     )
+
+
+GRPO = algorithm("dapo", num_rollouts=8, num_generations=4, num_iterations=2, beta=0.04, kl_estimator="k2")
+
+
+def _grpo(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
+    return make_online_update(
+        Reader(policy, chunk_bytes=chunk_bytes),
+        adam(),
+        grpo_recipe(GRPO),
+        batch_size=4,
+        minibatch_size=minibatch_size,
+    )
+
+
+def _grouped_rollouts() -> Rollouts:
+    """Two groups, of which one is left out."""
+    rollouts = stored_rollouts("llama", 1, num_rows=NUM_ROWS, drift=0.1)
+    groups = jnp.arange(NUM_ROWS) // 4
+    return rollouts._replace(groups=groups, kept=groups == 1)
 
 
 def _sft(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
@@ -165,6 +187,9 @@ CASES = {
         lambda params: ppo_state(params, adam(), PPOConfig()),
         lambda: stored_rollouts("llama", 1, num_rows=NUM_ROWS, drift=0.1),
     ),
+    "online, with groups": Case(
+        _grpo, lambda params: init_online_state(params, adam(), grpo_recipe(GRPO)), _grouped_rollouts
+    ),
     "reward_model": Case(
         _reward_model,
         lambda params: init_train_state(params, adam()),
@@ -220,7 +245,7 @@ def test_every_learner_has_a_case() -> None:
     made = set()
     for path in Path(jrl.learners.__path__[0]).glob("*.py"):
         made |= set(re.findall(r"^def make_(\w+)_update\(", path.read_text(encoding="utf-8"), re.MULTILINE))
-    assert made == set(CASES)
+    assert made == {name.partition(",")[0] for name in CASES}
 
 
 def test_an_update_takes_state_frozen_batch_and_key(result: dict[str, Any]) -> None:

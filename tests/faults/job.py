@@ -26,7 +26,9 @@ from tests.trainers.runs import (
     REWARDED,
     count_vowels,
     dpo_config,
+    dynamic_config,
     ilql_config,
+    odd_vowels,
     ppo_config,
     reward_config,
     rft_config,
@@ -36,6 +38,7 @@ from tests.trainers.runs import (
 DEMONSTRATIONS = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we go on"]
 CONFIGS = {
     "ppo": ppo_config,
+    "grpo": dynamic_config,
     "rft": rft_config,
     "sft": sft_config,
     "ilql": ilql_config,
@@ -83,7 +86,7 @@ def measure(outputs: list[str], **others: Any) -> dict[str, list[float]]:
 
 def data_of(algorithm: str, reward_fn: Callable[..., Any]) -> dict[str, Any]:
     """What `jrl.train` is given beside the configuration and the metrics."""
-    if algorithm in ("ppo", "rft"):
+    if algorithm in ("ppo", "grpo", "rft"):
         return {"reward_fn": announced(reward_fn), "prompts": PROMPTS, "eval_prompts": PROMPTS[:2]}
     if algorithm == "ilql":
         samples, rewards = zip(*REWARDED, strict=True)
@@ -97,7 +100,7 @@ def data_of(algorithm: str, reward_fn: Callable[..., Any]) -> dict[str, Any]:
 def config_of(algorithm: str, checkpoint: str, folder: str, train: dict[str, Any]) -> jrl.TRLConfig:
     """Saves often and resumes from its own folder, unless `train` says otherwise."""
     # A step of the others takes a tenth of the time of one that samples: a save must not always be in progress.
-    interval = 12 if algorithm in ("ppo", "rft", "ddpo") else 40
+    interval = 12 if algorithm in ("ppo", "grpo", "rft", "ddpo") else 40
     usual = {"epochs": 1000, "checkpoint_interval": interval, "eval_interval": 1000}
     usual |= {"resume_from_checkpoint": folder}
     method = {"sync_ref_model": True, "ref_model_sync_steps": 3} if algorithm == "dpo" else {}
@@ -116,8 +119,9 @@ def run(algorithm: str, config: jrl.TRLConfig, options: dict[str, Any]) -> None:
         return injected.failing(healthy, **options[name]) if name in options else healthy
 
     if algorithm != "ddpo":
+        reward_fn = odd_vowels if algorithm == "grpo" else count_vowels
         metric_fn = function("metric", measure) if "metric" in options else None
-        data = data_of(algorithm, function("reward", count_vowels))
+        data = data_of(algorithm, function("reward", reward_fn))
         jrl.train(config=config, metric_fn=metric_fn, **data)
         return
 

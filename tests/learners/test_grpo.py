@@ -382,21 +382,36 @@ def moved(params: Any) -> np.ndarray:
     return np.asarray(params["table"]["kernel"] - PARAMS["table"]["kernel"])
 
 
-@pytest.mark.parametrize("name", ["gspo", "dr_grpo", "group_token"])
-def test_lore_5_2_the_step_is_the_same_for_every_number_of_microbatches(name: str, batch: Rollouts) -> None:
+REDUCTIONS = ["constant", "token", "sequence", "sequence_sum", "group_token"]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_lore_5_2_the_step_is_the_same_for_every_number_of_microbatches(
+    reduction: str, batch: Rollouts
+) -> None:
     """Ragged rows, groups split over microbatches: 1, 2, 4 and 8 of them."""
-    fields = {"num_generations": 4, "num_rollouts": 8, **LENGTH}
-    config = (
-        algorithm("dapo", reduction="group_token", **fields)
-        if name == "group_token"
-        else algorithm(name, **fields)
-    )
+    config = algorithm("dapo", reduction=reduction, num_generations=4, num_rollouts=8, **LENGTH)
     whole, metrics = train(config, batch, minibatch_size=8)
     assert metrics["grpo/ratio_max_dev_first_minibatch"] < 1e-6
     assert np.abs(moved(whole)).max() > 1e-3
     for size in (4, 2, 1):
         cut, _ = train(config, batch, minibatch_size=size)
         np.testing.assert_allclose(moved(cut), moved(whole), atol=1e-6 * np.abs(moved(whole)).max() + 1e-8)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_microbatch_that_holds_nothing_changes_no_step(reduction: str, batch: Rollouts) -> None:
+    """One of two groups is left out: microbatches of it alone weigh nothing, and the step is that of the other."""
+    config = algorithm("dapo", reduction=reduction, num_generations=4, num_rollouts=8, **LENGTH)
+    assert batch.groups is not None
+    kept = batch._replace(kept=batch.groups == 5)
+    whole, _ = train(config, kept, minibatch_size=8)
+    alone = jax.tree.map(lambda x: x[::2], kept)
+    for size in (4, 1):
+        cut, _ = train(config, kept, minibatch_size=size)
+        np.testing.assert_allclose(moved(cut), moved(whole), atol=1e-6 * np.abs(moved(whole)).max() + 1e-8)
+    without, _ = train(config, alone, minibatch_size=4)
+    np.testing.assert_allclose(moved(without), moved(whole), atol=1e-6 * np.abs(moved(whole)).max() + 1e-8)
 
 
 @pytest.mark.parametrize("drop", [True, False])

@@ -15,7 +15,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.forward import Reader
+from jrl.learners.grpo import GRPOConfig, grpo_recipe
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
+from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
@@ -122,6 +124,40 @@ def ilql(
     return run(update, mesh, state, frozen, rewarded_samples(NUM_ROWS))
 
 
+def grpo(
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | None,
+    *,
+    steps: int,
+    reduction: str = "token",
+    estimator: str = "group_relative",
+) -> tuple[TrainState, dict[str, float]]:
+    """One update of 1 or 4 optimizer steps; each of four groups lies on several devices, and one is left out."""
+    policy, params, frozen, _ = tiny_policy("llama", -1)
+    config = GRPOConfig(
+        num_generations=4,
+        num_rollouts=NUM_ROWS,
+        num_iterations=2 if steps > 1 else 1,
+        estimator=estimator,
+        scale_rewards="group" if estimator == "group_relative" else "none",
+        reduction=reduction,
+        beta=0.04,
+        entropy_coef=0.01,
+    )
+    recipe = grpo_recipe(config)
+    update = make_online_update(
+        Reader(policy, 0.8, chunk_bytes=CHUNK_BYTES),
+        optimizer,
+        recipe,
+        batch_size=NUM_ROWS // 2 if steps > 1 else NUM_ROWS,
+        minibatch_size=8,
+    )
+    rollouts = stored_rollouts("llama", -1, num_rows=NUM_ROWS, temperature=0.8, drift=0.1)
+    groups = jnp.arange(NUM_ROWS) // 4
+    grouped = rollouts._replace(groups=groups, kept=groups != 2)
+    return run(update, mesh, init_online_state(params, optimizer, recipe), frozen, grouped)
+
+
 @functools.cache
 def expected(
     algorithm: Callable[..., Any], rule: str, steps: int, **kwargs: Any
@@ -146,10 +182,10 @@ def ratio_noise(family: str, unfrozen: int = -1) -> float:
 def assert_metrics_agree(
     actual: dict[str, float], wanted: dict[str, float], noise: float | None = None
 ) -> None:
-    """`noise`: the largest deviation of PPO's first ratio, which is rounding and so differs."""
+    """`noise`: the largest deviation of the first ratio, which is rounding and so differs."""
     assert actual.keys() == wanted.keys()
     for name, value in wanted.items():
-        if name == "ppo/ratio_max_dev_first_minibatch":
+        if name.endswith("/ratio_max_dev_first_minibatch"):
             assert noise is not None and actual[name] <= noise
         else:
             assert actual[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
@@ -190,6 +226,33 @@ def test_lore_5_2_gradients_and_metrics_agree(
     assert largest(relative_to_norm, first_moment(actual), first_moment(wanted)) < 1e-5
     moved = jax.tree.map(significant, first_moment(wanted), actual.params, wanted.params)
     assert max(jax.tree.leaves(moved)) < 0.05 * LR
+
+
+@pytest.mark.parametrize("reduction", ["constant", "token", "sequence", "sequence_sum", "group_token"])
+def test_lore_5_2_groups_may_lie_on_several_devices(
+    reduction: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two rows of each group on a device: baselines and denominators are those of the whole batch."""
+    wanted, wanted_metrics = expected(grpo, "adam", 1, reduction=reduction)
+    capfd.readouterr()
+    actual, metrics = grpo(adam(LR), make_mesh(8, 1, 1), steps=1, reduction=reduction)
+    assert REMATERIALIZED not in capfd.readouterr().err
+    assert_metrics_agree(metrics, wanted_metrics, ratio_noise("llama"))
+    assert largest(relative_to_norm, first_moment(actual), first_moment(wanted)) < 1e-5
+
+
+@pytest.mark.parametrize("estimator", ["group_relative", "group_then_batch"])
+def test_lore_4_13_a_whole_update_with_groups_agrees(
+    estimator: str, mesh: Mesh, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two epochs of two steps."""
+    wanted, wanted_metrics = expected(grpo, "sgd", 4, estimator=estimator)
+    capfd.readouterr()
+    actual, metrics = grpo(OPTIMIZERS["sgd"](), mesh, steps=4, estimator=estimator)
+    assert REMATERIALIZED not in capfd.readouterr().err
+    assert_metrics_agree(metrics, wanted_metrics, ratio_noise("llama"))
+    assert largest(difference, actual.params, wanted.params) < 1e-6
+    assert int(actual.step) == 4
 
 
 @pytest.mark.parametrize(("family", "unfrozen"), [("llama", -1), ("llama", 1), ("t5", -1), ("t5", 1)])

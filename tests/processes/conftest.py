@@ -16,7 +16,7 @@ from tests.processes.job import Job
 from tests.trainers.runs import save_tiny_checkpoint
 
 WORKER = Path(__file__).with_name("worker.py")
-STEPS = {"ppo": 12, "rft": 3, "ilql": 3, "dpo": 3, "reward": 3, "sft": 3}
+STEPS = {"ppo": 12, "grpo": 3, "rft": 3, "ilql": 3, "dpo": 3, "reward": 3, "sft": 3}
 """Optimizer steps of three iterations."""
 LEARNING_RATE = 1e-3
 

@@ -15,7 +15,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sft", "ilql", "dpo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "sft", "ilql", "dpo"])
 def test_two_processes_are_as_one(run, algorithm):
     """The quick ones: `-k two`."""
     assert_same_run(run(algorithm, 2, 1), run(algorithm, 1, 2))

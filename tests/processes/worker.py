@@ -68,7 +68,7 @@ TEXTS = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we
 
 def make_trainer(algorithm: str, config: jrl.TRLConfig, reward: str) -> Any:
     """The trainer with its data."""
-    if algorithm in ("ppo", "rft"):
+    if algorithm in ("ppo", "grpo", "rft"):
         return prepare(
             config=config,
             reward_fn=REWARDS[reward],
@@ -93,6 +93,7 @@ def main(specification: dict[str, Any]) -> None:
     algorithm, folder = specification["algorithm"], Path(specification["folder"])
     make_config = {
         "ppo": runs.ppo_config,
+        "grpo": runs.dynamic_config,
         "rft": runs.rft_config,
         "ilql": runs.ilql_config,
         "dpo": runs.dpo_config,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jrl
+from jrl.learners.grpo import algorithm
 from jrl.models.checkpoint import save_checkpoint
 from tests.tiny import tiny_lm, tiny_t5_tokenizer, tiny_tokenizer
 
@@ -68,6 +69,37 @@ def ppo_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jr
         )
         .evolve(**sections)
     )
+
+
+def grpo_config(
+    checkpoint: str, run_dir: Path, name: str = "grpo", **sections: dict[str, Any]
+) -> jrl.TRLConfig:
+    """8 rollouts of 2 prompts an iteration, in one step of microbatches of 2, which split groups."""
+    method = algorithm(
+        name, num_rollouts=8, chunk_size=4, num_generations=4, gen_kwargs={"max_new_tokens": 6}
+    )
+    sizes = {
+        "batch_size": 8,
+        "minibatch_size": 2,
+        "total_steps": 4,
+        "eval_interval": 2,
+        "checkpoint_interval": 2,
+    }
+    return tiny_run(jrl.default_config(method), checkpoint, run_dir).evolve(train=sizes).evolve(**sections)
+
+
+def dynamic_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
+    """DAPO, a prompt a round: iterations use up different numbers of prompts."""
+    method = {"max_sampling_rounds": 20, "prompts_per_round": 1}
+    return grpo_config(checkpoint, run_dir, "dapo", method=method).evolve(**sections)
+
+
+def odd_vowels(outputs: list[str], **others: Any) -> list[float]:
+    """1 for an odd number of vowels, and for every third length: some groups are mixed, and some are not."""
+    del others
+    return [
+        float(sum(letter in "aeiou" for letter in text) % 2) if len(text) % 3 else 1.0 for text in outputs
+    ]
 
 
 def sft_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:

@@ -11,27 +11,9 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.learners.grpo import algorithm
 from jrl.mesh import abstract_mesh
 from jrl.trainers.plan.run_plan import plan_run
-from tests.trainers.runs import PROMPTS, count_vowels, repeatable, tiny_run
-
-
-def grpo_config(
-    checkpoint: str, folder: Path, name: str = "grpo", **sections: dict[str, Any]
-) -> jrl.TRLConfig:
-    """8 rollouts of 2 prompts an iteration, in one step of two microbatches that split groups."""
-    method = algorithm(
-        name, num_rollouts=8, chunk_size=4, num_generations=4, gen_kwargs={"max_new_tokens": 6}
-    )
-    sizes = {
-        "batch_size": 8,
-        "minibatch_size": 2,
-        "total_steps": 4,
-        "eval_interval": 2,
-        "checkpoint_interval": 2,
-    }
-    return tiny_run(jrl.default_config(method), checkpoint, folder).evolve(train=sizes).evolve(**sections)
+from tests.trainers.runs import PROMPTS, count_vowels, dynamic_config, grpo_config, odd_vowels, repeatable
 
 
 def train(config: jrl.TRLConfig) -> jrl.Trainer:
@@ -73,20 +55,6 @@ class TestRun:
         assert planned is not None
 
 
-def odd_vowels(outputs: list[str], **others: Any) -> list[float]:
-    """1 for an odd number of vowels, and for every third length: some groups are mixed, and some are not."""
-    del others
-    return [
-        float(sum(letter in "aeiou" for letter in text) % 2) if len(text) % 3 else 1.0 for text in outputs
-    ]
-
-
-def dynamic_config(checkpoint: str, folder: Path, **train: Any) -> jrl.TRLConfig:
-    """An odd number of prompts a round, so that rounds and iterations do not fall together."""
-    method = {"max_sampling_rounds": 20, "prompts_per_round": 1}
-    return grpo_config(checkpoint, folder, "dapo", method=method, train=train)
-
-
 @pytest.fixture(scope="module")
 def dynamic(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     config = dynamic_config(checkpoint, tmp_path_factory.mktemp("dynamic") / "run")
@@ -117,10 +85,12 @@ class TestDynamicSampling:
         """The place in the stream is not the number of iterations times that of their prompts, and is kept."""
         folder = tmp_path / "run"
         first = jrl.train(
-            reward_fn=odd_vowels, prompts=PROMPTS, config=dynamic_config(checkpoint, folder, total_steps=2)
+            reward_fn=odd_vowels,
+            prompts=PROMPTS,
+            config=dynamic_config(checkpoint, folder, train={"total_steps": 2}),
         )
         assert first.first_prompt(2) != 2 * 2
-        config = dynamic_config(checkpoint, folder, resume_from_checkpoint=str(folder))
+        config = dynamic_config(checkpoint, folder, train={"resume_from_checkpoint": str(folder)})
         second = jrl.train(reward_fn=odd_vowels, prompts=PROMPTS, config=config)
         jax.tree.map(np.testing.assert_array_equal, second.state, dynamic.state)
         assert repeatable(updates(second))[2:] == repeatable(updates(dynamic))[2:]
