@@ -65,6 +65,8 @@ _HOMES = {
     ),
     "dpo": ("DPOTrainer",),
     "environment": ("TextEnvironment", "TextHistory"),
+    "group_configs": ("GRPOConfig", "RLOOConfig"),
+    "group_trainers": ("GRPOTrainer", "RLOOTrainer"),
     "iterative_sft": ("IterativeSFTTrainer",),
     "models": (
         "AutoModelForCausalLM",

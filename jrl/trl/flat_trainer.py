@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 from transformers import TrainingArguments
@@ -182,7 +182,7 @@ class FlatTrainer(abc.ABC):
         self.train_dataset, self.eval_dataset = given.train_dataset, given.eval_dataset
         handle = self._handle(given)
         self.tokenizer = flat_tokenizer(self.config, given.tokenizer, handle)
-        self.max_length = flat_max_length(self.config, handle)
+        self.max_length = self._max_length(handle)
         self.data_collator = self._collator(given.data_collator)
         if self.NEEDS_ROWS and given.train_dataset is None and given.eval_dataset is None:
             raise ValueError(
@@ -260,6 +260,10 @@ class FlatTrainer(abc.ABC):
         """Argument of `compute_metrics`; None where this trainer predicts nothing."""
         del samples
         return None
+
+    def _max_length(self, handle: ModelHandle) -> int:
+        """Most tokens of a row."""
+        return flat_max_length(self.config, handle)
 
     # What a trainer is made of.
 
@@ -361,12 +365,20 @@ class FlatTrainer(abc.ABC):
         on_main(
             lambda: [str(file) for file in self.tokenizer.save_pretrained(config.tokenizer.tokenizer_path)]
         )
+        native = self._watched(config, optimizer)
+        self._add_samples(native)
+        return native
+
+    def _watched(self, config: TRLConfig, optimizer: Any) -> OfflineTrainer:
+        """jrl's trainer, which asks this one when it evaluates."""
         made: Any = type(self.native_class.__name__, (Watched, self.native_class), {"owner": self})
-        native: OfflineTrainer = made(config, optimizer=optimizer)
+        return cast(OfflineTrainer, made(config, optimizer=optimizer))
+
+    def _add_samples(self, native: OfflineTrainer) -> None:
+        """Gives jrl's trainer what it learns from and is measured on."""
         if self._samples is not None:
             native.samples = self._samples
         native.eval_samples = next(iter(self._eval_samples.values()), None)
-        return native
 
     def _native_config(self, handle: ModelHandle, *, given_optimizer: bool) -> TRLConfig:
         """The six sections."""
@@ -867,7 +879,7 @@ def flat_tokenizer(config: FlatArguments, given: Any, handle: ModelHandle) -> An
     if vars(config).get("chat_template_path") is not None:
         tokenizer = with_chat_template(tokenizer, vars(config)["chat_template_path"])
     for name in ("eos_token", "pad_token"):
-        token = vars(config)[name]
+        token = vars(config).get(name)  # a policy's tokenizer is taken as it is
         if token is None:
             continue
         if token not in tokenizer.get_vocab():

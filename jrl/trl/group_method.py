@@ -12,20 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
-
 from jrl.learners.config import OnlineConfig, check_fields, positive_or_none
 from jrl.learners.credit import Scaling, penalize, unpenalized
-from jrl.learners.groups import Selection, group_credit
+from jrl.learners.groups import Selection, as_they_are, decoupled_scores, group_credit
 from jrl.learners.recipe import KLControl, PolicyLoss, Recipe
 from jrl.losses.policy_gradient import KLTerm, Ratio, Reduction, Surrogate, clipped
 from jrl.losses.surrogates import cispo, sapo, vespo
-from jrl.ops.advantages import (
-    decoupled_advantages,
-    group_relative_advantages,
-    leave_one_out_advantages,
-    standardized,
-)
+from jrl.ops.advantages import group_relative_advantages, leave_one_out_advantages, standardized
 from jrl.ops.kl import kl_k3
 from jrl.ops.ratios import product_ratio, sequence_ratio, token_ratio
 from jrl.ops.reductions import constant_mean, sequence_mean, sequence_sum_mean, token_mean
@@ -50,6 +43,7 @@ class GroupMethod(OnlineConfig):
       epsilon: Lower half-width of the clip.
       epsilon_high: Upper half-width; None: `epsilon`.
       beta: Weight of the KL to the reference; 0: there is none.
+      reward_weights: Of the reward functions; None: 1 each.
     """
 
     num_generations: int = 8
@@ -57,11 +51,17 @@ class GroupMethod(OnlineConfig):
     epsilon: float = 0.2
     epsilon_high: float | None = None
     beta: float = 0.0
+    reward_weights: list[float] | None = None
 
     @property
     def high(self) -> float:
         """Upper half-width of the clip."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """Weights of the reward functions."""
+        return None if self.reward_weights is None else tuple(self.reward_weights)
 
     def validate(self) -> None:
         """Refuses values outside their range."""
@@ -230,9 +230,6 @@ def grpo_advantages(method: GRPOMethod, scores: Any, lengths: Any, groups: Any, 
       valid: False on padding.
     """
     del lengths
-    if method.multi_objective_aggregation == "normalize_then_sum":
-        one = scores[:, None]
-        return decoupled_advantages(one, jnp.ones_like(one[0]), groups, valid, ddof=DDOF, epsilon=EPSILON)
     return group_relative_advantages(
         scores, groups, valid, scale=method.scale_rewards, ddof=DDOF, epsilon=EPSILON
     )
@@ -240,9 +237,12 @@ def grpo_advantages(method: GRPOMethod, scores: Any, lengths: Any, groups: Any, 
 
 def grpo_recipe(method: GRPOMethod) -> Recipe:
     """TRL 1.16's GRPO."""
+    decoupled = method.multi_objective_aggregation == "normalize_then_sum"
     return Recipe(
         prefix="grpo",
-        estimate=group_credit(partial(grpo_advantages, method)),
+        estimate=as_they_are() if decoupled else group_credit(partial(grpo_advantages, method)),
+        aggregate=decoupled_scores(method.weights, ddof=DDOF, epsilon=EPSILON) if decoupled else None,
+        reward_weights=method.weights,
         loss=grpo_loss(method),
         kl=KLControl(coef=method.beta) if method.beta else None,
         num_epochs=method.num_iterations,
@@ -278,4 +278,5 @@ def rloo_recipe(method: RLOOMethod) -> Recipe:
         kl=KLControl(coef=method.beta) if method.beta else None,
         penalize=penalize("kl") if method.beta else unpenalized,
         select=Selection(),
+        reward_weights=method.weights,
     )

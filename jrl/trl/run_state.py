@@ -94,7 +94,8 @@ class Watcher:
     """
 
     def __init__(self, args: TrainingArguments, callbacks: Sequence[Any], names: Names, tokens: str) -> None:
-        self.args, self.names, self._tokens = args, {**OPTIMIZER_NAMES, **names}, tokens
+        self.names: dict[str, str] = {**OPTIMIZER_NAMES, **names}
+        self.args, self._tokens = args, tokens
         self.callbacks: list[TrainerCallback] = [make_callback(callback) for callback in callbacks]
         self.state, self.control = TrainerState(), TrainerControl()
         self.given: dict[str, Any] = {}
@@ -105,6 +106,15 @@ class Watcher:
         self._losses: list[float] = []
         self._said: set[tuple[type, str]] = set()
         self._earlier: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+
+    def show(self, native: str, name: str) -> None:
+        """Takes another figure of the records into the logged lines.
+
+        Args:
+          native: jrl's name of it.
+          name: That of the lines.
+        """
+        self.names.setdefault(native, name)
 
     def begin(
         self,
@@ -169,14 +179,17 @@ class Watcher:
 
     def _taken(self, record: Mapping[str, Any]) -> dict[str, float] | None:
         """Counts a step in; its line where one is due."""
-        step = int(record["step"])
+        step, before = int(record["step"]), self.state.global_step
         self.state.global_step, self.state.epoch = step, step / self._per_pass
         self._num_tokens += float(record.get(self._tokens, 0.0))
         self._window.add(record)
         loss = next((record[n] for n, to in self.names.items() if to == "loss" and n in record), None)
         if loss is not None:
             self._losses.append(float(loss))
-        due = self._every and (step % self._every == 0 or (step == 1 and self.args.logging_first_step))
+        # An iteration of an online algorithm is one record of several steps.
+        due = self._every and (
+            step // self._every > before // self._every or (before == 0 and self.args.logging_first_step)
+        )
         return self._line(record) if due else None
 
     def _line(self, record: Mapping[str, Any]) -> dict[str, float]:

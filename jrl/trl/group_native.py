@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""jrl's online trainer with a recipe of TRL's, and prompts of TRL's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from jrl.data.chat.messages import is_dialogue
+from jrl.data.chat.templates import render_prompt
+from jrl.data.prompts import PromptSet
+from jrl.data.tokenizer import encode_prompts
+from jrl.learners.recipe import Recipe
+from jrl.rollout.experience import Experience
+from jrl.trainers.online import OnlineTrainer
+from jrl.trl.group_method import GRPOMethod, RLOOMethod, grpo_recipe, rloo_recipe
+from jrl.trl.group_rewards import RECORD
+
+RECIPES: Mapping[type, Callable[[Any], Recipe]] = {GRPOMethod: grpo_recipe, RLOOMethod: rloo_recipe}
+"""Section of the method → its recipe."""
+Columns = Callable[[], tuple[dict[str, list[Any]], dict[str, float]]]
+"""What reward functions logged since it was last asked: columns of the completions, and figures."""
+
+
+class GroupNative(OnlineTrainer):
+    """Runs TRL's GRPO or RLOO.
+
+    Attributes:
+      logged: Of the reward functions.
+    """
+
+    tokens_metric: ClassVar[str] = "completion/tokens"
+    logged: Columns
+
+    def make_recipe(self) -> Recipe:
+        """TRL's, as the section says."""
+        return RECIPES[type(self.config.method)](self.config.method)
+
+    def add_prompt_set(
+        self, prompts: PromptSet, reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
+    ) -> None:
+        """Takes prompts and reward functions; what these log goes into the run's record."""
+        super().add_prompt_set(prompts, reward_fn)
+        collect = self.collect
+
+        def collected(*given: Any, **options: Any) -> Experience:
+            found = collect(*given, **options)
+            columns, figures = self.logged()
+            # Each process judges rows of its own, and logs what it says of them alone.
+            whole = {name: values for name, values in columns.items() if len(values) == len(found.rows)}
+            rows = [
+                row | {name: values[number] for name, values in whole.items()}
+                for number, row in enumerate(found.rows)
+            ]
+            return replace(found, metrics=found.metrics | figures, rows=rows)
+
+        self.collect = collected
+
+
+def encode_rows(
+    records: Sequence[Any], tokenizer: Any, template_kwargs: Mapping[str, Any]
+) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """Ids of the prompts of a data set, and its rows.
+
+    Args:
+      records: With a `prompt`, a text or messages, and further columns.
+      tokenizer: Puts its special tokens before a text; its template renders messages.
+      template_kwargs: Variables of the template.
+    Raises:
+      ValueError: If a row has no prompt, or is of another kind than the first.
+    """
+    rows: list[dict[str, Any]] = []
+    for number, record in enumerate(records):
+        if not isinstance(record, Mapping) or "prompt" not in record:
+            raise ValueError(f"`samples`: row {number} must have a `prompt`, got {record!r:.80}.")
+        rows.append({str(name): value for name, value in record.items()})
+    for number, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            raise ValueError(
+                f"`samples`: row {number} has the columns {sorted(row)}, row 0 has {sorted(rows[0])}; all must have "
+                "the same."
+            )
+        if not isinstance(row["prompt"], str) and not is_dialogue(row["prompt"]):
+            raise ValueError(
+                f"`samples`: the prompt of row {number} must be a text or a list of messages, got "
+                f"{type(row['prompt']).__name__}."
+            )
+    texts = [number for number, row in enumerate(rows) if isinstance(row["prompt"], str)]
+    encoded = dict(
+        zip(texts, encode_prompts(tokenizer, [rows[number]["prompt"] for number in texts]), strict=True)
+    )
+    ids = [
+        encoded[number]
+        if number in encoded
+        else render_prompt(tokenizer, row["prompt"], row=number, template_kwargs=template_kwargs)
+        for number, row in enumerate(rows)
+    ]
+    return ids, rows
+
+
+def prompt_set(
+    ids: Sequence[Sequence[int]], rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, seed: int
+) -> PromptSet:
+    """Prompts with their rows as metadata; none is cut.
+
+    Args:
+      ids: Of the prompts.
+      rows: Of the data set.
+      tokenizer: Pads.
+      seed: Of the order.
+    """
+    longest = max(map(len, ids), default=1)
+    return PromptSet.from_tokens(ids, {RECORD: rows}, tokenizer, max_length=longest, seed=seed)
