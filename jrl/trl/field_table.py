@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meaning of each field of the flat configurations in jrl: mapped, accepted without effect, or refused.
 
-Every field of transformers' `TrainingArguments` and of `RewardConfig`, `SFTConfig`, `DPOConfig` and `DDPOConfig` has an
-entry in `field_table.yaml`; `docs/trl_surface.md` shows it.
+Every field of transformers' `TrainingArguments` and of `RewardConfig`, `SFTConfig`, `DPOConfig`, `GRPOConfig`,
+`RLOOConfig` and `DDPOConfig` has an entry in `field_table.yaml`; `docs/trl_surface.md` shows it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from jrl.data.chat.messages import is_dialogue
-from jrl.data.chat.templates import render_prompt
+from jrl.data.chat import is_dialogue, render_prompt
 from jrl.data.prompts import PromptSet
 from jrl.data.tokenizer import encode_prompts
 from jrl.learners.recipe import Recipe

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jrl.data.chat.messages import is_dialogue
+from jrl.data.chat import is_dialogue
 from jrl.data.tokenizer import load_tokenizer, prompt_prefix
 from jrl.models.model_object import is_model_object
 from jrl.rollout.keywords import is_async
-from jrl.trainers.loading.reward_model import RewardModel, load_reward_model
+from jrl.trainers.loading import RewardModel, load_reward_model
 from jrl.trl.models import ModelHandle
 
 RECORD = "record"
@@ -22,7 +22,7 @@ OWN_COLUMNS = ("prompt", "completion", "completion_ids")
 
 
 class Given(NamedTuple):
-    """What reward functions get beside the completions.
+    """Answers and doors that reward functions get beside the completions.
 
     Attributes:
       state: Gives transformers' `TrainerState`, as it is now.

@@ -48,7 +48,7 @@ _CLIPS = {
 
 
 class GroupTrainer(FlatTrainer):
-    """What `GRPOTrainer` and `RLOOTrainer` share.
+    """Base of `GRPOTrainer` and `RLOOTrainer`.
 
     Attributes:
       reward_funcs: As they were given.

@@ -13,7 +13,9 @@ from transformers import TrainingArguments
 from jrl.trl.configs import DPOConfig, RewardConfig, SFTConfig
 from jrl.trl.ddpo_config import DDPOConfig
 from jrl.trl.field_table import FIELD_TABLE, Meaning
+from jrl.trl.group_configs import GRPOConfig, RLOOConfig
 
+CONFIGS = (RewardConfig, SFTConfig, DPOConfig, GRPOConfig, RLOOConfig, DDPOConfig)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trl_surface.md"
 TABLES: Mapping[str, Mapping[str, Meaning]] = {
     "Of transformers": FIELD_TABLE["training_arguments"],
@@ -22,6 +24,9 @@ TABLES: Mapping[str, Mapping[str, Meaning]] = {
     "`RewardConfig`": FIELD_TABLE["reward"],
     "`SFTConfig`": FIELD_TABLE["sft"],
     "`DPOConfig`": FIELD_TABLE["dpo"],
+    "`GRPOConfig` and `RLOOConfig`": FIELD_TABLE["groups"],
+    "`GRPOConfig`": FIELD_TABLE["grpo"],
+    "`RLOOConfig`": FIELD_TABLE["rloo"],
     "`DDPOConfig`": FIELD_TABLE["ddpo"],
     "`project_kwargs` of `DDPOConfig`": FIELD_TABLE["project"],
 }
@@ -41,15 +46,13 @@ def test_the_page_shows_the_table(title):
     assert rendered(title, TABLES[title]) in PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("config", [RewardConfig, SFTConfig, DPOConfig, DDPOConfig])
+@pytest.mark.parametrize("config", CONFIGS)
 def test_every_field_has_a_meaning(config):
     assert not [entry.name for entry in fields(config) if entry.name not in config.MEANINGS]
 
 
 def test_no_meaning_is_of_a_field_that_there_is_not():
-    known = {
-        entry.name for config in (RewardConfig, SFTConfig, DPOConfig, DDPOConfig) for entry in fields(config)
-    }
+    known = {entry.name for config in CONFIGS for entry in fields(config)}
     tables = [table for table in TABLES.values() if table is not FIELD_TABLE["project"]]
     assert not [name for table in tables for name in table if name not in known]
     assert set(FIELD_TABLE["training_arguments"]) == {entry.name for entry in fields(TrainingArguments)}

@@ -3,6 +3,7 @@
 
 from jrl.trainers.loading.adapters import plan_adapter
 from jrl.trainers.loading.export import model_writer
+from jrl.trainers.loading.reward_model import RewardModel, load_reward_model
 from jrl.trainers.loading.setup import (
     ADAPTER_STREAM,
     COMPUTE_DTYPES,
@@ -17,7 +18,9 @@ __all__ = [
     "ADAPTER_STREAM",
     "COMPUTE_DTYPES",
     "PolicyBundle",
+    "RewardModel",
     "load_policy",
+    "load_reward_model",
     "mesh_of",
     "model_writer",
     "plan_adapter",
