@@ -58,7 +58,7 @@ class GroupArguments(FlatArguments):
       epsilon: Lower half-width of the clip.
       epsilon_high: Upper half-width; None: `epsilon`.
       reward_weights: Of the reward functions; None: 1 each.
-      mask_truncated_completions: Refused.
+      mask_truncated_completions: Leaves out completions that `max_completion_length` cut.
       sync_ref_model: Refused; the two fields behind it have no effect.
       ref_model_mixup_alpha: No effect.
       ref_model_sync_steps: No effect.

@@ -22,6 +22,7 @@ from jrl.ops.advantages import group_relative_advantages, leave_one_out_advantag
 from jrl.ops.kl import kl_k3
 from jrl.ops.ratios import product_ratio, sequence_ratio, token_ratio
 from jrl.ops.reductions import constant_mean, sequence_mean, sequence_sum_mean, token_mean
+from jrl.typing import SamplingRules
 
 DDOF, EPSILON = 1, 1e-4
 """Of every deviation that TRL divides by."""
@@ -44,6 +45,7 @@ class GroupMethod(OnlineConfig):
       epsilon_high: Upper half-width; None: `epsilon`.
       beta: Weight of the KL to the reference; 0: there is none.
       reward_weights: Of the reward functions; None: 1 each.
+      mask_truncated_completions: Leaves out completions that `max_new_tokens` cut; row counts hold them.
     """
 
     num_generations: int = 8
@@ -52,11 +54,17 @@ class GroupMethod(OnlineConfig):
     epsilon_high: float | None = None
     beta: float = 0.0
     reward_weights: list[float] | None = None
+    mask_truncated_completions: bool = False
 
     @property
     def high(self) -> float:
         """Upper half-width of the clip."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+    @property
+    def sampling(self) -> SamplingRules:
+        """Rules by which completions become rollouts."""
+        return SamplingRules(mask_truncated=self.mask_truncated_completions)
 
     @property
     def weights(self) -> tuple[float, ...] | None:
@@ -243,6 +251,7 @@ def grpo_recipe(method: GRPOMethod) -> Recipe:
         estimate=as_they_are() if decoupled else group_credit(partial(grpo_advantages, method)),
         aggregate=decoupled_scores(method.weights, ddof=DDOF, epsilon=EPSILON) if decoupled else None,
         reward_weights=method.weights,
+        sampling=method.sampling,
         loss=grpo_loss(method),
         kl=KLControl(coef=method.beta) if method.beta else None,
         num_epochs=method.num_iterations,
@@ -279,4 +288,5 @@ def rloo_recipe(method: RLOOMethod) -> Recipe:
         penalize=penalize("kl") if method.beta else unpenalized,
         select=Selection(),
         reward_weights=method.weights,
+        sampling=method.sampling,
     )

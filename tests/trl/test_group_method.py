@@ -24,7 +24,7 @@ from jrl.trl.group_method import (
     rloo_loss,
     rloo_recipe,
 )
-from jrl.typing import Predictions
+from jrl.typing import Predictions, SamplingRules
 from tests.losses.policy_gradient_cases import (
     ADVANTAGES,
     BATCH,
@@ -129,6 +129,12 @@ def test_recipes_hold_a_reference_where_there_is_a_kl():
         grpo_recipe(method(num_iterations=3)).num_epochs
         == rloo_recipe(RLOOMethod(num_iterations=3)).num_epochs
     )
+
+
+@pytest.mark.parametrize(("make", "config"), [(grpo_recipe, GRPOMethod), (rloo_recipe, RLOOMethod)])
+def test_completions_that_were_cut_are_left_out_where_that_is_asked_for(make, config):
+    assert make(config(mask_truncated_completions=True)).sampling == SamplingRules(mask_truncated=True)
+    assert make(config()).sampling == SamplingRules()
 
 
 @pytest.mark.parametrize(
