@@ -98,7 +98,7 @@ def test_gdpo_learns_from_each_function(summed: jrl.Trainer, checkpoint: str, tm
 
 def test_a_row_of_which_no_function_speaks_leaves_its_group(checkpoint: str, tmp_path: Path) -> None:
     def every_other(outputs: list[str]) -> list[float | None]:
-        return [None if row % 2 else float(len(text)) for row, text in enumerate(outputs)]
+        return [None if row % 2 else float(sum(map(ord, text))) for row, text in enumerate(outputs)]
 
     found = run(config_of(checkpoint, tmp_path, reward_weights=None), [every_other, silent])
     assert [record["reward/failed"] for record in updates(found)] == [4, 4]
