@@ -15,7 +15,7 @@ from jrl.rollout.text import Texts
 
 RESERVED = ("samples", "prompts", "outputs", "tokenizer", "output_tokens")
 """jrl's own; the metadata of prompts adds its keys to them."""
-CURE_OF_ASYNC = "Nothing awaits it: give a function that does, as by `return asyncio.run(judge(outputs))`."
+CURE_OF_ASYNC = "Nothing awaits it: give a function that does, as by `return asyncio.run(judge(outputs))`"
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -81,7 +81,7 @@ def refuse_async(function: Callable[..., Any], role: str) -> None:
     """
     for called in (function, type(function).__call__):
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-            raise ValueError(f"`{role}` must be a function, got an async one. {CURE_OF_ASYNC}")
+            raise ValueError(f"`{role}` must be a function, got an async one. {CURE_OF_ASYNC}.")
 
 
 def _own(entry: Any) -> Any:

@@ -165,7 +165,8 @@ def call_metric_fn(
         raise MetricError(f"`metric_fn` raised {type(error).__name__}: {error}.") from error
     if not isinstance(answer, Mapping):
         raise RewardError(
-            f"`metric_fn` must return a dictionary from names to numbers, got {_named(answer)}."
+            "`metric_fn` must return a dictionary from names to numbers, got "
+            f"{_named(answer, of_coroutine=CURE_OF_ASYNC)}."
         )
     count = len(texts.outputs)
     found: dict[str, list[float] | float] = {}
@@ -317,9 +318,8 @@ def _split_answer(answer: Any, count: int, role: str) -> list[Any]:
     shape = tuple(getattr(answer, "shape", ()))
     rows = answer if isinstance(answer, list | tuple) else _plain(answer)
     if not isinstance(rows, list | tuple):
-        raise RewardError(
-            f"`{role}` must return one reward a sample, a list of {count}, got {_named(answer)}."
-        )
+        named = _named(answer, of_coroutine="Give the `async def` function itself: that is awaited")
+        raise RewardError(f"`{role}` must return one reward a sample, a list of {count}, got {named}.")
     if len(rows) != count:
         raise RewardError(
             f"`{role}` must return one reward a sample: got {len(rows)} for {count} samples. Did it filter or "
@@ -378,14 +378,14 @@ def _reward_or_skip(reward: Reward | RewardError, *, skip_errors: bool) -> Rewar
     return math.nan
 
 
-def _named(answer: Any) -> str:
+def _named(answer: Any, *, of_coroutine: str) -> str:
     """Names an answer that cannot be used, with the likely mistake."""
     name = type(answer).__name__
     if answer is None:
         return f"{name}. Is there no `return`?"
     if inspect.iscoroutine(answer):
         answer.close()  # or Python says that nobody awaited it
-        return f"a coroutine. {CURE_OF_ASYNC}"
+        return f"a coroutine. {of_coroutine}"
     if isinstance(answer, Iterator):
         return f"{name}, which is read once: make a list of it."
     return name

@@ -222,8 +222,12 @@ class TestExceptions:
         async def judge(outputs):
             return [1.0] * len(outputs)
 
-        with pytest.raises(RewardError, match=r"got a coroutine. .*`return asyncio.run\(judge\(outputs\)\)`"):
+        with pytest.raises(RewardError, match=r"got a coroutine\. Give the `async def` function itself"):
             rewards_of(lambda outputs: judge(outputs))
+        with pytest.raises(
+            RewardError, match=r"got a coroutine\. .*`return asyncio.run\(judge\(outputs\)\)`"
+        ):
+            TestMetrics.metrics_of(lambda outputs: judge(outputs))
 
     def test_an_async_function_is_refused_before_it_is_called(self):
         async def judge(outputs): ...
