@@ -34,6 +34,10 @@ PATCHES = [
              "(max_length - buffer_length) - lengths", "max_length - lengths",
              "tests/ops/test_rewards.py::TestOverlongPenalty::"
              "test_lore_4_16_it_grows_from_one_knee_to_the_other"),
+    Mutation("4.16", "jrl.rollout.experience.assemble",
+             "overlong.size * penalties", "penalties",
+             "tests/rollout/test_dynamic_sampling.py::"
+             "test_lore_4_16_the_penalty_joins_the_score_after_the_groups_are_chosen"),
     Mutation("4.17", "jrl.ops.groups.mixed_groups",
              "valid & group_statistics(scores, groups, valid).is_mixed", "valid",
              "tests/ops/test_groups.py::test_lore_4_17_groups_without_contrast_are_found"),

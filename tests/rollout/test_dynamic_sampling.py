@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jrl.data.prompts import PromptSet
+from jrl.learners import Selection
 from jrl.mesh import make_mesh
+from jrl.ops.rewards import overlong_penalty
 from jrl.rollout.collect import Collector
 from jrl.rollout.experience import Experience, ExperienceCollector
 from jrl.rollout.reward_call import RewardCall
@@ -27,6 +30,8 @@ from tests.tiny import PAD_ID, tiny_policy, tiny_tokenizer
 SIZE, WANTED = 2, 2
 """Samples of a prompt; prompts that an iteration learns from."""
 TEXTS = ["a", "b b", "c", "d d d", "e", "f", "g"]
+ENDS: tuple[int, ...] = ()
+"""Ids that end a completion; (): the tokenizer's alone."""
 Reward = Callable[..., list[float]]
 
 
@@ -56,12 +61,14 @@ def collector(reward: Reward, folder: Path, *, num_rollouts: int = WANTED * SIZE
         policy,
         Collector(sampler, tokenizer, (), mesh, 4, rewards=judged),
         PromptSet(TEXTS, tokenizer, max_length=8, seed=0, long_prompts="error"),
-        GenerationSettings(max_new_tokens=5, eos_token_id=(tokenizer.eos_token_id,), pad_token_id=PAD_ID),
+        GenerationSettings(
+            max_new_tokens=5, eos_token_id=ENDS or (tokenizer.eos_token_id,), pad_token_id=PAD_ID
+        ),
         num_rollouts=num_rollouts,
         num_generations=SIZE,
         logprob_chunk_bytes=1 << 20,
         missing_eos_penalty=None,
-        sampling=SamplingRules(mixed_only=True, **rules),
+        sampling=SamplingRules(**({"mixed_only": True} | rules)),
     )
 
 
@@ -214,3 +221,70 @@ def test_groups_are_left_out_by_raw_scores_where_nothing_is_refilled(tmp_path: P
     found = collect(collector(solved_by_chance(stream()[1]), tmp_path))
     assert found.rollouts.kept is not None and found.rollouts.kept.tolist() == [False, False, True, True]
     assert found.metrics["group/kept"] == 1 and found.num_prompts == WANTED and not found.degenerate
+
+
+def lengths(found: Experience) -> np.ndarray:
+    """Tokens of each row that was sampled."""
+    return np.asarray([len(row["output_tokens"]) for row in found.rows])
+
+
+@pytest.fixture
+def often_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the vocabulary ends a completion, so that some end before the limit and some do not."""
+    tokenizer = tiny_tokenizer()
+    ends = tuple(sorted({tokenizer.eos_token_id, *range(10, 30)}))
+    monkeypatch.setitem(globals(), "ENDS", ends)
+
+
+def test_lore_4_16_the_penalty_joins_the_score_after_the_groups_are_chosen(
+    tmp_path: Path, often_short: None
+) -> None:
+    """Equal raw scores of unequal lengths are no contrast; and unequal ones are shaped on the last action."""
+    plain = collect(collector(solved_by_chance(*TEXTS), tmp_path, num_rollouts=12))
+    shaped = collect(
+        collector(
+            solved_by_chance(*TEXTS), tmp_path, num_rollouts=12, overlong_buffer=2, overlong_penalty=0.5
+        )
+    )
+    count = lengths(plain)
+    assert set(count) >= {4, 5} and count.min() <= 3, count
+    penalty = 0.5 * np.asarray(overlong_penalty(jnp.asarray(count), max_length=5, buffer_length=2))
+    assert set(penalty[count <= 3]) == {0.0} and set(penalty[count == 5]) == {-0.5}
+    before, after = (jax.device_get(found.rollouts.rewards) for found in (plain, shaped))
+    np.testing.assert_allclose((after - before).sum(axis=1), penalty)
+    mask = jax.device_get(shaped.rollouts.sequences.mask)
+    assert not (after - before)[:, :-1][mask[:, 1:]].any(), "it sits on the last action"
+    assert [row["reward"] for row in shaped.rows] == [row["reward"] for row in plain.rows]
+    uniform = collect(
+        collector(solved_by_chance(), tmp_path, num_rollouts=12, overlong_buffer=2, overlong_penalty=0.5)
+    )
+    assert uniform.degenerate and not jax.device_get(uniform.rollouts.kept).any()
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_truncated_rows_may_be_left_out_of_batch_and_groups(
+    rounds: int, tmp_path: Path, often_short: None
+) -> None:
+    """A row that the limit cut is no action, and its score makes no contrast; the others of its group stay."""
+    found = collect(
+        collector(solved_by_chance(*TEXTS), tmp_path, num_rollouts=12, mask_truncated=True, max_rounds=rounds)
+    )
+    ended = np.asarray([row["output_tokens"][-1] in ENDS for row in found.rows])
+    assert 0 < ended.sum() < len(ended)
+    both = ended.reshape(-1, SIZE).all(axis=1)
+    assert found.metrics["group/kept"] == min(both.sum(), 6)
+    kept = jax.device_get(found.rollouts.kept)
+    assert kept.sum() == found.metrics["group/kept"] * SIZE
+    learned = Selection()(found.rollouts)
+    np.testing.assert_array_equal(jax.device_get(learned.sequences.mask).any(axis=1), kept)
+    assert found.metrics["completion/truncated_fraction"] == pytest.approx(np.mean(~ended))
+
+
+def test_a_truncated_row_leaves_the_others_of_its_group(tmp_path: Path, often_short: None) -> None:
+    """Without the rule of contrast: rows that ended are learned from, wherever they stand."""
+    found = collect(
+        collector(solved_by_chance(*TEXTS), tmp_path, num_rollouts=12, mask_truncated=True, mixed_only=False)
+    )
+    ended = np.asarray([row["output_tokens"][-1] in ENDS for row in found.rows])
+    np.testing.assert_array_equal(jax.device_get(found.rollouts.kept), ended)
+    assert found.metrics["group/valid_mean"] == pytest.approx(ended.mean() * SIZE)
