@@ -29,7 +29,7 @@ from tests.tiny import PAD_ID, tiny_policy, tiny_tokenizer
 
 SIZE, WANTED = 2, 2
 """Samples of a prompt; prompts that an iteration learns from."""
-TEXTS = ["a", "b b", "c", "d d d", "e", "f", "g"]
+TEXTS = ["a", "b b", "c", "d d d", "e", "f", "g" * 20]
 ENDS: tuple[int, ...] = ()
 """Ids that end a completion; (): the tokenizer's alone."""
 Reward = Callable[..., list[float]]
@@ -60,7 +60,7 @@ def collector(reward: Reward, folder: Path, *, num_rollouts: int = WANTED * SIZE
     return ExperienceCollector(
         policy,
         Collector(sampler, tokenizer, (), mesh, 4, rewards=judged),
-        PromptSet(TEXTS, tokenizer, max_length=8, seed=0, long_prompts="error"),
+        PromptSet(TEXTS, tokenizer, max_length=32, seed=0, long_prompts="error"),
         GenerationSettings(
             max_new_tokens=5, eos_token_id=ENDS or (tokenizer.eos_token_id,), pad_token_id=PAD_ID
         ),
@@ -89,7 +89,7 @@ def collect(found: ExperienceCollector, *, first: int = 0, iteration: int = 0) -
 
 def stream(first: int = 0, count: int = 21) -> list[str]:
     """Prompts as they come."""
-    prompts = PromptSet(TEXTS, tiny_tokenizer(), max_length=8, seed=0, long_prompts="error")
+    prompts = PromptSet(TEXTS, tiny_tokenizer(), max_length=32, seed=0, long_prompts="error")
     return [TEXTS[index] for index in prompts.order(np.arange(first, first + count))]
 
 

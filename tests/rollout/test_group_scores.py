@@ -52,7 +52,7 @@ def test_solve_rates_are_a_histogram_with_bins_of_their_own_for_none_and_all() -
 
 def test_pass_rates_are_those_of_the_estimator_and_of_whole_groups_alone() -> None:
     nan = np.nan
-    found = groups([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, nan]]).figures()
+    found = groups([[1, 1, 1, nan], [1, 0, 0, 0], [0, 0, 0, 0]]).figures()
     for k in (1, 2, 4):
         wanted = float(jnp.mean(pass_at_k(jnp.array([1, 0]), num_samples=4, k=k)))
         assert found[f"reward/pass_at_{k}"] == pytest.approx(wanted)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -103,6 +104,11 @@ class TestDynamicSampling:
         for record, wanted in zip(updates(other), updates(dynamic), strict=True):
             for name in ("grpo/policy_loss", "grpo/entropy", "optim/grad_norm"):
                 assert record[name] == pytest.approx(wanted[name], rel=1e-3, abs=1e-5)
+
+    def test_completions_have_keys_of_the_run_and_updates_of_the_iteration(self, dynamic: Any) -> None:
+        first, later = (jax.random.key_data(jnp.stack(dynamic.keys(iteration))) for iteration in (0, 3))
+        np.testing.assert_array_equal(first[0], later[0])
+        assert (first[1] != later[1]).any() and (first[0] != first[1]).any()
 
     def test_a_checkpoint_of_before_goes_on_as_it_did(self, checkpoint: str, tmp_path: Path) -> None:
         trainer = jrl.OnlineTrainer(dynamic_config(checkpoint, tmp_path), reward_fn=odd_vowels)
