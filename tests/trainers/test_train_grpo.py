@@ -13,8 +13,17 @@ import pytest
 
 import jrl
 from jrl.mesh import abstract_mesh
+from jrl.rollout.rewards import RewardError
 from jrl.trainers.plan.run_plan import plan_run
-from tests.trainers.runs import PROMPTS, count_vowels, dynamic_config, grpo_config, odd_vowels, repeatable
+from tests.trainers.runs import (
+    PROMPTS,
+    count_vowels,
+    dynamic_config,
+    grpo_config,
+    odd_vowels,
+    repeatable,
+    save_tiny_checkpoint,
+)
 
 
 def train(config: jrl.TRLConfig) -> jrl.Trainer:
@@ -151,6 +160,104 @@ class TestDynamicSampling:
         assert updates(second)[-1]["group/kept"] == 2
 
 
+LORA = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 8}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hydra": ("llama", {"num_layers_unfrozen": 1}),
+    "lora": ("gpt2", {"peft_config": LORA, "num_layers_unfrozen": -1}),
+    "t5": ("t5", {"model_arch_type": "seq2seq"}),
+    "t5 hydra": ("t5", {"model_arch_type": "seq2seq", "num_layers_unfrozen": 1}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_kind_of_model_learns_from_refilled_groups(kind: str, tmp_path: Path) -> None:
+    """With a reference; the first ratio is 1, and a run that was cut is the whole one to the bit."""
+    family, model = MODELS[kind]
+    checkpoint = save_tiny_checkpoint(tmp_path / "model", family)
+
+    def odd_letters(outputs: list[str]) -> list[float]:
+        return [float(sum(map(ord, text)) % 2 or len(text) % 3 == 0) for text in outputs]
+
+    def run(folder: str, **train: Any) -> Any:
+        method = {"beta": 0.05, "kl_estimator": "k2", "num_iterations": 2}
+        config = dynamic_config(checkpoint, tmp_path / folder, model=model, method=method, train=train)
+        return jrl.train(reward_fn=odd_letters, prompts=PROMPTS, config=config.evolve(train={"epochs": 100}))
+
+    whole = run("whole", total_steps=8)
+    assert len(updates(whole)) == 4 and max(record["group/asked"] for record in updates(whole)) > 2
+    for record in updates(whole):
+        # Log-probabilities of the tiny T5 reach 35 nats: four ulp of them on either side.
+        assert record["grpo/ratio_max_dev_first_minibatch"] < 8 * np.spacing(np.float32(35))
+        assert np.isfinite(record["kl/per_token"]) and np.isfinite(record["optim/grad_norm"])
+    run("cut", total_steps=4)
+    cut = run("cut", total_steps=8, resume_from_checkpoint=str(tmp_path / "cut"))
+    jax.tree.map(np.testing.assert_array_equal, cut.state, whole.state)
+    assert cut.first_prompt(4) == whole.first_prompt(4)
+
+
+class TestMistakes:
+    """What a user gets wrong: the message names it, what was expected, what came, and what to do."""
+
+    def test_a_reward_function_with_another_number_of_rewards(self, checkpoint: str, tmp_path: Path) -> None:
+        def reward(outputs: list[str]) -> list[float]:
+            return [1.0] * len(set(outputs[:1]))
+
+        config = grpo_config(checkpoint, tmp_path / "run", train={"eval_interval": 100})
+        trainer = jrl.OnlineTrainer(config, reward_fn=reward)
+        trainer.add_prompts(PROMPTS, reward)
+        said = (
+            r"`reward_fn` must return one reward a sample: got 1 for 4 samples. Did it filter or repeat any\?"
+        )
+        with pytest.raises(RewardError, match=said):
+            collect(trainer)
+
+    @pytest.mark.parametrize("answer", [float("nan"), None])
+    def test_a_reward_function_that_never_speaks(
+        self, answer: float | None, checkpoint: str, tmp_path: Path
+    ) -> None:
+        def reward(outputs: list[str]) -> list[float | None]:
+            return [answer] * len(outputs)
+
+        config = grpo_config(checkpoint, tmp_path / "run", train={"reward_errors": "skip"})
+        trainer = jrl.OnlineTrainer(config, reward_fn=reward)
+        trainer.add_prompts(PROMPTS, reward)
+        said = r"No rollout of the iteration has a reward.*\. Is a service it calls down\? Give a reward function"
+        with pytest.raises(RewardError, match=said):
+            collect(trainer)
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            (
+                {"num_generations": 1},
+                "`method.num_generations` must be at least 2: `estimator: group_relative` compares the samples of a "
+                "prompt, got 1",
+            ),
+            (
+                {"num_generations": 3},
+                "`method.num_generations` must be at least 1 and a divisor of `method.num_rollouts` = 8: all samples "
+                "of a prompt belong to one iteration, got 3",
+            ),
+            (
+                {"chunk_size": 6},
+                "`method.chunk_size` must be a multiple of `method.num_generations` = 4.*got 6",
+            ),
+            (
+                {"surogate": "cispo"},
+                r"Unknown field `method.surogate` of GRPOConfig. Did you mean `surrogate`\?",
+            ),
+            (
+                {"surrogate": "cispoo"},
+                r"`method.surrogate` must be one of .*got 'cispoo'. Did you mean `cispo`\?",
+            ),
+        ],
+    )
+    def test_a_field_of_the_configuration(self, fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+        with pytest.raises((ValueError, TypeError), match=said):
+            grpo_config("model", tmp_path, method=fields)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rloo", "dapo", "gspo", "cispo", "remax", "reinforce_pp", "dr_grpo", "opo"])
 def test_every_kind_of_relative_trains(name: str, checkpoint: str, tmp_path: Path) -> None:
@@ -161,11 +268,10 @@ def test_every_kind_of_relative_trains(name: str, checkpoint: str, tmp_path: Pat
     )
 
 
-def test_the_baseline_of_remax_is_the_score_of_the_greedy_completion(checkpoint: str, tmp_path: Path) -> None:
-    trainer = jrl.OnlineTrainer(grpo_config(checkpoint, tmp_path, "remax"), reward_fn=count_vowels)
-    trainer.add_prompts(PROMPTS, count_vowels)
+def collect(trainer: Any) -> Any:
+    """The first iteration's experience."""
     with jax.set_mesh(trainer.mesh):
-        experience = trainer.collect(
+        return trainer.collect(
             trainer.params,
             trainer.frozen,
             trainer.ref_params,
@@ -174,6 +280,12 @@ def test_the_baseline_of_remax_is_the_score_of_the_greedy_completion(checkpoint:
             while_sampling=lambda: None,
             stopwatch=jrl.trainers.loop.Stopwatch(),
         )
+
+
+def test_the_baseline_of_remax_is_the_score_of_the_greedy_completion(checkpoint: str, tmp_path: Path) -> None:
+    trainer = jrl.OnlineTrainer(grpo_config(checkpoint, tmp_path, "remax"), reward_fn=count_vowels)
+    trainer.add_prompts(PROMPTS, count_vowels)
+    experience = collect(trainer)
     prompts = [row["prompt"] for row in experience.rows]
     greedy = trainer.generate(prompts, gen_kwargs={"do_sample": False})
     np.testing.assert_allclose(experience.rollouts.greedy_scores, count_vowels(greedy), rtol=1e-6)

@@ -280,6 +280,19 @@ RULES: tuple[Rule, ...] = (
         "set method.missing_eos_penalty, or let the reward count length",
     ),
     Rule(
+        "truncated",
+        # Where nearly all are cut, the task may have no end; where samples are compared, some are.
+        (
+            Test("completion/truncated_fraction", above=0.1, below=0.95),
+            Test("group/valid_mean", above=1),
+        ),
+        3,
+        "more than a tenth of the completions are cut at the length limit, and the answers that they were to end with "
+        "are compared with whole ones",
+        "raise max_new_tokens, set method.overlong_buffer_len, or leave them out with "
+        "method.mask_truncated_completions",
+    ),
+    Rule(
         "empty_completions",
         (Test("completion/length_mean", below=1.5), Test("completion/length_mean", below=0.3, of="ratio")),
         3,
