@@ -131,6 +131,7 @@ def grpo(
     steps: int,
     reduction: str = "token",
     estimator: str = "group_relative",
+    aggregation: str = "sum_then_normalize",
 ) -> tuple[TrainState, dict[str, float]]:
     """One update of 1 or 4 optimizer steps; each of four groups lies on several devices, and one is left out."""
     policy, params, frozen, _ = tiny_policy("llama", -1)
@@ -143,6 +144,8 @@ def grpo(
         reduction=reduction,
         beta=0.04,
         entropy_coef=0.01,
+        reward_weights=[1.0, 0.5, 2.0],
+        multi_objective_aggregation=aggregation,
     )
     recipe = grpo_recipe(config)
     update = make_online_update(
@@ -155,6 +158,10 @@ def grpo(
     rollouts = stored_rollouts("llama", -1, num_rows=NUM_ROWS, temperature=0.8, drift=0.1)
     groups = jnp.arange(NUM_ROWS) // 4
     grouped = rollouts._replace(groups=groups, kept=groups != 2)
+    if recipe.aggregate is not None:
+        scores = jax.random.normal(jax.random.key(5), (NUM_ROWS, 3))
+        silent = jax.random.bernoulli(jax.random.key(6), 0.2, scores.shape)
+        grouped = grouped._replace(scores_by_function=jnp.where(silent, jnp.nan, scores))
     return run(update, mesh, init_online_state(params, optimizer, recipe), frozen, grouped)
 
 
@@ -239,6 +246,18 @@ def test_lore_5_2_groups_may_lie_on_several_devices(
     assert REMATERIALIZED not in capfd.readouterr().err
     assert_metrics_agree(metrics, wanted_metrics, ratio_noise("llama"))
     assert largest(relative_to_norm, first_moment(actual), first_moment(wanted)) < 1e-5
+
+
+def test_each_functions_scores_may_lie_on_several_devices(capfd: pytest.CaptureFixture[str]) -> None:
+    """GDPO: deviations within the groups, and those of the weighted sums over the whole batch."""
+    wanted, wanted_metrics = expected(grpo, "adam", 1, aggregation="normalize_then_sum")
+    capfd.readouterr()
+    actual, metrics = grpo(adam(LR), make_mesh(8, 1, 1), steps=1, aggregation="normalize_then_sum")
+    assert REMATERIALIZED not in capfd.readouterr().err
+    assert_metrics_agree(metrics, wanted_metrics, ratio_noise("llama"))
+    assert largest(relative_to_norm, first_moment(actual), first_moment(wanted)) < 1e-5
+    summed, _ = expected(grpo, "adam", 1, reduction="token")
+    assert largest(relative_to_norm, first_moment(actual), first_moment(summed)) > 1e-2
 
 
 @pytest.mark.parametrize("estimator", ["group_relative", "group_then_batch"])
