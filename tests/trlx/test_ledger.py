@@ -41,6 +41,7 @@ from jrl.ops.rewards import penalize_kl, place_scores
 from jrl.ops.sampling import forbid_transitions
 from jrl.rollout import collect
 from jrl.rollout.gathering import Part
+from jrl.rollout.reward_call import RewardCall
 from jrl.rollout.text import Texts, decode_rows
 from jrl.trainers.checkpoints.state_io import fetch_state, finish_write, read_state, start_write
 from jrl.trainers.config.gen_kwargs import parse_gen_kwargs
@@ -297,16 +298,17 @@ def test_d20_a_sweep_is_of_evaluations_and_counts_for_the_best(tmp_path):
             texts = Texts(["ab"], ["a"], [output], [[5]], np.array([1]), np.array([False]))
             yield None, Part(indices, texts)
 
-    class Rewards:
-        skip_errors = False
-
-        def __call__(self, texts, metadata, label):
-            return [np.array([float(text)]) for text in texts.outputs]
-
     prompts = PromptSet(["a"], tiny_tokenizer(), max_length=4, seed=0, long_prompts="error")
     tokenizer = tiny_tokenizer()
+    rewards = RewardCall(
+        lambda outputs: list(map(float, outputs)),
+        tokenizer,
+        skip_errors=False,
+        timeout=None,
+        failures=tmp_path,
+    )
     evaluate = Evaluator(
-        Complete(), prompts, tokenizer, settings, sweep, Rewards(), None, 0, False, tmp_path, None
+        Complete(), prompts, tokenizer, settings, sweep, rewards, None, 0, False, tmp_path, None
     )
     found = evaluate({}, {}, jax.random.key(0))
     assert found.metrics["reward/mean@temperature=0.5"] == 0.5
