@@ -29,7 +29,7 @@ from jrl.placement import rows_sharding
 from jrl.rollout.collect import Call, Clock, Collected, Collector
 from jrl.rollout.gathering import totals
 from jrl.rollout.generate import repeat_rows
-from jrl.rollout.group_scores import GroupScores
+from jrl.rollout.group_scores import GroupScores, pass_rates
 from jrl.rollout.health import sampler_agreement
 from jrl.rollout.reward_columns import RewardColumns
 from jrl.rollout.rewards import RewardError, to_reward_matrix
@@ -178,6 +178,8 @@ class ExperienceCollector:
             ahead=1,
         )
         self._num_generations = num_generations
+        if num_generations > 1:
+            pass_rates(num_generations)  # now: later the device has other work before it
         self._complete_greedily = (
             replace(collector, chunk_size=chunk_size, as_array=totals) if with_greedy else None
         )

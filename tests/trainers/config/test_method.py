@@ -15,7 +15,7 @@ from transformers import GPT2Config
 import jrl
 from jrl.cli.flags import parser
 from jrl.trainers.config import entries
-from jrl.trainers.config.method import _ENTRIES, COMMANDS
+from jrl.trainers.config.method import _ENTRIES, COMMANDS, commands
 from jrl.trainers.config.registry import METHODS
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, tiny_run
 
@@ -89,7 +89,7 @@ def test_a_part_that_is_none_is_refused(parts: dict[str, Any], error: type[Excep
 
 def test_commands_are_those_of_the_parser() -> None:
     found = next(action.choices for action in parser()._actions if action.dest == "command")
-    assert set(found) == {*COMMANDS, *entries()}
+    assert set(found) == {*COMMANDS, *commands()}
 
 
 @pytest.mark.parametrize(
