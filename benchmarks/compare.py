@@ -2,7 +2,7 @@
 """jrl and its peers at the same work, in turn on the same machine: A B A B ..., each in a process of its own.
 
     python benchmarks/peers/install.py                   # once: the peers' virtual environments
-    python benchmarks/compare.py ppo_iteration           # or any other; unnamed, all but those of accelerators
+    python benchmarks/compare.py ppo_iteration           # or any other; unnamed, all but those that run by name alone
 
 Prints one JSON line a case: median seconds of both, and their ratio, which is how many times as fast jrl is. Workers
 are the scripts of `benchmarks/peers/`; each has warmed up before the first round. trlX is in no package registry, so
@@ -41,7 +41,7 @@ class Case:
       packages: Of the peer, whose versions are printed.
       shapes: What both work on.
       rounds: Measurements of each.
-      on_request: Whether it runs only where it is named: it needs an accelerator.
+      on_request: Whether it runs only where it is named: it needs an accelerator, or is another case in small.
     """
 
     ours: tuple[str, ...]
@@ -75,6 +75,20 @@ def step(what: str, rows: str) -> Case:
         packages=("trl", "transformers", "torch"),
         shapes=f"{GPT2}; a step of 32 {rows} of 16 + 48 tokens, 8 a microbatch",
         here_too=True,
+    )
+
+
+def grpo(model: str, what: str, *, on_request: bool) -> Case:
+    """A GRPO iteration against the newest trl."""
+    return Case(
+        ours=("grpo_jrl.py", "--model", model),
+        peer=("grpo_trl.py", "--model", model),
+        environment="trlnew",
+        packages=("trl", "transformers", "torch"),
+        shapes=f"{what}; 8 prompts x 8 completions of 128 + 64 tokens, an optimizer step on all, 8 a microbatch",
+        here_too=True,
+        rounds=3,
+        on_request=on_request,
     )
 
 
@@ -117,6 +131,8 @@ CASES = {
     "sft": step("sft", "rows"),
     "dpo": step("dpo", "pairs"),
     "reward": step("reward", "pairs"),
+    "grpo": grpo("gpt2-124m", GPT2, on_request=False),
+    "grpo_mini": grpo("gpt2-mini", "GPT-2 of 6.9M, float32, random weights", on_request=True),
     "ddpo": ddpo(
         "sd15",
         "Stable Diffusion 1.5, LoRA; 16 samples of 50 steps under guidance, 8 a microbatch",
@@ -256,7 +272,7 @@ def main() -> None:
     for name in flags.cases or CASES:
         case = CASES[name]
         if case.on_request and not flags.cases:
-            print(f"{name}: left out, it runs only by its name: it needs an accelerator", file=sys.stderr)
+            print(f"{name}: left out, it runs only by its name", file=sys.stderr)
             continue
         python = find_python(case, flags.peers)
         if python is None:

@@ -306,7 +306,7 @@ def test_fields_and_defaults_are_those_of_trl(config):
 @pytest.mark.parity
 @pytest.mark.parametrize("config", [GRPOConfig, RLOOConfig])
 def test_fields_and_defaults_are_those_of_the_trl_that_is_installed(config):
-    theirs = vars(pytest.importorskip("trl"))[config.__name__]
+    theirs = getattr(pytest.importorskip("trl"), config.__name__)
     ours = {entry.name: entry.default for entry in fields(config)}
     wanted = {entry.name: entry.default for entry in fields(theirs) if entry.name in FIELDS[config.__name__]}
     assert wanted == FIELDS[config.__name__], "the stored list is of another TRL"
@@ -419,3 +419,48 @@ def test_a_classifier_scores_prompt_and_completion(tmp_path):
     assert found == pytest.approx(wanted(["ab cd", "<user>q<assistant>e"]), rel=1e-5)
     (own,) = script_rewards(wanted, None, given(), template_kwargs={})
     assert own(outputs=["cd", "e"], record=records) == pytest.approx(found)
+
+
+# The same script by TRL.
+
+
+@pytest.mark.parity
+def test_a_script_learns_by_trl_and_by_jrl(checkpoint, tmp_path):
+    """The import is all that differs; the reward of both rises far above what the model began with."""
+    theirs = pytest.importorskip("trl")
+    rows = [{"prompt": f"tell {i % 7} "} for i in range(64)]
+
+    def script(trainer, config, rows, folder, **more):
+        args = config(
+            **options(
+                folder,
+                per_device_train_batch_size=32,
+                num_generations=8,
+                max_completion_length=8,
+                max_steps=25,
+                learning_rate=3e-3,
+                lr_scheduler_type="constant",
+                report_to="none",
+                bf16=False,
+            ),
+            **more,
+        )
+        made = trainer(model=str(checkpoint), reward_funcs=share_of_vowels, args=args, train_dataset=rows)
+        made.train()
+        return [line["reward"] for line in made.state.log_history if "reward" in line]
+
+    import datasets
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers is about to rename what TRL sets
+        by_trl = script(
+            theirs.GRPOTrainer,
+            theirs.GRPOConfig,
+            datasets.Dataset.from_list(rows),
+            tmp_path / "a",
+            use_cpu=True,
+        )
+    by_jrl = script(GRPOTrainer, GRPOConfig, rows, tmp_path / "b")
+    for found in (by_trl, by_jrl):
+        assert len(found) == 25
+        assert np.mean(found[-5:]) > np.mean(found[:5]) + 0.1
