@@ -326,6 +326,27 @@ class GRPOConfig(OnlineConfig):
                 self.reward_clip_range is None or self.estimator != "greedy",
                 "None beside `estimator: greedy`",
             ),
+            *(
+                (
+                    name,
+                    self.estimator != "mean_scaled" or holds,
+                    f"{off} beside `estimator: mean_scaled`: {why}",
+                )
+                for name, holds, off, why in (
+                    (
+                        "missing_eos_penalty",
+                        not self.missing_eos_penalty,
+                        "None",
+                        "scores may not fall below 0",
+                    ),
+                    (
+                        "kl_placement",
+                        not (self.beta and not in_loss),
+                        '"loss"',
+                        "a penalty would be divided by the mean",
+                    ),
+                )
+            ),
             (
                 "drop_uniform_groups",
                 not self.drop_uniform_groups or self.estimator not in UNGROUPED,
@@ -420,6 +441,7 @@ def grpo_recipe(config: GRPOConfig) -> Recipe:
             mask_truncated=config.mask_truncated_completions,
             overlong_buffer=config.overlong_buffer_len,
             overlong_penalty=config.overlong_penalty,
+            refuse_negative=config.estimator == "mean_scaled",
         ),
         select=Selection(
             num_kept=config.num_kept,

@@ -320,6 +320,11 @@ class ExperienceCollector:
         scores = np.asarray(
             [np.nan if lost else math.fsum(row) for lost, row in zip(failed, rewards, strict=True)]
         )
+        if self._rules.refuse_negative and np.nanmin(scores, initial=0.0) < 0:
+            raise RewardError(
+                f"Scores must not be negative for this algorithm, which divides by their mean, got {np.nanmin(scores)}."
+                " Reward right answers with 1 and others with 0, or choose another `method.estimator`."
+            )
         ended = texts.ended(self._settings.eos_token_id)
         valid = ~failed & (ended | (not self._rules.mask_truncated))
         shape = (-1, self._num_generations)

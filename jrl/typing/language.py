@@ -208,6 +208,7 @@ class SamplingRules(NamedTuple):
       mask_truncated: Leaves out completions that the length limit cut, of the statistics of their groups, too.
       overlong_buffer: Tokens below the length limit over which the penalty for length grows; None: there is none.
       overlong_penalty: Its size at the limit, in units of the score.
+      refuse_negative: Ends the run on a raw score below 0, of which the estimator would make nonsense.
     """
 
     mixed_only: bool = False
@@ -216,6 +217,7 @@ class SamplingRules(NamedTuple):
     mask_truncated: bool = False
     overlong_buffer: int | None = None
     overlong_penalty: float = 1.0
+    refuse_negative: bool = False
 
     @property
     def refills(self) -> bool:

@@ -332,6 +332,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"delta": 1.2}, "`method.delta` must be above 1"),
     ({"dual_clip": 1.0}, "`method.dual_clip` must be above 1"),
     ({"num_kept": 1}, "`method.num_kept` must be in"),
+    (
+        {"estimator": "mean_scaled", "missing_eos_penalty": 1.0},
+        "`method.missing_eos_penalty` must be None beside `estimator: mean_scaled`: scores may not fall below 0",
+    ),
+    (
+        {"estimator": "mean_scaled", "beta": 0.1, "kl_placement": "reward", "kl_estimator": "k1"},
+        '`method.kl_placement` must be "loss" beside `estimator: mean_scaled`',
+    ),
 ]
 
 

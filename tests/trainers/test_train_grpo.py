@@ -212,6 +212,18 @@ class TestMistakes:
         with pytest.raises(RewardError, match=said):
             collect(trainer)
 
+    def test_scores_below_zero_where_their_mean_divides(self, checkpoint: str, tmp_path: Path) -> None:
+        def reward(outputs: list[str]) -> list[float]:
+            return [1.0, -0.5] * (len(outputs) // 2)
+
+        config = grpo_config(checkpoint, tmp_path / "run", method={"estimator": "mean_scaled", "beta": 0.0})
+        trainer = jrl.OnlineTrainer(config, reward_fn=reward)
+        trainer.add_prompts(PROMPTS, reward)
+        with pytest.raises(
+            RewardError, match=r"must not be negative for this algorithm.*got -0\.5\. Reward right"
+        ):
+            collect(trainer)
+
     @pytest.mark.parametrize("answer", [float("nan"), None])
     def test_a_reward_function_that_never_speaks(
         self, answer: float | None, checkpoint: str, tmp_path: Path
