@@ -306,7 +306,6 @@ SHIFTS = {
     "jrl.models.positions": "a segment begins where a column's id differs from its left neighbour's",
     "jrl.trl.ddpo": "the two ends of a step of denoising: latents, no tokens",
     "jrl.trl.dpo": "TRL's surface: whole rows of logits and labels, as its users' subclasses pass them",
-    "jrl.trl.handles": "transformers' surface: the loss of a model that is called with whole rows of labels",
     "jrl.trl.own_losses": "TRL's surface: a user's loss is given whole rows of logits and labels",
     "jrl.trl.ppo_data": "flags of whole rows, as TRL passes queries and responses, given to the states before them",
     "jrl.trl.sft": "TRL's surface: whole rows of labels, of which the first has no prediction",

@@ -21,8 +21,6 @@ from jrl.losses.dpo_pairs import Pairs
 from jrl.ops.checks import Scalar
 from jrl.ops.masking import masked_mean
 
-_lsig = jax.nn.log_sigmoid
-
 
 def sigmoid_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float[Array, "B"]:
     """ℓ = −(1 − ε)·log σ(βδ) − ε·log σ(−βδ): DPO, and cDPO where ε > 0. log 2 at π = π_ref.
@@ -53,7 +51,7 @@ def smoothed(logits: Float[Array, "B"], label_smoothing: Scalar) -> Float[Array,
       >>> round(float(smoothed(jnp.array([2.0]), 0.25)[0]), 4)  # ¾·0.1269 + ¼·2.1269
       0.6269
     """
-    return -(1 - label_smoothing) * _lsig(logits) - label_smoothing * _lsig(-logits)
+    return -(1 - label_smoothing) * jax.nn.log_sigmoid(logits) - label_smoothing * jax.nn.log_sigmoid(-logits)
 
 
 def hinge_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
@@ -131,8 +129,8 @@ def exo_pair_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Flo
       0.3278
     """
     logits = beta * pairs.margins
-    right = jax.nn.sigmoid(logits) * (_lsig(logits) - jnp.log1p(-label_smoothing))
-    return right + jax.nn.sigmoid(-logits) * (_lsig(-logits) - jnp.log(label_smoothing))
+    right = jax.nn.sigmoid(logits) * (jax.nn.log_sigmoid(logits) - jnp.log1p(-label_smoothing))
+    return right + jax.nn.sigmoid(-logits) * (jax.nn.log_sigmoid(-logits) - jnp.log(label_smoothing))
 
 
 def nca_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
@@ -149,7 +147,7 @@ def nca_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
       1.1265
     """
     chosen, rejected = beta * pairs.chosen_ratios, beta * pairs.rejected_ratios
-    return -_lsig(chosen) - (_lsig(-chosen) + _lsig(-rejected)) / 2
+    return -jax.nn.log_sigmoid(chosen) - (jax.nn.log_sigmoid(-chosen) + jax.nn.log_sigmoid(-rejected)) / 2
 
 
 def robust_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float[Array, "B"]:
@@ -167,7 +165,7 @@ def robust_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float
       -0.8731
     """
     logits = beta * pairs.margins
-    kept, flipped = -_lsig(logits), -_lsig(-logits)
+    kept, flipped = -jax.nn.log_sigmoid(logits), -jax.nn.log_sigmoid(-logits)
     return ((1 - label_smoothing) * kept - label_smoothing * flipped) / (1 - 2 * label_smoothing)
 
 
@@ -186,7 +184,7 @@ def bco_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
       >>> round(float(bco_pair_loss(pairs, beta=1.0)[0]), 4)  # −2·log σ(1)
       0.6265
     """
-    return -_lsig(beta * pairs.chosen_ratios) - _lsig(-beta * pairs.rejected_ratios)
+    return -jax.nn.log_sigmoid(beta * pairs.chosen_ratios) - jax.nn.log_sigmoid(-beta * pairs.rejected_ratios)
 
 
 def sppo_hard_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
@@ -296,7 +294,7 @@ def discopop_loss(pairs: Pairs, *, beta: Scalar, discopop_tau: Scalar) -> Float[
     modulation = jax.nn.sigmoid(logits / discopop_tau)
     # Where the exponent is clamped, the weight beside it has long been 0.
     exponential = jnp.exp(jnp.minimum(-logits, MAX_EXPONENT))
-    return (1 - modulation) * -_lsig(logits) + modulation * exponential
+    return (1 - modulation) * -jax.nn.log_sigmoid(logits) + modulation * exponential
 
 
 def sft_term(pairs: Pairs) -> Float[Array, "B"]:
@@ -329,7 +327,7 @@ def sigmoid_norm_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
       >>> round(float(sigmoid_norm_loss(pairs, beta=1.0)[0]), 4)  # −log σ(2), one token each
       0.1269
     """
-    return -_lsig(beta * _mean_margins(pairs))
+    return -jax.nn.log_sigmoid(beta * _mean_margins(pairs))
 
 
 def _mean_margins(pairs: Pairs) -> Float[Array, "B"]:

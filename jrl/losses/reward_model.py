@@ -25,7 +25,7 @@ def pairwise_loss(
 
         ℓ = −log σ(r⁺ − r⁻ − m)
 
-    Computed as softplus of the negated argument, so that neither the loss nor its gradient overflows.
+    Computed as one function of its argument, so that neither the loss nor its gradient overflows.
 
     Args:
       chosen_scores: r⁺ of the preferred text, in nats.
@@ -43,7 +43,7 @@ def pairwise_loss(
     """
     check_same_shape("rejected_scores", rejected_scores, "chosen_scores", chosen_scores)
     check_same_shape("margins", margins, "chosen_scores", chosen_scores)
-    return jax.nn.softplus(rejected_scores - chosen_scores + margins)
+    return -jax.nn.log_sigmoid(chosen_scores - rejected_scores - margins)
 
 
 def centering_loss(chosen_scores: Float[Array, "B"], rejected_scores: Float[Array, "B"]) -> Float[Array, "B"]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.interop import UntrainedModel, as_torch, is_tensor, sample_rows, special_ids, warn_ignored
+from jrl.losses.sft import nll
 from jrl.models.adapters import is_adapter_folder, read_adapter_folder
 from jrl.models.fused_attention import AttnImplementation
 from jrl.models.hub import CONFIG_FILES, find_checkpoint, is_checkpoint, read_hf_config
@@ -33,6 +34,7 @@ from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trl.generation import read_generation_kwargs
 from jrl.trl.loaded_model import TemporaryFolder, linked, load_unbound
 from jrl.trl.named_tensors import Held
+from jrl.trl.own_losses import token_loss_of
 from jrl.trl.reward_adapter import RewardAdapter
 from jrl.typing import Frozen, ModelInputs, Params, PolicyFns
 
@@ -445,7 +447,7 @@ class ModelHandle:
             logits, values = _forward(loaded.lenient_policy, loaded.params, loaded.frozen, inputs)
         logits = logits[..., : loaded.lm.vocab_size]
         values = values if self.with_value_head else None
-        loss = None if labels is None else _likelihood(logits, labels)
+        loss = None if labels is None else token_loss_of(logits, _ids(labels), nll)
         found = [None if x is None else as_torch(x) for x in (logits, loss, values)]
         return tuple(found) if self.with_value_head else ForwardOutput(found[0], found[1])
 
@@ -647,12 +649,3 @@ def _ids(given: Any) -> jax.Array:
 
 def _mask(ids: Any, given: Any) -> jax.Array:
     return jnp.ones(np.shape(ids), bool) if given is None else jnp.asarray(np.asarray(given) != 0)
-
-
-def _likelihood(logits: jax.Array, labels: Any) -> jax.Array:
-    """Mean over the labels that count."""
-    known = jnp.asarray(np.asarray(labels))[:, 1:]
-    logprobs = jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32), axis=-1)
-    found = jnp.take_along_axis(logprobs, jnp.maximum(known, 0)[..., None], axis=-1)[..., 0]
-    counted = known != -100
-    return -jnp.sum(jnp.where(counted, found, 0.0)) / jnp.maximum(jnp.sum(counted), 1)

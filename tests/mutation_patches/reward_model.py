@@ -9,16 +9,16 @@ from tests.mutation_patches.base import Mutation
 PATCHES = [
     # the logarithm of a probability that is 0 in float32
     Mutation("8.4", "jrl.losses.reward_model.pairwise_loss",
-             "jax.nn.softplus(rejected_scores - chosen_scores + margins)",
+             "-jax.nn.log_sigmoid(chosen_scores - rejected_scores - margins)",
              "-jnp.log(jax.nn.sigmoid(chosen_scores - rejected_scores - margins))",
              "tests/losses/test_reward_model.py::TestStability::test_lore_8_4_extreme_margins_are_finite"),
     # the worse text is preferred
     Mutation("8.4", "jrl.losses.reward_model.pairwise_loss",
-             "rejected_scores - chosen_scores", "chosen_scores - rejected_scores",
+             "chosen_scores - rejected_scores - margins", "rejected_scores - chosen_scores - margins",
              "tests/losses/test_reward_model.py::TestIdentities::test_lore_8_4_swapping_the_pair_negates_the_margin"),
     # a margin eases what it should ask for
     Mutation("8.4", "jrl.losses.reward_model.pairwise_loss",
-             "rejected_scores - chosen_scores + margins", "rejected_scores - chosen_scores - margins",
+             "chosen_scores - rejected_scores - margins", "chosen_scores - rejected_scores + margins",
              "tests/losses/test_reward_model.py::TestGolden::test_lore_8_4_two_pairs"),
     # a tie is a success
     Mutation("8.4", "jrl.losses.reward_model.reward_model_loss",
