@@ -31,7 +31,25 @@ _HOW_ALONE = ("use_cache", "synced_gpus", "return_dict_in_generate", "output_sco
 """transformers' arguments that change no sample."""
 
 
-def _changes_nothing(name: str, value: Any) -> bool:
+def known_values(gen_kwargs: Mapping[str, Any], *, where: str = "gen_kwargs") -> dict[str, Any]:
+    """Entries that jrl samples with: without those of transformers that change no sample. No value is looked at.
+
+    Args:
+      gen_kwargs: The config's dictionary.
+      where: Its name in messages.
+    Raises:
+      ValueError: On an unknown name, naming the closest, or on beam search.
+    """
+    known = sorted(field.name for field in fields(GenerationSettings))
+    values = {name: value for name, value in gen_kwargs.items() if not _changes_nothing(name, value, where)}
+    for name in values:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"{where}: `{name}` is not known; jrl samples with {known}.{hint}")
+    return values
+
+
+def _changes_nothing(name: str, value: Any, where: str) -> bool:
     """True for an argument of transformers' `generate` that leaves every sample as it is.
 
     Raises:
@@ -39,7 +57,7 @@ def _changes_nothing(name: str, value: Any) -> bool:
     """
     if name == "num_beams" and value not in (None, 1):
         raise ValueError(
-            f"gen_kwargs: `num_beams` must be 1, got {value!r}: a policy is sampled from, and jrl has no beam search. "
+            f"{where}: `num_beams` must be 1, got {value!r}: a policy is sampled from, and jrl has no beam search. "
             "Leave it out; `do_sample: false` takes the likeliest token."
         )
     return name in _HOW_ALONE or (name in _NEUTRAL and value in (None, _NEUTRAL[name]))
@@ -67,12 +85,7 @@ def parse_gen_kwargs(
       ValueError: On an unknown or missing key, a value out of range, an empty sweep, or more than one.
       TypeError: On a value of the wrong type.
     """
-    known = {field.name for field in fields(GenerationSettings)}
-    values = {name: value for name, value in gen_kwargs.items() if not _changes_nothing(name, value)}
-    unknown = [name for name in values if name not in known]
-    if unknown:
-        hint = did_you_mean(unknown[0], sorted(known))
-        raise ValueError(f"gen_kwargs: `{unknown[0]}` is not known; jrl samples with {sorted(known)}.{hint}")
+    values = known_values(gen_kwargs)
     if "max_new_tokens" not in values:
         raise ValueError(
             "gen_kwargs: `max_new_tokens` is required: it fixes the width of the completion window."

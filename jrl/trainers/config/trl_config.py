@@ -2,8 +2,8 @@
 """`TRLConfig`: six sections, read from YAML, edited without surprises, with the seeds' defaults.
 
 Unlike in trlX, an unknown name is always an error that names the closest known one, and nothing is edited in
-place. Only dictionaries of free content (`kwargs`, `gen_kwargs`, ...) take new keys. `layouts.py` knows who reads other
-files.
+place. Only dictionaries (`kwargs`, `gen_kwargs`, ...) take new keys, those of sampling by its own names. `layouts.py`
+knows who reads other files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jrl.learners.config import MethodConfig
 from jrl.models.model_object import as_source, is_model_object
 from jrl.suggestions import did_you_mean
 from jrl.trainers.config.coercion import coerce, field_types, read_yaml
+from jrl.trainers.config.gen_kwargs import known_values
 from jrl.trainers.config.layouts import full_name, in_present_layout
 from jrl.trainers.config.method import entries, entry_of
 from jrl.trainers.config.registry import METHODS, get_method, method_of_trainer
@@ -207,9 +208,14 @@ class TRLConfig:
         """Checks all types and values, as they are now. A trainer calls it once, on its own copy.
 
         Raises:
-          ValueError: On a value out of range, or sections that do not fit each other.
+          ValueError: On a value out of range, an unknown name, or sections that do not fit each other.
           TypeError: On a value of the wrong type.
         """
+        for name in vars(self):
+            if name not in _names():
+                raise ValueError(
+                    f"Unknown section `{name}`; there are {_names()}.{did_you_mean(name, _names())}"
+                )
         for name in _names():
             section = vars(self)[name]
             expected = field_types(type(section))
@@ -219,6 +225,10 @@ class TRLConfig:
             for field, value in vars(section).items():
                 vars(section)[field] = as_source(coerce(value, expected[field], f"{name}.{field}"))
             section.validate()
+        for name in ("gen_kwargs", "gen_experience_kwargs"):
+            sampling = vars(self.method).get(name)
+            if sampling is not None:
+                known_values(sampling, where=f"method.{name}")
         # A trainer learns by the method of its own name, where there is one.
         fitting = method_of_trainer(self.train.trainer)
         if fitting is not None and not isinstance(self.method, fitting):

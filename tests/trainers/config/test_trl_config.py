@@ -316,6 +316,33 @@ class TestValidate:
         with pytest.raises(error, match=message):
             config.validate()
 
+    @pytest.mark.parametrize("field", ["gen_kwargs", "gen_experience_kwargs"])
+    def test_unknown_names_of_sampling_are_refused_before_a_model_is_read(self, config, field):
+        message = rf"method.{field}: `temprature` is not known; .* Did you mean `temperature`"
+        changed = {"max_new_tokens": 4, "temprature": 1.0}
+        with pytest.raises(ValueError, match=message):
+            config.evolve(method={field: changed})
+        setattr(config.method, field, changed)
+        with pytest.raises(ValueError, match=message):
+            config.validate()
+
+    def test_names_of_the_seeds_pass_as_sampling_takes_them(self, config):
+        config.method.gen_kwargs = {
+            "max_new_tokens": 4,
+            "beta": [1, 100],
+            "num_beams": 1,
+            "synced_gpus": False,
+        }
+        config.validate()
+        config.method.gen_kwargs["num_beams"] = 4
+        with pytest.raises(ValueError, match="`num_beams` must be 1, got 4"):
+            config.validate()
+
+    def test_an_attribute_that_is_no_section_is_refused(self, config):
+        config.trian = 3
+        with pytest.raises(ValueError, match=r"Unknown section `trian`.* Did you mean `train`"):
+            config.validate()
+
     def test_construction_checks_too(self):
         with pytest.raises(ValueError, match="minibatch_size"):
             TrainConfig(8, 64, 1, 4, 0, 0, minibatch_size=3)
