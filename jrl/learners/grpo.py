@@ -105,6 +105,8 @@ class GRPOConfig(OnlineConfig):
       importance_sampling_clip_max: Largest weight.
       importance_sampling_clip_min: Smallest weight that a mask leaves.
       old_logprobs_from_sampler: Takes the sampler's log-probabilities as the old ones, in the place of a correction.
+        Without a KL this saves the scoring pass; how far sampler and learner are apart then shows in
+        `grpo/ratio_max_dev_first_minibatch` alone.
       off_policy_mask_threshold: Drops bad rows that the policy finds less likely than the sampler by more than this, in
         nats a token; None: none is.
       reward_clip_range: Scores are clipped to ± this; None: they are not.

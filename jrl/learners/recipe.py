@@ -146,6 +146,11 @@ class Recipe:
             if not holds:
                 raise ValueError(f"`{field}` of a recipe must be {expected}, got {got!r}.")
 
+    @property
+    def needs_scoring(self) -> bool:
+        """False where the update reads nothing of a pass over the rollouts: the sampler said what it sampled from."""
+        return not self.old_logprobs_from_sampler or self.kl is not None or self.critic
+
     def targets(
         self,
         rewards: Any,

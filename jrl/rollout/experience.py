@@ -148,6 +148,7 @@ class ExperienceCollector:
       with_full_kl: Whether the scoring pass compares whole distributions with the reference's.
       with_greedy: Whether each prompt is completed greedily, too, for its score alone.
       by_function: Whether the learner gets the scores of each reward function, beside their weighted sum.
+      with_scoring: Whether policy and reference read the completions; False takes the sampler's log-probabilities.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class ExperienceCollector:
         with_full_kl: bool = False,
         with_greedy: bool = False,
         by_function: bool = False,
+        with_scoring: bool = True,
     ) -> None:
         self._num_prompts, self._rules = num_rollouts // num_generations, sampling
         self._prompts_per_round = sampling.prompts_per_round or self._num_prompts
@@ -186,6 +188,7 @@ class ExperienceCollector:
         self._prompts, self._settings, self._by_function = prompts, settings, by_function
         self._widest = prompts.width(np.arange(len(prompts))) if sampling.refills else None
         self._num_rollouts, self._missing_eos_penalty = num_rollouts, missing_eos_penalty
+        self._with_scoring = with_scoring
         score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes, with_full_kl=with_full_kl)
 
         def join_and_score(
@@ -198,6 +201,8 @@ class ExperienceCollector:
         ) -> tuple[Sequences, Scored]:
             rows = repeat_rows(inputs, num_generations)
             sequences = join(rows, completions, pad_token_id=settings.pad_token_id)
+            if not with_scoring:
+                return sequences, Scored(completions.logprobs, None)
             return sequences, score(params, frozen, ref_params, sequences, temperature)
 
         mesh = collector.mesh
@@ -206,7 +211,7 @@ class ExperienceCollector:
         )
         self._assemble = jax.jit(
             assemble,
-            static_argnames=("counts", "pad_token_id", "eos_penalty", "overlong"),
+            static_argnames=("counts", "pad_token_id", "eos_penalty", "overlong", "compare"),
             out_shardings=(rows_sharding(mesh, num_rollouts), replicated(mesh)),
         )
         self._hold = jax.jit(
@@ -466,6 +471,7 @@ class ExperienceCollector:
             overlong=None
             if buffer is None
             else Overlong(self._settings.max_new_tokens, buffer, self._rules.overlong_penalty),
+            compare=self._with_scoring,
         )
         return found
 
@@ -546,6 +552,7 @@ def assemble(
     pad_token_id: int,
     eos_penalty: float | None,
     overlong: Overlong | None = None,
+    compare: bool = True,
 ) -> tuple[Rollouts, Metrics]:
     """Sampling calls as one batch of exactly the real rollouts, cut to what the reward function saw.
 
@@ -564,8 +571,9 @@ def assemble(
       pad_token_id: Replaces what is cut off.
       eos_penalty: Subtracted from the last action's reward where the row did not end; None: nothing.
       overlong: Penalty for length, on the last action's reward; None: there is none.
+      compare: Whether the scores are another pass's than the sampler's.
     Returns:
-      The rollouts, and how well sampler and learner agree.
+      The rollouts, and how well sampler and learner agree; nothing of that where there is nothing to compare.
     """
 
     def stack(*parts: jax.Array) -> jax.Array:
@@ -591,4 +599,4 @@ def assemble(
     rollouts = Rollouts(
         sequences, scored, rewards, sampler_logprobs, groups, greedy_scores, scores_by_function, kept
     )
-    return rollouts, sampler_agreement(scored.logprobs, sampler_logprobs, mask)
+    return rollouts, sampler_agreement(scored.logprobs, sampler_logprobs, mask) if compare else {}

@@ -134,6 +134,7 @@ class OnlineTrainer(SamplingTrainer):
             sampling=self.recipe.sampling,
             with_full_kl=kl is not None and kl.penalty == "full",
             with_greedy=self.recipe.greedy_baseline,
+            with_scoring=self.recipe.needs_scoring,
             by_function=self.recipe.aggregate is not None,
         )
 

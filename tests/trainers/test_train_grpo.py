@@ -14,6 +14,7 @@ import pytest
 import jrl
 from jrl.mesh import abstract_mesh
 from jrl.rollout.rewards import RewardError
+from jrl.trainers.config.method import footprint_of
 from jrl.trainers.plan.run_plan import plan_run
 from tests.trainers.runs import (
     PROMPTS,
@@ -292,6 +293,32 @@ def collect(trainer: Any) -> Any:
             while_sampling=lambda: None,
             stopwatch=jrl.trainers.loop.Stopwatch(),
         )
+
+
+def test_a_sampler_that_is_believed_saves_the_scoring_pass(checkpoint: str, tmp_path: Path) -> None:
+    found = {}
+    for believed in (False, True):
+        method = {"beta": 0.0, "old_logprobs_from_sampler": believed}
+        config = grpo_config(checkpoint, tmp_path / str(believed), method=method, train={"total_steps": 1})
+        trainer = jrl.OnlineTrainer(config, reward_fn=count_vowels)
+        trainer.add_prompts(PROMPTS, count_vowels)
+        found[believed] = collect(trainer)
+        footprint = footprint_of(trainer.config)
+        assert footprint is not None and footprint.scores == (None if believed else "rollouts")
+    scored, own = (found[believed].rollouts for believed in (False, True))
+    np.testing.assert_array_equal(own.scored.logprobs, own.sampler_logprobs)
+    mask = np.asarray(own.sequences.mask)
+    np.testing.assert_allclose(own.scored.logprobs[mask], scored.scored.logprobs[mask], atol=1e-5)
+    # Nothing was compared, so nothing is said to agree.
+    assert found[True].agreement == {} and "sampler/kl_k3" in found[False].agreement
+
+
+def test_a_reference_is_scored_whoever_is_believed(checkpoint: str, tmp_path: Path) -> None:
+    config = grpo_config(checkpoint, tmp_path, method={"beta": 0.1, "old_logprobs_from_sampler": True})
+    trainer = jrl.OnlineTrainer(config, reward_fn=count_vowels)
+    trainer.add_prompts(PROMPTS, count_vowels)
+    experience = collect(trainer)
+    assert experience.rollouts.scored.ref_logprobs is not None and "sampler/kl_k3" in experience.agreement
 
 
 def test_the_baseline_of_remax_is_the_score_of_the_greedy_completion(checkpoint: str, tmp_path: Path) -> None:

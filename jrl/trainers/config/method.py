@@ -189,5 +189,5 @@ def footprint_of(config: TRLConfig) -> Footprint | None:
         value_head=recipe.critic,
         sampling_rows=method.chunk_size,
         reference=None if recipe.kl is None else "branch",
-        scores="rollouts",
+        scores="rollouts" if recipe.needs_scoring else None,
     )
