@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jrl.ops.checks import check_array, check_batch, check_mask, check_same_shape
 from jrl.ops.groups import GroupStatistics, group_statistics, sum_of_group
 from jrl.ops.masking import masked_mean, masked_variance, whiten, zero_masked
 
@@ -41,6 +42,7 @@ def combine_scores(scores: Float[Array, "N F"], weights: Float[Array, "F"]) -> F
       >>> combine_scores(scores, jnp.array([1.0, 0.5])).tolist()
       [2.5, 1.5, nan]
     """
+    _check_functions(scores, weights)
     known = ~jnp.isnan(scores)
     total = jnp.sum(zero_masked(scores, known) * weights[None, :], axis=1)
     return jnp.where(jnp.any(known, axis=1), total, jnp.nan)
@@ -186,6 +188,9 @@ def decoupled_advantages(
       >>> [round(float(a), 3) for a in decoupled_advantages(scores, *given)]
       [0.0, 0.0, 0.0]
     """
+    _check_functions(scores, weights)
+    check_mask(valid, name="valid")
+    check_same_shape("valid", valid, "scores[:, 0]", scores[:, 0])
     known = valid[:, None] & ~jnp.isnan(scores)
     normalised = jnp.stack(
         [
@@ -238,6 +243,16 @@ def whitened_over_batch(x: Float[Array, "N T"], mask: Bool[Array, "N T"]) -> Flo
     return jnp.where(_has_spread(x, mask), whiten(x, mask, ddof=0), 0.0)
 
 
+def _check_functions(scores: Array, weights: Array) -> None:
+    """Refuses scores and weights that are not of the same reward functions."""
+    check_array("scores", scores)
+    check_array("weights", weights)
+    if scores.shape[1:] != weights.shape:
+        raise ValueError(
+            f"`weights` must have shape {scores.shape[1:]}, one of each column of `scores`, got {weights.shape}."
+        )
+
+
 def _has_spread(x: Array, mask: Array) -> Bool[Array, ""]:
     high = jnp.max(x, where=mask, initial=-jnp.inf)
     return high > jnp.min(x, where=mask, initial=jnp.inf)
@@ -247,6 +262,7 @@ def _statistics(
     scores: Array, groups: Array, valid: Array, ddof: int
 ) -> tuple[Bool[Array, "N"], GroupStatistics]:
     """Valid rows without those whose reward failed, and the statistics over them."""
+    check_batch(valid, name="valid", scores=scores, groups=groups)
     valid = valid & ~jnp.isnan(scores)
     return valid, group_statistics(scores, groups, valid, ddof=ddof)
 

@@ -8,11 +8,32 @@ Reference: none; no arithmetic.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 Scalar = int | float | Float[Array, ""]
 """A hyperparameter: a Python number, or a traced scalar where a sweep or a controller moves it."""
+
+
+def check_array(name: str, array: Any) -> None:
+    """Raises TypeError unless the argument is an array: what a list or a number is broadcast to is anyone's guess.
+
+    Args:
+      name: Argument that is checked, as the message calls it.
+      array: Its value.
+    Raises:
+      TypeError: If it has no shape and no dtype.
+    Example:
+      >>> check_array("values", [1.0, 2.0])
+      Traceback (most recent call last):
+      TypeError: `values` must be an array, got list. Convert it with `jnp.asarray`.
+    """
+    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+        raise TypeError(
+            f"`{name}` must be an array, got {type(array).__name__}. Convert it with `jnp.asarray`."
+        )
 
 
 def check_same_shape(
@@ -27,11 +48,14 @@ def check_same_shape(
       reference: Value of that one.
     Raises:
       ValueError: If the shapes differ.
+      TypeError: If either is not an array.
     Example:
       >>> check_same_shape("values", jnp.zeros((2, 3)), "rewards", jnp.zeros((3, 2)))
       Traceback (most recent call last):
       ValueError: `values` must have shape (3, 2) like `rewards`, got (2, 3).
     """
+    check_array(name, array)
+    check_array(like, reference)
     if array.shape == reference.shape:
         return
     hint = ""
@@ -59,6 +83,7 @@ def check_mask(mask: Shaped[Array, "..."], *, name: str = "mask") -> None:
       Traceback (most recent call last):
       TypeError: `mask` must be bool, got float32. Convert a 0/1 mask with `mask != 0`.
     """
+    check_array(name, mask)
     if mask.dtype != jnp.bool_:
         raise TypeError(f"`{name}` must be bool, got {mask.dtype}. Convert a 0/1 mask with `{name} != 0`.")
 
@@ -76,9 +101,28 @@ def check_float(name: str, array: Shaped[Array, "..."]) -> None:
       Traceback (most recent call last):
       TypeError: `logits` must be of a float dtype, got int32. Are these token ids?
     """
+    check_array(name, array)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         hint = " Are these token ids?" if jnp.issubdtype(array.dtype, jnp.integer) else ""
         raise TypeError(f"`{name}` must be of a float dtype, got {array.dtype}.{hint}")
+
+
+def check_integer(name: str, array: Shaped[Array, "..."]) -> None:
+    """Raises TypeError unless the array holds whole numbers: ids in a float dtype are rounded from 2²⁴ on.
+
+    Args:
+      name: Argument that is checked, as the message calls it.
+      array: Its value.
+    Raises:
+      TypeError: If the dtype is a float's, boolean or complex.
+    Example:
+      >>> check_integer("targets", jnp.zeros(2))
+      Traceback (most recent call last):
+      TypeError: `targets` must be of an integer dtype, got float32.
+    """
+    check_array(name, array)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`{name}` must be of an integer dtype, got {array.dtype}.")
 
 
 def check_positive(name: str, value: Scalar) -> None:
@@ -124,7 +168,7 @@ def check_batch(mask: Shaped[Array, "..."], *, name: str = "mask", **arrays: Sha
       arrays: Values by the name of the caller's argument.
     Raises:
       ValueError: If an array has another shape than the mask.
-      TypeError: If the mask is not boolean.
+      TypeError: If the mask is not boolean, or anything is not an array.
     Example:
       >>> check_batch(jnp.ones((2, 3), bool), values=jnp.zeros((3, 3)))
       Traceback (most recent call last):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.ops.checks import check_batch
+from jrl.ops.checks import check_batch, check_integer, check_same_shape
 from jrl.ops.masking import zero_masked
 
 
@@ -44,6 +44,7 @@ def group_numbers(groups: Int[Array, "N"]) -> Int[Array, "N"]:
       >>> group_numbers(jnp.array([9, -5, 9])).tolist()
       [1, 0, 1]
     """
+    check_integer("groups", groups)
     _, numbers = jnp.unique(groups, return_inverse=True, size=groups.shape[0])
     return jnp.reshape(numbers, groups.shape)
 
@@ -59,6 +60,7 @@ def sum_of_group(x: Float[Array, "N"], groups: Int[Array, "N"]) -> Float[Array, 
       >>> sum_of_group(jnp.array([1.0, 2.0, 4.0]), jnp.array([9, 5, 9])).tolist()
       [5.0, 2.0, 5.0]
     """
+    check_same_shape("x", x, "groups", groups)
     numbers = group_numbers(groups)
     return jax.ops.segment_sum(x, numbers, num_segments=x.shape[0])[numbers]
 

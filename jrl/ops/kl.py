@@ -107,12 +107,15 @@ def off_policy_kl(
       kl: k1 or k3 of each action (of k1 the gradient is then that of the KL, through ρ).
       logprobs: log π_θ.
       old_logprobs: log π_old; no gradient.
+    Raises:
+      ValueError: If the shapes differ.
     Reference: none; importance sampling of the module's estimators.
     Example:
       >>> kl, logprobs, old_logprobs = jnp.array([0.5]), jnp.log(jnp.array([0.5])), jnp.log(jnp.array([0.25]))
       >>> round(float(off_policy_kl(kl, logprobs, old_logprobs)[0]), 4)  # ρ = 2
       1.0
     """
+    check_same_shape("kl", kl, "logprobs", logprobs)
     return importance_ratio(logprobs, jax.lax.stop_gradient(old_logprobs)) * kl
 
 

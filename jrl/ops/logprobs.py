@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jrl.ops.checks import Scalar, check_float, check_positive, check_same_shape
+from jrl.ops.checks import Scalar, check_array, check_float, check_integer, check_positive, check_same_shape
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.masking import at_least_float32
 
@@ -86,6 +86,8 @@ def take_targets(x: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Fl
       >>> take_targets(jnp.array([[5.0, 6.0], [7.0, 8.0]]), jnp.array([1, 0])).tolist()
       [6.0, 7.0]
     """
+    check_array("x", x)
+    check_integer("targets", targets)
     check_same_shape("targets", targets, "x[..., 0]", x[..., 0])
     ids = jax.lax.broadcasted_iota(targets.dtype, x.shape, x.ndim - 1)
     return jnp.sum(jnp.where(ids == targets[..., None], x, 0.0), axis=-1)
@@ -103,12 +105,13 @@ def logprobs_from_logits(
       log softmax(logits)[target] <= 0; −inf for an excluded target.
     Raises:
       ValueError: If the rows differ in shape.
-      TypeError: If `logits` are not of a float dtype.
+      TypeError: If `logits` are not of a float dtype, or `targets` not of an integer's.
     Example:
       >>> round(float(logprobs_from_logits(jnp.array([1.0, 2.0, 3.0]), jnp.array(2))), 6)
       -0.407606
     """
     check_float("logits", logits)
+    check_integer("targets", targets)
     check_same_shape("targets", targets, "logits[..., 0]", logits[..., 0])
     return _target_logprobs(at_least_float32(logits), targets)
 

@@ -26,11 +26,17 @@ def bounded_log_ratio(
     Args:
       logprobs: log π_θ of the actions, in nats.
       old_logprobs: log π_old of the actions, in nats.
+    Raises:
+      ValueError: If the shapes differ.
+      TypeError: If either is not of a float dtype.
     Reference: none; the clamp is ours, and keeps its exponential finite in float32.
     Example:
       >>> bounded_log_ratio(jnp.array([-1.0, -200.0]), jnp.array([-1.5, -400.0])).tolist()
       [0.5, 20.0]
     """
+    check_float("logprobs", logprobs)
+    check_float("old_logprobs", old_logprobs)
+    check_same_shape("old_logprobs", old_logprobs, "logprobs", logprobs)
     return jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -51,9 +57,6 @@ def importance_ratio(
       >>> jnp.log(ratio).tolist()
       [0.0, 20.0]
     """
-    check_float("logprobs", logprobs)
-    check_float("old_logprobs", old_logprobs)
-    check_same_shape("old_logprobs", old_logprobs, "logprobs", logprobs)
     return jnp.exp(bounded_log_ratio(logprobs, old_logprobs))
 
 
@@ -253,6 +256,8 @@ def clip_events(
       old_logprobs: log π_old of the actions, in nats.
       advantages: A.
       clip_range: ε > 0.
+    Raises:
+      ValueError: If the shapes differ.
     Reference: none; counts branches of `clipped_surrogate`.
     Example:
       >>> events = clip_events(jnp.array([-0.5]), jnp.array([-1.0]), jnp.array([2.0]), clip_range=0.2)  # ρ = 1.65
@@ -276,12 +281,15 @@ def ratio_clip_events(
       advantages: A.
       clip_range: ε > 0.
       clip_range_high: The upper half-width where it differs; None: ε.
+    Raises:
+      ValueError: If the shapes differ.
     Reference: none; counts branches of `clipped_ratio_loss`.
     Example:
       >>> events = ratio_clip_events(jnp.array([1.25]), jnp.array([2.0]), clip_range=0.2, clip_range_high=0.28)
       >>> events.high_positive.tolist()
       [False]
     """
+    check_same_shape("advantages", advantages, "ratio", ratio)
     high = clip_range if clip_range_high is None else clip_range_high
     return ClipEvents(
         high_positive=(advantages > 0) & (ratio > 1 + high),

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.ops.checks import check_batch, check_mask
+from jrl.ops.checks import check_batch, check_mask, check_same_shape
 from jrl.ops.groups import sum_of_group
 from jrl.ops.masking import masked_mean, masked_sum, zero_masked
 from jrl.ops.metrics import mean_metric
@@ -144,6 +144,7 @@ def group_token_shares(mask: Bool[Array, "N T"], groups: Int[Array, "N"]) -> Flo
       [[0.25, 0.25], [0.25, 0.25], [1.0, 0.0]]
     """
     check_mask(mask)
+    check_same_shape("groups", groups, "mask[:, 0]", mask[:, 0])
     num_actions = sum_of_group(jnp.sum(mask, axis=1, dtype=float), groups)
     return jnp.where(mask, 1.0 / jnp.maximum(num_actions, 1.0)[:, None], 0.0)
 

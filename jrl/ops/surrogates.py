@@ -38,6 +38,7 @@ def cispo_loss(
       >>> [round(float(x), 4) for x in cispo_loss(ratio, logprobs, advantages, clip_range_high=0.5)]
       [4.5]
     """
+    _check_alike(ratio, logprobs, advantages)
     check_positive("1 + clip_range_high", 1 + clip_range_high)
     return _weighted(jnp.minimum(ratio, 1 + clip_range_high), logprobs, advantages)
 
@@ -101,6 +102,7 @@ def vespo_loss(
       >>> round(float(vespo_loss(ratio, logprobs, advantages, **phi)[0]), 4)  # φ = 4·e^−3
       0.5974
     """
+    _check_alike(ratio, logprobs, advantages)
     positive = advantages >= 0
     k = jnp.where(positive, jnp.asarray(k_pos, ratio.dtype), jnp.asarray(k_neg, ratio.dtype))
     rate = jnp.where(positive, jnp.asarray(lambda_pos, ratio.dtype), jnp.asarray(lambda_neg, ratio.dtype))
@@ -131,6 +133,7 @@ def dppo_tv_loss(
       >>> [round(float(x), 4) for x in dppo_tv_loss(ratio, logprobs, advantages, delta=0.15)]
       [0.0]
     """
+    _check_alike(ratio, logprobs, advantages)
     check_positive("delta", delta)
     high = delta if delta_high is None else delta_high
     now, old = _probabilities(ratio, logprobs)
@@ -160,6 +163,7 @@ def dppo_kl_loss(
       >>> [round(float(x), 4) for x in dppo_kl_loss(ratio, logprobs, advantages, delta=0.15)]
       [6.0]
     """
+    _check_alike(ratio, logprobs, advantages)
     check_positive("delta", delta)
     high = delta if delta_high is None else delta_high
     now, old = _probabilities(ratio, logprobs)
@@ -169,16 +173,18 @@ def dppo_kl_loss(
     return _dppo(ratio, logprobs, advantages, ~left)
 
 
+def _check_alike(ratio: Array, logprobs: Array, advantages: Array) -> None:
+    check_same_shape("ratio", ratio, "logprobs", logprobs)
+    check_same_shape("advantages", advantages, "logprobs", logprobs)
+
+
 def _weighted(weights: Array, logprobs: Array, advantages: Array) -> Float[Array, "*shape"]:
     """−sg(w)·A·log π."""
-    check_same_shape("ratio", weights, "logprobs", logprobs)
-    check_same_shape("advantages", advantages, "logprobs", logprobs)
     return -jax.lax.stop_gradient(weights) * advantages * logprobs
 
 
 def _probabilities(ratio: Array, logprobs: Array) -> tuple[Array, Array]:
     """π_θ and π_old of the actions, constants, and a little below 1."""
-    check_same_shape("ratio", ratio, "logprobs", logprobs)
     now = jax.lax.stop_gradient(jnp.exp(logprobs))
     old = now / jax.lax.stop_gradient(ratio)
     return jnp.minimum(now, _MAX_PROBABILITY), jnp.minimum(old, _MAX_PROBABILITY)

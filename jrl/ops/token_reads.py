@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jrl.ops.checks import check_float
 from jrl.ops.logprobs import take_targets
 from jrl.ops.masking import at_least_float32
 
@@ -45,6 +46,7 @@ def read_tokens(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -
       >>> [round(float(x), 4) for x in (found.logprobs, found.entropy, found.collision)], bool(found.is_top)
       ([-1.3863, 1.0397, -0.9808], False)
     """
+    check_float("logits", logits)
     logits = at_least_float32(logits)
     # One exponential serves all of it: each pass over the vocabulary is as long as the head's own backward pass.
     shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))

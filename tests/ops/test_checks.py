@@ -5,25 +5,61 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 import pytest
 
 from jrl.losses import bellman_targets, ddpo_loss, expectile_loss, implicit_rewards, reward_model_loss
 from jrl.losses.dpo import pairs_from_logprobs
 from jrl.ops import (
+    bounded_log_ratio,
+    cispo_loss,
+    clip_events,
     clipped_surrogate,
+    combine_scores,
+    decoupled_advantages,
+    dppo_kl_loss,
+    dppo_tv_loss,
     entropy_from_logits,
     gae,
+    group_relative_advantages,
     group_statistics,
+    group_token_shares,
     importance_ratio,
     kl_from_logits,
     kl_k1,
+    leave_one_out_advantages,
+    length_weighted_advantages,
     logprobs_from_logits,
+    mean_scaled_advantages,
+    off_policy_kl,
     place_scores,
+    ratio_clip_events,
     smallest_of_group,
+    sum_of_group,
     take_targets,
+    token_mean,
+    vespo_loss,
     whiten,
 )
-from jrl.ops.checks import check_batch, check_float, check_mask, check_positive, check_same_shape, check_share
+from jrl.ops.checks import (
+    check_array,
+    check_batch,
+    check_float,
+    check_integer,
+    check_mask,
+    check_positive,
+    check_same_shape,
+    check_share,
+)
+from jrl.ops.token_reads import read_tokens
+
+ADVANTAGES = [
+    group_relative_advantages,
+    leave_one_out_advantages,
+    mean_scaled_advantages,
+    lambda scores, groups, valid: length_weighted_advantages(scores, scores, groups, valid),
+]
+VESPO = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
 
 
 @pytest.fixture
@@ -80,6 +116,40 @@ class TestCheckFloat:
     def test_others_are_refused(self, dtype, hint):
         with pytest.raises(TypeError, match=f"`logits` must be of a float dtype, got {hint}"):
             check_float("logits", jnp.zeros(2, dtype))
+
+
+class TestCheckInteger:
+    @pytest.mark.parametrize("dtype", [jnp.int32, jnp.int8, jnp.uint32])
+    def test_whole_numbers_pass(self, dtype):
+        check_integer("targets", jnp.zeros(2, dtype))
+
+    @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bool_])
+    def test_others_are_refused(self, dtype):
+        with pytest.raises(TypeError, match="`targets` must be of an integer dtype, got "):
+            check_integer("targets", jnp.zeros(2, dtype))
+
+
+@pytest.mark.usefixtures("annotations_off")
+class TestCheckArray:
+    @pytest.mark.parametrize("array", [jnp.zeros(2), np.zeros(2), np.float32(1)])
+    def test_arrays_pass(self, array):
+        check_array("values", array)
+
+    @pytest.mark.parametrize(("value", "kind"), [([1.0], "list"), (1.0, "float"), (None, "NoneType")])
+    @pytest.mark.parametrize(
+        "check",
+        [
+            check_array,
+            check_float,
+            check_integer,
+            lambda name, value: check_mask(value, name=name),
+            lambda name, value: check_same_shape(name, value, "rewards", jnp.zeros(1)),
+            lambda name, value: check_same_shape("rewards", jnp.zeros(1), name, value),
+        ],
+    )
+    def test_others_are_refused_by_every_check(self, check, value, kind):
+        with pytest.raises(TypeError, match=f"`values` must be an array, got {kind}"):
+            check("values", value)
 
 
 class TestCheckPositive:
@@ -149,6 +219,83 @@ class TestPublicFunctionsCheck:
     def test_a_mask_called_valid_is_named_so(self, call):
         with pytest.raises(ValueError, match=r"must have shape \(3,\) like `valid`, got \(2,\)"):
             call(jnp.zeros(2))
+
+    @pytest.mark.parametrize(
+        ("argument", "call"),
+        [
+            ("old_logprobs", bounded_log_ratio),
+            ("advantages", lambda one, many: clip_events(one, one, many, clip_range=0.2)),
+            ("old_logprobs", lambda one, many: clip_events(one, many, one, clip_range=0.2)),
+            ("advantages", lambda one, many: ratio_clip_events(one, many, clip_range=0.2)),
+            ("advantages", lambda one, many: vespo_loss(one, one, many, **VESPO)),
+            ("advantages", lambda one, many: cispo_loss(one, one, many, clip_range_high=0.2)),
+            ("advantages", lambda one, many: dppo_tv_loss(one, one, many, delta=0.15)),
+            ("advantages", lambda one, many: dppo_kl_loss(one, one, many, delta=0.15)),
+            ("kl", lambda one, many: off_policy_kl(many, one, one)),
+        ],
+    )
+    def test_a_column_is_not_broadcast(self, argument, call):
+        with pytest.raises(ValueError, match=rf"`{argument}` must have shape \(2, 1\) like .*, got \(2, 3\)"):
+            call(jnp.ones((2, 1)), jnp.ones((2, 3)))
+
+    def test_one_ratio_is_not_broadcast_over_actions(self):
+        with pytest.raises(
+            ValueError, match=r"`ratio` must have shape \(2, 3\) like `logprobs`, got \(2, 1\)"
+        ):
+            vespo_loss(jnp.ones((2, 1)), jnp.ones((2, 3)), jnp.ones((2, 3)), **VESPO)
+
+    @pytest.mark.parametrize("advantages", ADVANTAGES)
+    def test_one_flag_is_not_broadcast_over_scores(self, advantages):
+        with pytest.raises(ValueError, match=r"must have shape \(1,\) like `valid`, got \(3,\)"):
+            advantages(jnp.ones(3), jnp.zeros(3, jnp.int32), jnp.ones(1, bool))
+
+    @pytest.mark.parametrize("statistics", [*ADVANTAGES, group_statistics])
+    def test_groups_are_whole_numbers(self, statistics):
+        with pytest.raises(TypeError, match="`groups` must be of an integer dtype, got float32"):
+            statistics(jnp.ones(3), jnp.zeros(3), jnp.ones(3, bool))
+
+    def test_several_reward_functions_are_not_broadcast(self):
+        scores, groups, valid = jnp.ones((3, 2)), jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
+        with pytest.raises(ValueError, match=r"`weights` must have shape \(2,\), .*, got \(1,\)"):
+            combine_scores(scores, jnp.ones(1))
+        with pytest.raises(ValueError, match=r"`weights` must have shape \(2,\), .*, got \(1,\)"):
+            decoupled_advantages(scores, jnp.ones(1), groups, valid)
+        with pytest.raises(
+            ValueError, match=r"`valid` must have shape \(3,\) like `scores\[:, 0\]`, got \(1,\)"
+        ):
+            decoupled_advantages(scores, jnp.ones(2), groups, jnp.ones(1, bool))
+        with pytest.raises(TypeError, match="`groups` must be of an integer dtype"):
+            decoupled_advantages(scores, jnp.ones(2), jnp.zeros(3), valid)
+
+    def test_groups_of_other_rows_are_refused(self):
+        with pytest.raises(ValueError, match=r"`groups` must have shape \(3,\) .*, got \(1,\)"):
+            group_token_shares(jnp.ones((3, 2), bool), jnp.zeros(1, jnp.int32))
+        with pytest.raises(ValueError, match=r"`x` must have shape \(1,\) like `groups`, got \(3,\)"):
+            sum_of_group(jnp.ones(3), jnp.zeros(1, jnp.int32))
+
+    @pytest.mark.parametrize("function", [logprobs_from_logits, take_targets, read_tokens])
+    def test_targets_are_whole_numbers(self, function):
+        with pytest.raises(TypeError, match="`targets` must be of an integer dtype, got float32"):
+            function(jnp.zeros((2, 3)), jnp.zeros(2))
+
+    @pytest.mark.parametrize(
+        ("argument", "call"),
+        [
+            ("logprobs", lambda x: bounded_log_ratio(x, jnp.zeros(2))),
+            ("old_logprobs", lambda x: importance_ratio(jnp.zeros(2), x)),
+            ("targets", lambda x: logprobs_from_logits(jnp.zeros((2, 3)), x)),
+            ("x", lambda x: take_targets(x, jnp.zeros(2, jnp.int32))),
+            ("mask", lambda x: token_mean(jnp.zeros(2), x)),
+            ("scores", lambda x: leave_one_out_advantages(x, jnp.zeros(2, jnp.int32), jnp.ones(2, bool))),
+            ("groups", lambda x: leave_one_out_advantages(jnp.zeros(2), x, jnp.ones(2, bool))),
+            ("valid", lambda x: leave_one_out_advantages(jnp.zeros(2), jnp.zeros(2, jnp.int32), x)),
+            ("weights", lambda x: combine_scores(jnp.zeros((3, 2)), x)),
+            ("kl", lambda x: off_policy_kl(x, jnp.zeros(2), jnp.zeros(2))),
+        ],
+    )
+    def test_a_list_is_no_array(self, argument, call):
+        with pytest.raises(TypeError, match=f"`{argument}` must be an array, got list"):
+            call([0.0, 1.0])
 
     @pytest.mark.parametrize("position", [1, 2, 3])
     def test_pairs_are_not_broadcast(self, position):
