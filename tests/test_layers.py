@@ -305,14 +305,10 @@ SHIFTS = {
     "jrl.losses.ilql": "the value of the next state, one step to the right on a window that is aligned already",
     "jrl.models.positions": "a segment begins where a column's id differs from its left neighbour's",
     "jrl.trl.ddpo": "the two ends of a step of denoising: latents, no tokens",
-    "jrl.trl.dpo": "TRL's surface: whole rows of logits and labels, as its users' subclasses pass them",
-    "jrl.trl.own_losses": "TRL's surface: a user's loss is given whole rows of logits and labels",
     "jrl.trl.ppo_data": "flags of whole rows, as TRL passes queries and responses, given to the states before them",
-    "jrl.trl.sft": "TRL's surface: whole rows of labels, of which the first has no prediction",
     "jrl.trlx.maths": "trlX's batches: `dones` has one state more than actions",
     "jrl.trlx.trainer.accelerate_ilql_trainer": "trlX's batches: `dones` has one state more than actions",
     "jrl.trlx.trainer.accelerate_ppo_trainer": "drops the start token that an encoder-decoder's decoder writes first",
-    "jrl.trlx.trainer.accelerate_sft_trainer": "trlX's surface: whole rows of labels, as its users pass them",
 }
 
 

@@ -14,6 +14,8 @@ from jrl.ops.advantages import (
 from jrl.ops.alignment import (
     join,
     length_mask,
+    next_predictions,
+    next_tokens,
     states_at,
     targets_at,
     window_columns,
@@ -158,6 +160,8 @@ __all__ = [
     "missing_eos_penalty",
     "mixed_groups",
     "moments_std",
+    "next_predictions",
+    "next_tokens",
     "off_policy_kl",
     "off_policy_rows",
     "overlong_penalty",

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jrl.typing import Completions, ModelInputs, Sequences
 
@@ -96,6 +96,34 @@ def window_targets(tokens: Int[Array, "B L"], starts: Int[Array, "B"], *, width:
     """
     columns = window_columns(starts + 1, width=width, length=tokens.shape[1])
     return jnp.take_along_axis(tokens, columns, axis=1)
+
+
+def next_tokens(rows: Shaped[Array, "B L"]) -> Shaped[Array, "B L-1"]:
+    """Tokens after each column: whole rows without their first, which nothing predicts.
+
+    Args:
+      rows: Ids, labels or flags of whole rows, one a token.
+    Returns:
+      Index t speaks of the token in column t + 1, as that of `next_predictions` does.
+    Example:
+      >>> next_tokens(jnp.array([[5, 6, 7]])).tolist()
+      [[6, 7]]
+    """
+    return rows[:, 1:]
+
+
+def next_predictions(rows: Shaped[Array, "B L *rest"]) -> Shaped[Array, "B L-1 *rest"]:
+    """Predictions of the token after each column: whole rows without their last, of which nothing follows.
+
+    Args:
+      rows: Logits, states or flags of whole rows, one a column.
+    Returns:
+      Index t speaks of the token in column t + 1, as that of `next_tokens` does.
+    Example:
+      >>> next_predictions(jnp.array([[[0.1], [0.2], [0.3]]])).shape
+      (1, 2, 1)
+    """
+    return rows[:, :-1]
 
 
 def learned_targets(learned: Sequence[bool] | Bool[np.ndarray, "*B L"]) -> Bool[np.ndarray, "*B T"]:

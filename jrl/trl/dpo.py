@@ -31,6 +31,7 @@ from jrl.losses.dpo import (
     pairs_from_logprobs,
 )
 from jrl.models.adapters import is_adapter_folder
+from jrl.ops.alignment import next_predictions, next_tokens
 from jrl.ops.logprobs import logprobs_from_logits
 from jrl.ops.metrics import finalize
 from jrl.ops.token_reads import read_tokens
@@ -303,17 +304,17 @@ class DPOTrainer(FlatTrainer):
         """
         rows, labels, mask = self._rows(batch)
         output = self._output(model, *rows)
-        totals = completion_logprobs(logprobs_from_logits(output.logits[:, :-1], labels), mask)
+        totals = completion_logprobs(logprobs_from_logits(next_predictions(output.logits), labels), mask)
         half = len(totals) // 2
         return totals[:half], totals[half:], output.logits[:half], output.logits[half:]
 
     def _rows(self, batch: Batch) -> tuple[tuple[np.ndarray, np.ndarray], jax.Array, jax.Array]:
         """(ids and mask of both sides, one over the other), the token after each column, and which are learned."""
         rows = self.concatenated_inputs(batch)
-        labels = rows["concatenated_labels"][:, 1:]
+        labels = next_tokens(jnp.asarray(rows["concatenated_labels"]))
         mask = labels != self.label_pad_token_id
         inputs = rows["concatenated_input_ids"], rows["concatenated_attention_mask"]
-        return inputs, jnp.asarray(np.where(mask, labels, 0)), jnp.asarray(mask)
+        return inputs, jnp.where(mask, labels, 0), mask
 
     @cached_property
     def _answers(self) -> TrainedModel:
@@ -403,7 +404,9 @@ class DPOTrainer(FlatTrainer):
           train_eval: "eval" puts `eval_` before the names.
         """
         rows, labels, mask = self._rows(batch)
-        logits, reference = (self._output(one, *rows).logits[:, :-1] for one in (model, self.ref_model))
+        logits, reference = (
+            next_predictions(self._output(one, *rows).logits) for one in (model, self.ref_model)
+        )
         whole = Completion(
             ref_logprobs=logprobs_from_logits(reference, labels),
             mask=mask,

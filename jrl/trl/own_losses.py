@@ -22,6 +22,7 @@ from jrl.learners.dpo import PairsLoss, configured_loss
 from jrl.learners.dpo_config import DPOConfig
 from jrl.losses.dpo import Completion, completion_logprobs
 from jrl.losses.sft import TokenLoss, nll, sft_loss
+from jrl.ops.alignment import next_predictions, next_tokens
 from jrl.ops.logprobs import logprobs_from_logits
 from jrl.ops.metrics import mean_metric
 from jrl.ops.reductions import LossOut, loss_of_mean
@@ -113,8 +114,9 @@ class TracedModel:
 
 def token_loss_of(logits: Array, labels: Array, token_loss: TokenLoss) -> Array:
     """Mean loss of the labels (B L) that are not −100, each predicted by the column before it."""
-    real = labels[:, 1:] != IGNORED_LABEL
-    logprobs = logprobs_from_logits(logits[:, :-1], jnp.where(real, labels[:, 1:], 0))
+    targets = next_tokens(labels)
+    real = targets != IGNORED_LABEL
+    logprobs = logprobs_from_logits(next_predictions(logits), jnp.where(real, targets, 0))
     out = sft_loss(logprobs, real, token_loss=token_loss)
     return out.loss_sum / jnp.maximum(out.weight, 1.0)
 

@@ -20,6 +20,7 @@ from jrl.learners.accumulate import Loss
 from jrl.learners.sft import SFTConfig as Method
 from jrl.learners.sft import sft_objective
 from jrl.losses.sft import LOSSES
+from jrl.ops.alignment import next_tokens
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.sft import SFTTrainer as Native
 from jrl.trainers.sft_data import make_samples
@@ -200,7 +201,7 @@ class SFTTrainer(FlatTrainer):
                 self,
                 TracedModel(lambda ids, mask: answers(ids, mask).logits, self.model, with_labels=True),
                 inputs,
-                inputs["labels"][:, 1:] != IGNORED_LABEL,
+                next_tokens(inputs["labels"]) != IGNORED_LABEL,
                 "sft/loss",
                 sft_objective(
                     native.reader,

@@ -10,6 +10,8 @@ from jrl.ops.alignment import (
     join,
     learned_targets,
     length_mask,
+    next_predictions,
+    next_tokens,
     states_at,
     targets_at,
     window_columns,
@@ -29,6 +31,15 @@ def completions(tokens: list[list[int]], lengths: list[int]) -> Completions:
         terminated=jnp.zeros(shape[0], bool),
         logprobs=jnp.zeros(shape),
     )
+
+
+class TestWholeRows:
+    def test_a_row_is_the_window_that_starts_at_column_0(self):
+        tokens = jnp.array([[1, 2, 3, 4], [5, 6, EOS, PAD]])
+        starts = jnp.zeros(2, jnp.int32)
+        assert next_tokens(tokens).tolist() == window_targets(tokens, starts, width=3).tolist()
+        hidden = jnp.arange(24.0).reshape(2, 4, 3)
+        assert next_predictions(hidden).tolist() == window_states(hidden, starts, width=3).tolist()
 
 
 class TestWindow:

@@ -13,6 +13,7 @@ from jrl.data.demonstrations import IGNORED_LABEL, PackedSet, RowSet
 from jrl.interop import as_array
 from jrl.learners.accumulate import Loss
 from jrl.learners.sft import sft_objective
+from jrl.ops.alignment import next_predictions, next_tokens
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.sft import SFTTrainer
 from jrl.trlx.data.configs import SFTConfig
@@ -72,10 +73,10 @@ class AccelerateSFTTrainer(OfflineRLTrainer):
             rows = as_array(batch["decoder_input_ids"], jnp.int32)
             # A row is its start id and what is learned; behind that there is padding alone.
             inputs = ModelInputs(rows, learned.at[:, 0].set(True), None, tokens, mask)
-            acts = learned[:, 1:]
+            acts = next_tokens(learned)
         else:
             # Position t speaks of the label in the next column; padding on either side neither speaks nor is spoken of.
-            acts = learned[:, 1:] & mask[:, 1:] & mask[:, :-1]
+            acts = next_tokens(learned) & next_tokens(mask) & next_predictions(mask)
         sequences = Rows(inputs, jnp.zeros(tokens.shape[0], jnp.int32), acts)
         reader = replace(self.native.reader, policy=self.native.lenient_policy)
         return sft_objective(reader, params, frozen, sequences)
