@@ -18,6 +18,21 @@ LEANING = re.compile(
 """Openings of first lines that only make sense beside something else: name the thing, or begin with a verb."""
 
 
+SCALAR = re.compile(r"(Scalar|int|float|bool|str|Float\[Array, ''\])( \| None)?")
+"""Annotations of a single number, flag or word."""
+IN_PLACE = {
+    "check_positive": "the number is what is checked",
+    "check_share": "the number is what is checked",
+    "adaptive_kl_coef": "the coefficient is what is moved, by the KL beside it",
+    "apply_temperature": "a step of the sampler: logits and the one number that the function is named after",
+    "keep_top_p": "a step of the sampler: logits and the one number that the function is named after",
+    "steer": "a step of the sampler: logits, advantages and what weighs them",
+    "positions_of": "a budget in bytes is what is turned into positions",
+    "denoising_steps": "a schedule, cut into so many steps of so much noise",
+}
+"""Functions of which a scalar may be given by its place, and why."""
+
+
 def relative(path):
     return str(path.relative_to(PACKAGE))
 
@@ -45,6 +60,21 @@ class TestMaths:
             described = section(docstring, "Args")
             missing = [name for name in names if not re.search(rf"^  {name}: \S", described, re.MULTILINE)]
             assert not missing, f"{node.name} does not describe {missing}"
+
+    def test_a_scalar_is_given_by_its_name(self, path):
+        """`vespo(2.0, 3.0, 3.0, 2.0)` says nothing to its reader. The names that `checks` print are no numbers."""
+        by_place = {
+            node.name: [
+                x.arg
+                for x in (*node.args.posonlyargs, *node.args.args)
+                if x.annotation
+                and SCALAR.fullmatch(ast.unparse(x.annotation))
+                and (path.name, ast.unparse(x.annotation)) != ("checks.py", "str")
+            ]
+            for node, _ in public_functions(path)
+        }
+        assert {name: found for name, found in by_place.items() if found and name not in IN_PLACE} == {}
+        assert [name for name in IN_PLACE if by_place.get(name) == []] == []
 
     def test_every_function_names_its_source(self, path):
         """`Reference:` names paper and equation, or says `none;` and why. A module may say `none;` for all of it.

@@ -628,15 +628,25 @@ _RATIOS: Mapping[str, Callable[[GRPOConfig], Ratio]] = {
 }
 _SURROGATES: Mapping[str, Callable[[GRPOConfig], Surrogate]] = {
     "clipped": lambda config: clipped(
-        config.epsilon, config.epsilon_high, max_ratio=config.delta, dual_clip=config.dual_clip
+        clip_range=config.epsilon,
+        clip_range_high=config.epsilon_high,
+        max_ratio=config.delta,
+        dual_clip=config.dual_clip,
     ),
-    "cispo": lambda config: cispo(config.epsilon if config.epsilon_high is None else config.epsilon_high),
-    "sapo": lambda config: sapo(config.sapo_temperature_pos, config.sapo_temperature_neg),
+    "cispo": lambda config: cispo(
+        clip_range_high=config.epsilon if config.epsilon_high is None else config.epsilon_high
+    ),
+    "sapo": lambda config: sapo(
+        temperature_pos=config.sapo_temperature_pos, temperature_neg=config.sapo_temperature_neg
+    ),
     "vespo": lambda config: vespo(
-        config.vespo_k_pos, config.vespo_lambda_pos, config.vespo_k_neg, config.vespo_lambda_neg
+        k_pos=config.vespo_k_pos,
+        lambda_pos=config.vespo_lambda_pos,
+        k_neg=config.vespo_k_neg,
+        lambda_neg=config.vespo_lambda_neg,
     ),
-    "dppo_tv": lambda config: dppo_tv(config.dppo_delta),
-    "dppo_kl": lambda config: dppo_kl(config.dppo_delta),
+    "dppo_tv": lambda config: dppo_tv(delta=config.dppo_delta),
+    "dppo_kl": lambda config: dppo_kl(delta=config.dppo_delta),
     "plain": lambda config: plain_ratio(),
     "reinforce": lambda config: reinforce(),
 }

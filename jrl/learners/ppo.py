@@ -146,7 +146,7 @@ def ppo_policy_loss(config: PPOConfig) -> PolicyLoss:
     """The clipped objective with a critic and an entropy bonus."""
     return PolicyLoss(
         prefix="ppo",
-        surrogate=clipped(config.cliprange),
+        surrogate=clipped(clip_range=config.cliprange),
         value_loss=ValueLoss(config.cliprange_value, config.vf_coef),
         entropy_coef=config.entropy_coef,
         ratio_threshold=config.ratio_threshold,

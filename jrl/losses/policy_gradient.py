@@ -115,9 +115,9 @@ class KLTerm(NamedTuple):
 
 
 def clipped(
+    *,
     clip_range: Scalar,
     clip_range_high: Scalar | None = None,
-    *,
     max_ratio: Scalar | None = None,
     dual_clip: Scalar | None = None,
 ) -> Surrogate:
@@ -131,7 +131,7 @@ def clipped(
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     Example:
       >>> ratio, advantages = jnp.array([[1.65]]), jnp.array([[2.0]])
-      >>> round(float(clipped(0.2).losses(ratio, jnp.log(ratio), advantages)[0, 0]), 4)  # −1.2·2
+      >>> round(float(clipped(clip_range=0.2).losses(ratio, jnp.log(ratio), advantages)[0, 0]), 4)  # −1.2·2
       -2.4
     """
     return Surrogate(
@@ -276,7 +276,7 @@ def policy_gradient_loss(
     Example:
       >>> logprobs = jnp.array([[-1.0, -0.5]])
       >>> targets = Targets(logprobs, None, jnp.array([[2.0, 9.0]]), None, jnp.array([[True, False]]))
-      >>> loss = policy_gradient_loss(logprobs, targets, surrogate=clipped(0.2))
+      >>> loss = policy_gradient_loss(logprobs, targets, surrogate=clipped(clip_range=0.2))
       >>> float(loss.loss_sum), float(loss.weight)  # ρ = 1, A = 2
       (-2.0, 1.0)
     """

@@ -59,7 +59,7 @@ def ppo_loss(
     return policy_gradient_loss(
         logprobs,
         targets,
-        surrogate=clipped(clip_range),
+        surrogate=clipped(clip_range=clip_range),
         values=values,
         value_loss=ValueLoss(value_clip_range, value_coef),
         entropy=entropy,

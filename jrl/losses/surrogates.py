@@ -23,7 +23,7 @@ def plain_ratio() -> Surrogate:
     return Surrogate(lambda ratio, logprobs, advantages: -ratio * advantages)
 
 
-def cispo(clip_range_high: Scalar) -> Surrogate:
+def cispo(*, clip_range_high: Scalar) -> Surrogate:
     """CISPO's: the ratio, at most 1+ε_high, as a constant weight of log π; see `jrl.ops.cispo_loss`.
 
     Args:
@@ -32,13 +32,13 @@ def cispo(clip_range_high: Scalar) -> Surrogate:
     Example:
       >>> import jax.numpy as jnp
       >>> ratio, logprobs, advantages = jnp.array([[1.0]]), jnp.array([[-1.0]]), jnp.array([[3.0]])
-      >>> cispo(0.28).losses(ratio, logprobs, advantages).tolist()
+      >>> cispo(clip_range_high=0.28).losses(ratio, logprobs, advantages).tolist()
       [[3.0]]
     """
     return Surrogate(partial(cispo_loss, clip_range_high=clip_range_high))
 
 
-def sapo(temperature_pos: Scalar, temperature_neg: Scalar) -> Surrogate:
+def sapo(*, temperature_pos: Scalar, temperature_neg: Scalar) -> Surrogate:
     """SAPO's soft gate; see `jrl.ops.sapo_loss`.
 
     Args:
@@ -48,7 +48,7 @@ def sapo(temperature_pos: Scalar, temperature_neg: Scalar) -> Surrogate:
     Example:
       >>> import jax.numpy as jnp
       >>> ratio, logprobs, advantages = jnp.array([[1.0]]), jnp.array([[-1.0]]), jnp.array([[3.0]])
-      >>> sapo(1.0, 1.05).losses(ratio, logprobs, advantages).tolist()
+      >>> sapo(temperature_pos=1.0, temperature_neg=1.05).losses(ratio, logprobs, advantages).tolist()
       [[-6.0]]
     """
     return Surrogate(
@@ -58,7 +58,7 @@ def sapo(temperature_pos: Scalar, temperature_neg: Scalar) -> Surrogate:
     )
 
 
-def vespo(k_pos: Scalar, lambda_pos: Scalar, k_neg: Scalar, lambda_neg: Scalar) -> Surrogate:
+def vespo(*, k_pos: Scalar, lambda_pos: Scalar, k_neg: Scalar, lambda_neg: Scalar) -> Surrogate:
     """VESPO's weight of log π, of a product ratio; see `jrl.ops.vespo_loss`.
 
     Args:
@@ -70,7 +70,7 @@ def vespo(k_pos: Scalar, lambda_pos: Scalar, k_neg: Scalar, lambda_neg: Scalar) 
     Example:
       >>> import jax.numpy as jnp
       >>> ratio, logprobs, advantages = jnp.array([[1.0]]), jnp.array([[-1.0]]), jnp.array([[3.0]])
-      >>> vespo(2.0, 3.0, 3.0, 2.0).losses(ratio, logprobs, advantages).tolist()
+      >>> vespo(k_pos=2.0, lambda_pos=3.0, k_neg=3.0, lambda_neg=2.0).losses(ratio, logprobs, advantages).tolist()
       [[3.0]]
     """
     return Surrogate(
@@ -78,7 +78,7 @@ def vespo(k_pos: Scalar, lambda_pos: Scalar, k_neg: Scalar, lambda_neg: Scalar) 
     )
 
 
-def dppo_tv(delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
+def dppo_tv(*, delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
     """DPPO's mask by total variation, of the token ratio; see `jrl.ops.dppo_tv_loss`.
 
     Args:
@@ -88,13 +88,13 @@ def dppo_tv(delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
     Example:
       >>> import jax.numpy as jnp
       >>> ratio, logprobs, advantages = jnp.array([[1.0]]), jnp.array([[-1.0]]), jnp.array([[3.0]])
-      >>> dppo_tv(0.15).losses(ratio, logprobs, advantages).tolist()
+      >>> dppo_tv(delta=0.15).losses(ratio, logprobs, advantages).tolist()
       [[3.0]]
     """
     return Surrogate(partial(dppo_tv_loss, delta=delta, delta_high=delta_high))
 
 
-def dppo_kl(delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
+def dppo_kl(*, delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
     """DPPO's mask by KL divergence, of the token ratio; see `jrl.ops.dppo_kl_loss`.
 
     Args:
@@ -104,7 +104,7 @@ def dppo_kl(delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
     Example:
       >>> import jax.numpy as jnp
       >>> ratio, logprobs, advantages = jnp.array([[1.0]]), jnp.array([[-1.0]]), jnp.array([[3.0]])
-      >>> dppo_kl(0.15).losses(ratio, logprobs, advantages).tolist()
+      >>> dppo_kl(delta=0.15).losses(ratio, logprobs, advantages).tolist()
       [[3.0]]
     """
     return Surrogate(partial(dppo_kl_loss, delta=delta, delta_high=delta_high))

@@ -179,19 +179,24 @@ class RLOOMethod(GroupMethod):
 
 
 def _clipped(method: GRPOMethod) -> Surrogate:
-    return clipped(method.epsilon, method.high, max_ratio=method.delta)
+    return clipped(clip_range=method.epsilon, clip_range_high=method.high, max_ratio=method.delta)
 
 
 def _cispo(method: GRPOMethod) -> Surrogate:
-    return cispo(method.high - 1)
+    return cispo(clip_range_high=method.high - 1)
 
 
 def _sapo(method: GRPOMethod) -> Surrogate:
-    return sapo(method.sapo_temperature_pos, method.sapo_temperature_neg)
+    return sapo(temperature_pos=method.sapo_temperature_pos, temperature_neg=method.sapo_temperature_neg)
 
 
 def _vespo(method: GRPOMethod) -> Surrogate:
-    return vespo(method.vespo_k_pos, method.vespo_lambda_pos, method.vespo_k_neg, method.vespo_lambda_neg)
+    return vespo(
+        k_pos=method.vespo_k_pos,
+        lambda_pos=method.vespo_lambda_pos,
+        k_neg=method.vespo_k_neg,
+        lambda_neg=method.vespo_lambda_neg,
+    )
 
 
 def _constant(method: GRPOMethod) -> Reduction:
@@ -263,7 +268,7 @@ def rloo_loss(method: RLOOMethod) -> PolicyLoss:
     """The loss of a minibatch as TRL 1.16's RLOO has it: a completion is one action."""
     return PolicyLoss(
         prefix="rloo",
-        surrogate=clipped(method.epsilon, method.high),
+        surrogate=clipped(clip_range=method.epsilon, clip_range_high=method.high),
         ratio=product_ratio,
         reduction=_EVERY_ROW,
     )

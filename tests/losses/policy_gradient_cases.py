@@ -60,7 +60,7 @@ def case(surrogate: Surrogate, reduction: Any = token_mean, *, mask: Any = MASK,
 
 
 def corrected(weights: Callable[..., Any]) -> Case:
-    return case(clipped(0.2, 0.28))._replace(weights=weights)
+    return case(clipped(clip_range=0.2, clip_range_high=0.28))._replace(weights=weights)
 
 
 def without_row(row: int) -> np.ndarray:
@@ -70,7 +70,7 @@ def without_row(row: int) -> np.ndarray:
 
 
 CONSTANT = partial(constant_mean, length=BATCH["constant_length"])
-PLAIN, DAPO = clipped(0.2), clipped(0.2, 0.28)
+PLAIN, DAPO = clipped(clip_range=0.2), clipped(clip_range=0.2, clip_range_high=0.28)
 GFPO = MASK & np.asarray([i in (1, 2, 4, 7, 8, 10) for i in range(12)])[:, None]
 WRITTEN: dict[str, Case] = {
     "grpo": case(PLAIN, sequence_mean, kl=KLTerm(0.04, kl_k3)),
@@ -79,18 +79,18 @@ WRITTEN: dict[str, Case] = {
     "dapo": case(DAPO),
     "dapo_group_mean": case(DAPO)._replace(shares=True),
     "bnpo": case(PLAIN),
-    "two_sided": case(clipped(0.2, 0.28, max_ratio=4.0)),
-    "dual_clip": case(clipped(0.2, dual_clip=3.0)),
-    "gspo": case(clipped(3e-4, 4e-4), sequence_mean, ratio=sequence_ratio),
-    "gspo_wide": case(clipped(0.1), sequence_mean, ratio=sequence_ratio),
-    "gspo_token_same": case(clipped(0.1), sequence_mean, ratio=sequence_token_ratio),
-    "gspo_token": case(clipped(0.1), sequence_mean, ratio=sequence_token_ratio),
-    "cispo": case(cispo(0.28)),
-    "cispo_cap5": case(cispo(4.0)),
-    "sapo": case(sapo(1.0, 1.05), sequence_mean),
+    "two_sided": case(clipped(clip_range=0.2, clip_range_high=0.28, max_ratio=4.0)),
+    "dual_clip": case(clipped(clip_range=0.2, dual_clip=3.0)),
+    "gspo": case(clipped(clip_range=3e-4, clip_range_high=4e-4), sequence_mean, ratio=sequence_ratio),
+    "gspo_wide": case(clipped(clip_range=0.1), sequence_mean, ratio=sequence_ratio),
+    "gspo_token_same": case(clipped(clip_range=0.1), sequence_mean, ratio=sequence_token_ratio),
+    "gspo_token": case(clipped(clip_range=0.1), sequence_mean, ratio=sequence_token_ratio),
+    "cispo": case(cispo(clip_range_high=0.28)),
+    "cispo_cap5": case(cispo(clip_range_high=4.0)),
+    "sapo": case(sapo(temperature_pos=1.0, temperature_neg=1.05), sequence_mean),
     "gmpo": case(plain_ratio(), sequence_mean, ratio=partial(geometric_clipped_ratio, clip_range=0.4)),
-    "luspo": case(clipped(0.1), sequence_sum_mean, ratio=sequence_ratio),
-    "vespo": case(vespo(2.0, 3.0, 3.0, 2.0), ratio=product_ratio),
+    "luspo": case(clipped(clip_range=0.1), sequence_sum_mean, ratio=sequence_ratio),
+    "vespo": case(vespo(k_pos=2.0, lambda_pos=3.0, k_neg=3.0, lambda_neg=2.0), ratio=product_ratio),
     "rloo_trl": case(PLAIN, sequence_mean, ratio=product_ratio),
     "rloo": case(PLAIN),
     "reinforce": case(reinforce(), CONSTANT),
@@ -100,8 +100,8 @@ WRITTEN: dict[str, Case] = {
     "opo": case(reinforce()),
     "maxrl": case(PLAIN),
     "gfpo": case(DAPO, mask=GFPO),
-    "dppo_tv": case(dppo_tv(0.15)),
-    "dppo_kl": case(dppo_kl(0.01)),
+    "dppo_tv": case(dppo_tv(delta=0.15)),
+    "dppo_kl": case(dppo_kl(delta=0.01)),
     "dapo_token_truncate": corrected(lambda *given: truncate_weights(token_weights(*given), cap=1.5)),
     "dapo_token_mask": corrected(lambda *given: drop_weights(token_weights(*given), low=0, high=1.5)),
     "dapo_sequence_truncate": corrected(lambda *given: truncate_weights(sequence_weights(*given), cap=1.6)),

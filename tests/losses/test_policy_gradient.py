@@ -49,6 +49,6 @@ def test_the_kl_term_takes_the_ratio_of_the_level_that_it_is_given():
     )
     targets = Targets(old, None, jnp.zeros((1, 3)), None, mask, ref_logprobs=ref)
     of_row = KLTerm(1.0, kl_k3, off_policy=True, ratio=sequence_ratio)
-    found = policy_gradient_loss(logprobs, targets, surrogate=clipped(0.2), kl=of_row)
+    found = policy_gradient_loss(logprobs, targets, surrogate=clipped(clip_range=0.2), kl=of_row)
     wanted = np.exp((-0.3 + 0.1) / 2) * (np.expm1(0.6) - 0.6 + np.expm1(-0.4) + 0.4)
     np.testing.assert_allclose(found.loss_sum, wanted, rtol=1e-5)

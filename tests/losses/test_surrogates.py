@@ -23,19 +23,25 @@ ADVANTAGES = jnp.array([[1.5, -2.0, 0.5], [-1.0, 2.0, -0.25]])
     ("surrogate", "op"),
     [
         (losses.plain_ratio(), lambda ratio, _, advantages: -ratio * advantages),
-        (losses.cispo(0.28), lambda *arrays: ops.cispo_loss(*arrays, clip_range_high=0.28)),
+        (losses.cispo(clip_range_high=0.28), lambda *arrays: ops.cispo_loss(*arrays, clip_range_high=0.28)),
         (
-            losses.sapo(1.0, 1.5),
+            losses.sapo(temperature_pos=1.0, temperature_neg=1.5),
             lambda ratio, _, advantages: ops.sapo_loss(
                 ratio, advantages, temperature_pos=1.0, temperature_neg=1.5
             ),
         ),
         (
-            losses.vespo(2.0, 3.0, 3.5, 2.5),
+            losses.vespo(k_pos=2.0, lambda_pos=3.0, k_neg=3.5, lambda_neg=2.5),
             lambda *arrays: ops.vespo_loss(*arrays, k_pos=2.0, lambda_pos=3.0, k_neg=3.5, lambda_neg=2.5),
         ),
-        (losses.dppo_tv(0.1, 0.3), lambda *arrays: ops.dppo_tv_loss(*arrays, delta=0.1, delta_high=0.3)),
-        (losses.dppo_kl(0.1, 0.3), lambda *arrays: ops.dppo_kl_loss(*arrays, delta=0.1, delta_high=0.3)),
+        (
+            losses.dppo_tv(delta=0.1, delta_high=0.3),
+            lambda *arrays: ops.dppo_tv_loss(*arrays, delta=0.1, delta_high=0.3),
+        ),
+        (
+            losses.dppo_kl(delta=0.1, delta_high=0.3),
+            lambda *arrays: ops.dppo_kl_loss(*arrays, delta=0.1, delta_high=0.3),
+        ),
     ],
 )
 def test_each_equals_its_op(surrogate: Surrogate, op: Callable[..., Array]) -> None:
