@@ -3,7 +3,8 @@
 
 For verifiers that run or parse hard text: a thread that is stuck in a regular expression cannot be stopped, a process
 can. Workers are started without importing jrl, JAX or the script that runs, and talk JSON: nothing is unpickled that
-a process said in which text of a policy ran. It is no sandbox: a worker has the rights, files and network of the run.
+a process said in which text of a policy ran. An answer repeats the nonce of its question, so that what a fork or a
+stray write says is no other row's reward. It is no sandbox: a worker has the rights, files and network of the run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import inspect
 import json
 import os
 import queue
+import secrets
 import selectors
 import signal
 import subprocess
@@ -135,10 +137,10 @@ class Isolated:
         return answer["reward"]
 
     def _next_worker(self) -> _Worker:
-        """One that waits, or a new one: those that ended since are left behind."""
+        """One that waits, or a new one: those that ended since, or spoke unasked, are left behind."""
         while not self._idle.empty():
             worker = self._idle.get_nowait()
-            if worker.alive:
+            if worker.ready:
                 return worker
             worker.end()
             self._all.discard(worker)
@@ -207,22 +209,29 @@ class _Worker:
         self._ended = False
 
     @property
-    def alive(self) -> bool:
-        """False once it has ended, whoever ended it."""
-        return not self._ended and self._process.poll() is None
+    def ready(self) -> bool:
+        """False once it has ended, whoever ended it, or where it said what nobody asked."""
+        if self._ended or self._process.poll() is not None:
+            return False
+        with selectors.DefaultSelector() as pipe:
+            pipe.register(self._said, selectors.EVENT_READ)
+            return not pipe.select(0.0)
 
-    def ask(self, line: bytes, seconds: float) -> dict[str, Any] | IsolatedError:
-        """Its answer; where there is none in time, it is ended."""
+    def ask(self, question: bytes, seconds: float) -> dict[str, Any] | IsolatedError:
+        """Its answer; where there is none in time, or what it says is no answer to this question, it is ended."""
+        nonce = secrets.token_hex(16).encode()
         try:
-            said = self._exchange(line, time.monotonic() + seconds)
+            said = self._exchange(nonce + b" " + question, time.monotonic() + seconds)
         except TimeoutError:
             self.end()
             return IsolatedError(f"took longer than {seconds:g} s, so its process was ended")
         except OSError:  # a pipe broke
             said = b""
-        answer = _read(said)
+        answer = _read(said, nonce)
         if answer is None or answer.get("ends"):
             self.end()
+        if answer is None and b"\n" in said:
+            return IsolatedError("its process said other than one answer to its question, so it was ended")
         if answer is None:
             return IsolatedError(f"its process ended with status {self._process.returncode}")
         return IsolatedError(answer["error"]) if "error" in answer else answer
@@ -233,7 +242,7 @@ class _Worker:
         with selectors.DefaultSelector() as pipes:
             pipes.register(self._asked, selectors.EVENT_WRITE)
             pipes.register(self._said, selectors.EVENT_READ)
-            while not said.endswith(b"\n") and len(said) < MOST_BYTES:
+            while b"\n" not in said[-(2**16) :] and len(said) < MOST_BYTES:
                 ready = pipes.select(max(deadline - time.monotonic(), 0.0))
                 if not ready:
                     raise TimeoutError
@@ -268,13 +277,15 @@ def _end_all(workers: set[_Worker]) -> None:
         workers.pop().end()
 
 
-def _read(said: bytes) -> dict[str, Any] | None:
-    """An answer; None for what is none, such as that of a process which ended in the middle of it."""
-    if not said.endswith(b"\n"):
+def _read(said: bytes, nonce: bytes) -> dict[str, Any] | None:
+    """An answer; None for what is none: of a process which ended in the middle of it, or of another question."""
+    line, end, more = said.partition(b"\n")
+    said_to, _, text = line.partition(b" ")
+    if not end or more or said_to != nonce:
         return None
     try:
-        answer = json.loads(said)
-    except ValueError:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     return answer if isinstance(answer, dict) else None
 

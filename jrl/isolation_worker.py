@@ -2,7 +2,8 @@
 """Program of the processes that `jrl.isolation` starts: one function, called for one row at a time.
 
 It is run as a file and imports nothing of jrl, so that it starts in the time that Python takes. Each side says one line
-of JSON: the first names the function, all others hold the columns of a row. The end of its input ends it.
+of JSON: the first names the function, all others hold the columns of a row. A question's nonce stands before it and
+before its answer. The end of the input ends this process.
 """
 
 from __future__ import annotations
@@ -30,22 +31,28 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
 
-    def tell(answer: dict[str, Any]) -> None:
-        answered.write(json.dumps(answer).encode() + b"\n")
+    asked_one = os.getpid()
+
+    def tell(nonce: bytes, answer: dict[str, Any]) -> None:
+        if os.getpid() != asked_one:  # a fork that came back from the function: one of the two answers
+            os._exit(1)
+        answered.write(nonce + b" " + json.dumps(answer).encode() + b"\n")
         answered.flush()
 
-    order = json.loads(asked.readline())
+    nonce, _, question = asked.readline().partition(b" ")
+    order = json.loads(question)
     sys.path[:] = order["path"]
     try:
         function = vars(importlib.import_module(order["module"]))[order["name"]]
         _limit_memory(order["memory"])
     except BaseException as error:  # an import may raise anything, and the run is told
-        tell({"error": _told(error)})
+        tell(nonce, {"error": _told(error)})
         return
-    tell({})
+    tell(nonce, {})
     for line in asked:
-        answer = _answer(function, json.loads(line), order["timeout"])
-        tell(answer)
+        nonce, _, question = line.partition(b" ")
+        answer = _answer(function, json.loads(question), order["timeout"])
+        tell(nonce, answer)
         if answer.get("ends"):
             return
 

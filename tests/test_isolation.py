@@ -83,6 +83,36 @@ def test_one_row_is_lost_and_no_other(quick: Isolated, deed: str, said: str) -> 
     assert isinstance(lost, IsolatedError) and said in str(lost)
 
 
+@pytest.mark.parametrize("deed", ["forge", "forge a nonce", "twice"])
+def test_a_forged_answer_is_none_and_shifts_no_row(deed: str) -> None:
+    alone = isolated(obey, timeout=2.0)
+    before, lost, *after = alone(outputs=["a", deed, "ab", "abc", "abcd"])
+    assert (before, after) == (1.0, [2.0, 3.0, 4.0])
+    assert isinstance(lost, IsolatedError) and "other than one answer to its question" in str(lost)
+    assert alone(outputs=["abc", "a", "ab"]) == [3.0, 1.0, 2.0]
+    alone.close()
+
+
+def test_what_was_said_unasked_is_no_answer(tmp_path: Path) -> None:
+    alone = isolated(obey, timeout=2.0)
+    first, kept = alone(outputs=[f"pid {tmp_path / 'pid'}", "forge later"])
+    assert kept == 11.0
+    time.sleep(0.6)
+    rewards = alone(outputs=["a", "ab", f"pid {tmp_path / 'pid'}"])
+    assert rewards[:2] == [1.0, 2.0] and rewards[2] != first
+    alone.close()
+
+
+def test_a_fork_that_returns_shifts_no_row(tmp_path: Path) -> None:
+    alone = isolated(obey, timeout=2.0)
+    told = f"pid {tmp_path / 'pid'}"
+    first, *rewards, last = alone(outputs=[told, "a", "fork", "ab", "fork", "abc", "abcde", told])
+    assert rewards == [1.0, 4.0, 2.0, 4.0, 3.0, 5.0]
+    assert first == last, "one process answers, the other ends"
+    assert alone(outputs=["abc", "a", "ab"]) == [3.0, 1.0, 2.0]
+    alone.close()
+
+
 @pytest.mark.parametrize(
     ("deed", "reward"), [("print", 1.0), ("read", 0.0), ("none", None), ("tokens", [1.0, 2.0])]
 )

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,41 @@ def _deaf() -> list[float]:
     return [0.0]
 
 
+def _forks() -> list[float]:
+    os.fork()  # both return
+    return [4.0]
+
+
+def _say(line: bytes) -> None:
+    """Writes wherever an answer might be read."""
+    for pipe in range(3, 10):
+        try:
+            os.write(pipe, line)
+        except OSError:
+            continue
+
+
+def _forges(nonce: bytes = b"") -> list[float]:
+    _say(nonce + b'{"reward": 99.0}\n')
+    time.sleep(0.1)
+    return [5.0]
+
+
+def _forges_later() -> list[float]:
+    threading.Timer(0.2, _say, [b'{"reward": 99.0}\n']).start()
+    return [11.0]
+
+
+def _answers_twice() -> list[float]:
+    """Finds out what its question is known by, as nothing in a process can be hidden from it."""
+    frame = sys._getframe()
+    while "nonce" not in frame.f_locals and frame.f_back is not None:
+        frame = frame.f_back
+    _say((frame.f_locals.get("nonce", b"") + b' {"reward": 99.0}\n') * 2)
+    time.sleep(0.1)
+    return [5.0]
+
+
 def _raises() -> list[float]:
     raise KeyError("no such case")
 
@@ -70,6 +106,11 @@ _DEEDS = {
     "crash": lambda: os._exit(3),
     "abort": os.abort,
     "exit": sys.exit,
+    "fork": _forks,
+    "forge": _forges,
+    "forge a nonce": lambda: _forges(b"0" * 32 + b" "),
+    "forge later": _forges_later,
+    "twice": _answers_twice,
     "raise": _raises,
     "memory": lambda: [float(len(bytearray(2**34)))],
     "print": lambda: [print('{"reward": 99}', flush=True) or 1.0],
