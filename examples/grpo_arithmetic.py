@@ -32,7 +32,7 @@ from rich.console import Console
 from stages import RECIPES, add_flags, split_overrides, stopped
 
 import jrl
-from jrl.learners import ALGORITHMS
+from jrl.learners import ALGORITHMS, switches
 
 SAMPLES = 4
 """Answers to each held-out problem."""
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = jrl.TRLConfig.load_yaml(flags.config)
     config = config.evolve(method={"gen_kwargs": {"max_new_tokens": task.max_new_tokens}})
     if flags.algorithm:
-        config = config.evolve(method=ALGORITHMS[flags.algorithm])
+        config = config.draft(method=switches(flags.algorithm))
     config = jrl.apply_overrides(config, overrides)
     held_out = task.problems(flags.num_held_out, seed=HELD_OUT_SEED)
     known = [row["prompt"] for row in held_out]
@@ -85,7 +85,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[str]
     top = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_flags(top, run="grpo_arithmetic")
     top.add_argument("--task", choices=list(TASKS), default="chain_sum", help="of reasoning-gym")
-    top.add_argument("--algorithm", choices=list(ALGORITHMS), help="switches to lay over the recipe")
+    top.add_argument(
+        "--algorithm", choices=list(ALGORITHMS), help="an algorithm in the place of the recipe's"
+    )
     top.add_argument(
         "--in-words", action="store_true", help="ask in reasoning-gym's words, for a model that reads English"
     )

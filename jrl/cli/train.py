@@ -30,18 +30,21 @@ def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
         )
     if flags.command in entry.variants:
         config = _as_variant(
-            flags.command, config, entry.variants[flags.command], from_file=bool(flags.config)
+            flags.command, config, entry.switches(flags.command), from_file=bool(flags.config)
         )
     return _PREPARED[entry.data](flags, apply_overrides(config, overrides))
 
 
 def _as_variant(name: str, config: TRLConfig, fields: Mapping[str, Any], *, from_file: bool) -> TRLConfig:
-    """A recipe with the switches of a published algorithm; those of the file that they replace are told."""
+    """A recipe with the switches of a published algorithm; those of the file that they replace are told.
+
+    Flags may still mend what does not fit together, so no value is checked here.
+    """
     own = {field: vars(config.method)[field] for field in fields}
     replaced = {field: value for field, value in own.items() if from_file and value != fields[field]}
     if replaced:
         tell(f"`jrl {name}` sets {_listed(fields, replaced)}; the recipe had {_listed(own, replaced)}.")
-    return config.evolve(method=fields)
+    return config.draft(method=fields)
 
 
 def _listed(fields: Mapping[str, Any], names: Mapping[str, Any]) -> str:

@@ -589,6 +589,21 @@ def algorithm(name: str, **fields: Any) -> GRPOConfig:
     return GRPOConfig(**{**ALGORITHMS[name], **fields})
 
 
+def switches(name: str) -> dict[str, Any]:
+    """All fields that tell the algorithms apart, as this one has them: what to lay over a recipe of any other.
+
+    `num_generations` is a size and stays the recipe's, unless the algorithm has a number of its own.
+
+    Args:
+      name: A name of `ALGORITHMS`.
+    Raises:
+      ValueError: As `algorithm`.
+    """
+    chosen = vars(algorithm(name))
+    told = {field: None for fields in ALGORITHMS.values() for field in fields if field != "num_generations"}
+    return {field: chosen[field] for field in told} | dict(ALGORITHMS[name])
+
+
 Part = Callable[[GRPOConfig], Any]
 
 

@@ -25,5 +25,6 @@ GRPO = Method(
     papers=lambda config: ("shao2024deepseekmath",),
     # `jrl grpo` begins with jrl's own defaults.
     variants={name: fields for name, fields in ALGORITHMS.items() if name != "grpo"},
+    sizes=("num_generations",),
     headlines={"grpo/clip_fraction": "clip", "grpo/entropy": "entropy"},
 )

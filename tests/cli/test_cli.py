@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
+import importlib
 import json
 import shutil
 
 import pytest
 import yaml
 
+import jrl
 from jrl.cli import COMMANDS, main
 from jrl.cli.generate import model_folder
+from jrl.learners.grpo import ALGORITHMS, algorithm
+from jrl.methods.grpo import GRPO
 from jrl.trainers.checkpoints.checkpointer import Checkpointer, CheckpointError
 from jrl.trainers.loading.reward_model import load_reward_model
 from tests.trainers.loading.reward_models import save_reward_model
@@ -73,6 +77,55 @@ def test_a_published_algorithm_has_a_command_that_sets_its_switches(files, tmp_p
     method = yaml.safe_load((tmp_path / "checkpoint_1" / "config.yaml").read_text())["method"]
     assert (method["estimator"], method["reduction"]) == ("leave_one_out", "token")
     assert method["num_generations"] == 2  # a flag comes behind the algorithm's own number
+
+
+class _Prepared:
+    unsaved = False
+
+    def learn(self):
+        pass
+
+
+def prepared(monkeypatch):
+    """Sections of the runs that commands prepare, none of which is run."""
+    found = []
+    module = importlib.import_module("jrl.cli.train")  # the package has a function of this name
+    monkeypatch.setattr(
+        module, "prepare", lambda **given: found.append(given["config"].method) or _Prepared()
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", GRPO.variants)
+def test_the_named_algorithm_runs_whatever_recipe_it_is_laid_over(files, tmp_path, monkeypatch, name):
+    """None of the published algorithms shows through; sizes, and what no algorithm sets, are the recipe's."""
+    found = prepared(monkeypatch)
+    own = {"num_rollouts": 48, "chunk_size": 48, "entropy_coef": 0.25}
+    for under in ALGORITHMS:
+        laid = jrl.default_config(algorithm(under, **own))
+        size = ALGORITHMS[name].get("num_generations", laid.method.num_generations)
+        # A recipe that compares no samples has one of each prompt: a flag mends that.
+        size = 4 if size == 1 and algorithm(name).num_generations > 1 else size
+        recipe = tmp_path / f"{under}.yaml"
+        recipe.write_text(yaml.safe_dump(laid.to_dict()))
+        words = [name, "--reward", "tests.trainers.runs:count_vowels", "--prompts", files[1]]
+        assert main([*words, "--config", str(recipe), f"--method.num_generations={size}"]) == 0
+        wanted = algorithm(name, **own, num_generations=size, gen_kwargs=laid.method.gen_kwargs)
+        assert found.pop() == wanted, under
+
+
+def test_flags_mend_a_recipe_that_the_algorithm_does_not_fit(files, tmp_path, monkeypatch, capsys):
+    """24 rollouts are no groups of MaxRL's 16."""
+    found = prepared(monkeypatch)
+    recipe = tmp_path / "dapo.yaml"
+    laid = jrl.default_config(algorithm("dapo", num_rollouts=24, chunk_size=24))
+    recipe.write_text(yaml.safe_dump(laid.to_dict()))
+    words = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", files[1], "--config", str(recipe)]
+    assert main(["maxrl", *words]) == 2
+    assert "`method.num_generations` must be" in capsys.readouterr().err
+    assert main(["maxrl", *words, "--method.chunk_size", "32", "--method.num_rollouts", "32"]) == 0
+    assert (found[0].estimator, found[0].num_generations, found[0].num_rollouts) == ("mean_scaled", 16, 32)
+    assert main(["grpo", *words]) == 0 and found[1] == laid.method  # no algorithm of the table
 
 
 def test_a_recipe_of_another_algorithm_is_refused(files, capsys):

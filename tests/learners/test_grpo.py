@@ -14,9 +14,10 @@ import pytest
 from jrl.forward import Reader
 from jrl.learners.credit import Credit, Scaling, rollout_metrics
 from jrl.learners.groups import decoupled_scores, selection_metrics
-from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_policy_loss, grpo_recipe
+from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_policy_loss, grpo_recipe, switches
 from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.recipe import Recipe
+from jrl.methods.grpo import GRPO
 from jrl.ops import decoupled_advantages, finalize, place_scores
 from jrl.typing import ModelInputs, Predictions, Rollouts, Scored, Sequences
 from tests.learners.batches import CHUNK_BYTES, sgd
@@ -147,6 +148,15 @@ def test_an_aggregate_needs_the_scores_of_each_function() -> None:
         recipe.scaled_rewards(golden_rollouts(), recipe.scaling.init())
     with pytest.raises(ValueError, match="`aggregate` of a recipe must be None beside `scaling`"):
         replace(recipe, scaling=Scaling(clip_range=1.0))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_switches_are_of_their_algorithm_whatever_they_are_laid_over(name: str) -> None:
+    for under in ALGORITHMS:
+        size = ALGORITHMS[name].get("num_generations", 8)
+        laid = {**vars(algorithm(under)), "num_generations": 8, **switches(name)}
+        assert GRPOConfig(**laid) == algorithm(name, num_generations=size), under
+    assert name not in GRPO.variants or GRPO.switches(name) == switches(name)
 
 
 def test_the_golden_table_has_every_algorithm() -> None:

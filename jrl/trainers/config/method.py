@@ -65,7 +65,8 @@ class Method:
       footprint: Of a configuration, for `jrl plan`; None: derived from the recipe, or not planned where there is none.
       headlines: Metrics for a glance, and their short names.
       variants: Published algorithms that are values of the same section: the name of each one's command, and the fields
-        that it sets.
+        in which it differs from `default`.
+      sizes: Fields that a recipe keeps where a variant does not set them: they say how much, and not which algorithm.
       own_tokens: Whether texts are always tokenised with special tokens, as TRL's methods do.
       scales_loss: Whether it may compute in float16.
     """
@@ -83,8 +84,21 @@ class Method:
     footprint: Callable[[TRLConfig], Footprint] | None = None
     headlines: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sizes: tuple[str, ...] = ()
     own_tokens: bool = False
     scales_loss: bool = False
+
+    def switches(self, variant: str) -> dict[str, Any]:
+        """All fields that tell the variants apart, as one of them has them, whatever a recipe says.
+
+        What it does not set itself, but another does, has its default: else a recipe of that other would show through.
+
+        Args:
+          variant: A name of `variants`.
+        """
+        defaults = vars(self.default().method)
+        told = {name: None for fields in self.variants.values() for name in fields if name not in self.sizes}
+        return {name: defaults[name] for name in told} | dict(self.variants[variant])
 
 
 _ENTRIES: dict[type[MethodConfig], Method] = {}

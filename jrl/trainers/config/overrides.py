@@ -8,11 +8,12 @@ from typing import Any
 
 from jrl.suggestions import did_you_mean
 from jrl.trainers.config.coercion import coerce_flag, field_types, parse_yaml
+from jrl.trainers.config.section_dicts import nest
 from jrl.trainers.config.trl_config import TRLConfig
 
 
 def apply_overrides(config: TRLConfig, arguments: Sequence[str]) -> TRLConfig:
-    """A new configuration with the overrides applied, left to right.
+    """A new configuration with the overrides applied, left to right, and checked when all of them are there.
 
     Each is `--section.field value` or `--section.field=value`; a boolean field may stand alone, meaning true.
     The field's annotation decides how the text is read: `--train.run_name 3` is the text "3", `--train.seed
@@ -23,7 +24,8 @@ def apply_overrides(config: TRLConfig, arguments: Sequence[str]) -> TRLConfig:
       config: Left untouched.
       arguments: As they stand in `sys.argv`.
     Raises:
-      ValueError: On an unknown section or field, naming the closest one, or a flag without a value.
+      ValueError: On an unknown section or field, naming the closest one, a flag without a value, or values that are
+        out of range or do not fit each other.
       TypeError: On a value of the wrong type.
     """
     rest = list(arguments)
@@ -41,8 +43,8 @@ def apply_overrides(config: TRLConfig, arguments: Sequence[str]) -> TRLConfig:
             raise ValueError(f"--{name} needs a value.")
         value = parse_yaml(text) if expected is None else coerce_flag(text, expected, name)
         # A dotted name inside a dictionary may follow the dictionary itself, so each is applied in its turn.
-        config = TRLConfig.update(config, {name: value})
-    return config
+        config = config.draft(**nest(name, value))
+    return config.evolve()
 
 
 def _expected_type(config: TRLConfig, name: str) -> Any:

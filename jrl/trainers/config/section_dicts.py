@@ -26,6 +26,20 @@ def build_section(name: str, section: type, values: Mapping[str, Any]) -> Any:
       ValueError: On an unknown field, naming the closest one, a missing one, or a value out of range.
       TypeError: On a value of the wrong type.
     """
+    return section(**typed_fields(name, section, values))
+
+
+def typed_fields(name: str, section: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a section, known, complete and of the right types; whether they are in range is not asked.
+
+    Args:
+      name: Of the section, for errors.
+      section: Its dataclass.
+      values: Field → value; copied.
+    Raises:
+      ValueError: On an unknown field, naming the closest one, or a missing one.
+      TypeError: On a value of the wrong type.
+    """
     expected = field_types(section)
     for field in values:
         if field not in expected:
@@ -37,7 +51,7 @@ def build_section(name: str, section: type, values: Mapping[str, Any]) -> Any:
     if missing:
         raise ValueError(f"The configuration lacks {missing}, which {section.__name__} requires.")
     copied = copy.deepcopy(dict(values))
-    return section(**{field: coerce(copied[field], expected[field], f"{name}.{field}") for field in copied})
+    return {field: coerce(copied[field], expected[field], f"{name}.{field}") for field in copied}
 
 
 def nest(name: str, value: Any) -> dict[str, Any]:

@@ -23,7 +23,14 @@ from jrl.trainers.config.gen_kwargs import known_values
 from jrl.trainers.config.layouts import full_name, in_present_layout
 from jrl.trainers.config.method import entries, entry_of
 from jrl.trainers.config.registry import METHODS, get_method, method_of_trainer
-from jrl.trainers.config.section_dicts import build_section, hint_anywhere, merge, nest, warn_caller
+from jrl.trainers.config.section_dicts import (
+    build_section,
+    hint_anywhere,
+    merge,
+    nest,
+    typed_fields,
+    warn_caller,
+)
 from jrl.trainers.config.sections import (
     ModelConfig,
     OptimizerConfig,
@@ -182,6 +189,27 @@ class TRLConfig:
             if renamed:
                 classes[name] = self._section_class(name, merged[name])
         return self._build(merged, classes)
+
+    def draft(self, **sections: Mapping[str, Any]) -> Self:
+        """As `evolve`, but values may be out of range or not fit each other until `validate` asks.
+
+        Of several changes a later one may so mend what an earlier one broke.
+
+        Args:
+          **sections: Field → value of sections that there are.
+        Raises:
+          ValueError: On an unknown field, naming the closest one.
+          TypeError: On a value of the wrong type.
+        """
+        found = copy.deepcopy(self)
+        for name, changes in sections.items():
+            section = vars(found)[name]
+            if _renamed(name, vars(section), changes):
+                vars(found)[name] = build_section(name, self._section_class(name, changes), changes)
+            else:
+                values = typed_fields(name, type(section), merge(vars(section), changes))
+                vars(section).update(values)
+        return found
 
     @classmethod
     def update(cls, base: TRLConfig | Mapping[str, Any], changes: Mapping[str, Any]) -> TRLConfig:

@@ -359,6 +359,14 @@ class TestOverrides:
     def apply(self, config, line):
         return apply_overrides(config, line.split("|"))
 
+    def test_values_are_held_against_each_other_when_all_are_there(self, config):
+        flags = ["--method.num_rollouts|24", "--method.chunk_size|24", "--method.num_generations|12"]
+        for order in (flags, flags[::-1]):
+            method = self.apply(config, "|".join(order)).method
+            assert (method.num_rollouts, method.num_generations) == (24, 12)
+        with pytest.raises(ValueError, match=r"`method\.num_generations` must be"):
+            self.apply(config, "--method.num_generations|11")
+
     @pytest.mark.parametrize(
         ("line", "section", "field", "value"),
         [
