@@ -216,6 +216,21 @@ class GroupTrainer(FlatTrainer):
 
     # Evaluation: completions of the evaluation prompts, judged.
 
+    def _check_best(self) -> None:
+        """Refuses a metric that no evaluation has: there is no loss of completions that are only judged."""
+        best = best_name(self.config)
+        several = self.reward_func_names if len(self.reward_func_names) > 1 else ()
+        of_set = ["reward", "completions/mean_length"]
+        of_set += [f"rewards/{name}/{figure}" for name in several for figure in ("mean", "std")]
+        sets = [f"{name}_" if name != MAIN else "" for name in self._eval_samples] or [""]
+        names = sorted(f"{before}{name}" for before in sets for name in of_set)
+        if best is not None and best.removeprefix("eval_") not in names:
+            raise ValueError(
+                f"`metric_for_best_model` must be one of {names}, got {self.config.metric_for_best_model!r}: an "
+                "evaluation judges completions and has no loss, which transformers goes by beside "
+                "`load_best_model_at_end` where no metric is named."
+            )
+
     def _measured(self, sets: Mapping[str, Any], measure: Callable[[], Evaluation | None]) -> Evaluation:
         """Metrics under TRL's names, of several sets of prompts with the set's name before each."""
         metrics: dict[str, float] = {}
@@ -246,7 +261,9 @@ class GroupTrainer(FlatTrainer):
         best = best_name(self.config)
         if best is None:
             return found
-        value = found.metrics[f"{HELD_OUT}{best.removeprefix('eval_')}"]
+        value = found.metrics.get(f"{HELD_OUT}{best.removeprefix('eval_')}")
+        if value is None:  # of a function that applied to no completion: nothing to compare
+            return replace(found, score=None)
         return replace(found, score=value if self.args.greater_is_better else -value)
 
     def evaluate(

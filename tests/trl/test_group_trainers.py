@@ -229,6 +229,70 @@ def _leaves(tree):
     return [leaf for key in sorted(tree) for leaf in _leaves(tree[key])] if isinstance(tree, dict) else [tree]
 
 
+def length(completions, **others):
+    del others
+    return [float(len(text)) for text in completions]
+
+
+def of_the_best(folder, metric, *, sets=ROWS[:2], functions=(share_of_vowels, length), **given):
+    """A run's arguments whose best evaluation is told by this metric."""
+    every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    args = GRPOConfig(
+        **options(folder, **every, load_best_model_at_end=True, metric_for_best_model=metric, **given)
+    )
+    return {
+        "reward_funcs": list(functions),
+        "args": args,
+        "train_dataset": ROWS,
+        "eval_dataset": sets,
+    }
+
+
+def test_the_best_model_is_told_by_what_evaluations_have(checkpoint, tmp_path):
+    metric = "eval_b_rewards/length/mean"
+    trainer = GRPOTrainer(
+        str(checkpoint), **of_the_best(tmp_path, metric, sets={"a": ROWS[:1], "b": ROWS[:2]})
+    )
+    trainer.train()
+    found = [line[metric] for line in trainer.state.log_history if metric in line]
+    assert len(found) == 2 and trainer.state.best_metric == max(found) > 0
+    assert trainer.state.best_model_checkpoint.endswith(f"checkpoint_{found.index(max(found)) + 1}")
+
+
+def test_an_evaluation_without_the_metric_is_not_the_best(checkpoint, tmp_path):
+    def silent(completions, **others):
+        return [None for _ in completions]
+
+    given = of_the_best(tmp_path, "rewards/silent/mean", functions=(share_of_vowels, silent), max_steps=1)
+    trainer = GRPOTrainer(str(checkpoint), **given)
+    trainer.train()
+    assert trainer.state.best_metric is None and trainer.state.best_model_checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "given", "names"),
+    [
+        (
+            None,
+            {},
+            r"\['completions/mean_length', 'reward', 'rewards/length/mean', .*got 'loss': .* has no loss",
+        ),
+        ("eval_entropy", {}, "'rewards/share_of_vowels/std'.*got 'eval_entropy'"),
+        ("rewards/length/mean", {"functions": (length,)}, r"\['completions/mean_length', 'reward'\], got"),
+        (
+            "reward",
+            {"sets": {"a": ROWS[:1], "b": ROWS}},
+            r"\['a_completions/mean_length', 'a_reward', .*'b_reward'",
+        ),
+    ],
+)
+def test_a_metric_that_no_evaluation_has_is_refused_before_the_run(
+    checkpoint, tmp_path, metric, given, names
+):
+    with pytest.raises(ValueError, match=f"`metric_for_best_model` must be one of .*{names}"):
+        GRPOTrainer(str(checkpoint), **of_the_best(tmp_path, metric, **given))
+
+
 # What a configuration becomes.
 
 
