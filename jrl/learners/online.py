@@ -137,7 +137,8 @@ def make_online_update(
     """Builds the update of an iteration: all epochs and minibatches over its rollouts, in one compiled call.
 
     Old log-probabilities and values are those of the rollouts, from before the first step, in every epoch. Each
-    epoch visits the rollouts in a fresh order; rows without actions come last and weigh nothing.
+    epoch visits the rollouts in a fresh order; rows without actions come last unless the recipe spreads them, and a
+    step that has no other rows changes nothing.
 
     Args:
       reader: The model, at the temperature of the rollouts.
@@ -173,6 +174,7 @@ def make_online_update(
         )
         trunk = trunk_of_rows(reader.policy, frozen, sequences.inputs, minibatch_size=minibatch_size)
         everything = _Rows(sequences, trunk, targets)
+        has_action = jnp.any(mask, axis=1)
 
         def objective(params: Params, rows: Rows) -> Loss:
             taken = take_rows(everything, rows.ids)
@@ -189,13 +191,17 @@ def make_online_update(
             )
 
         def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:
-            return optimizer_step(train, optimizer, accumulate(objective, train.params, rows))
+            found = accumulate(objective, train.params, rows)
+            # A loss that counts empty rows weighs a step of nothing but them, which has nothing to teach.
+            acts = jnp.any(jnp.take(has_action, rows.ids) & rows.valid)
+            weight = jnp.where(acts, found.weight, 0.0)
+            return optimizer_step(train, optimizer, found._replace(weight=weight))
 
         epoch_keys = jax.random.split(key, recipe.num_epochs)
         train, stacked = run_epochs(
             step,
             state.train,
-            jnp.stack([shuffled_rows(mask, epoch_key) for epoch_key in epoch_keys]),
+            jnp.stack([shuffled_rows(mask, one, spread_empty=recipe.spread_empty) for one in epoch_keys]),
             batch_size=batch_size,
             minibatch_size=minibatch_size,
             max_kl=recipe.max_policy_kl,
@@ -212,10 +218,10 @@ def make_online_update(
     return update
 
 
-def shuffled_rows(mask: Bool[Array, "N T"], key: PRNGKey) -> Int[Array, "N"]:
-    """Rows in random order, those without any action last."""
+def shuffled_rows(mask: Bool[Array, "N T"], key: PRNGKey, *, spread_empty: bool = False) -> Int[Array, "N"]:
+    """Rows in random order, those without any action last or, with `spread_empty`, among the others."""
     draws = jax.random.uniform(key, mask.shape[:1])
-    return jnp.argsort(jnp.where(jnp.any(mask, axis=1), draws, 2.0)).astype(jnp.int32)
+    return jnp.argsort(jnp.where(jnp.any(mask, axis=1) | spread_empty, draws, 2.0)).astype(jnp.int32)
 
 
 def run_epochs(

@@ -74,6 +74,8 @@ class Recipe:
       greedy_baseline: Whether the score of the greedy completion of the same prompt is subtracted from each row's.
       reward_weights: Of several reward functions; None: 1 each.
       aggregate: Makes one number a completion of the scores of several reward functions; None: their weighted sum is.
+      spread_empty: Whether rows without actions are shuffled among the others, as a loss that counts them needs; else
+        they come last.
       prefix: Of the metrics' names.
     """
 
@@ -94,6 +96,7 @@ class Recipe:
     greedy_baseline: bool = False
     reward_weights: tuple[float, ...] | None = None
     aggregate: Aggregate | None = None
+    spread_empty: bool = False
     prefix: str = "policy_gradient"
 
     def __post_init__(self) -> None:

@@ -257,6 +257,7 @@ def grpo_recipe(method: GRPOMethod) -> Recipe:
         aggregate=decoupled_scores(method.weights, ddof=DDOF, epsilon=EPSILON) if decoupled else None,
         reward_weights=method.weights,
         sampling=method.sampling,
+        spread_empty=True,
         loss=grpo_loss(method),
         kl=KLControl(coef=method.beta) if method.beta else None,
         num_epochs=method.num_iterations,
@@ -294,4 +295,5 @@ def rloo_recipe(method: RLOOMethod) -> Recipe:
         select=Selection(),
         reward_weights=method.weights,
         sampling=method.sampling,
+        spread_empty=True,
     )

@@ -9,16 +9,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jrl.forward import Reader
 from jrl.learners.credit import Credit, Scaling, rollout_metrics
 from jrl.learners.groups import decoupled_scores, selection_metrics
 from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_policy_loss, grpo_recipe, switches
-from jrl.learners.online import init_online_state, make_online_update
+from jrl.learners.guards import skip_nonfinite
+from jrl.learners.online import init_online_state, make_online_update, shuffled_rows
 from jrl.learners.recipe import Recipe
 from jrl.methods.grpo import GRPO
 from jrl.ops import decoupled_advantages, finalize, place_scores
+from jrl.trl.group_method import GRPOMethod
+from jrl.trl.group_method import grpo_recipe as trl_recipe
 from jrl.typing import ModelInputs, Predictions, Rollouts, Scored, Sequences
 from tests.learners.batches import CHUNK_BYTES, sgd
 from tests.learners.tabular import tabular_batch, tabular_params, tabular_policy
@@ -540,3 +544,43 @@ def test_metrics_are_of_all_rollouts_also_of_those_that_are_left_out() -> None:
     )
     assert found["reward/mean"] == pytest.approx(5 / 6) and found["completion/length_mean"] == 1
     assert found["rollout/kept_fraction"] == pytest.approx(2 / 6)
+
+
+EMPTY = jnp.array([1, 5, 9, 13])
+
+
+def test_rows_without_actions_come_last_or_among_the_others() -> None:
+    """In 64 orders each of the four steps has on average one of the four empty rows, where they are spread."""
+    mask = jnp.ones((16, 3), bool).at[EMPTY].set(False)
+    keys = jax.random.split(jax.random.key(0), 64)
+
+    def empty_of_steps(spread: bool) -> np.ndarray:
+        orders = jax.vmap(lambda key: shuffled_rows(mask, key, spread_empty=spread))(keys)
+        assert jnp.array_equal(jnp.sort(orders, axis=1), jnp.tile(jnp.arange(16), (64, 1)))
+        return np.asarray(jnp.isin(orders, EMPTY).reshape(64, 4, 4).sum(axis=2).mean(axis=0))
+
+    assert empty_of_steps(False).tolist() == [0, 0, 0, 4]
+    assert np.all(np.abs(empty_of_steps(True) - 1) < 0.3)
+    full = jnp.ones((16, 3), bool)
+    assert jnp.array_equal(shuffled_rows(full, keys[0]), shuffled_rows(full, keys[0], spread_empty=True))
+
+
+def test_a_step_of_nothing_but_empty_rows_changes_nothing() -> None:
+    """Though its loss counts them: AdamW would still move by its moments and its decay."""
+    params, frozen = tabular_params(seed=0)
+    batch = tabular_batch(params, frozen, jax.random.key(1), num_rows=8)
+    mask = batch.sequences.mask.at[4:].set(False)
+    batch = batch._replace(sequences=batch.sequences._replace(mask=mask), groups=jnp.arange(8) // 4)
+    recipe = replace(trl_recipe(GRPOMethod(loss_type="grpo", num_generations=4)), spread_empty=False)
+    optimizer = skip_nonfinite(optax.adamw(1e-2, weight_decay=0.1))
+    update = make_online_update(
+        Reader(tabular_policy(), chunk_bytes=CHUNK_BYTES), optimizer, recipe, batch_size=4, minibatch_size=2
+    )
+    state = init_online_state(params, optimizer, recipe)
+    whole, _ = update(state, frozen, batch, jax.random.key(2))
+    first, _ = update(state, frozen, batch, jax.random.key(2), jnp.int32(1))
+    assert (int(whole.train.step), int(first.train.step)) == (2, 1)
+    moved = jax.tree.map(lambda new, old: float(jnp.abs(new - old).max()), first.train.params, params)
+    assert max(jax.tree.leaves(moved)) > 0
+    jax.tree.map(np.testing.assert_array_equal, whole.train.params, first.train.params)
+    jax.tree.map(np.testing.assert_array_equal, whole.train.opt_state, first.train.opt_state)

@@ -137,6 +137,10 @@ def test_completions_that_were_cut_are_left_out_where_that_is_asked_for(make, co
     assert make(config()).sampling == SamplingRules()
 
 
+def test_rows_that_are_counted_are_shuffled_among_the_others():
+    assert grpo_recipe(method(loss_type="grpo")).spread_empty and rloo_recipe(RLOOMethod()).spread_empty
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
