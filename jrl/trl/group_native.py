@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -46,15 +47,45 @@ class GroupNative(OnlineTrainer):
         def collected(*given: Any, **options: Any) -> Experience:
             found = collect(*given, **options)
             columns, figures = self.logged()
-            # Each process judges rows of its own, and logs what it says of them alone.
-            whole = {name: values for name, values in columns.items() if len(values) == len(found.rows)}
-            rows = [
-                row | {name: values[number] for name, values in whole.items()}
-                for number, row in enumerate(found.rows)
-            ]
+            rows = with_columns(found.rows, columns)
             return replace(found, metrics=found.metrics | figures, rows=rows)
 
         self.collect = collected
+
+
+def with_columns(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """Rows of the samples' log with the columns that reward functions logged, and a warning of what cannot be taken.
+
+    A column named as one of jrl's own stands behind `log_extra/`; one that is not of as many values as there are rows
+    is left out: of several processes each judges rows of its own, and logs what it says of them alone.
+
+    Args:
+      rows: Of all completions.
+      columns: Name → values.
+    """
+    own = rows[0].keys() if rows else ()
+    taken: dict[str, Sequence[Any]] = {}
+    for name, values in columns.items():
+        if len(values) != len(rows):
+            warnings.warn(
+                f"`log_extra`: the column {name!r} has {len(values)} values for {len(rows)} completions, and is left "
+                "out of `rollouts.jsonl`: it must have one of each, which several processes cannot log.",
+                stacklevel=2,
+            )
+        elif name in own:
+            taken[f"log_extra/{name}"] = values
+            warnings.warn(
+                f"`log_extra`: the column {name!r} has the name of one of jrl's own, and is `log_extra/{name}` in "
+                "`rollouts.jsonl`.",
+                stacklevel=2,
+            )
+        else:
+            taken[name] = values
+    return [
+        {**row, **{name: values[number] for name, values in taken.items()}} for number, row in enumerate(rows)
+    ]
 
 
 def encode_rows(

@@ -248,6 +248,27 @@ def of_the_best(folder, metric, *, sets=ROWS[:2], functions=(share_of_vowels, le
     }
 
 
+def test_columns_of_a_script_take_the_place_of_none_of_jrls(checkpoint, tmp_path):
+    def logs(completions, log_extra, **others):
+        log_extra("reward", ["mine"] * len(completions))
+        log_extra("half", ["x"] * (len(completions) // 2))
+        log_extra("place", list(range(len(completions))))
+        return share_of_vowels(completions)
+
+    trainer = GRPOTrainer(str(checkpoint), logs, GRPOConfig(**options(tmp_path, max_steps=1)), ROWS)
+    with (
+        pytest.warns(UserWarning, match="the column 'reward' .* is `log_extra/reward` in"),
+        pytest.warns(UserWarning, match="the column 'half' has 4 values for 8 completions, and is left out"),
+    ):
+        trainer.train()
+    with (trainer.native.run_dir / "rollouts" / "rollouts.jsonl").open() as file:
+        rows = [json.loads(line) for line in file]
+    assert len(rows) == 8 and [row["place"] for row in rows] == list(range(8))
+    for row in rows:
+        assert row["log_extra/reward"] == "mine" and "half" not in row
+        assert row["reward"] == pytest.approx(share_of_vowels([row["output"]])[0])
+
+
 def test_the_best_model_is_told_by_what_evaluations_have(checkpoint, tmp_path):
     metric = "eval_b_rewards/length/mean"
     trainer = GRPOTrainer(
