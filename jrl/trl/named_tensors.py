@@ -21,7 +21,7 @@ from jrl.models.quantize import QuantizedKernel
 from jrl.placement import fetch
 from jrl.trainers.base import Trainer
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.trainers.reward import RewardTrainer
+from jrl.trainers.reward_model import RewardTrainer
 from jrl.typing import Frozen, Params
 
 

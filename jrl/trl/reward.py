@@ -23,7 +23,7 @@ from jrl.learners.reward_model import reward_model_objective
 from jrl.learners.reward_model_config import RewardConfig as Method
 from jrl.losses.reward_model import reward_model_loss
 from jrl.placement import place_rows
-from jrl.trainers.reward import RewardTrainer as Native
+from jrl.trainers.reward_model import RewardTrainer as Native
 from jrl.trl.arguments import FlatArguments
 from jrl.trl.collated_rows import collated_comparisons, comparison_features, refuse_stream
 from jrl.trl.collators import RewardDataCollatorWithPadding
