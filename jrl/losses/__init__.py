@@ -2,7 +2,23 @@
 """Objectives: pure functions of arrays that return `(loss_sum, weight, metrics)`."""
 
 from jrl.losses.ddpo import ddpo_loss
-from jrl.losses.dpo import Completion, Pairs, dpo_loss, implicit_rewards, pairs_from_logprobs
+from jrl.losses.dpo import PairLoss, dpo_loss, implicit_rewards
+from jrl.losses.dpo_divergence import (
+    DIVERGENCES,
+    Divergence,
+    alpha_divergence,
+    forward_kl,
+    js_divergence,
+    reverse_kl,
+)
+from jrl.losses.dpo_pairs import (
+    Completion,
+    Pairs,
+    completion_logprobs,
+    make_pairs,
+    pairs_from_logprobs,
+    wpo_weights,
+)
 from jrl.losses.dpo_terms import (
     aot_loss,
     aot_unpaired_loss,
@@ -42,19 +58,24 @@ from jrl.losses.policy_gradient import (
 )
 from jrl.losses.ppo import ppo_loss
 from jrl.losses.reward_model import centering_loss, pairwise_loss, reward_model_loss
-from jrl.losses.sft import sft_loss
+from jrl.losses.sft import TokenLoss, dft, nll, sft_loss
 from jrl.losses.surrogates import cispo, dppo_kl, dppo_tv, plain_ratio, sapo, vespo
 from jrl.ops.ratios import token_ratio
 
 __all__ = [
+    "DIVERGENCES",
     "Completion",
+    "Divergence",
     "ILQLPredictions",
     "KLTerm",
+    "PairLoss",
     "Pairs",
     "PolicyLoss",
     "Surrogate",
     "Targets",
+    "TokenLoss",
     "ValueLoss",
+    "alpha_divergence",
     "aot_loss",
     "aot_unpaired_loss",
     "apo_down_loss",
@@ -65,20 +86,26 @@ __all__ = [
     "centering_loss",
     "cispo",
     "clipped",
+    "completion_logprobs",
     "conservative_loss",
     "ddpo_loss",
+    "dft",
     "discopop_loss",
     "dpo_loss",
     "dppo_kl",
     "dppo_tv",
     "exo_pair_loss",
     "expectile_loss",
+    "forward_kl",
     "hinge_loss",
     "ilql_loss",
     "implicit_rewards",
     "ipo_loss",
+    "js_divergence",
     "kto_pair_loss",
+    "make_pairs",
     "nca_pair_loss",
+    "nll",
     "pairs_from_logprobs",
     "pairwise_loss",
     "plain_ratio",
@@ -86,6 +113,7 @@ __all__ = [
     "ppo_loss",
     "q_loss",
     "reinforce",
+    "reverse_kl",
     "reward_model_loss",
     "robust_loss",
     "sapo",
@@ -96,4 +124,5 @@ __all__ = [
     "sppo_hard_loss",
     "token_ratio",
     "vespo",
+    "wpo_weights",
 ]

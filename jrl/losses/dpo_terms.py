@@ -37,21 +37,7 @@ def sigmoid_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Floa
       >>> round(float(sigmoid_loss(pairs, beta=1.0, label_smoothing=0.0)[0]), 4)  # −log σ(2)
       0.1269
     """
-    return smoothed(beta * pairs.margins, label_smoothing=label_smoothing)
-
-
-def smoothed(logits: Float[Array, "B"], *, label_smoothing: Scalar) -> Float[Array, "B"]:
-    """−(1 − ε)·log σ(x) − ε·log σ(−x): cross-entropy of a label that is wrong with probability ε.
-
-    Args:
-      logits: x, a log-odds.
-      label_smoothing: ε in [0, 0.5).
-    Reference: Mitchell 2023, "A note on DPO with noisy preferences and relationship to IPO".
-    Example:
-      >>> round(float(smoothed(jnp.array([2.0]), label_smoothing=0.25)[0]), 4)  # ¾·0.1269 + ¼·2.1269
-      0.6269
-    """
-    return -(1 - label_smoothing) * jax.nn.log_sigmoid(logits) - label_smoothing * jax.nn.log_sigmoid(-logits)
+    return _smoothed(beta * pairs.margins, label_smoothing=label_smoothing)
 
 
 def hinge_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
@@ -330,6 +316,11 @@ def sigmoid_norm_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     return -jax.nn.log_sigmoid(beta * _mean_margins(pairs))
 
 
+def _smoothed(logits: Float[Array, "B"], *, label_smoothing: Scalar) -> Float[Array, "B"]:
+    """−(1 − ε)·log σ(x) − ε·log σ(−x): cross-entropy of a label that is wrong with probability ε."""
+    return -(1 - label_smoothing) * jax.nn.log_sigmoid(logits) - label_smoothing * jax.nn.log_sigmoid(-logits)
+
+
 def _mean_margins(pairs: Pairs) -> Float[Array, "B"]:
     """s⁺/n⁺ − s⁻/n⁻: differences of means over tokens."""
     return pairs.chosen_scores / pairs.chosen_lengths - pairs.rejected_scores / pairs.rejected_lengths
@@ -347,5 +338,5 @@ def _of_ranks(
     order = jnp.argsort(jnp.where(valid, upper, jnp.inf))
     lower_order = jnp.argsort(jnp.where(valid, lower, jnp.inf))
     # Rows that do not count come last on both sides, so that they only meet each other.
-    losses = smoothed(beta * (upper[order] - lower[lower_order]), label_smoothing=label_smoothing)
+    losses = _smoothed(beta * (upper[order] - lower[lower_order]), label_smoothing=label_smoothing)
     return losses[jnp.argsort(order)]

@@ -53,17 +53,3 @@ def test_each_equals_its_op(surrogate: Surrogate, op: Callable[..., Array]) -> N
     for found, wanted in zip(with_slope(surrogate.losses), with_slope(op), strict=True):
         np.testing.assert_array_equal(found, wanted)
     assert surrogate.clip_range is None and surrogate.clip_range_high is None
-
-
-def test_what_a_reader_looks_for_is_exported() -> None:
-    wanted = {
-        "PolicyLoss",
-        "Pairs",
-        "pairs_from_logprobs",
-        "sigmoid_loss",
-        "hinge_loss",
-        "ipo_loss",
-        "dppo_kl",
-    }
-    assert wanted <= set(losses.__all__)
-    assert [name for name in losses.__all__ if name not in vars(losses)] == []
