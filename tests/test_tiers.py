@@ -43,6 +43,8 @@ def test_marks(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> N
         ("fast", True),
         ("parity and not slow", False),
         ("not parity and slow", False),
+        ("not parity and not slow", False),
+        ("not parity and not slow and not mesh", False),
         ("mesh", False),
         ("broad", False),
         ("", False),

@@ -7,7 +7,6 @@ class or a function; with `[...]` behind it, all cases of each function there bu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -44,8 +43,11 @@ def mark(items: Iterable[pytest.Item]) -> None:
 
 
 def is_quick(expression: str) -> bool:
-    """Whether `-m expression` asks for none of the tiers beside the default one and `fast`."""
-    return bool(expression) and not re.search(rf"(?<!not )\b({'|'.join((*OTHERS, 'broad'))})\b", expression)
+    """Whether `-m expression` asks for none of the tiers beside the default one and `fast`.
+
+    A tier that an expression does not name is asked for: `not slow` chooses the broad tests, too.
+    """
+    return expression == "fast" or all(f"not {tier}" in expression for tier in (*OTHERS, "broad"))
 
 
 def is_in_rooms(test: str) -> bool:

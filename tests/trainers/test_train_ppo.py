@@ -112,6 +112,12 @@ def cut(checkpoint, tmp_path_factory):
     return first, train(config.evolve(train={"total_steps": 9, "resume_from_checkpoint": str(folder)}))
 
 
+def first_update(trainer):
+    """Figures of the first iteration, without clocks."""
+    (found,) = (record for record in repeatable(trainer.history) if record.get("iteration") == 1)
+    return found
+
+
 class TestTotalSteps:
     """`total_steps` is exact where the run ends inside an update."""
 
@@ -136,12 +142,20 @@ class TestTotalSteps:
         assert int(second.optimizer_steps()) == 9
         assert {path.name for path in second.run_dir.glob("checkpoint_*")} == {"checkpoint_6", "checkpoint_9"}
 
-    def test_an_update_before_it_is_that_of_a_run_which_divides_bit_for_bit(self, cut, whole):
-        ones, others = (
-            [record for record in repeatable(trainer.history) if record.get("iteration") == 1]
-            for trainer in (cut[0], whole)
-        )
-        assert len(ones) == 1 and ones == others
+    def test_an_update_before_it_does_not_depend_on_where_the_run_ends_bit_for_bit(
+        self, cut, checkpoint, tmp_path
+    ):
+        """One program makes both: where the run ends is a number that it reads."""
+        sizes = {"total_steps": 5, "eval_interval": 100}
+        shorter = train(ppo_config(checkpoint, tmp_path, train=sizes))
+        assert [record["step"] for record in shorter.history if "iteration" in record] == [4, 5]
+        assert first_update(shorter) == first_update(cut[0])
+
+    def test_an_update_before_it_is_that_of_a_run_which_divides(self, cut, whole):
+        """Of a run that divides the program knows the number of steps: it is another, of which compilers may round
+        otherwise (some of XLA for CPUs differ by 4e-7, see `xla_cpu_use_fusion_emitters` in `tests/conftest.py`).
+        """
+        assert first_update(cut[0]) == pytest.approx(first_update(whole), rel=1e-5)
 
     def test_epochs_still_end_a_run(self, whole):
         for total, epochs, expected in [(6, 100, 6), (6, 1, 4), (8, 2, 8), (9, 2, 8)]:
