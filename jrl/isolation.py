@@ -138,8 +138,11 @@ class Isolated:
 
     def _next_worker(self) -> _Worker:
         """One that waits, or a new one: those that ended since, or spoke unasked, are left behind."""
-        while not self._idle.empty():
-            worker = self._idle.get_nowait()
+        while True:
+            try:
+                worker = self._idle.get_nowait()
+            except queue.Empty:
+                break
             if worker.ready:
                 return worker
             worker.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -284,6 +285,22 @@ def test_columns_that_are_none(quick: Isolated) -> None:
     with pytest.raises(ValueError, match="must hold what JSON does, got in row 1: object"):
         quick(outputs=["a", "b"], bonus=[1.0, object()])
     assert isinstance(isolated(verifiers_that_fail.bare, timeout=0.5)(outputs=["a"])[0], IsolatedError)
+
+
+def test_two_threads_take_the_last_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(queue.SimpleQueue[object]):
+        """Whose readers stand at the same place: each has seen an entry that one of them gets."""
+
+        def empty(self) -> bool:
+            found = super().empty()
+            time.sleep(0.1)
+            return found
+
+    monkeypatch.setattr(queue, "SimpleQueue", Slow)
+    judge = isolated(obey, timeout=5.0, workers=2)
+    assert judge(outputs=["a"]) == [1.0]
+    assert judge(outputs=["sleep 0.2", "sleep 0.2"]) == [9.0, 9.0]
+    judge.close()
 
 
 def test_a_module_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
