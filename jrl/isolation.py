@@ -28,6 +28,8 @@ from typing import Any, Literal
 
 START_SECONDS = 120.0
 """How long a worker may take to import its function."""
+END_SECONDS = 1.0
+"""How long what a worker left behind is looked for at most; usually until it is gone."""
 MOST_BYTES = 2**24
 """Of an answer: a reward for each token of a long completion is less."""
 _PROGRAM = Path(__file__).with_name("isolation_worker.py")
@@ -145,14 +147,14 @@ class Isolated:
                 break
             if worker.ready:
                 return worker
-            worker.end()
+            _end(worker)
             self._all.discard(worker)
         worker = _Worker()
         self._all.add(worker)
         path = [entry or os.getcwd() for entry in sys.path]
         answer = worker.ask(json.dumps(self._order | {"path": path}).encode(), START_SECONDS)
         if isinstance(answer, IsolatedError):
-            worker.end()
+            _end(worker)
             raise IsolatedError(
                 f"{self.__name__!r} of {self._order['module']!r} cannot be used in a worker process: {answer}"
             )
@@ -170,7 +172,7 @@ def isolated(
     """Runs a reward function row by row in worker processes that can be ended: for verifiers of hard text.
 
     A row on which the function hangs, crashes, raises or takes too much memory is lost, and no other. Its worker is
-    ended, with all that it started, and another one takes its place.
+    ended, with all that it started (outside Linux: its process group), and another one takes its place.
 
     Args:
       function: Of a module that a worker can import, not of the script or notebook that runs. It is called for one row
@@ -196,14 +198,17 @@ class _Worker:
     """A process that answers questions, one at a time."""
 
     def __init__(self) -> None:
-        # Its own session: what it starts ends with it, and Ctrl-C is the run's to handle. So are the accelerators.
+        # Its own session: what it starts ends with it, and Ctrl-C is the run's to handle. So are the accelerators. What
+        # leaves that session is known by the variable, whose name is random so that a worker's worker has both.
+        variable = f"JRL_WORKER_{secrets.token_hex(16)}"
+        self.mark = f"{variable}=1".encode()
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_PROGRAM)],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", variable: "1"},
         )
         assert self._process.stdin is not None and self._process.stdout is not None, "both are pipes"
         self._asked, self._said = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -226,13 +231,13 @@ class _Worker:
         try:
             said = self._exchange(nonce + b" " + question, time.monotonic() + seconds)
         except TimeoutError:
-            self.end()
+            _end(self)
             return IsolatedError(f"took longer than {seconds:g} s, so its process was ended")
         except OSError:  # a pipe broke
             said = b""
         answer = _read(said, nonce)
         if answer is None or answer.get("ends"):
-            self.end()
+            _end(self)
         if answer is None and b"\n" in said:
             return IsolatedError("its process said other than one answer to its question, so it was ended")
         if answer is None:
@@ -261,8 +266,8 @@ class _Worker:
                         said += part
         return bytes(said)
 
-    def end(self) -> None:
-        """Ends it and all that it started, and waits for its end."""
+    def end_group(self) -> None:
+        """Ends it and what it started in its session, and waits for its end."""
         with self._lock:
             if self._ended:
                 return
@@ -276,8 +281,37 @@ class _Worker:
 
 
 def _end_all(workers: set[_Worker]) -> None:
+    found = []
     while workers:
-        workers.pop().end()
+        found.append(workers.pop())
+    _end(*found)
+
+
+def _end(*workers: _Worker) -> None:
+    """Ends workers and all that they started."""
+    for worker in workers:
+        worker.end_group()
+    marks = {worker.mark for worker in workers}
+    deadline, looks = time.monotonic() + END_SECONDS, 2
+    # Twice with nothing found: a process that replaces its program shows no environment for a moment.
+    while marks and sys.platform == "linux" and looks and time.monotonic() < deadline:
+        found = _started_with(marks)
+        for process in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        looks = 2 if found else looks - 1
+        time.sleep(0.01)
+
+
+def _started_with(marks: set[bytes]) -> list[int]:
+    """Processes whose environment, as it was when their program started, has one of some entries."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Of others, or one that just ended.
+        with contextlib.suppress(OSError):
+            if not marks.isdisjoint((folder / "environ").read_bytes().split(b"\0")):
+                found.append(int(folder.name))
+    return found
 
 
 def _read(said: bytes, nonce: bytes) -> dict[str, Any] | None:

@@ -150,6 +150,29 @@ def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
     assert not is_there(worker) and ends_within(child, 5.0)
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere its process group alone is ended, as the docs say"
+)
+@pytest.mark.parametrize("then", ["hang", "crash"])
+def test_nor_does_what_went_into_a_session_of_its_own(tmp_path: Path, then: str) -> None:
+    alone = isolated(obey, timeout=1.0)
+    (lost,) = alone(outputs=[f"session {tmp_path / 'pids'} {then}"])
+    assert isinstance(lost, IsolatedError)
+    worker, child = map(int, (tmp_path / "pids").read_text().split())
+    assert not is_there(worker) and ends_within(child, 5.0)
+    alone.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere its process group alone is ended, as the docs say")
+def test_nor_does_what_a_row_that_is_not_lost_left(tmp_path: Path) -> None:
+    alone = isolated(obey, timeout=5.0)
+    alone(outputs=[f"session {tmp_path / 'pids'} none"])
+    _, child = map(int, (tmp_path / "pids").read_text().split())
+    assert is_there(child), "the test would prove nothing"
+    alone.close()
+    assert ends_within(child, 5.0)
+
+
 def test_nobody_stays(tmp_path: Path) -> None:
     before = set(children())
     used = isolated(obey, timeout=0.5, workers=2)

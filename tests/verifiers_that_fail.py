@@ -24,6 +24,11 @@ def obey(outputs: Sequence[str], **columns: Any) -> list[Any]:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         Path(text.split()[1]).write_text(f"{os.getpid()} {child.pid}", encoding="ascii")
         time.sleep(60)
+    elif text.startswith("session "):  # a process that no signal to the worker's group reaches
+        path, then = text.split()[1:]
+        child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        Path(path).write_text(f"{os.getpid()} {child.pid}", encoding="ascii")
+        _DEEDS[then]()
     elif text.startswith("pid "):
         Path(text.split()[1]).write_text(str(os.getpid()), encoding="ascii")
         return [float(os.getpid())]
