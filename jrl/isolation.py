@@ -85,7 +85,7 @@ class Isolated:
         Returns:
           Of each row what the function said, in their order; of one that is lost `lost`, or an `IsolatedError`.
         Raises:
-          ValueError: If columns differ in length, or hold what JSON does not.
+          ValueError: If columns differ in length, or hold what JSON does not, or would change.
           IsolatedError: If a worker cannot import the function.
         """
         keywords.pop("tokenizer", None)
@@ -340,21 +340,49 @@ def _rows(bound: inspect.BoundArguments) -> list[bytes]:
         raise ValueError(f"columns must have one entry a row, got {lengths} entries.")
     rows = []
     for number in range(next(iter(lengths.values()), 0)):
-        row = {name: [column[number]] for name, column in columns.items()}
-        try:
-            rows.append(json.dumps(row, default=_plain).encode())
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"columns of an isolated function must hold what JSON does, got in row {number}: {error}."
-            ) from error
+        row = [
+            f"{json.dumps(name)}: [{_as_json(column[number], f'row {number} of `{name}`')}]"
+            for name, column in columns.items()
+        ]
+        rows.append(f"{{{', '.join(row)}}}".encode())
     return rows
+
+
+def _as_json(entry: Any, place: str) -> str:
+    """An entry of a column; one that would be another one behind JSON is refused."""
+    try:
+        said = json.dumps(entry, default=_plain)
+        _check_kinds(entry)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"columns of an isolated function must hold what JSON does, got in {place}: {error}."
+        ) from error
+    return said
 
 
 def _plain(value: Any) -> Any:
     """Arrays and their numbers as Python has them."""
     if hasattr(value, "tolist"):
-        return value.tolist()
+        plain = value.tolist()
+        _check_kinds(plain)
+        return plain
     raise TypeError(f"{type(value).__name__}: {value!r:.80}")
+
+
+def _check_kinds(value: Any) -> None:
+    """Refuses what JSON changes in silence; arrays are left to `_plain`."""
+    if isinstance(value, tuple):
+        raise TypeError(f"{value!r:.80}, a tuple, which would arrive as a list: make it one")
+    if isinstance(value, list):
+        for part in value:
+            _check_kinds(part)
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise TypeError(
+                    f"{key!r:.80}, a key that is no text, which would arrive as text: make it text"
+                )
+            _check_kinds(part)
 
 
 def _import_path(function: Any) -> Mapping[str, str]:

@@ -163,7 +163,9 @@ def test_nor_does_what_went_into_a_session_of_its_own(tmp_path: Path, then: str)
     alone.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere its process group alone is ended, as the docs say")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere its process group alone is ended, as the docs say"
+)
 def test_nor_does_what_a_row_that_is_not_lost_left(tmp_path: Path) -> None:
     alone = isolated(obey, timeout=5.0)
     alone(outputs=[f"session {tmp_path / 'pids'} none"])
@@ -305,9 +307,24 @@ def test_a_limit_that_the_system_does_not_have(monkeypatch: pytest.MonkeyPatch) 
 def test_columns_that_are_none(quick: Isolated) -> None:
     with pytest.raises(ValueError, match="must have one entry a row"):
         quick(outputs=["a", "b"], bonus=[1.0])
-    with pytest.raises(ValueError, match="must hold what JSON does, got in row 1: object"):
+    with pytest.raises(ValueError, match="must hold what JSON does, got in row 1 of `bonus`: object"):
         quick(outputs=["a", "b"], bonus=[1.0, object()])
     assert isinstance(isolated(verifiers_that_fail.bare, timeout=0.5)(outputs=["a"])[0], IsolatedError)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ((1, 2), r"row 1 of `table`: \(1, 2\), a tuple"),
+        ([{"a": [(1, 2)]}], r"row 1 of `table`: \(1, 2\), a tuple"),
+        ({1: "a"}, "row 1 of `table`: 1, a key that is no text"),
+        ([{"a": {None: 1}}], "row 1 of `table`: None, a key that is no text"),
+        (np.array([(1, 2), None], object), r"row 1 of `table`: \(1, 2\), a tuple"),
+    ],
+)
+def test_what_json_would_change_is_refused(quick: Isolated, entry: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        quick(outputs=["a", "b"], table=[0, entry])
 
 
 def test_two_threads_take_the_last_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -59,7 +60,8 @@ class Task:
             prompt = self.ask(problem)
             if prompt not in seen:
                 seen.add(prompt)
-                found.append({"prompt": prompt, "problem": problem})
+                # As a file of JSON would hold it: the isolated verifier is sent no tuples.
+                found.append({"prompt": prompt, "problem": json.loads(json.dumps(problem))})
             if len(found) == count:
                 break
         return found
