@@ -10,9 +10,10 @@ Reference: Shao et al. 2024, arXiv:2402.03300 (GRPO); the others stand beside th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from jrl.learners.config import OnlineConfig, check_fields, positive_or_none
@@ -63,6 +64,8 @@ PER_TOKEN = ("returns_to_go", "greedy")
 """Estimators whose advantages may differ within a row."""
 UNGROUPED = PER_TOKEN
 """Estimators that compare no samples of one prompt."""
+Conflicts = Iterator[tuple[str, str]]
+"""(field, what it must be) of each switch that contradicts another."""
 
 
 @dataclass(kw_only=True)
@@ -177,8 +180,15 @@ class GRPOConfig(OnlineConfig):
         for field, known in _SWITCHES.items():
             _check_switch(f"method.{field}", vars(self)[field], known)
         self._check_ranges()
-        self._check_combinations()
-        self._check_several_rewards()
+        conflicts = chain(
+            self._ratio_conflicts(),
+            self._kl_conflicts(),
+            self._sampler_conflicts(),
+            self._score_conflicts(),
+            self._group_conflicts(),
+            self._several_reward_conflicts(),
+        )
+        check_fields(self, *((field, False, expected) for field, expected in conflicts))
 
     def _check_ranges(self) -> None:
         size = self.num_generations
@@ -225,200 +235,132 @@ class GRPOConfig(OnlineConfig):
             ("overlong_penalty", self.overlong_penalty > 0, "positive: it is subtracted"),
         )
 
-    def _check_combinations(self) -> None:
-        level, in_loss = self.importance_sampling_level, self.kl_placement == "loss"
-        corrected = self.importance_sampling_mode != "none"
-        per_row = self.estimator not in PER_TOKEN
-        sampling = _rollout_kwargs(self)
-        unfiltered = (
-            sampling.get("top_p", 1.0) == 1
-            and sampling.get("repetition_penalty", 1.0) == 1
-            and not any(sampling.get(name) for name in ("top_k", "min_new_tokens", "suppress_tokens"))
-        )
-        ratio_of_rows = level in ("sequence", "sequence_token")
-        prompts = self.num_rollouts // self.num_generations
-        check_fields(
-            self,
-            (
+    def _ratio_conflicts(self) -> Conflicts:
+        level, surrogate = self.importance_sampling_level, self.surrogate
+        if level in ("sequence", "sequence_token") and self.reduction in ("token", "group_token"):
+            yield (
                 "reduction",
-                not ratio_of_rows or self.reduction not in ("token", "group_token"),
                 f'"sequence", "sequence_sum" or "constant" beside `importance_sampling_level: {level}`: a mean over '
                 "tokens would weigh rows by their lengths again",
-            ),
-            (
+            )
+        if level != "token" and surrogate in ("dppo_tv", "dppo_kl"):
+            yield "importance_sampling_level", f'"token" beside `surrogate: {surrogate}`'
+        if (level == "geometric") != (surrogate == "plain"):
+            yield "importance_sampling_level", '"geometric" beside `surrogate: plain`, and there alone'
+        if level != "product" and surrogate == "vespo":
+            yield "importance_sampling_level", '"product" beside `surrogate: vespo`'
+        if level in ("sequence", "geometric") and self.estimator in PER_TOKEN:
+            yield (
                 "importance_sampling_level",
-                level == "token" or self.surrogate not in ("dppo_tv", "dppo_kl"),
-                f'"token" beside `surrogate: {self.surrogate}`',
-            ),
-            (
-                "importance_sampling_level",
-                (level == "geometric") == (self.surrogate == "plain"),
-                '"geometric" beside `surrogate: plain`, and there alone',
-            ),
-            (
-                "importance_sampling_level",
-                (level == "product") or self.surrogate != "vespo",
-                '"product" beside `surrogate: vespo`',
-            ),
-            (
-                "importance_sampling_level",
-                level not in ("sequence", "geometric") or per_row,
                 f'"token" or "sequence_token" beside `estimator: {self.estimator}`, whose advantages differ in a row',
-            ),
-            (
-                "num_iterations",
-                self.surrogate != "reinforce" or self.num_iterations == 1,
-                "1 beside `surrogate: reinforce`, which corrects no staleness",
-            ),
-            (
-                "kl_estimator",
-                self.beta == 0 or in_loss or self.kl_estimator == "k1",
-                '"k1" in the reward: the gradient of another one is not that of the KL',
-            ),
-            (
-                "kl_estimator",
-                self.beta == 0 or not in_loss or self.kl_estimator != "k1" or self.use_bias_correction_kl,
-                '"k2" or "k3" in the loss: the gradient of k1 is noise there, unless `use_bias_correction_kl`',
-            ),
-            (
-                "use_bias_correction_kl",
-                not self.use_bias_correction_kl or (in_loss and self.kl_estimator != "k2"),
-                "False unless `kl_estimator` is k1 or k3 in the loss",
-            ),
-            (
-                "scale_rewards",
-                self.beta == 0 or in_loss or self.scale_rewards != "group",
-                'not "group" where the KL is in the reward: of equal scores it would scale the KL to size 1',
-            ),
-            (
-                "old_logprobs_from_sampler",
-                not (self.old_logprobs_from_sampler and corrected),
-                "False beside `importance_sampling_mode`: the ratio to the sampler would be counted twice",
-            ),
-            *(
-                (
-                    name,
-                    not used or unfiltered,
-                    f"{off} where rollouts are sampled with `top_p`, `top_k`, `repetition_penalty`, `min_new_tokens` "
-                    "or `suppress_tokens`: the sampler's log-probabilities are of what they leave",
-                )
-                for name, used, off in (
-                    ("importance_sampling_mode", corrected, '"none"'),
-                    ("old_logprobs_from_sampler", self.old_logprobs_from_sampler, "False"),
-                    ("off_policy_mask_threshold", self.off_policy_mask_threshold is not None, "None"),
-                )
-            ),
-            (
-                "reduction",
-                self.reduction != "group_token" or self.num_generations >= 2,
-                'another one than "group_token" where each prompt has one sample',
-            ),
-            (
-                "importance_sampling_mode",
-                not corrected or self.surrogate != "vespo",
-                '"none" beside `surrogate: vespo`',
-            ),
-            (
-                "off_policy_mask_threshold",
-                self.off_policy_mask_threshold is None or per_row,
-                f"None beside `estimator: {self.estimator}`, whose advantages differ within a row",
-            ),
-            (
-                "reward_clip_range",
-                self.reward_clip_range is None or self.estimator != "greedy",
-                "None beside `estimator: greedy`",
-            ),
-            *(
-                (
-                    name,
-                    self.estimator != "mean_scaled" or holds,
-                    f"{off} beside `estimator: mean_scaled`: {why}",
-                )
-                for name, holds, off, why in (
-                    (
-                        "missing_eos_penalty",
-                        not self.missing_eos_penalty,
-                        "None",
-                        "scores may not fall below 0",
-                    ),
-                    (
-                        "kl_placement",
-                        not (self.beta and not in_loss),
-                        '"loss"',
-                        "a penalty would be divided by the mean",
-                    ),
-                )
-            ),
-            (
-                "drop_uniform_groups",
-                not self.drop_uniform_groups or self.estimator not in UNGROUPED,
-                f"False beside `estimator: {self.estimator}`, which has no groups",
-            ),
-            *(
-                (
-                    name,
-                    self.drop_uniform_groups or not used,
-                    f"{off} unless `drop_uniform_groups`: nothing is left out that others could replace",
-                )
-                for name, used, off in (
-                    ("max_sampling_rounds", self.max_sampling_rounds > 1, "1"),
-                    ("prompts_per_round", self.prompts_per_round is not None, "None"),
-                )
-            ),
-            (
-                "max_sampling_rounds",
-                self.max_sampling_rounds * (self.prompts_per_round or prompts) >= prompts,
-                f"at least {-(-prompts // (self.prompts_per_round or prompts))}: an iteration learns from {prompts} "
-                f"prompts, and a round asks for {self.prompts_per_round}",
-            ),
-            (
-                "mask_truncated_completions",
-                not (self.mask_truncated_completions and self.missing_eos_penalty is not None),
-                "False beside `missing_eos_penalty`, whose rows it would leave out",
-            ),
-            (
-                "overlong_buffer_len",
-                self.overlong_buffer_len is None or self.estimator not in ("greedy", "mean_scaled"),
-                f"None beside `estimator: {self.estimator}`, which compares scores as they are",
-            ),
-        )
+            )
+        if surrogate == "reinforce" and self.num_iterations > 1:
+            yield "num_iterations", "1 beside `surrogate: reinforce`, which corrects no staleness"
 
-    def _check_several_rewards(self) -> None:
-        weights, beta_in_reward = self.reward_weights, self.beta != 0 and self.kl_placement == "reward"
-        check_fields(
-            self,
-            (
-                "reward_weights",
-                weights is None
-                or (isinstance(weights, list | tuple) and len(weights) > 0 and all(map(_is_finite, weights))),
-                "a list of finite numbers, one a reward function, or None",
-            ),
+    def _kl_conflicts(self) -> Conflicts:
+        in_loss, estimator = self.kl_placement == "loss", self.kl_estimator
+        if self.beta and not in_loss and estimator != "k1":
+            yield "kl_estimator", '"k1" in the reward: the gradient of another one is not that of the KL'
+        if self.beta and in_loss and estimator == "k1" and not self.use_bias_correction_kl:
+            yield (
+                "kl_estimator",
+                '"k2" or "k3" in the loss: the gradient of k1 is noise there, unless `use_bias_correction_kl`',
+            )
+        if self.use_bias_correction_kl and not (in_loss and estimator != "k2"):
+            yield "use_bias_correction_kl", "False unless `kl_estimator` is k1 or k3 in the loss"
+        if self.beta and not in_loss and self.scale_rewards == "group":
+            yield (
+                "scale_rewards",
+                'not "group" where the KL is in the reward: of equal scores it would scale the KL to size 1',
+            )
+
+    def _sampler_conflicts(self) -> Conflicts:
+        corrected, masked = (
+            self.importance_sampling_mode != "none",
+            self.off_policy_mask_threshold is not None,
         )
+        if self.old_logprobs_from_sampler and corrected:
+            yield (
+                "old_logprobs_from_sampler",
+                "False beside `importance_sampling_mode`: the ratio to the sampler would be counted twice",
+            )
+        if _filters(_rollout_kwargs(self)):
+            for name, used, off in (
+                ("importance_sampling_mode", corrected, '"none"'),
+                ("old_logprobs_from_sampler", self.old_logprobs_from_sampler, "False"),
+                ("off_policy_mask_threshold", masked, "None"),
+            ):
+                if used:
+                    yield (
+                        name,
+                        f"{off} where rollouts are sampled with `top_p`, `top_k`, `repetition_penalty`, "
+                        "`min_new_tokens` or `suppress_tokens`: the sampler's log-probabilities are of what they leave",
+                    )
+        if corrected and self.surrogate == "vespo":
+            yield "importance_sampling_mode", '"none" beside `surrogate: vespo`'
+        if masked and self.estimator in PER_TOKEN:
+            yield (
+                "off_policy_mask_threshold",
+                f"None beside `estimator: {self.estimator}`, whose advantages differ within a row",
+            )
+
+    def _score_conflicts(self) -> Conflicts:
+        beside = f"beside `estimator: {self.estimator}`"
+        if self.reward_clip_range is not None and self.estimator == "greedy":
+            yield "reward_clip_range", f"None {beside}"
+        if self.missing_eos_penalty and self.estimator == "mean_scaled":
+            yield "missing_eos_penalty", f"None {beside}: scores may not fall below 0"
+        if self.beta and self.kl_placement == "reward" and self.estimator == "mean_scaled":
+            yield "kl_placement", f'"loss" {beside}: a penalty would be divided by the mean'
+        if self.overlong_buffer_len is not None and self.estimator in ("greedy", "mean_scaled"):
+            yield "overlong_buffer_len", f"None {beside}, which compares scores as they are"
+        if self.mask_truncated_completions and self.missing_eos_penalty is not None:
+            yield (
+                "mask_truncated_completions",
+                "False beside `missing_eos_penalty`, whose rows it would leave out",
+            )
+
+    def _group_conflicts(self) -> Conflicts:
+        prompts, per_round = self.num_rollouts // self.num_generations, self.prompts_per_round
+        if self.reduction == "group_token" and self.num_generations < 2:
+            yield "reduction", 'another one than "group_token" where each prompt has one sample'
+        if self.drop_uniform_groups and self.estimator in UNGROUPED:
+            yield "drop_uniform_groups", f"False beside `estimator: {self.estimator}`, which has no groups"
+        unless = "unless `drop_uniform_groups`: nothing is left out that others could replace"
+        if self.max_sampling_rounds > 1 and not self.drop_uniform_groups:
+            yield "max_sampling_rounds", f"1 {unless}"
+        if per_round is not None and not self.drop_uniform_groups:
+            yield "prompts_per_round", f"None {unless}"
+        if per_round is not None and self.max_sampling_rounds * per_round < prompts:
+            yield (
+                "max_sampling_rounds",
+                f"at least {-(-prompts // per_round)}: an iteration learns from {prompts} prompts, and a round asks "
+                f"for {per_round}",
+            )
+
+    def _several_reward_conflicts(self) -> Conflicts:
+        weights = self.reward_weights
+        if weights is not None and not (
+            isinstance(weights, list | tuple) and weights and all(map(_is_finite, weights))
+        ):
+            yield "reward_weights", "a list of finite numbers, one a reward function, or None"
         if self.multi_objective_aggregation == "sum_then_normalize":
             return
         each = "beside `multi_objective_aggregation: normalize_then_sum`, which normalises each function's scores"
-        check_fields(
-            self,
-            ("estimator", self.estimator == "group_relative", f'"group_relative" {each}'),
-            ("missing_eos_penalty", not self.missing_eos_penalty, f"None {each}: it is of none of them"),
-            ("overlong_buffer_len", self.overlong_buffer_len is None, f"None {each}: it is of none of them"),
-            ("reward_clip_range", self.reward_clip_range is None, f"None {each}"),
-            (
-                "kl_placement",
-                not beta_in_reward,
-                f'"loss" {each}: a penalty would be added to what is normalised',
-            ),
-            (
-                "drop_uniform_groups",
-                not self.drop_uniform_groups,
-                f"False {each}: where sums are equal, scores may differ",
-            ),
-            (
-                "keep_by",
-                self.num_kept is None or self.keep_by == "length",
-                f'"length" {each}: a reward a token is that of their sum',
-            ),
-        )
+        if self.estimator != "group_relative":
+            yield "estimator", f'"group_relative" {each}'
+        if self.missing_eos_penalty:
+            yield "missing_eos_penalty", f"None {each}: it is of none of them"
+        if self.overlong_buffer_len is not None:
+            yield "overlong_buffer_len", f"None {each}: it is of none of them"
+        if self.reward_clip_range is not None:
+            yield "reward_clip_range", f"None {each}"
+        if self.beta and self.kl_placement == "reward":
+            yield "kl_placement", f'"loss" {each}: a penalty would be added to what is normalised'
+        if self.drop_uniform_groups:
+            yield "drop_uniform_groups", f"False {each}: where sums are equal, scores may differ"
+        if self.num_kept is not None and self.keep_by != "length":
+            yield "keep_by", f'"length" {each}: a reward a token is that of their sum'
 
 
 def grpo_recipe(config: GRPOConfig) -> Recipe:
@@ -722,6 +664,12 @@ def _rollout_kwargs(config: GRPOConfig) -> Mapping[str, Any]:
     given = config.gen_kwargs if config.gen_experience_kwargs is None else config.gen_experience_kwargs
     several = {name for name, value in given.items() if isinstance(value, list | tuple)} - {"suppress_tokens"}
     return {name: value[0] if name in several else value for name, value in given.items()}
+
+
+def _filters(sampling: Mapping[str, Any]) -> bool:
+    """True where tokens are drawn of another distribution than the policy's own."""
+    changed = any(sampling.get(name, 1.0) != 1 for name in ("top_p", "repetition_penalty"))
+    return changed or any(sampling.get(name) for name in ("top_k", "min_new_tokens", "suppress_tokens"))
 
 
 def _is_finite(value: object) -> bool:
