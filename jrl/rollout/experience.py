@@ -5,8 +5,8 @@ The device samples and scores while the host decodes and calls the reward functi
 
 Where groups without contrast are replaced by others (DAPO's dynamic sampling), prompts come from one endless stream:
 an iteration asks for them in rounds, from where the one before stopped, and learns from the first mixed groups in the
-order of the stream. What completes prompt j is drawn with a key of j and the sample alone. So neither the size of a
-round nor a restart changes what is learned.
+order of the stream. What completes prompt j is drawn with a key of j and the sample alone. So a restart does not
+change what is learned, nor does the size of a round where there are rounds enough.
 """
 
 from __future__ import annotations
@@ -278,15 +278,16 @@ class ExperienceCollector:
         if self._rules.refills:
             return self._refilled(self._fill(ask))
         judged, calls = ask(0)
-        greedy = None
+        greedy, num_greedy_tokens = None, 0
         if self._complete_greedily is not None:
             places = first + np.arange(self._num_prompts)
-            greedy = self._greedy_scores(params, frozen, self._prompts.order(places), key, label, stopwatch)
+            ordered = self._prompts.order(places)
+            greedy, num_greedy_tokens = self._greedy_scores(params, frozen, ordered, key, label, stopwatch)
             # A prompt without a baseline teaches nothing.
             lost = judged.failed | np.isnan(greedy)
             judged = judged._replace(failed=lost, valid=judged.valid & ~lost)
             greedy = np.where(lost, 0.0, greedy).astype(np.float32)
-        return self._once(judged, calls, greedy)
+        return self._once(judged, calls, greedy, num_greedy_tokens)
 
     def _greedy_scores(
         self,
@@ -296,8 +297,8 @@ class ExperienceCollector:
         key: PRNGKey,
         label: str,
         stopwatch: Clock,
-    ) -> np.ndarray:
-        """Score of each prompt's greedy completion, one a rollout; NaN where the reward function failed."""
+    ) -> tuple[np.ndarray, int]:
+        """Score of each prompt's greedy completion, one a rollout and NaN where the reward failed; tokens of all."""
         assert self._complete_greedily is not None, "asked for in the constructor"
         found = self._complete_greedily(
             params,
@@ -311,7 +312,8 @@ class ExperienceCollector:
         )
         assert found.rewards is not None, "there is a reward function"
         cut = ~found.texts.ended(self._settings.eos_token_id)
-        return np.repeat(found.rewards - cut * (self._missing_eos_penalty or 0.0), self._num_generations)
+        scores = found.rewards - cut * (self._missing_eos_penalty or 0.0)
+        return np.repeat(scores, self._num_generations), int(np.sum(found.texts.lengths))
 
     def _as_matrix(self, rewards: Sequence[float | np.ndarray], texts: Texts) -> np.ndarray:
         """Rewards placed on the actions that earned them, (rows, T); rows that failed under "skip" are NaN."""
@@ -337,13 +339,19 @@ class ExperienceCollector:
         return _Judged(texts, rewards, columns, scores, failed, ended, valid, groups)
 
     def _fill(self, ask: Callable[[int], tuple[_Judged, list[Call]]]) -> _Filled:
-        """Rounds of prompts, until there are enough mixed groups or the last round is over."""
+        """Rounds of prompts, until there are enough mixed groups or the last round is over.
+
+        They end early where no prompt has a reward, of as many in a row as an iteration learns from: a reward function
+        that is down would be asked again and again. A round may be a single prompt, to which no function applies.
+        """
         size, wanted = self._num_generations, self._num_prompts
         rounds: list[_Judged] = []
         kept: list[int] = []
         held: Chunk | None = None
-        while len(rounds) < self._rules.max_rounds and len(kept) < wanted:
+        silent = 0
+        while len(rounds) < self._rules.max_rounds and len(kept) < wanted and silent < wanted:
             judged, calls = ask(len(rounds))
+            silent = silent + self._prompts_per_round if judged.failed.all() else 0
             mixed = np.flatnonzero(judged.groups.mixed)[: wanted - len(kept)]
             # Where each row of the round goes; those behind the end of the batch are dropped.
             places = np.full(len(judged.scores), self._num_rollouts, np.int32)
@@ -405,7 +413,9 @@ class ExperienceCollector:
             degenerate=not len(rows),
         )
 
-    def _once(self, judged: _Judged, calls: list[Call], greedy: np.ndarray | None) -> Experience:
+    def _once(
+        self, judged: _Judged, calls: list[Call], greedy: np.ndarray | None, num_greedy_tokens: int
+    ) -> Experience:
         """Rollouts of all that was sampled, with the groups marked that the rules leave out."""
         self._refuse_silence(judged.failed)
         mixed, size = judged.groups.mixed, self._num_generations
@@ -422,6 +432,7 @@ class ExperienceCollector:
             counts=tuple(call.count for call in calls),
         )
         metrics = self._metrics(judged)
+        metrics["completion/tokens"] += num_greedy_tokens
         if self._rules.mixed_only:
             metrics |= {"group/asked": float(len(mixed)), "group/kept": float(np.sum(mixed))}
         return Experience(
@@ -481,6 +492,7 @@ class ExperienceCollector:
             "completion/tokens": float(np.sum(judged.texts.lengths)),
             **variety(judged.texts, self._settings.eos_token_id),
             "reward/failed": float(np.sum(judged.failed)),
+            "reward/failed_fraction": float(np.mean(judged.failed)),
             **judged.columns.metrics(),
         }
         return found | (judged.groups.figures() if self._num_generations > 1 else {})

@@ -189,6 +189,14 @@ def test_where_no_group_is_mixed_nothing_is_learned_from(tmp_path: Path) -> None
     assert found.metrics["group/zero_std_fraction"] == 1 and found.metrics["reward/mean"] == 1
 
 
+def test_the_limit_of_rounds_counts_rounds_of_any_size(tmp_path: Path) -> None:
+    """Where it binds, smaller rounds reach less far: that alone of a round's size decides what is learned."""
+    third = solved_by_chance(stream()[2])
+    for per_round, texts in ((1, []), (2, [stream()[2]] * SIZE)):
+        found = collect(collector(third, tmp_path, max_rounds=2, prompts_per_round=per_round))
+        assert [prompt for prompt, _ in learned(found)] == texts and found.num_prompts == 2 * per_round
+
+
 def test_nothing_is_compiled_anew_by_the_number_of_rounds(tmp_path: Path) -> None:
     ask = collector(solved_by_chance(*MIXED), tmp_path, max_rounds=9)
     collect(ask)
@@ -208,12 +216,48 @@ def test_a_failed_reward_makes_no_contrast_and_has_no_action(tmp_path: Path) -> 
     found = collect(collector(reward, tmp_path, max_rounds=1, prompts_per_round=3))
     assert [prompt for prompt, _ in learned(found)] == [some] * SIZE
     assert found.metrics["reward/failed"] == 2 and found.metrics["group/valid_mean"] == pytest.approx(4 / 3)
+    assert found.metrics["reward/failed_fraction"] == pytest.approx(2 / 6)
 
 
-def test_a_reward_function_that_fails_on_all_rounds_is_an_error(tmp_path: Path) -> None:
-    ask = collector(lambda outputs: [float("nan")] * len(outputs), tmp_path, max_rounds=2)
+class Outage:
+    """A reward function that answers for so many prompts, of which the first alone is mixed, and fails from then on."""
+
+    def __init__(self, num_prompts: int) -> None:
+        self.left, self.asked = num_prompts * SIZE, 0
+
+    def __call__(self, outputs: list[str]) -> list[float]:
+        rows = range(self.asked, self.asked + len(outputs))
+        self.asked += len(outputs)
+        return [float(row > 0) if row < self.left else float("nan") for row in rows]
+
+
+def test_a_reward_function_that_fails_on_all_is_asked_in_one_round(tmp_path: Path) -> None:
+    reward = Outage(0)
     with pytest.raises(RewardError, match="No rollout of the iteration has a reward"):
-        collect(ask)
+        collect(collector(reward, tmp_path, max_rounds=9))
+    assert reward.asked == WANTED * SIZE
+
+
+@pytest.mark.parametrize(("per_round", "rounds"), [(1, 4), (2, 2), (4, 2)])
+def test_an_outage_ends_the_rounds(per_round: int, rounds: int, tmp_path: Path) -> None:
+    """As many prompts in a row as an iteration learns from, in whole rounds, and no reward for any."""
+    reward = Outage(4 if per_round == 4 else 2)
+    found = collect(collector(reward, tmp_path, max_rounds=20, prompts_per_round=per_round))
+    assert found.metrics["group/sampling_rounds"] == rounds and reward.asked == rounds * per_round * SIZE
+    assert [prompt for prompt, _ in learned(found)] == stream()[:1] * SIZE
+    assert found.num_prompts == rounds * per_round and found.metrics["reward/failed_fraction"] == 0.5
+
+
+def test_a_prompt_that_no_function_applies_to_is_no_outage(tmp_path: Path) -> None:
+    """In rounds of one prompt, a round without a reward is not yet one."""
+    spoken = [text for text in TEXTS if text != stream()[1]]
+
+    def reward(prompts: list[str], outputs: list[str]) -> list[float]:
+        del outputs
+        return [float(row % 2) if prompt in spoken else float("nan") for row, prompt in enumerate(prompts)]
+
+    found = collect(collector(reward, tmp_path, max_rounds=20, prompts_per_round=1))
+    assert found.metrics["group/kept"] == WANTED and found.metrics["group/sampling_rounds"] == 3
 
 
 def test_groups_are_left_out_by_raw_scores_where_nothing_is_refilled(tmp_path: Path) -> None:

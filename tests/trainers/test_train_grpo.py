@@ -328,3 +328,8 @@ def test_the_baseline_of_remax_is_the_score_of_the_greedy_completion(checkpoint:
     prompts = [row["prompt"] for row in experience.rows]
     greedy = trainer.generate(prompts, gen_kwargs={"do_sample": False})
     np.testing.assert_allclose(experience.rollouts.greedy_scores, count_vowels(greedy), rtol=1e-6)
+    written = trainer.tokenizer(greedy, add_special_tokens=False)["input_ids"]
+    assert [len(row) for row in written] == [6] * len(greedy)  # cut by the limit: no EOS beside them
+    sampled = sum(len(row["output_tokens"]) for row in experience.rows)
+    one_a_group = len(greedy) // trainer.method.num_generations
+    assert experience.metrics["completion/tokens"] == sampled + 6 * one_a_group

@@ -233,6 +233,7 @@ class TestRewardFailures:
         )
         record = next(record for record in trainer.history if "iteration" in record)
         assert record["reward/failed"] >= 1
+        assert record["reward/failed_fraction"] == record["reward/failed"] / 8
         assert np.isfinite(record["reward/mean"])
 
 

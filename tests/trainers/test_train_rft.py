@@ -255,6 +255,7 @@ class TestRound:
 
         found = one_round(reward_fn)
         assert found.metrics["reward/failed"] == 4 and found.metrics["reward/mean"] == 1.0
+        assert found.metrics["reward/failed_fraction"] == 4 / 24
         failed = [row for row in found.rows if row["prompt"] == "rain"]
         assert [(row["reward"], row["passes"]) for row in failed] == [(None, 0)] * 4
         assert set(found.kept.groups.tolist()) == {0, 1, 2, 3, 5}

@@ -149,6 +149,7 @@ class Collector:
             "reward/mean": float(known.mean()),
             "reward/std": float(known.std(ddof=1)) if len(known) > 1 else 0.0,
             "reward/failed": float(np.sum(~valid)),
+            "reward/failed_fraction": float(np.mean(~valid)),
         }
         if method.advantage_kind == "per_prompt_buffer":
             tracked = prompt_advantages(

@@ -46,6 +46,7 @@ class Range:
 
 HEALTHY: Mapping[str, Range] = {
     "reward/failed": Range(0, 0),
+    "reward/failed_fraction": Range(0, 0),
     "kl/per_sequence": Range(high=40),
     "kl/coef": Range(1e-4, 1),
     "ppo/clip_fraction": Range(0.02, 0.3),
@@ -153,6 +154,14 @@ RULES: tuple[Rule, ...] = (
         "every rollout gets the same reward, and less than at the beginning: the policy has collapsed, or the reward "
         "function has begun to fail",
         "read the samples; call the reward function on some of them by hand",
+    ),
+    Rule(
+        "failed_rewards",
+        (Test("reward/failed_fraction", above=0.5),),
+        1,
+        "most completions have no reward and teach nothing: the reward function, or a service it calls, fails "
+        "(`reward_errors: skip`), or applies to few prompts",
+        "look for its errors on the console and call it by hand; stop and resume once it answers",
     ),
     Rule(
         "one_token",

@@ -114,6 +114,7 @@ class RoundCollector:
             means["reward/std"] = float(known.std(ddof=1)) if len(known) > 1 else 0.0
         return means | {
             "reward/failed": float(len(scores) - len(known)),
+            "reward/failed_fraction": (len(scores) - len(known)) / len(scores),
             "completion/length_mean": float(np.mean(texts.lengths)),
             "completion/truncated_fraction": float(np.mean(~texts.ended(self.settings.eos_token_id))),
             "completion/tokens": float(np.sum(texts.lengths)),

@@ -129,7 +129,7 @@ def test_images_without_a_reward_are_left_out(kind):
     expected = np.ones(12, bool)
     expected[[0, 1, 7]] = False
     np.testing.assert_array_equal(found.batch.valid, expected)
-    assert found.metrics["reward/failed"] == 3
+    assert found.metrics["reward/failed"] == 3 and found.metrics["reward/failed_fraction"] == 3 / 12
     advantages = np.asarray(found.batch.advantages)
     assert (advantages[~expected] == 0).all()
     if kind == "group":

@@ -146,6 +146,7 @@ class TestRules:
             ("clipped_before_update", {"ddpo/pre_update_clip_fraction": [0.06]}),
             ("images_clipped", {"ddpo/clip_fraction": [0.2, *[0.99] * 3]}),
             ("empty_rounds", {"rft/empty_rounds": [1]}),
+            ("failed_rewards", {"reward/failed_fraction": [0.0, 0.6]}),
             ("length_limit", {"completion/truncated_fraction": [0.1, 0.2, 1.0, 1.0, 1.0]}),
             ("truncated", {"completion/truncated_fraction": [0.3] * 3, "group/valid_mean": [8] * 3}),
             ("empty_completions", {"completion/length_mean": [9.0, 8.0, 1.0, 1.0, 1.0]}),
@@ -167,6 +168,7 @@ class TestRules:
             {"completion/truncated_fraction": [0.3] * 9},  # nothing is compared
             {"completion/distinct_across_prompts": [0.2] * 9, "completion/distinct_fraction": [0.1] * 9},
             {"kl/coef": [5.0] * 9},  # so fixed
+            {"reward/failed_fraction": [0.5] * 9},
             {"optim/skipped_steps": [0, 1, 2], "ddpo/loss_scale": [4096.0, 2048.0, 1024.0]},
         ],
     )
