@@ -2,7 +2,6 @@
 """The mathematics: pure functions of arrays, callable from a notebook with nothing else of jrl."""
 
 from jrl.ops.advantages import (
-    combine_scores,
     decoupled_advantages,
     group_relative_advantages,
     leave_one_out_advantages,
@@ -26,8 +25,8 @@ from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.ddim import DDIMStep, ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
 from jrl.ops.denoising import guided_output
 from jrl.ops.gaussian import gaussian_kl, gaussian_logprob
-from jrl.ops.groups import GroupStatistics, group_statistics, mixed_groups, smallest_of_group, sum_of_group
-from jrl.ops.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_straight_through, off_policy_kl
+from jrl.ops.groups import GroupStatistics, group_statistics, smallest_of_group, sum_of_group
+from jrl.ops.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_straight_through
 from jrl.ops.logprobs import (
     TokenLogprobs,
     entropy_from_logits,
@@ -110,7 +109,6 @@ __all__ = [
     "clipped_ratio_loss",
     "clipped_surrogate",
     "clipped_value_loss",
-    "combine_scores",
     "constant_mean",
     "ddim_logprob",
     "ddim_mean",
@@ -158,11 +156,9 @@ __all__ = [
     "merge_metrics",
     "min_metric",
     "missing_eos_penalty",
-    "mixed_groups",
     "moments_std",
     "next_predictions",
     "next_tokens",
-    "off_policy_kl",
     "off_policy_rows",
     "overlong_penalty",
     "pass_at_k",

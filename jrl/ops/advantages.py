@@ -28,26 +28,6 @@ from jrl.ops.groups import GroupStatistics, group_statistics, sum_of_group
 from jrl.ops.masking import masked_mean, masked_variance, whiten, zero_masked
 
 
-def combine_scores(scores: Float[Array, "N F"], weights: Float[Array, "F"]) -> Float[Array, "N"]:
-    """Weighted sum over reward functions; one that failed or does not apply (NaN) is absent, not 0.
-
-    Args:
-      scores: Of each reward function; NaN where one failed or does not apply.
-      weights: Of each reward function.
-    Returns:
-      The sum over the functions that spoke; NaN where none did.
-    Reference: none; TRL 1.16 sums so (`nansum`).
-    Example:
-      >>> scores = jnp.array([[1.0, 3.0], [jnp.nan, 3.0], [jnp.nan, jnp.nan]])
-      >>> combine_scores(scores, jnp.array([1.0, 0.5])).tolist()
-      [2.5, 1.5, nan]
-    """
-    _check_functions(scores, weights)
-    known = ~jnp.isnan(scores)
-    total = jnp.sum(zero_masked(scores, known) * weights[None, :], axis=1)
-    return jnp.where(jnp.any(known, axis=1), total, jnp.nan)
-
-
 def group_relative_advantages(
     scores: Float[Array, "N"],
     groups: Int[Array, "N"],

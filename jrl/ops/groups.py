@@ -99,24 +99,6 @@ def group_statistics(
     return GroupStatistics(mean, std, count, is_mixed)
 
 
-def mixed_groups(
-    scores: Float[Array, "N"], groups: Int[Array, "N"], valid: Bool[Array, "N"]
-) -> Bool[Array, "N"]:
-    """True on the valid rows of groups whose scores differ: the others teach nothing to a group's baseline.
-
-    Args:
-      scores: One a completion, before any shaping.
-      groups: Equal numbers are samples of one prompt.
-      valid: False on padding and on rows whose reward failed.
-    Reference: Yu et al. 2025, arXiv:2503.14476 (DAPO), section 3.2.
-    Example:
-      >>> scores, every = jnp.array([1.0, 0.0, 1.0, 1.0]), jnp.ones(4, bool)
-      >>> mixed_groups(scores, jnp.array([0, 0, 1, 1]), every).tolist()
-      [True, True, False, False]
-    """
-    return valid & group_statistics(scores, groups, valid).is_mixed
-
-
 def smallest_of_group(
     x: Float[Array, "N"], groups: Int[Array, "N"], valid: Bool[Array, "N"], *, num_kept: int
 ) -> Bool[Array, "N"]:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jrl.ops.checks import Scalar, check_float, check_positive, check_same_shape
-from jrl.ops.policy_gradient import MAX_LOG_RATIO, importance_ratio
+from jrl.ops.policy_gradient import MAX_LOG_RATIO
 
 
 def kl_k1(logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -94,29 +94,6 @@ def kl_k3_straight_through(
     k2, k3 = kl_k2(logprobs, ref_logprobs), kl_k3(logprobs, ref_logprobs)
     # (k2 − sg k2) is exactly 0 in value, so adding it first keeps the value of k3 to the bit.
     return (k2 - jax.lax.stop_gradient(k2)) + jax.lax.stop_gradient(k3)
-
-
-def off_policy_kl(
-    kl: Float[Array, "*shape"], logprobs: Float[Array, "*shape"], old_logprobs: Float[Array, "*shape"]
-) -> Float[Array, "*shape"]:
-    """A KL term for actions sampled from π_old ≠ π_θ: ρ·k with ρ = π_θ/π_old.
-
-    Without the ratio the term is biased from the second minibatch on.
-
-    Args:
-      kl: k1 or k3 of each action (of k1 the gradient is then that of the KL, through ρ).
-      logprobs: log π_θ.
-      old_logprobs: log π_old; no gradient.
-    Raises:
-      ValueError: If the shapes differ.
-    Reference: none; importance sampling of the module's estimators.
-    Example:
-      >>> kl, logprobs, old_logprobs = jnp.array([0.5]), jnp.log(jnp.array([0.5])), jnp.log(jnp.array([0.25]))
-      >>> round(float(off_policy_kl(kl, logprobs, old_logprobs)[0]), 4)  # ρ = 2
-      1.0
-    """
-    check_same_shape("kl", kl, "logprobs", logprobs)
-    return importance_ratio(logprobs, jax.lax.stop_gradient(old_logprobs)) * kl
 
 
 def adaptive_kl_coef(

@@ -11,10 +11,10 @@ import pytest
 
 from jrl.ops import (
     group_relative_advantages,
+    group_statistics,
     leave_one_out_advantages,
     length_weighted_advantages,
     mean_scaled_advantages,
-    mixed_groups,
 )
 from tests.exact.enumerable import GOLDEN, enumerated, weight_of
 
@@ -28,8 +28,7 @@ def equal_lengths(scores, groups, valid):
 
 def only_mixed(advantages, scores, groups, valid):
     """Of kept groups alone: what dynamic sampling leaves."""
-    kept = mixed_groups(scores, groups, valid)
-    return advantages(scores, groups, kept)
+    return advantages(scores, groups, valid & group_statistics(scores, groups, valid).is_mixed)
 
 
 grpo = partial(group_relative_advantages, scale="group", epsilon=0.0)

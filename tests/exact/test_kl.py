@@ -23,22 +23,27 @@ def _double():
         yield
 
 
-def gradient_in_loss(name, *, off_policy=False):
-    """∇ of the loss of jrl, with every action weighed by its probability under the policy."""
+def loss_and_gradient(name, *, off_policy, sampler):
+    """jrl's loss and its ∇, with every action weighed by its probability under the sampler."""
     logits, ref = jnp.array(KL["logits"]), jax.nn.log_softmax(jnp.array(KL["ref_logits"]))
-    chances = jax.nn.softmax(logits)[:, None]
+    old = jax.nn.log_softmax(jnp.array(sampler))[:, None]
+    chances = jnp.exp(old)
     mask = jnp.ones((5, 1), bool)
 
     def loss(z):
         now = jax.nn.log_softmax(z)[:, None]
-        old = jax.lax.stop_gradient(now)
         # The shares make the mean over rows an expectation over actions.
         targets = Targets(old, None, 0.0 * old, None, mask, ref_logprobs=ref[:, None], shares=chances)
         return policy_gradient_loss(
             now, targets, surrogate=NOTHING, kl=KLTerm(1.0, FORMS[name], off_policy)
         ).loss_sum
 
-    return np.asarray(jax.grad(loss)(logits))
+    return jax.value_and_grad(loss)(logits)
+
+
+def gradient_in_loss(name, *, off_policy=False):
+    """∇ where the policy itself has sampled."""
+    return np.asarray(loss_and_gradient(name, off_policy=off_policy, sampler=KL["logits"])[1])
 
 
 def gradient_in_reward(name):
@@ -67,6 +72,17 @@ REVERSE, FORWARD = np.array(KL["reverse_grad"]), np.array(KL["forward_grad"])
 )
 def test_the_direction_of_every_placement(found, wanted):
     np.testing.assert_allclose(found(), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["k1", "k3"])
+def test_lore_3_5_off_policy_samples_need_the_ratio(name):
+    sampler = [0.6, -0.7, 0.1, 0.5, -0.2]
+    value, gradient = loss_and_gradient(name, off_policy=True, sampler=sampler)
+    assert float(value) == pytest.approx(KL["reverse_kl"], abs=1e-9)
+    np.testing.assert_allclose(gradient, REVERSE, atol=1e-9)
+    value, gradient = loss_and_gradient(name, off_policy=False, sampler=sampler)
+    assert abs(float(value) - KL["reverse_kl"]) > 1e-3
+    assert np.abs(gradient - REVERSE).max() > 1e-3
 
 
 def test_what_is_refused_points_elsewhere():

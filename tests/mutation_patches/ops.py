@@ -50,10 +50,10 @@ PATCHES = [
              "k3 - jax.lax.stop_gradient(k2) + jax.lax.stop_gradient(k2)",
              "tests/ops/test_kl.py::TestGradients::"
              "test_lore_3_4_straight_through_has_the_value_of_k3_and_the_gradient_of_k2"),
-    Mutation("3.5", "jrl.ops.kl.off_policy_kl",
-             "importance_ratio(logprobs, jax.lax.stop_gradient(old_logprobs))",
-             "jax.lax.stop_gradient(importance_ratio(logprobs, old_logprobs))",
-             "tests/ops/test_kl.py::TestGradients::test_lore_3_5_off_policy_samples_need_the_ratio"),
+    Mutation("3.5", "jrl.losses.policy_gradient.policy_gradient_loss",
+             "penalties * kl.ratio(logprobs, old.old_logprobs, old.advantages, mask)",
+             "penalties * jax.lax.stop_gradient(kl.ratio(logprobs, old.old_logprobs, old.advantages, mask))",
+             "tests/exact/test_kl.py::test_lore_3_5_off_policy_samples_need_the_ratio"),
     Mutation("3.7", "jrl.ops.logprobs.token_logprobs.read",
              "entropy = entropy_from_logits(logits) if with_entropy else None",
              "logits = jnp.where(logits < jnp.max(logits, -1, keepdims=True) - 5, -jnp.inf, logits)\n"

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from jrl.ops import (
-    combine_scores,
     decoupled_advantages,
     group_relative_advantages,
     leave_one_out_advantages,
@@ -21,6 +20,7 @@ from jrl.ops import (
     standardized,
     whitened_over_batch,
 )
+from jrl.rollout.reward_columns import combined_rewards
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "policy_gradient.json").read_text())
 BATCH = GOLDEN["batch"]
@@ -45,6 +45,12 @@ def relative(scores, groups=GROUPS, valid=EVERY, **options):
     return group_relative_advantages(scores, groups, valid, **options)
 
 
+def summed(scores):
+    """As a run sums the scores of several functions."""
+    columns = np.asarray(scores).T.tolist()
+    return jnp.asarray(combined_rewards(["a", "b"], columns, WEIGHTS.tolist()), jnp.float32)
+
+
 def penalised():
     gap = (np.asarray(BATCH["old_logprobs"]) - np.asarray(BATCH["ref_logprobs"])) * MASK
     return SCORES - jnp.asarray(0.05 * gap.sum(axis=1), jnp.float32)
@@ -65,9 +71,9 @@ ESTIMATORS = {
     "rloo_normalized": lambda: standardized(
         leave_one_out_advantages(SCORES, GROUPS, EVERY), EVERY, ddof=1, epsilon=1e-4
     ),
-    "sum_of_two": lambda: relative(combine_scores(TWO, WEIGHTS), scale="group", **TRL),
+    "sum_of_two": lambda: relative(summed(TWO), scale="group", **TRL),
     "gdpo": lambda: decoupled_advantages(TWO, WEIGHTS, GROUPS, EVERY, **TRL),
-    "sum_failed": lambda: relative(combine_scores(TWO_FAILED, WEIGHTS), scale="group", **TRL),
+    "sum_failed": lambda: relative(summed(TWO_FAILED), scale="group", **TRL),
     "gdpo_failed": lambda: decoupled_advantages(TWO_FAILED, WEIGHTS, GROUPS, EVERY, **TRL),
     "maxrl": lambda: mean_scaled_advantages(SCORES, GROUPS, EVERY),
     "opo": lambda: length_weighted_advantages(SCORES, LENGTHS, GROUPS, EVERY),
@@ -187,14 +193,13 @@ class TestSeveralFunctions:
         """(1, 0) and (0, 1) have one sum; each function normalised by itself, the rarer success counts more."""
         scores = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
         groups, every, weights = jnp.zeros(4, jnp.int32), jnp.ones(4, bool), jnp.ones(2)
-        summed = relative(combine_scores(scores, weights), groups, every, scale="group")
+        together = relative(jnp.sum(scores, axis=1), groups, every, scale="group")
         apart = decoupled_advantages(scores, weights, groups, every)
-        assert float(summed[0]) == float(summed[1])
+        assert float(together[0]) == float(together[1])
         assert float(apart[0]) > float(apart[1]) + 0.3
 
     def test_lore_4_14_a_reward_that_does_not_apply_is_absent_and_not_zero(self):
         scores = jnp.array([[1.0, jnp.nan], [1.0, 0.0], [0.0, 2.0]])
-        np.testing.assert_array_equal(combine_scores(scores, WEIGHTS), [1.0, 1.0, 1.0])
         groups, every = jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
         found = decoupled_advantages(scores, jnp.array([0.0, 1.0]), groups, every)
         # Of the second function, 0 and 2 alone make mean and deviation: ∓1, and 0 for the row without.

@@ -15,7 +15,6 @@ from jrl.ops import (
     cispo_loss,
     clip_events,
     clipped_surrogate,
-    combine_scores,
     decoupled_advantages,
     dppo_kl_loss,
     dppo_tv_loss,
@@ -31,7 +30,6 @@ from jrl.ops import (
     length_weighted_advantages,
     logprobs_from_logits,
     mean_scaled_advantages,
-    off_policy_kl,
     place_scores,
     ratio_clip_events,
     smallest_of_group,
@@ -231,7 +229,6 @@ class TestPublicFunctionsCheck:
             ("advantages", lambda one, many: cispo_loss(one, one, many, clip_range_high=0.2)),
             ("advantages", lambda one, many: dppo_tv_loss(one, one, many, delta=0.15)),
             ("advantages", lambda one, many: dppo_kl_loss(one, one, many, delta=0.15)),
-            ("kl", lambda one, many: off_policy_kl(many, one, one)),
         ],
     )
     def test_a_column_is_not_broadcast(self, argument, call):
@@ -256,8 +253,6 @@ class TestPublicFunctionsCheck:
 
     def test_several_reward_functions_are_not_broadcast(self):
         scores, groups, valid = jnp.ones((3, 2)), jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
-        with pytest.raises(ValueError, match=r"`weights` must have shape \(2,\), .*, got \(1,\)"):
-            combine_scores(scores, jnp.ones(1))
         with pytest.raises(ValueError, match=r"`weights` must have shape \(2,\), .*, got \(1,\)"):
             decoupled_advantages(scores, jnp.ones(1), groups, valid)
         with pytest.raises(
@@ -289,8 +284,12 @@ class TestPublicFunctionsCheck:
             ("scores", lambda x: leave_one_out_advantages(x, jnp.zeros(2, jnp.int32), jnp.ones(2, bool))),
             ("groups", lambda x: leave_one_out_advantages(jnp.zeros(2), x, jnp.ones(2, bool))),
             ("valid", lambda x: leave_one_out_advantages(jnp.zeros(2), jnp.zeros(2, jnp.int32), x)),
-            ("weights", lambda x: combine_scores(jnp.zeros((3, 2)), x)),
-            ("kl", lambda x: off_policy_kl(x, jnp.zeros(2), jnp.zeros(2))),
+            (
+                "weights",
+                lambda x: decoupled_advantages(
+                    jnp.zeros((3, 2)), x, jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
+                ),
+            ),
         ],
     )
     def test_a_list_is_no_array(self, argument, call):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.ops import group_statistics, mixed_groups, smallest_of_group, sum_of_group
+from jrl.ops import group_statistics, smallest_of_group, sum_of_group
 
 GROUPS = jnp.array([9, -4, 9, 9, 2, -4])
 
@@ -43,10 +43,17 @@ def test_sums_are_those_of_the_group_under_jit():
 
 def test_lore_4_17_groups_without_contrast_are_found():
     scores = jnp.array([1.0, 0.1, 1.0, 0.0, 5.0, 0.1])
-    valid = jnp.array([True, True, True, True, True, True])
-    assert mixed_groups(scores, GROUPS, valid).tolist() == [True, False, True, True, False, False]
-    # Without the one failure, the first group has no contrast either; what is invalid is never kept.
-    assert not mixed_groups(scores, GROUPS, valid.at[3].set(False)).any()
+    every = jnp.ones(6, bool)
+    assert group_statistics(scores, GROUPS, every).is_mixed.tolist() == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    # Without the one failure, the first group has no contrast either.
+    assert not group_statistics(scores, GROUPS, every.at[3].set(False)).is_mixed.any()
 
 
 class TestSmallestOfGroup:

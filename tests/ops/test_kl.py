@@ -17,7 +17,6 @@ from jrl.ops import (
     kl_k2,
     kl_k3,
     kl_k3_straight_through,
-    off_policy_kl,
     penalize_kl,
 )
 
@@ -98,31 +97,6 @@ class TestGradients:
         np.testing.assert_array_equal(kl_k3_straight_through(policy, ref), kl_k3(policy, ref))
         gradient = jax.grad(lambda x: jnp.sum(kl_k3_straight_through(x, ref)))(policy)
         np.testing.assert_allclose(gradient, jax.grad(lambda x: jnp.sum(kl_k2(x, ref)))(policy), atol=1e-12)
-
-    def test_lore_3_5_off_policy_samples_need_the_ratio(self):
-        old, ref = log_policy(OLD), log_policy(REF)
-        truth = exact_kl(log_policy(THETA), ref)
-        gradient = jax.grad(lambda theta: exact_kl(log_policy(theta), ref))(jnp.asarray(THETA))
-        for estimator in (kl_k1, kl_k3):
-
-            def corrected(x, estimator=estimator):
-                return off_policy_kl(estimator(x, ref), x, old)
-
-            def uncorrected(x, estimator=estimator):
-                return estimator(x, ref)
-
-            for term, is_right in ((corrected, True), (uncorrected, False)):
-                value = jnp.sum(jnp.exp(old) * term(log_policy(THETA)))
-                slope = expected_gradient(term, sampler=OLD)
-                assert (abs(float(value - truth)) < 1e-9) == is_right
-                assert (float(jnp.max(jnp.abs(slope - gradient))) < 1e-9) == is_right
-
-    def test_old_logprobs_get_no_gradient(self):
-        policy, ref = log_policy(THETA), log_policy(REF)
-        gradient = jax.grad(lambda old: jnp.sum(off_policy_kl(kl_k1(policy, ref), policy, old)))(
-            log_policy(OLD)
-        )
-        assert not gradient.any()
 
 
 class TestSequenceKL:

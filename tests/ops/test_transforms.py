@@ -39,8 +39,7 @@ def chunked_logprobs(hidden: Any) -> Any:
 
 
 def kl(at: Any) -> Any:
-    plain = [form(*at[:2]) for form in (ops.kl_k1, ops.kl_k2, ops.kl_k3, ops.kl_k3_straight_through)]
-    return plain, ops.off_policy_kl(*at)
+    return [form(*at) for form in (ops.kl_k1, ops.kl_k2, ops.kl_k3, ops.kl_k3_straight_through)]
 
 
 def policy_gradient(at: Any) -> Any:
@@ -137,7 +136,7 @@ def denoising(at: Any) -> Any:
 CASES: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "logprobs": (logprobs, LOGITS),
     "chunked_logprobs": (chunked_logprobs, LOGITS),
-    "kl": (kl, [WINDOW] * 3),
+    "kl": (kl, [WINDOW] * 2),
     "policy_gradient": (policy_gradient, [WINDOW] * 3),
     "surrogates": (surrogates, [WINDOW] * 3),
     "advantages": (advantages, [WINDOW] * 2),

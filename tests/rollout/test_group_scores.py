@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jrl.ops.groups import mixed_groups
+from jrl.ops.groups import group_statistics
 from jrl.ops.pass_rates import pass_at_k
 from jrl.rollout.group_scores import GroupScores, pass_rates
 
@@ -37,8 +37,8 @@ def test_lore_4_17_the_host_finds_the_groups_without_contrast() -> None:
 def test_it_is_the_rule_of_the_op(scores: list[list[float]]) -> None:
     found = groups(scores)
     flat = jnp.asarray(found.scores.reshape(-1), jnp.float32)
-    of_op = mixed_groups(flat, jnp.arange(flat.size) // 4, jnp.asarray(found.valid.reshape(-1)))
-    np.testing.assert_array_equal(of_op, (found.mixed[:, None] & found.valid).reshape(-1))
+    of_op = group_statistics(flat, jnp.arange(flat.size) // 4, jnp.asarray(found.valid.reshape(-1))).is_mixed
+    np.testing.assert_array_equal(of_op, np.repeat(found.mixed, 4))
 
 
 def test_solve_rates_are_a_histogram_with_bins_of_their_own_for_none_and_all() -> None:

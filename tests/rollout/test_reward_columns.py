@@ -16,7 +16,7 @@ NAMES = ("right", "short")
 REWARDS = [[1.0, 0.0, math.nan, None], [0.25, None, 0.5, math.nan]]
 
 
-def test_golden_sum():
+def test_lore_4_14_a_reward_that_does_not_apply_is_absent_from_the_sum():
     found = combined_rewards(NAMES, REWARDS, (2.0, -4.0))
     np.testing.assert_array_equal(found, [2 * 1 - 4 * 0.25, 2 * 0.0, -4 * 0.5, np.nan])
 
