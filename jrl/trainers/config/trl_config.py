@@ -191,7 +191,7 @@ class TRLConfig:
         return self._build(merged, classes)
 
     def draft(self, **sections: Mapping[str, Any]) -> Self:
-        """As `evolve`, but values may be out of range or not fit each other until `validate` asks.
+        """A changed copy whose values may be out of range, or not fit each other, until `validate` asks.
 
         Of several changes a later one may so mend what an earlier one broke.
 
