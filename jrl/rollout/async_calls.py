@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Async functions of the user's, run together on one event loop.
 
-The loop runs in a background thread for as long as the process does. So a notebook's own loop is not in the way, and
-clients that a function keeps (connection pools belong to the loop that they were made on) work from call to call.
+The loop runs in a background thread. So a notebook's own loop is not in the way, and clients that a function keeps
+(connection pools belong to the loop that they were made on) work from call to call. It stays for as long as the process
+does, unless a function holds it without awaiting anything: then the next calls get another one.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ import asyncio
 import atexit
 import concurrent.futures
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 Outcome = tuple[Any, BaseException | None]
 """What a function answered, and what it raised instead."""
+LATE_SECONDS = 0.1
+"""How long behind a time limit a loop may be before it counts as held by the call that runs then."""
 GRACE_SECONDS = 1.0
-"""How long behind its time limit a loop may be before it counts as blocked."""
+"""How long it may be held beyond that before it is given up."""
+_NAME: ContextVar[str | None] = ContextVar("name of a call", default=None)
+"""Of the call that a task belongs to: tasks that a function makes copy the context of the one that makes them."""
 
 
 class _Loop:
@@ -25,6 +32,8 @@ class _Loop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(self._new_task)
+        self._names: weakref.WeakKeyDictionary[asyncio.Task[Any], str | None] = weakref.WeakKeyDictionary()
         # A daemon: a call that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self.loop.run_forever, name="reward_fn", daemon=True)
         self._thread.start()
@@ -37,6 +46,17 @@ class _Loop:
         if not self._thread.is_alive():
             self.loop.close()
 
+    def holder(self) -> str | None:
+        """The call whose code runs at this moment; None if there is none, or it is a callback that no task runs."""
+        task = asyncio.current_task(self.loop)
+        return None if task is None else self._names.get(task)
+
+    def _new_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        """As asyncio makes one, whose options differ from Python to Python."""
+        task = asyncio.Task(coroutine, loop=loop, **options)
+        self._names[task] = _NAME.get()
+        return task
+
 
 _CURRENT: list[_Loop] = []
 """The loop of this process, once there is one."""
@@ -46,51 +66,82 @@ def await_together(
     calls: Mapping[str, Callable[[], Awaitable[Any]]],
     timeout: float | None,
     *,
-    too_late: Callable[[str], BaseException],
+    too_late: Callable[[str, bool], BaseException],
     failures: tuple[type[BaseException], ...],
 ) -> dict[str, Outcome]:
     """Awaits calls together.
 
+    Where one of them holds the loop when the time is over, those that are late because of it are called once more,
+    without it. So a call may take the time limit, and `GRACE_SECONDS`, once more for each that holds the loop.
+
     Args:
       calls: By name.
       timeout: Seconds that each may take; None waits for ever. One that takes longer is cancelled.
-      too_late: (name) → the failure of such a call.
+      too_late: (name, whether the loop was held, by this call or by what belongs to none) → the failure of such a call.
       failures: What a call may raise that is its failure; anything else is raised here.
     Returns:
       The outcome of each, in the order of the calls.
     """
     outcomes: dict[str, Outcome] = {}
+    given_up = threading.Event()
 
     async def one(name: str, call: Callable[[], Awaitable[Any]]) -> None:
+        if given_up.is_set():  # it waited behind the call that held the loop, and is called on another one
+            return
         try:
             outcomes.setdefault(name, (await call(), None))
         except BaseException as error:  # raised again in the caller's thread; here it would end the loop
             outcomes.setdefault(name, (None, error))
 
-    async def everyone() -> None:
-        tasks = {name: asyncio.ensure_future(one(name, call)) for name, call in calls.items()}
+    async def everyone() -> list[str]:
+        tasks = {}
+        for name, call in calls.items():
+            _NAME.set(name)
+            tasks[name] = asyncio.ensure_future(one(name, call))
         await asyncio.wait(tasks.values(), timeout=timeout)
-        for name, task in tasks.items():
-            if not task.done():
-                outcomes.setdefault(name, (None, too_late(name)))
-                task.cancel()
+        late = [name for name, task in tasks.items() if not task.done()]
+        for name in late:
+            outcomes.setdefault(name, (None, too_late(name, False)))
+            tasks[name].cancel()
+        return late
 
     loop = _current()
-    done = asyncio.run_coroutine_threadsafe(everyone(), loop.loop)
+    late, holder = _watched(loop, asyncio.run_coroutine_threadsafe(everyone(), loop.loop), timeout)
+    if late is None:
+        given_up.set()
+        if loop in _CURRENT:
+            _CURRENT.remove(loop)
+    found = dict(outcomes)  # a loop that was given up may go on to write
+    for _, error in found.values():
+        if error is not None and not isinstance(error, failures):
+            raise error
+    held = late is None or holder is not None
+    late = [name for name in calls if name not in found] if late is None else late
+    again = {name: calls[name] for name in late if holder in calls and name != holder}
+    for name in late:
+        found[name] = (None, too_late(name, held))
+    if again:
+        found |= await_together(again, timeout, too_late=too_late, failures=failures)
+    return {name: found[name] for name in calls}
+
+
+def _watched(
+    loop: _Loop, done: concurrent.futures.Future[list[str]], timeout: float | None
+) -> tuple[list[str] | None, str | None]:
+    """The calls that are late, None if the loop is held too long to say, and the call that held it."""
+    holder: str | None = None
     try:
-        done.result(None if timeout is None else timeout + GRACE_SECONDS)
-    except concurrent.futures.TimeoutError:
-        # A call holds the thread without awaiting anything: the next ones get another loop.
-        _CURRENT.clear()
-        for name in calls:
-            outcomes.setdefault(name, (None, too_late(name)))
+        if timeout is None:
+            return done.result(), None
+        for seconds in (timeout + LATE_SECONDS, GRACE_SECONDS):
+            try:
+                return done.result(seconds), holder
+            except concurrent.futures.TimeoutError:
+                holder = loop.holder() or holder
     except BaseException:  # an interrupt
         done.cancel()
         raise
-    for _, error in outcomes.values():
-        if error is not None and not isinstance(error, failures):
-            raise error
-    return {name: outcomes[name] for name in calls}
+    return None, holder
 
 
 def _current() -> _Loop:

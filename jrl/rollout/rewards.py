@@ -11,7 +11,6 @@ import numbers
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,9 +49,13 @@ class RewardTimeoutError(RewardError):
     """A reward function took too long."""
 
     @classmethod
-    def of(cls, role: str, timeout: float | None) -> RewardTimeoutError:
-        """The error of a function that messages call `role`."""
-        return cls(f"`{role}` took longer than `train.reward_timeout`, {timeout:g} s.")
+    def of(cls, role: str, timeout: float | None, *, held: bool = False) -> RewardTimeoutError:
+        """The error of a function that messages call `role`; `held`: nothing else on its event loop could run."""
+        cause = (
+            ", and the event loop of the async functions stood still: an `async def` must await what takes long, or "
+            "call it by `asyncio.to_thread`"
+        )
+        return cls(f"`{role}` took longer than `train.reward_timeout`, {timeout:g} s{cause if held else ''}.")
 
 
 @dataclass(frozen=True)
@@ -259,7 +262,10 @@ def _outcome(role: str, call: _Call, timeout: float | None) -> Outcome:
 
 def _awaited(calls: Mapping[str, _Call], timeout: float | None) -> dict[str, Outcome]:
     """Answers of async functions, or their failures."""
-    too_late = partial(RewardTimeoutError.of, timeout=timeout)
+
+    def too_late(role: str, held: bool) -> BaseException:
+        return RewardTimeoutError.of(role, timeout, held=held)
+
     return await_together(calls, timeout, too_late=too_late, failures=FAILURES)
 
 

@@ -395,6 +395,72 @@ class TestAsync:
         assert time.perf_counter() - started < 3.0
         assert rewards_of(self.waits(0.0), timeout=0.5) == [1.0] * 3
 
+    @staticmethod
+    def holds(seconds, reward=0.0):
+        async def judge(outputs):
+            await asyncio.sleep(0)
+            # Row by row, as a function does that asks a server: none of these tasks is the call itself.
+            rows = [asyncio.create_task(ask()) for _ in outputs]
+            await asyncio.gather(*rows)
+            return [reward] * len(outputs)
+
+        async def ask():
+            time.sleep(seconds)
+
+        return judge
+
+    @pytest.mark.parametrize("place", [0, 2])
+    def test_one_that_blocks_the_loop_fails_alone(self, place):
+        others = {"b": self.waits(0.1, 2.0), "c": self.waits(0.0, 3.0)}
+        names = [*others]
+        names.insert(place, "a")
+        given = {name: others.get(name, self.holds(2.0)) for name in names}
+        found = dict(zip(names, TestSeveral.rewards_of(given, timeout=0.4, skip_errors=True), strict=True))
+        np.testing.assert_array_equal([found[name] for name in "abc"], [[np.nan] * 3, [2.0] * 3, [3.0] * 3])
+
+    def test_and_is_named_with_the_cause(self):
+        with pytest.raises(RewardError, match=r"`a` took longer .* the event loop .* stood still"):
+            TestSeveral.rewards_of({"b": self.waits(0.1), "a": self.holds(2.0)}, timeout=0.4)
+
+    def test_each_that_blocks_it_fails(self):
+        given = {"a": self.holds(3.0), "b": self.waits(0.1, 2.0), "c": self.holds(3.0)}
+        found = TestSeveral.rewards_of(given, timeout=0.4, skip_errors=True)
+        np.testing.assert_array_equal(found, [[np.nan] * 3, [2.0] * 3, [np.nan] * 3])
+
+    def test_one_that_waited_behind_it_is_called_once(self):
+        async def judge(outputs):
+            time.sleep(1.9)
+
+        seen = []
+        given = {"a": judge, "b": self.waits(0.0, 2.0, seen)}
+        assert TestSeveral.rewards_of(given, timeout=0.4, skip_errors=True)[1] == [2.0] * 3
+        time.sleep(0.6)  # until the first loop goes on
+        assert len(seen) == 1
+
+    def test_one_that_blocks_it_for_a_while_costs_no_other_and_no_loop(self):
+        loops = []
+
+        async def judge(outputs):
+            loops.append(asyncio.get_running_loop())
+            for _ in range(3):
+                await asyncio.sleep(0.02)
+            return [2.0] * len(outputs)
+
+        given = {"a": self.holds(0.3, 1.0), "b": judge}
+        assert TestSeveral.rewards_of(given, timeout=0.3) == [[1.0] * 3, [2.0] * 3]
+        assert rewards_of(judge) == [2.0] * 3
+        assert len(set(loops)) == 1
+
+    def test_where_what_blocks_it_belongs_to_no_call_the_cause_is_named(self):
+        async def judge(outputs):
+            asyncio.get_running_loop().call_soon(time.sleep, 2.0)
+            await asyncio.sleep(0)
+            return [1.0] * len(outputs)
+
+        given = {"a": judge, "b": self.waits(0.1)}
+        with pytest.raises(RewardError, match=r"`a` took longer .* the event loop .* stood still"):
+            TestSeveral.rewards_of(given, timeout=0.4)
+
 
 class TestFunctions:
     def test_one_or_several(self):
