@@ -9,17 +9,6 @@ from jrl.learners.config import MethodConfig, check_fields
 
 ADVANTAGES = ("auto", "global", "per_prompt_buffer", "group")
 OLD_LOGPROBS = ("sampling", "recompute")
-_COUNTS = (
-    "sample_num_steps",
-    "sample_batch_size",
-    "sample_num_batches_per_epoch",
-    "train_num_inner_epochs",
-    "per_prompt_stat_tracking_buffer_size",
-    "per_prompt_stat_tracking_min_count",
-    "max_workers",
-    "sample_images_per_prompt",
-    "loss_scaling_growth_every",
-)
 
 
 @dataclass(kw_only=True)
@@ -139,10 +128,19 @@ class DDPOConfig(MethodConfig):
         )
 
     def _check_counts(self) -> None:
-        for name in _COUNTS:
-            check_fields(self, (name, vars(self)[name] >= 1, "at least 1"))
-        for name in ("sample_height", "sample_width"):
-            size = vars(self)[name]
+        for name, count in (
+            ("sample_num_steps", self.sample_num_steps),
+            ("sample_batch_size", self.sample_batch_size),
+            ("sample_num_batches_per_epoch", self.sample_num_batches_per_epoch),
+            ("train_num_inner_epochs", self.train_num_inner_epochs),
+            ("per_prompt_stat_tracking_buffer_size", self.per_prompt_stat_tracking_buffer_size),
+            ("per_prompt_stat_tracking_min_count", self.per_prompt_stat_tracking_min_count),
+            ("max_workers", self.max_workers),
+            ("sample_images_per_prompt", self.sample_images_per_prompt),
+            ("loss_scaling_growth_every", self.loss_scaling_growth_every),
+        ):
+            check_fields(self, (name, count >= 1, "at least 1"))
+        for name, size in (("sample_height", self.sample_height), ("sample_width", self.sample_width)):
             check_fields(self, (name, size is None or size >= 1, "at least 1, or None"))
 
     def _check_sampling(self) -> None:

@@ -125,6 +125,9 @@ class DPOConfig(MethodConfig):
                 "False or None where `sync_ref_model` moves the reference",
             ),
         )
-        for name in ("max_prompt_length", "max_completion_length", "precompute_ref_batch_size"):
-            value = vars(self)[name]
+        for name, value in (
+            ("max_prompt_length", self.max_prompt_length),
+            ("max_completion_length", self.max_completion_length),
+            ("precompute_ref_batch_size", self.precompute_ref_batch_size),
+        ):
             check_fields(self, (name, value is None or value >= 1, "at least 1, or None"))

@@ -10,7 +10,7 @@ Reference: Shao et al. 2024, arXiv:2402.03300 (GRPO); the others stand beside th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -177,8 +177,7 @@ class GRPOConfig(OnlineConfig):
     def validate(self) -> None:
         """Refuses unknown switches, values outside their range, and switches that contradict each other."""
         super().validate()
-        for field, known in _SWITCHES.items():
-            _check_switch(f"method.{field}", vars(self)[field], known)
+        self._check_switches()
         self._check_ranges()
         conflicts = chain(
             self._ratio_conflicts(),
@@ -189,6 +188,25 @@ class GRPOConfig(OnlineConfig):
             self._several_reward_conflicts(),
         )
         check_fields(self, *((field, False, expected) for field, expected in conflicts))
+
+    def _check_switches(self) -> None:
+        for field, value, known in (
+            ("estimator", self.estimator, _ESTIMATORS),
+            ("scale_rewards", self.scale_rewards, ("group", "batch", "none")),
+            ("importance_sampling_level", self.importance_sampling_level, _RATIOS),
+            ("surrogate", self.surrogate, _SURROGATES),
+            ("reduction", self.reduction, _REDUCTIONS),
+            ("kl_placement", self.kl_placement, ("loss", "reward")),
+            ("kl_estimator", self.kl_estimator, _KL_ESTIMATORS),
+            ("importance_sampling_mode", self.importance_sampling_mode, _IMPORTANCE_SAMPLING_MODES),
+            (
+                "multi_objective_aggregation",
+                self.multi_objective_aggregation,
+                ("sum_then_normalize", "normalize_then_sum"),
+            ),
+            ("keep_by", self.keep_by, ("length", "reward_per_token")),
+        ):
+            _check_switch(f"method.{field}", value, tuple(known))
 
     def _check_ranges(self) -> None:
         size = self.num_generations
@@ -209,10 +227,10 @@ class GRPOConfig(OnlineConfig):
                 positive_or_none(self.off_policy_mask_threshold),
                 "positive, or None",
             ),
-            *(
-                (name, vars(self)[name] > 0, "positive")
-                for name in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
-            ),
+            ("vespo_k_pos", self.vespo_k_pos > 0, "positive"),
+            ("vespo_lambda_pos", self.vespo_lambda_pos > 0, "positive"),
+            ("vespo_k_neg", self.vespo_k_neg > 0, "positive"),
+            ("vespo_lambda_neg", self.vespo_lambda_neg > 0, "positive"),
             ("epsilon_high", positive_or_none(self.epsilon_high), "positive, or None"),
             ("delta", self.delta is None or self.delta > 1 + high, f"above 1 + ε_high = {1 + high}, or None"),
             ("dual_clip", self.dual_clip is None or self.dual_clip > 1, "above 1, or None"),
@@ -527,7 +545,7 @@ def algorithm(name: str, **fields: Any) -> GRPOConfig:
     Raises:
       ValueError: If there is no algorithm of this name, naming the closest; or as the configuration refuses its fields.
     """
-    _check_switch("name", name, ALGORITHMS)
+    _check_switch("name", name, tuple(ALGORITHMS))
     return GRPOConfig(**{**ALGORITHMS[name], **fields})
 
 
@@ -620,25 +638,14 @@ _WEIGHTS: Mapping[str, Weigh] = {
     "sequence": sequence_weights,
     "geometric": geometric_weights,
 }
-_SWITCHES: Mapping[str, tuple[str, ...]] = {
-    "estimator": tuple(_ESTIMATORS),
-    "scale_rewards": ("group", "batch", "none"),
-    "importance_sampling_level": tuple(_RATIOS),
-    "surrogate": tuple(_SURROGATES),
-    "reduction": tuple(_REDUCTIONS),
-    "kl_placement": ("loss", "reward"),
-    "kl_estimator": tuple(_KL_ESTIMATORS),
-    "importance_sampling_mode": (
-        "none",
-        "token_truncate",
-        "token_mask",
-        "sequence_truncate",
-        "sequence_mask",
-        "geometric_mask",
-    ),
-    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-    "keep_by": ("length", "reward_per_token"),
-}
+_IMPORTANCE_SAMPLING_MODES = (
+    "none",
+    "token_truncate",
+    "token_mask",
+    "sequence_truncate",
+    "sequence_mask",
+    "geometric_mask",
+)
 
 
 def _weights(config: GRPOConfig) -> Weigh:
@@ -676,7 +683,7 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _check_switch(field: str, value: object, known: Mapping[str, Any] | tuple[str, ...]) -> None:
+def _check_switch(field: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         near = did_you_mean(value, known)
-        raise ValueError(f"`{field}` must be one of {tuple(known)}, got {value!r}.{near}")
+        raise ValueError(f"`{field}` must be one of {known}, got {value!r}.{near}")

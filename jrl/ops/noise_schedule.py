@@ -135,12 +135,11 @@ class NoiseSchedule:
         """
         if self.num_train_timesteps < 1:
             raise ValueError(f"`num_train_timesteps` must be at least 1, got {self.num_train_timesteps}.")
-        for name, known in (
-            ("beta_schedule", sorted(BETA_SCHEDULES)),
-            ("prediction_type", sorted(PREDICTIONS)),
-            ("timestep_spacing", sorted(SPACINGS)),
+        for name, value, known in (
+            ("beta_schedule", self.beta_schedule, sorted(BETA_SCHEDULES)),
+            ("prediction_type", self.prediction_type, sorted(PREDICTIONS)),
+            ("timestep_spacing", self.timestep_spacing, sorted(SPACINGS)),
         ):
-            value = vars(self)[name]
             if value not in known:
                 raise ValueError(f"the noise schedule's `{name}` must be one of {known}, got {value!r}.")
         if self.trained_betas is not None and len(self.trained_betas) != self.num_train_timesteps:

@@ -133,13 +133,13 @@ class FlatArguments(TrainingArguments):
             raise ValueError(
                 "`save_strategy` best needs evaluations: `eval_strategy` must be steps or epoch, got no."
             )
-        for name in (
-            "per_device_train_batch_size",
-            "per_device_eval_batch_size",
-            "gradient_accumulation_steps",
+        for name, count in (
+            ("per_device_train_batch_size", self.per_device_train_batch_size),
+            ("per_device_eval_batch_size", self.per_device_eval_batch_size),
+            ("gradient_accumulation_steps", self.gradient_accumulation_steps),
         ):
-            if vars(self)[name] < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {vars(self)[name]}.")
+            if count < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {count}.")
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ValueError(
                 f"`num_train_epochs` must be positive where `max_steps` is not, got {self.num_train_epochs}."

@@ -262,9 +262,12 @@ def _ppo(words: Sequence[str]) -> Prepared:
     ):
         if value is None:
             raise ValueError(f"`{name}` must be given, got None.")
-    for name in ("dataset_config", "dataset_streaming"):
-        if vars(script)[name]:
-            raise ValueError(f"`{name}` must be left out for prompts, got {vars(script)[name]!r}.")
+    for name, given in (
+        ("dataset_config", script.dataset_config),
+        ("dataset_streaming", script.dataset_streaming),
+    ):
+        if given:
+            raise ValueError(f"`{name}` must be left out for prompts, got {given!r}.")
     source = script.dataset_name
     prompts = load_prompts(source if Path(source).is_file() else f"{source}:{script.dataset_train_split}")
     seq2seq = resolve_model(model.model_name_or_path).is_encoder_decoder
@@ -349,8 +352,12 @@ def ddpo_parser() -> FlatParser:
 
 def _ddpo(words: Sequence[str]) -> Prepared:
     script, config = ddpo_parser().parse_args_and_config(words)
-    for name in ("pretrained_model", "reward", "prompts"):
-        if vars(script)[name] is None:
+    for name, given in (
+        ("pretrained_model", script.pretrained_model),
+        ("reward", script.reward),
+        ("prompts", script.prompts),
+    ):
+        if given is None:
             raise ValueError(f"`{name}` must be given, got None.")
     if script.epochs is not None:
         config.num_epochs = script.epochs

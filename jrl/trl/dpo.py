@@ -383,7 +383,11 @@ class DPOTrainer(FlatTrainer):
             divergence=DIVERGENCES[config.f_divergence_type],
             alpha=config.f_alpha_divergence_coef,
         )
-        settings = {name: vars(config)[name] for name in ("beta", "label_smoothing", "discopop_tau")}
+        settings = {
+            "beta": config.beta,
+            "label_smoothing": config.label_smoothing,
+            "discopop_tau": config.discopop_tau,
+        }
         losses = sum(
             (w * LOSSES[name](pairs, settings) for name, w in method.terms),
             start=jnp.zeros_like(pairs.chosen),

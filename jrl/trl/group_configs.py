@@ -139,8 +139,11 @@ class GroupArguments(FlatArguments):
                 "`generation_batch_size` and `steps_per_generation` must not both be given: each follows from the "
                 f"other, got {self.generation_batch_size} and {self.steps_per_generation}."
             )
-        for name in ("num_generations", "num_generations_eval", "max_completion_length"):
-            value, least = vars(self)[name], 2 if name == "num_generations" else 1
+        for name, value, least in (
+            ("num_generations", self.num_generations, 2),
+            ("num_generations_eval", self.num_generations_eval, 1),
+            ("max_completion_length", self.max_completion_length, 1),
+        ):
             if (value is None and name != "num_generations_eval") or (value is not None and value < least):
                 raise ValueError(f"`{name}` must be at least {least}, got {value}.")
 

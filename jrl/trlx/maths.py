@@ -122,10 +122,13 @@ def own_recipe(config: PPOConfig, recipe: Recipe, own: Methods) -> Recipe:
     if "get_advantages_and_returns" in own:
         recipe = replace(recipe, estimate=_own_advantages(config, own["get_advantages_and_returns"]))
     if "loss" in own:
-        for name in ("entropy_coef", "ratio_threshold"):
-            if vars(config)[name]:
+        for name, value in (
+            ("entropy_coef", config.entropy_coef),
+            ("ratio_threshold", config.ratio_threshold),
+        ):
+            if value:
                 raise ValueError(
-                    f"`method.{name}` must be off beside {type(config).__name__}.loss, got {vars(config)[name]!r}: it "
+                    f"`method.{name}` must be off beside {type(config).__name__}.loss, got {value!r}: it "
                     "belongs to the loss that this one replaces."
                 )
         loss = mean_loss(_own_ppo_loss(config, own["loss"]), ppo_policy_loss(config))

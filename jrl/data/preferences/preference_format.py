@@ -76,8 +76,10 @@ class PreferenceFormat:
             raise ValueError(
                 f"`max_length` must be at least 2 (a token and what follows it), got {self.max_length}."
             )
-        for name in ("max_prompt_length", "max_completion_length"):
-            limit = vars(self)[name]
+        for name, limit in (
+            ("max_prompt_length", self.max_prompt_length),
+            ("max_completion_length", self.max_completion_length),
+        ):
             if limit is not None and limit < 1:
                 raise ValueError(f"`{name}` must be at least 1 or None, got {limit}.")
         if self.truncation_mode not in TRUNCATION_MODES:

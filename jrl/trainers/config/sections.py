@@ -242,22 +242,27 @@ class TrainConfig(Section):
     def validate(self) -> None:
         """Refuses values outside their range."""
         check_numbers(self, "train")
-        for name in (
-            "total_steps",
-            "seq_length",
-            "epochs",
-            "batch_size",
-            "keep_checkpoints",
-            "max_bad_steps",
+        for name, count in (
+            ("total_steps", self.total_steps),
+            ("seq_length", self.seq_length),
+            ("epochs", self.epochs),
+            ("batch_size", self.batch_size),
+            ("keep_checkpoints", self.keep_checkpoints),
+            ("max_bad_steps", self.max_bad_steps),
         ):
-            value = vars(self)[name]
-            _require(value >= 1, f"train.{name}", "at least 1", value)
-        for name in ("checkpoint_interval", "eval_interval", "seed"):
-            value = vars(self)[name]
-            _require(value >= 0, f"train.{name}", "at least 0", value)
-        for name in ("max_grad_norm", "reward_timeout", "logprob_chunk_bytes"):
-            value = vars(self)[name]
-            _require(value is None or value > 0, f"train.{name}", "positive", value)
+            _require(count >= 1, f"train.{name}", "at least 1", count)
+        for name, count in (
+            ("checkpoint_interval", self.checkpoint_interval),
+            ("eval_interval", self.eval_interval),
+            ("seed", self.seed),
+        ):
+            _require(count >= 0, f"train.{name}", "at least 0", count)
+        for name, limit in (
+            ("max_grad_norm", self.max_grad_norm),
+            ("reward_timeout", self.reward_timeout),
+            ("logprob_chunk_bytes", self.logprob_chunk_bytes),
+        ):
+            _require(limit is None or limit > 0, f"train.{name}", "positive", limit)
         size = self.minibatch_size
         _require(
             size is None or (size >= 1 and self.batch_size % size == 0),
