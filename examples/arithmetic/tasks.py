@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -31,6 +32,7 @@ class Task:
       options: Of the data set.
       ask: The prompt of a problem.
       work: A worked answer of a problem, which ends with the final one. The generator decides where it goes wrong.
+      form: Regular expression of what can be a final answer.
       read: A final answer in the form that the verifier reads.
       max_new_tokens: Longest answer.
       runs_answers: Whether the verifier evaluates the answer, as a computer algebra system does.
@@ -40,6 +42,7 @@ class Task:
     options: Mapping[str, Any]
     ask: Callable[[Problem], str]
     work: Callable[[Problem, Random], str]
+    form: str
     read: Callable[[str], str]
     max_new_tokens: int
     runs_answers: bool = False
@@ -76,14 +79,17 @@ class Task:
 
 
 def correct(outputs: Sequence[str], problem: Sequence[Problem]) -> list[float]:
-    """1 where reasoning-gym gives full marks to what stands behind `####`, else 0."""
+    """1 where what stands behind `####` has the form of an answer and reasoning-gym gives it full marks, else 0."""
     found = []
     for output, entry in zip(outputs, problem, strict=True):
         name = entry["metadata"]["source_dataset"]
         answer = output.partition(MARK)[2].strip()
-        found.append(
-            float(bool(answer) and _judge(name).score_answer(TASKS[name].read(answer), entry) == 1.0)
-        )
+        task = TASKS[name]
+        is_one = re.fullmatch(task.form, answer) is not None
+        right = is_one and _judge(name).score_answer(task.read(answer), entry) == 1.0
+        if name == "number_sorting":  # the package allows for a difference of 1
+            right = right and answer.split() == [_whole(word) for word in entry["metadata"]["sorted_numbers"]]
+        found.append(float(right))
     return found
 
 
@@ -109,20 +115,25 @@ def _chain_sum_work(problem: Problem, random: Random) -> str:
     return ",".join(steps) + f" {MARK} {total}"
 
 
+def _whole(word: str) -> str:
+    """A number of the package, which writes 25.0, as it is asked for."""
+    return str(int(float(word)))
+
+
 def _sorting_prompt(problem: Problem) -> str:
-    numbers = " ".join(str(int(float(word))) for word in problem["metadata"]["original_numbers"])
+    numbers = " ".join(map(_whole, problem["metadata"]["original_numbers"]))
     return f"{problem['metadata']['direction']} : {numbers} ="
 
 
 def _sorting_work(problem: Problem, random: Random) -> str:
     """The sorted numbers, with neighbours exchanged one time in five, and one number forgotten one time in ten."""
-    numbers = [int(float(word)) for word in problem["metadata"]["sorted_numbers"]]
+    numbers = [_whole(word) for word in problem["metadata"]["sorted_numbers"]]
     for place in range(len(numbers) - 1):
         if random.random() < 0.2:
             numbers[place], numbers[place + 1] = numbers[place + 1], numbers[place]
     if random.random() < 0.1:
         numbers.pop(random.randrange(len(numbers)))
-    return f" {MARK} " + " ".join(map(str, numbers))
+    return f" {MARK} " + " ".join(numbers)
 
 
 def _countdown_prompt(problem: Problem) -> str:
@@ -166,6 +177,7 @@ TASKS: Mapping[str, Task] = {
         options={"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
         ask=_chain_sum_prompt,
         work=_chain_sum_work,
+        form=r"-?[0-9]{1,6}",
         read=str,
         max_new_tokens=20,
     ),
@@ -177,6 +189,7 @@ TASKS: Mapping[str, Task] = {
         },
         ask=_sorting_prompt,
         work=_sorting_work,
+        form=r"[0-9]{1,2}( [0-9]{1,2})*",
         read=lambda answer: str(answer.split()),
         max_new_tokens=10,
     ),
@@ -188,6 +201,7 @@ TASKS: Mapping[str, Task] = {
         },
         ask=_countdown_prompt,
         work=_countdown_work,
+        form=r"[-+*() 0-9]{1,60}",
         read=str,
         max_new_tokens=28,
         runs_answers=True,

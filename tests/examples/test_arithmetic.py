@@ -31,7 +31,7 @@ class TestTasks:
         problem = task.problems(1, seed=1)[0]["problem"]
         answer = problem["answer"]
         if name == "number_sorting":
-            answer = " ".join(problem["metadata"]["sorted_numbers"])
+            answer = " ".join(word.removesuffix(".0") for word in problem["metadata"]["sorted_numbers"])
         outputs = [f" so {MARK} {answer}", f" {answer}", f" {answer} {MARK} 1e9", f" {MARK}", ""]
         assert correct(outputs, [problem] * len(outputs)) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
@@ -50,9 +50,20 @@ def test_an_answer_that_hangs_the_verifier_is_wrong_and_the_run_goes_on():
     task = TASKS["countdown"]
     problem = task.problems(1, seed=1)[0]["problem"]
     verify = task.verifier()
-    outputs = [f"{MARK} 9**9**9**9", f"{MARK} {problem['answer']}"]
+    outputs = [f"{MARK} {'9**' * 9}9", f"{MARK} {problem['answer']}"]
     assert verify(outputs, [problem] * 2) == [0.0, 1.0]
     verify.close()
+
+
+def test_what_the_package_would_take_for_right_is_judged_by_the_letter():
+    problem = TASKS["number_sorting"].problems(1, seed=1)[0]["problem"]
+    first, *others = (int(float(word)) for word in problem["metadata"]["sorted_numbers"])
+    near = " ".join(map(str, (first + 1, *others)))
+    assert correct([f"{MARK} {near}"], [problem]) == [0.0]
+    problem = TASKS["countdown"].problems(1, seed=1)[0]["problem"]
+    numbers, target = problem["metadata"]["numbers"], problem["metadata"]["target"]
+    nothing = f"({' + '.join(map(str, numbers))})*0e0 + {target}e0"
+    assert correct([f"{MARK} {nothing}"], [problem]) == [0.0]
 
 
 def rows(step, rewards):
