@@ -17,7 +17,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.learners.guards import select_tree
-from jrl.learners.optimizers import learning_rate
+from jrl.learners.optimizers import learning_rate, pass_over
 from jrl.learners.state import TrainState
 from jrl.mesh import constrain_rows, hold_split, split_evenly
 from jrl.ops.metrics import merge_metrics, no_metrics, reduce_metrics
@@ -181,7 +181,8 @@ def optimizer_step(
     """Takes an optimizer step along the gradient of an optimizer batch.
 
     A step whose loss or gradient is not finite is skipped: parameters and moments stay, the optimizer's
-    counters say so. A batch without any weight (all its rows are padding) changes nothing and is no failure.
+    counters say so. A batch without any weight (all its rows are padding) changes nothing but the place in the
+    schedule, and is no failure.
 
     Args:
       state: Before the step.
@@ -203,7 +204,8 @@ def optimizer_step(
     params, opt_state = select_tree(
         batch.weight > 0,
         (optax.apply_updates(state.params, updates), opt_state),
-        (state.params, state.opt_state),
+        # The schedule goes on: it is to end when the run does.
+        (state.params, pass_over(state.opt_state, 1)),
     )
     grad_norm = optax.tree.norm(batch.grads)
     counted = jnp.isfinite(grad_norm) & (batch.weight > 0)

@@ -415,6 +415,8 @@ def grpo_recipe(config: GRPOConfig) -> Recipe:
         weigh=_weights(config) if corrected else None,
         shares=group_token_shares if config.reduction == "group_token" else None,
         old_logprobs_from_sampler=config.old_logprobs_from_sampler,
+        compares_scores=config.estimator not in UNGROUPED
+        and not (config.beta and config.kl_placement == "reward"),
         greedy_baseline=config.estimator == "greedy",
         reward_weights=weights,
         aggregate=aggregate,

@@ -71,6 +71,8 @@ class Recipe:
       weigh: Correction for a sampler that is not the policy before the update; None: there is none.
       shares: How much each action counts, in the place of the loss's reduction; None: by the reduction.
       old_logprobs_from_sampler: Whether the ratio's old log-probabilities are the sampler's, and not those of scoring.
+      compares_scores: Whether credit comes from comparing the scores of one prompt's samples alone, so that equal ones
+        teach nothing. What a reward function says of tokens is then summed up on the host.
       greedy_baseline: Whether the score of the greedy completion of the same prompt is subtracted from each row's.
       reward_weights: Of several reward functions; None: 1 each.
       aggregate: Makes one number a completion of the scores of several reward functions; None: their weighted sum is.
@@ -93,6 +95,7 @@ class Recipe:
     weigh: Weigh | None = None
     shares: Shares | None = None
     old_logprobs_from_sampler: bool = False
+    compares_scores: bool = False
     greedy_baseline: bool = False
     reward_weights: tuple[float, ...] | None = None
     aggregate: Aggregate | None = None

@@ -148,6 +148,7 @@ class ExperienceCollector:
       with_full_kl: Whether the scoring pass compares whole distributions with the reference's.
       with_greedy: Whether each prompt is completed greedily, too, for its score alone.
       by_function: Whether the learner gets the scores of each reward function, beside their weighted sum.
+      compare_scores: Whether the learner compares the scores of a prompt's samples and reads nothing else of rewards.
       with_scoring: Whether policy and reference read the completions; False takes the sampler's log-probabilities.
     """
 
@@ -167,6 +168,7 @@ class ExperienceCollector:
         with_greedy: bool = False,
         by_function: bool = False,
         with_scoring: bool = True,
+        compare_scores: bool = False,
     ) -> None:
         self._num_prompts, self._rules = num_rollouts // num_generations, sampling
         self._prompts_per_round = sampling.prompts_per_round or self._num_prompts
@@ -188,7 +190,7 @@ class ExperienceCollector:
         self._prompts, self._settings, self._by_function = prompts, settings, by_function
         self._widest = prompts.width(np.arange(len(prompts))) if sampling.refills else None
         self._num_rollouts, self._missing_eos_penalty = num_rollouts, missing_eos_penalty
-        self._with_scoring = with_scoring
+        self._with_scoring, self._compare_scores = with_scoring, compare_scores
         score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes, with_full_kl=with_full_kl)
 
         def join_and_score(
@@ -316,7 +318,12 @@ class ExperienceCollector:
         return np.repeat(scores, self._num_generations), int(np.sum(found.texts.lengths))
 
     def _as_matrix(self, rewards: Sequence[float | np.ndarray], texts: Texts) -> np.ndarray:
-        """Rewards placed on the actions that earned them, (rows, T); rows that failed under "skip" are NaN."""
+        """Rewards placed on the actions that earned them, (rows, T); rows that failed under "skip" are NaN.
+
+        Where scores are compared, each is one number: float32 sums of the same rewards at other places differ.
+        """
+        if self._compare_scores:
+            rewards = [math.fsum(np.atleast_1d(reward)) for reward in rewards]
         return to_reward_matrix(rewards, texts.lengths, width=self._settings.max_new_tokens)
 
     def _judge(self, collected: Collected) -> _Judged:
@@ -441,8 +448,22 @@ class ExperienceCollector:
             agreement,
             self._rows(judged),
             num_prompts=self._num_prompts,
-            # Where each function's scores are compared, equal sums are no silence.
-            degenerate=size > 1 and not self._by_function and not mixed.any(),
+            degenerate=(self._rules.mixed_only and not mixed.any()) or self._is_silent(judged),
+        )
+
+    def _is_silent(self, judged: _Judged) -> bool:
+        """True where scores are all that is compared, nothing shapes them, and they are equal in every group."""
+        shaped = bool(self._missing_eos_penalty) or self._rules.overlong_buffer is not None
+        if not self._compare_scores or shaped:
+            return False
+        if not self._by_function:
+            return not judged.groups.mixed.any()
+        valid, shape = judged.valid, judged.groups.scores.shape
+        return not any(
+            GroupScores(
+                said.reshape(shape), (valid & ~np.isnan(said)).reshape(shape), judged.groups.lengths
+            ).mixed.any()
+            for said in judged.columns.scores.T
         )
 
     def _refuse_silence(self, failed: np.ndarray) -> None:
@@ -495,7 +516,11 @@ class ExperienceCollector:
             "reward/failed_fraction": float(np.mean(judged.failed)),
             **judged.columns.metrics(),
         }
-        return found | (judged.groups.figures() if self._num_generations > 1 else {})
+        if self._num_generations == 1:
+            return found
+        if not self._rules.mask_truncated and self._rules.overlong_buffer is None:
+            found["group/truncated_fraction"] = found["completion/truncated_fraction"]
+        return found | judged.groups.figures()
 
     def _rows(self, judged: _Judged, **more: Sequence[Any]) -> list[dict[str, Any]]:
         """Rows of the samples' log, with what each of several reward functions said."""

@@ -25,7 +25,7 @@ class GroupScores(NamedTuple):
     """Raw scores of G prompts with K completions each.
 
     Attributes:
-      scores: (G, K); what stands at rows that are not valid is irrelevant.
+      scores: (G, K); NaN where the reward failed.
       valid: False on rows that are left out: their reward failed, or they are truncated and masked.
       lengths: Tokens of each completion.
     """
@@ -50,20 +50,23 @@ class GroupScores(NamedTuple):
         return np.asarray(highest > lowest)
 
     def figures(self) -> dict[str, float]:
-        """Metrics of the groups; where all valid scores are 0 or 1, also of what was solved."""
+        """Metrics of the groups; where all scores are 0 or 1, also of what was solved."""
         found = {
             "group/zero_std_fraction": float(np.mean(~self.mixed)),
             "group/valid_mean": float(np.mean(self.valid.sum(axis=1))),
         }
-        known = self.scores[self.valid]
+        known = self.scores[~np.isnan(self.scores)]
         if known.size and np.isin(known, (0.0, 1.0)).all():
             found |= self._solved()
         return found
 
     def _solved(self) -> dict[str, float]:
-        """Histogram of solve rates, pass@k, and the lengths of right and of wrong completions."""
-        right = self.valid & (self.scores == 1)
-        count, size = right.sum(axis=1), self.valid.sum(axis=1)
+        """Histogram of solve rates, pass@k, and the lengths of right and of wrong completions.
+
+        Of all completions that have a score: what an update leaves out was an attempt all the same.
+        """
+        right, scored = self.scores == 1, ~np.isnan(self.scores)
+        count, size = right.sum(axis=1), scored.sum(axis=1)
         rates = (count / np.maximum(size, 1))[size > 0]
         found = {"group/solve_rate_0": float(np.mean(rates == 0))}
         for quarter in range(QUARTERS):
@@ -76,7 +79,7 @@ class GroupScores(NamedTuple):
         if whole.any():  # of fewer samples the estimate would be another one
             for k, table in pass_rates(self.scores.shape[1]).items():
                 found[f"reward/pass_at_{k}"] = float(np.mean(table[count[whole]]))
-        for name, rows in (("right", right), ("wrong", self.valid & ~right)):
+        for name, rows in (("right", right), ("wrong", scored & ~right)):
             if rows.any():
                 found[f"completion/length_{name}"] = float(np.mean(self.lengths[rows]))
         return found

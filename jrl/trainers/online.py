@@ -135,6 +135,7 @@ class OnlineTrainer(SamplingTrainer):
             with_full_kl=kl is not None and kl.penalty == "full",
             with_greedy=self.recipe.greedy_baseline,
             with_scoring=self.recipe.needs_scoring,
+            compare_scores=self.recipe.compares_scores,
             by_function=self.recipe.aggregate is not None,
         )
 
@@ -202,9 +203,10 @@ class OnlineTrainer(SamplingTrainer):
     def _warn_of_equal_scores(self, iteration: int) -> None:
         what = "The update is skipped." if self.recipe.sampling.mixed_only else "Advantages of groups are 0."
         warnings.warn(
-            f"Iteration {iteration}: the samples of every prompt have equal scores, so that nothing can be learned "
-            f"from comparing them. {what} If it goes on, take prompts that are neither too easy nor too hard, more "
-            "samples of each (`method.num_generations`), or a reward that tells completions apart.",
+            f"Iteration {iteration}: no prompt has two samples that count and differ in their scores, so nothing can "
+            f"be learned from comparing them. {what} If it goes on, take prompts that are neither too easy nor too "
+            "hard, more samples of each (`method.num_generations`), or a reward that tells completions apart; where "
+            "`mask_truncated_completions` leaves most of them out, raise `max_new_tokens`.",
             stacklevel=3,
         )
 

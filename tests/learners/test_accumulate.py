@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from jrl.learners.accumulate import Rows, accumulate, layout_rows, optimizer_step, split_rows, take_rows
-from jrl.learners.optimizers import make_optimizer, make_schedule
+from jrl.learners.optimizers import make_optimizer, make_schedule, pass_over
 from jrl.learners.state import init_train_state
 from jrl.ops.metrics import finalize, mean_metric
 
@@ -128,15 +128,18 @@ def test_lore_7_2_small_updates_move_the_master_weights() -> None:
     assert float(state.params["kernel"][0]) == pytest.approx(1.001, abs=1e-4)
 
 
-def test_a_batch_without_weight_changes_nothing() -> None:
-    optimizer = make_optimizer("adamw", {"lr": 0.1}, make_schedule("constant", {}), max_grad_norm=None)
+def test_a_batch_without_weight_changes_nothing_but_the_place_in_the_schedule() -> None:
+    schedule = make_schedule("cosine_annealing", {"T_max": 4})
+    optimizer = make_optimizer("adamw", {"lr": 0.1}, schedule, max_grad_norm=None)
     state = init_train_state(PARAMS, optimizer)
     nothing = Rows(jnp.zeros((2, 4), jnp.int32), jnp.zeros((2, 4), bool))
     after, metrics = optimizer_step(state, optimizer, accumulate(objective, state.params, nothing))
-    jax.tree.map(
-        np.testing.assert_array_equal, (after.params, after.opt_state), (state.params, state.opt_state)
-    )
+    passed = pass_over(state.opt_state, 1)
+    jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (state.params, passed))
     assert int(after.step) == 1
+    _, next_metrics = optimizer_step(after, optimizer, accumulate(objective, PARAMS, microbatches(4)))
+    second_of_four = 0.1 * (1 + np.cos(np.pi / 4)) / 2
+    assert finalize(next_metrics)["optim/learning_rate"] == pytest.approx(second_of_four)
     assert "optim/grad_norm" not in finalize(metrics) and "error" not in finalize(metrics)
 
 

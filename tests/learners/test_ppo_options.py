@@ -91,7 +91,12 @@ def steps_taken(state: Any) -> int:
 
 
 def same(first: Any, second: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, first.train.params, second.train.params)
+    """Parameters agree to float32 rounding: two programs that compute the same are not fused the same everywhere."""
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7),
+        first.train.params,
+        second.train.params,
+    )
 
 
 class TestKLPenalties:
@@ -205,7 +210,7 @@ class TestRatioGuard:
     def test_minibatches_above_it_take_no_step(self, guarded: Any) -> None:
         state, metrics = guarded
         jax.tree.map(np.testing.assert_array_equal, state.train.params, PARAMS)
-        assert int(state.train.opt_state.inner_state[-1].steps) == 0
+        assert steps_taken(state) == 0
         assert finalize(metrics)["ppo/minibatches_left_out"] == 1
         assert finalize(metrics)["optim/skipped_steps"] == 0
 

@@ -147,7 +147,7 @@ class TestDynamicSampling:
         first = jrl.train(reward_fn=reward, prompts=PROMPTS, config=config(total_steps=2))
         # Who imports what decides whether warnings are logged.
         told = [record.message for record in caplog.records] + [str(one.message) for one in recwarn]
-        said = [text for text in told if "equal scores" in text]
+        said = [text for text in told if "differ in their scores" in text]
         assert len(said) == 1 and "Iteration 1: " in said[0] and "The update is skipped." in said[0]
         iterations = [record for record in first.history if "iteration" in record]
         assert [record["group/degenerate_iterations"] for record in iterations] == [0, 1]

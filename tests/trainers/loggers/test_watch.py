@@ -148,7 +148,7 @@ class TestRules:
             ("empty_rounds", {"rft/empty_rounds": [1]}),
             ("failed_rewards", {"reward/failed_fraction": [0.0, 0.6]}),
             ("length_limit", {"completion/truncated_fraction": [0.1, 0.2, 1.0, 1.0, 1.0]}),
-            ("truncated", {"completion/truncated_fraction": [0.3] * 3, "group/valid_mean": [8] * 3}),
+            ("truncated", {"group/truncated_fraction": [0.3] * 3}),
             ("empty_completions", {"completion/length_mean": [9.0, 8.0, 1.0, 1.0, 1.0]}),
             ("kl_coef_runs_away", {"kl/coef": [0.05, 0.05, 5.0, 50.0]}),
             ("constant_reward", {"reward/std": [1, 1, 0, 0, 0, 0], "reward/mean": [0, 0, -1, -1, -1, -1]}),
@@ -163,9 +163,9 @@ class TestRules:
             {"kl/per_sequence": [0, 100, 100], "kl/per_token": [0, 0.05, 0.05]},  # long completions
             {"reward/std": [0.5, 0.4, 0, 0, 0, 0, 0], "reward/mean": [0, 0.1, 1, 1, 1, 1, 1]},  # solved
             {"completion/truncated_fraction": [1.0] * 9},  # never an EOS, as trlX's sentiments
-            {"completion/truncated_fraction": [1.0] * 9, "group/valid_mean": [8] * 9},
-            {"completion/truncated_fraction": [0.09] * 9, "group/valid_mean": [8] * 9},
-            {"completion/truncated_fraction": [0.3] * 9},  # nothing is compared
+            {"completion/truncated_fraction": [1.0] * 9, "group/truncated_fraction": [1.0] * 9},
+            {"completion/truncated_fraction": [0.09] * 9, "group/truncated_fraction": [0.09] * 9},
+            {"completion/truncated_fraction": [0.3] * 9},  # nothing is compared, or a rule deals with it
             {"completion/distinct_across_prompts": [0.2] * 9, "completion/distinct_fraction": [0.1] * 9},
             {"kl/coef": [5.0] * 9},  # so fixed
             {"reward/failed_fraction": [0.5] * 9},
