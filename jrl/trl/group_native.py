@@ -20,7 +20,9 @@ from jrl.trl.group_rewards import RECORD
 RECIPES: Mapping[type, Callable[[Any], Recipe]] = {GRPOMethod: grpo_recipe, RLOOMethod: rloo_recipe}
 """Section of the method → its recipe."""
 Columns = Callable[[], tuple[dict[str, list[Any]], dict[str, float]]]
-"""What reward functions logged since it was last asked: columns of the completions, and figures."""
+"""What reward functions logged since it was last asked: columns of the completions, and figures behind `LOGGED`."""
+LOGGED = "log_metric/"
+"""Before the names of figures that reward functions log, so that none takes the place of one of jrl's."""
 
 
 class GroupNative(OnlineTrainer):
@@ -42,12 +44,16 @@ class GroupNative(OnlineTrainer):
     ) -> None:
         """Takes prompts and reward functions; what these log goes into the run's record."""
         super().add_prompt_set(prompts, reward_fn)
-        collect = self.collect
+        collect, told = self.collect, set[tuple[str, str]]()
 
         def collected(*given: Any, **options: Any) -> Experience:
             found = collect(*given, **options)
             columns, figures = self.logged()
-            rows = with_columns(found.rows, columns)
+            rows, problems = with_columns(found.rows, columns)
+            for problem, text in problems.items():
+                if problem not in told:  # once a run, and not every iteration
+                    told.add(problem)
+                    warnings.warn(text, stacklevel=2)
             return replace(found, metrics=found.metrics | figures, rows=rows)
 
         self.collect = collected
@@ -55,8 +61,8 @@ class GroupNative(OnlineTrainer):
 
 def with_columns(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
-) -> list[dict[str, Any]]:
-    """Rows of the samples' log with the columns that reward functions logged, and a warning of what cannot be taken.
+) -> tuple[list[dict[str, Any]], dict[tuple[str, str], str]]:
+    """Rows of the samples' log with the columns that reward functions logged, and what cannot be taken as it is.
 
     A column named as one of jrl's own stands behind `log_extra/`; one that is not of as many values as there are rows
     is left out: of several processes each judges rows of its own, and logs what it says of them alone.
@@ -64,28 +70,30 @@ def with_columns(
     Args:
       rows: Of all completions.
       columns: Name → values.
+    Returns:
+      The rows, and what is to be said: (column, problem) → a text for people.
     """
     own = rows[0].keys() if rows else ()
     taken: dict[str, Sequence[Any]] = {}
+    problems: dict[tuple[str, str], str] = {}
     for name, values in columns.items():
         if len(values) != len(rows):
-            warnings.warn(
+            problems[name, "length"] = (
                 f"`log_extra`: the column {name!r} has {len(values)} values for {len(rows)} completions, and is left "
-                "out of `rollouts.jsonl`: it must have one of each, which several processes cannot log.",
-                stacklevel=2,
+                "out of `rollouts.jsonl`: it must have one of each, which several processes cannot log."
             )
         elif name in own:
             taken[f"log_extra/{name}"] = values
-            warnings.warn(
+            problems[name, "name"] = (
                 f"`log_extra`: the column {name!r} has the name of one of jrl's own, and is `log_extra/{name}` in "
-                "`rollouts.jsonl`.",
-                stacklevel=2,
+                "`rollouts.jsonl`."
             )
         else:
             taken[name] = values
-    return [
+    widened = [
         {**row, **{name: values[number] for name, values in taken.items()}} for number, row in enumerate(rows)
     ]
+    return widened, problems
 
 
 def encode_rows(

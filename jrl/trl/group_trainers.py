@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from jrl.trl.arguments import FlatArguments, data_devices
 from jrl.trl.flat_trainer import MAIN, FlatTrainer, Given, shared_fields
 from jrl.trl.group_configs import GroupArguments, GRPOConfig, RLOOConfig
 from jrl.trl.group_method import GroupMethod, GRPOMethod, RLOOMethod
-from jrl.trl.group_native import GroupNative, encode_rows, prompt_set
+from jrl.trl.group_native import LOGGED, GroupNative, encode_rows, prompt_set
 from jrl.trl.group_rewards import Given as RewardGiven
 from jrl.trl.group_rewards import script_rewards
 from jrl.trl.models import AutoModelForCausalLM, ModelHandle
@@ -38,6 +39,8 @@ _NAMES: Names = {
     "completion/length_mean": "completions/mean_length",
     "completion/truncated_fraction": "completions/clipped_ratio",
 }
+_OF_LINES = ("num_tokens", "epoch", "step")
+"""What a line of the log has beside metrics."""
 _CLIPS = {
     "clip_fraction_low_negative": "clip_ratio/low_mean",
     "clip_fraction_high_positive": "clip_ratio/high_mean",
@@ -206,8 +209,23 @@ class GroupTrainer(FlatTrainer):
         self._columns.setdefault(column, []).extend(values)
 
     def _log_metric(self, name: str, value: float) -> None:
-        self._watcher.show(name, name)
-        self._figures.setdefault(name, []).append(float(value))
+        native = f"{LOGGED}{name}"
+        if native not in self._watcher.names:
+            self._watcher.show(native, self._name_in_lines(name))
+        self._figures.setdefault(native, []).append(float(value))
+
+    def _name_in_lines(self, name: str) -> str:
+        """A script's name of a figure, behind `LOGGED` where the log's lines or evaluations have one of that name."""
+        own = {*self._watcher.names.values(), *_OF_LINES}
+        families = {native.partition("/")[0] for native in self._watcher.names if "/" in native}
+        if name not in own and name.partition("/")[0] not in families:
+            return name
+        warnings.warn(
+            f"`log_metric`: the figure {name!r} has the name of one of jrl's own, or of a family of them, and is "
+            f"`{LOGGED}{name}` in the log.",
+            stacklevel=3,  # the script's call
+        )
+        return f"{LOGGED}{name}"
 
     def _take_logged(self) -> tuple[dict[str, list[Any]], dict[str, float]]:
         columns, figures = self._columns, self._figures
@@ -244,7 +262,9 @@ class GroupTrainer(FlatTrainer):
             metrics |= {
                 f"{before}{self._watcher.names.get(key, key)}": value for key, value in found.metrics.items()
             }
-            metrics |= {f"{before}{key}": value for key, value in self._take_logged()[1].items()}
+            metrics |= {
+                f"{before}{self._watcher.names[key]}": value for key, value in self._take_logged()[1].items()
+            }
             parts.append(found)
         return replace(parts[0], metrics=metrics)
 

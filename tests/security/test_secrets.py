@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +305,14 @@ class TestWhatIsWritten:
         again = config.evolve(train={"total_steps": 4, "resume_from_checkpoint": str(run_dir)})
         resumed = jrl.train(samples=["the cat sat", "a dog ran", "we go", "rain falls"], config=again)
         assert resumed.history[-1]["step"] == 4
+
+
+def test_looking_for_secrets_leaves_warnings_where_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """detect-secrets gives all warnings of the process to `logging` when it is first imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "detect_secrets"]:
+        monkeypatch.delitem(sys.modules, name)
+    with warnings.catch_warnings():
+        logging.captureWarnings(False)  # whatever ran before
+        shown = warnings.showwarning
+        secrets._detectors.__wrapped__()
+        assert "detect_secrets.core.log" in sys.modules and warnings.showwarning is shown

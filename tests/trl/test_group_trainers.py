@@ -255,18 +255,53 @@ def test_columns_of_a_script_take_the_place_of_none_of_jrls(checkpoint, tmp_path
         log_extra("place", list(range(len(completions))))
         return share_of_vowels(completions)
 
-    trainer = GRPOTrainer(str(checkpoint), logs, GRPOConfig(**options(tmp_path, max_steps=1)), ROWS)
-    with (
-        pytest.warns(UserWarning, match="the column 'reward' .* is `log_extra/reward` in"),
-        pytest.warns(UserWarning, match="the column 'half' has 4 values for 8 completions, and is left out"),
-    ):
+    trainer = GRPOTrainer(str(checkpoint), logs, GRPOConfig(**options(tmp_path, max_steps=2)), ROWS)
+    with pytest.warns(UserWarning) as caught:
         trainer.train()
+    said = [str(warning.message) for warning in caught if "log_extra" in str(warning.message)]
+    assert len(said) == 2, "once a run, of two iterations"
+    assert "the column 'reward' has the name of one of jrl's own, and is `log_extra/reward` in" in said[0]
+    assert "the column 'half' has 4 values for 8 completions, and is left out" in said[1]
     with (trainer.native.run_dir / "rollouts" / "rollouts.jsonl").open() as file:
         rows = [json.loads(line) for line in file]
-    assert len(rows) == 8 and [row["place"] for row in rows] == list(range(8))
+    assert len(rows) == 16 and [row["place"] for row in rows] == [*range(8), *range(8)]
     for row in rows:
         assert row["log_extra/reward"] == "mine" and "half" not in row
         assert row["reward"] == pytest.approx(share_of_vowels([row["output"]])[0])
+
+
+def test_figures_of_a_script_take_the_place_of_none_of_jrls(checkpoint, tmp_path):
+    """In jrl's records, in lines of the log and in evaluations; those of the update are as safe as the rollouts'."""
+    clashing = ["reward", "loss", "num_tokens", "step", "reward/mean", "grpo/policy_loss"]
+
+    def logs(completions, log_metric, **others):
+        for name in ["half", *clashing]:
+            log_metric(name, -7.0)
+        return share_of_vowels(completions)
+
+    args = GRPOConfig(**options(tmp_path, max_steps=2))
+    trainer = GRPOTrainer(str(checkpoint), logs, args, ROWS, eval_dataset=ROWS[:3])
+    with pytest.warns(UserWarning) as caught:
+        trainer.train()
+        found = trainer.evaluate()
+    said = [str(warning.message) for warning in caught if "log_metric" in str(warning.message)]
+    assert len(said) == len(clashing), "once a name, of two iterations and an evaluation"
+    assert all(f"is `log_metric/{name}` in" in text for name, text in zip(clashing, said, strict=True))
+    records = [record for record in trainer.native.history if "iteration" in record]
+    lines = [line for line in trainer.state.log_history if "entropy" in line]
+    for number, (record, line) in enumerate(zip(records, lines, strict=True), start=1):
+        assert (
+            record["log_metric/half"] == line["half"] == -7
+            and "half" not in record
+            and record["step"] == number
+        )
+        assert (
+            record["reward/mean"] == line["reward"] >= 0 and line["num_tokens"] > 0 and line["step"] == number
+        )
+        assert record["grpo/policy_loss"] == line["loss"] != -7
+        assert {record[f"log_metric/{name}"] for name in clashing} == {-7}
+        assert {line[f"log_metric/{name}"] for name in clashing} == {-7}
+    assert found["eval_half"] == found["eval_log_metric/reward"] == -7 and found["eval_reward"] >= 0
 
 
 def test_the_best_model_is_told_by_what_evaluations_have(checkpoint, tmp_path):

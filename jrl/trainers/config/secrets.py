@@ -10,7 +10,9 @@ said in `docs/security.md`.
 from __future__ import annotations
 
 import functools
+import logging
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -154,10 +156,13 @@ def hide_secrets(text: str) -> str:
 @functools.cache
 def _detectors() -> list[RegexBasedDetector]:
     """Detectors of detect-secrets that know a secret by its form."""
+    shown = warnings.showwarning
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
     from detect_secrets.plugins.base import RegexBasedDetector
 
     found: list[Any] = list(get_mapping_from_secret_type_to_class().values())
+    if warnings.showwarning is not shown:  # its import gives all warnings of the process to `logging`
+        logging.captureWarnings(False)
     chosen = [
         one for one in found if issubclass(one, RegexBasedDetector) and one.__name__ not in _DETECTORS_ASIDE
     ]
