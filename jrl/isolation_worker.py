@@ -71,7 +71,7 @@ def _answer(function: Callable[..., Any], columns: dict[str, Any], timeout: floa
     _alarm(timeout + GRACE_SECONDS)
     try:
         return {"reward": _reward(function(**columns))}
-    except Exception as error:
+    except Exception as error:  # of the user's function: anything may come
         return {"error": _told(error), "ends": isinstance(error, MemoryError)}
     except BaseException as error:  # as of `exit()`
         return {"error": _told(error), "ends": True}

@@ -134,7 +134,7 @@ def traced(name: str, method: Callable[..., Any], *arguments: Any, **options: An
     try:
         with tracing(name):
             found = method(*arguments, **options)
-    except Exception as error:
+    except Exception as error:  # of the script: anything may come, and what is not of tracing goes on
         if not _is_of_tracing(error):
             raise
         reason = str(error).strip().splitlines()

@@ -41,13 +41,6 @@ class TokenLogprobs(NamedTuple):
     entropy: Float[Array, "B T"] | None
 
 
-def _log_normalized(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
-    """Float32 log-softmax; finite in value and gradient as long as one logit of the row is."""
-    logits = at_least_float32(logits)
-    shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True))
-
-
 def _normalizer(logits: Float[Array, "*rows V"]) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """The largest logit m of a row and log Σ exp(logit − m): their sum is the row's log-sum-exp."""
     largest = jnp.max(logits, axis=-1)
@@ -223,7 +216,9 @@ def kl_from_logits(
     check_float("logits", logits)
     check_float("ref_logits", ref_logits)
     check_same_shape("ref_logits", ref_logits, "logits", logits)
-    logprobs, ref_logprobs = _log_normalized(logits), _log_normalized(ref_logits)
+    logprobs, ref_logprobs = (
+        jax.nn.log_softmax(at_least_float32(each), axis=-1) for each in (logits, ref_logits)
+    )
     # As in the entropy: an excluded token enters as 0·0, never as 0·(inf − inf).
     difference = jnp.where(logprobs > -jnp.inf, logprobs - ref_logprobs, 0.0)
     return jnp.sum(jnp.exp(logprobs) * difference, axis=-1)

@@ -125,7 +125,33 @@ def whiten(
       >>> [round(x, 4) for x in whiten(jnp.array([1.0, 2.0, 3.0, 4.0]), jnp.ones(4, bool)).tolist()]
       [-1.1619, -0.3873, 0.3873, 1.1619]
     """
-    mean = masked_mean(x, mask)
-    scale = jax.lax.rsqrt(masked_variance(x, mask, ddof=ddof) + epsilon)
-    whitened = (zero_masked(x, mask) - mean) * scale
-    return jax.lax.stop_gradient(zero_masked(whitened if shift_mean else whitened + mean, mask))
+    mean, variance = masked_mean(x, mask), masked_variance(x, mask, ddof=ddof)
+    whitened = whitened_by(
+        zero_masked(x, mask), mean=mean, variance=variance, shift_mean=shift_mean, epsilon=epsilon
+    )
+    return jax.lax.stop_gradient(zero_masked(whitened, mask))
+
+
+def whitened_by(
+    x: Float[Array, "*shape"],
+    *,
+    mean: Float[Array, ""],
+    variance: Float[Array, ""],
+    shift_mean: bool = True,
+    epsilon: float = 1e-8,
+) -> Float[Array, "*shape"]:
+    """Every value in units of a given deviation: `whiten` where the statistics are those of other values, or known.
+
+    Args:
+      x: Values; all of them are read, and gradients flow through.
+      mean: μ.
+      variance: σ².
+      shift_mean: Whether the mean is removed; if not, it stays where it was.
+      epsilon: Added to the variance.
+    Reference: as of `whiten`.
+    Example:
+      >>> whitened_by(jnp.array([2.0, 6.0]), mean=jnp.array(2.0), variance=jnp.array(4.0)).tolist()
+      [0.0, 2.0]
+    """
+    whitened = (x - mean) * jax.lax.rsqrt(variance + epsilon)
+    return whitened if shift_mean else whitened + mean

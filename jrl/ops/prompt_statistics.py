@@ -77,7 +77,7 @@ def global_advantages(rewards: Rewards) -> np.ndarray:
       [-1.2247, 0.0, 1.2247]
     """
     values = _as_rewards(rewards)
-    return _standardised(values, values, GLOBAL_EPSILON).astype(np.float32)
+    return _standardised(values, values.mean(), values.std(), GLOBAL_EPSILON).astype(np.float32)
 
 
 def prompt_advantages(
@@ -120,7 +120,7 @@ def prompt_advantages(
         is_tracked = len(kept[key]) >= min_count
         num_tracked += is_tracked
         among = np.asarray(kept[key]) if is_tracked else values
-        advantages[rows] = _standardised(values[rows], among, PROMPT_EPSILON)
+        advantages[rows] = _standardised(values[rows], among.mean(), among.std(), PROMPT_EPSILON)
     return PromptAdvantages(kept, advantages.astype(np.float32), num_tracked, len(distinct))
 
 
@@ -156,7 +156,7 @@ def group_advantages(
         rows = numbers == group
         if np.ptp(values[rows]):
             deviation = values[rows].std() if std == "group" else values.std()
-            advantages[rows] = (values[rows] - values[rows].mean()) / (deviation + PROMPT_EPSILON)
+            advantages[rows] = _standardised(values[rows], values[rows].mean(), deviation, PROMPT_EPSILON)
     return advantages.astype(np.float32)
 
 
@@ -180,6 +180,6 @@ def _as_rewards(rewards: Rewards) -> np.ndarray:
     return np.asarray(rewards, np.float64)
 
 
-def _standardised(values: np.ndarray, among: np.ndarray, epsilon: float) -> np.ndarray:
-    result: np.ndarray = (values - among.mean()) / (among.std() + epsilon)
+def _standardised(values: np.ndarray, mean: float, deviation: float, epsilon: float) -> np.ndarray:
+    result: np.ndarray = (values - mean) / (deviation + epsilon)
     return result

@@ -55,8 +55,6 @@ __all__ = [
     "whiten",
 ]
 
-_EPSILON = 1e-8
-
 
 class LengthSampler:
     """Draws lengths in [min_value, max_value), the upper bound excluded, from NumPy's global generator.
@@ -100,9 +98,9 @@ def masked_whiten(values: Any, mask: Any, shift_mean: bool = True) -> Float[Arra
       [-1.9365, -1.1619, -0.3873]
     """
     x, counted = as_array(values), as_array(mask)
-    mean = masked_mean(x, counted)
-    whitened = (x - mean) * jax.lax.rsqrt(masked_var(x, counted) + _EPSILON)
-    return whitened if shift_mean else whitened + mean
+    return masking.whitened_by(
+        x, mean=masked_mean(x, counted), variance=masked_var(x, counted), shift_mean=shift_mean
+    )
 
 
 @torch_in_torch_out

@@ -72,7 +72,7 @@ PATCHES = [
              "return zero_masked(advantages.T, mask)",
              "centred = advantages.T - jnp.mean(advantages)\nreturn zero_masked(centred, mask)",
              "tests/ops/test_returns.py::TestGAE::test_lore_4_3_returns_are_raw_advantages_plus_old_values"),
-    Mutation("4.4", "jrl.ops.masking.whiten",
+    Mutation("4.4", "jrl.ops.masking.whitened_by",
              "whitened if shift_mean else whitened + mean", "whitened",
              "tests/ops/test_masking.py::TestWhiten::"
              "test_lore_4_4_masked_statistics_centre_advantages_and_only_scale_rewards"),

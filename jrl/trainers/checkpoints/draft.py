@@ -77,7 +77,7 @@ class Draft:
                         "share `train.checkpoint_dir`?"
                     )
                 self._write_state = start_write(self._aside / STATE, arrays)
-        except Exception as error:
+        except Exception as error:  # a full disk, a lost device: `finish` tells it, where no process waits
             self._failure = error
 
     def finish(
@@ -119,7 +119,7 @@ class Draft:
         try:
             if self._failure is None:
                 self._write_state()
-        except Exception as error:
+        except Exception as error:  # as in `start`: the note tells process 0
             self._failure = error
         if is_main():
             return

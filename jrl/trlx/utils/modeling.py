@@ -22,8 +22,6 @@ __all__ = [
     "whiten",
 ]
 
-_EPSILON = 1e-8
-
 
 class RunningMoments(interop.RunningMoments):
     """Mean and deviation of all values so far, in the kind of the last batch; attributes as in TRL's."""
@@ -58,9 +56,8 @@ def whiten(xs: Any, shift_mean: bool = True, distributed: bool = True, group: An
     """Values in units of their deviation (n − 1), and centred if asked; over all of a global array."""
     del distributed, group
     x = as_array(xs, jnp.float32)
-    mean = jnp.mean(x)
-    whitened = (x - mean) / jnp.sqrt(jnp.var(x, ddof=1) + _EPSILON)
-    return in_kind_of(xs, whitened if shift_mean else whitened + mean)
+    whitened = masking.whitened_by(x, mean=jnp.mean(x), variance=jnp.var(x, ddof=1), shift_mean=shift_mean)
+    return in_kind_of(xs, whitened)
 
 
 def logprobs_of_labels(logits: Any, labels: Any) -> Any:
@@ -86,11 +83,11 @@ def get_tensor_stats(xs: Any, mask: Any, n: Any) -> dict[str, Any]:
     if not x.size:
         return {"mean": 0, "min": 0, "max": 0, "std": 0}
     count = as_array(n, jnp.float32)
-    mean = jnp.sum(jnp.where(real, x, 0.0)) / count
+    mean = masking.masked_sum(x, real) / count
     found = {
         "mean": mean,
         "min": jnp.min(jnp.where(real, x, np.inf)),
         "max": jnp.max(jnp.where(real, x, -np.inf)),
-        "std": jnp.sqrt(jnp.sum(jnp.where(real, (x - mean) ** 2, 0.0)) / count),
+        "std": jnp.sqrt(masking.masked_sum(jnp.square(x - mean), real) / count),
     }
     return {name: in_kind_of(xs, value) for name, value in found.items()}
