@@ -38,6 +38,7 @@ from jrl.ops.kl import adaptive_kl_coef
 from jrl.ops.metrics import max_metric, no_metrics, reduce_metrics
 from jrl.ops.moments import moments_std
 from jrl.ops.policy_gradient import importance_ratio
+from jrl.ops.sampler_agreement import sampler_agreement
 from jrl.typing import (
     Frozen,
     Kept,
@@ -102,6 +103,7 @@ def online_objective(
     prefix: str,
     trunk: Trunk = None,
     keep_ratios: bool = False,
+    is_its_own_past: bool = False,
 ) -> Loss:
     """The loss of some rollouts, to be differentiated with respect to `params`: (sum, weight, metrics).
 
@@ -115,13 +117,19 @@ def online_objective(
       prefix: Of the metrics' names.
       trunk: Of the sequences.
       keep_ratios: Whether the metrics hold `RATIOS`.
+      is_its_own_past: Whether `params` are those before the update: the old log-probabilities are then these ones, and
+        the metrics say how far the sampler's, where they are known, are from them.
     """
     now = reader(params, frozen, sequences, trunk=trunk, with_entropy=True)
+    if is_its_own_past:
+        targets = targets._replace(old_logprobs=jax.lax.stop_gradient(now.logprobs))
     ratio = importance_ratio(now.logprobs, targets.old_logprobs)
     out = loss(now, targets._replace(mask=sequences.mask))
     extra: Metrics = {f"{prefix}/{_FIRST}": max_metric(jnp.abs(ratio - 1), sequences.mask)}
     if keep_ratios:
         extra[f"{prefix}/{RATIOS}"] = Kept(jnp.where(sequences.mask, ratio, -1.0))
+    if is_its_own_past and targets.sampler_logprobs is not None:
+        extra |= sampler_agreement(now.logprobs, targets.sampler_logprobs, sequences.mask)
     return out.loss_sum, out.weight, out.metrics | jax.lax.stop_gradient(extra)
 
 
@@ -133,6 +141,7 @@ def make_online_update(
     batch_size: int,
     minibatch_size: int,
     keep_ratios: bool = False,
+    is_its_own_past: bool = False,
 ) -> Update:
     """Builds the update of an iteration: all epochs and minibatches over its rollouts, in one compiled call.
 
@@ -147,12 +156,15 @@ def make_online_update(
       batch_size: Rollouts of an optimizer step, over all devices. The last step of an epoch may have fewer.
       minibatch_size: Rollouts in one forward pass; must divide `batch_size`.
       keep_ratios: Whether the metrics hold `RATIOS`, the ratio of every action in every epoch.
+      is_its_own_past: Whether nobody scored the rollouts, and the one step of an iteration takes its own
+        log-probabilities as the old ones; see `Recipe.is_its_own_past`.
     Returns:
       `(OnlineState, frozen, Rollouts, key, last_step=None) -> (OnlineState, metrics)`:
       `num_epochs · ceil(N / batch_size)` steps, or fewer under `max_policy_kl`; none behind `last_step`, the counter of
       the state after the run's last step. A step that was not made is in no metric.
     Raises:
-      ValueError: If `minibatch_size` does not divide `batch_size`, or the temperature is not positive.
+      ValueError: If `minibatch_size` does not divide `batch_size`, the temperature is not positive, or, when it is
+        traced, several steps are to take their own log-probabilities as the old ones.
     """
     split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
     if not reader.temperature > 0:
@@ -166,6 +178,11 @@ def make_online_update(
         key: PRNGKey,
         last_step: Int[Array, ""] | None = None,
     ) -> tuple[OnlineState, Metrics]:
+        num_steps = recipe.num_steps(len(batch.rewards), batch_size)
+        if is_its_own_past and num_steps > 1:
+            raise ValueError(
+                f"`is_its_own_past` must be False for several steps an iteration, got {num_steps}."
+            )
         rollouts, batch = batch, recipe.selected(batch)
         sequences, mask = batch.sequences, batch.sequences.mask
         rewards, moments = recipe.scaled_rewards(batch, state.moments)
@@ -188,6 +205,7 @@ def make_online_update(
                 trunk=taken.trunk,
                 prefix=prefix,
                 keep_ratios=keep_ratios,
+                is_its_own_past=is_its_own_past,
             )
 
         def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:

@@ -7,6 +7,7 @@ often the rollouts are passed over. All its functions are traced into one compil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -152,10 +153,30 @@ class Recipe:
             if not holds:
                 raise ValueError(f"`{field}` of a recipe must be {expected}, got {got!r}.")
 
-    @property
-    def needs_scoring(self) -> bool:
-        """False where the update reads nothing of a pass over the rollouts: the sampler said what it sampled from."""
-        return not self.old_logprobs_from_sampler or self.kl is not None or self.critic
+    def num_steps(self, num_rollouts: int, batch_size: int) -> int:
+        """Optimizer steps of an iteration: passes times optimizer batches, the last of which may be smaller."""
+        return self.num_epochs * math.ceil(num_rollouts / batch_size)
+
+    def needs_scoring(self, num_steps: int) -> bool:
+        """False where the update reads nothing of a pass over the rollouts.
+
+        The policy before the first of several steps is read by scoring, unless the sampler is believed. Before a single
+        step it is the policy that this step differentiates: the update has its log-probabilities.
+
+        Args:
+          num_steps: Optimizer steps of an iteration.
+        """
+        if self.kl is not None or self.critic or self.weigh is not None or self.penalize is not unpenalized:
+            return True
+        return num_steps > 1 and not self.old_logprobs_from_sampler
+
+    def is_its_own_past(self, num_steps: int) -> bool:
+        """True where the ratio's old log-probabilities are those of the step itself, and nobody else gives them.
+
+        Args:
+          num_steps: Optimizer steps of an iteration.
+        """
+        return not self.needs_scoring(num_steps) and not self.old_logprobs_from_sampler
 
     def targets(
         self,

@@ -25,12 +25,12 @@ from jrl.data.prompts import PromptSet
 from jrl.mesh import replicated
 from jrl.ops.alignment import join, length_mask
 from jrl.ops.rewards import missing_eos_penalty, overlong_penalty, place_scores
+from jrl.ops.sampler_agreement import sampler_agreement
 from jrl.placement import rows_sharding
 from jrl.rollout.collect import Call, Clock, Collected, Collector
 from jrl.rollout.gathering import totals
 from jrl.rollout.generate import repeat_rows
 from jrl.rollout.group_scores import GroupScores, pass_rates
-from jrl.rollout.health import sampler_agreement
 from jrl.rollout.reward_columns import RewardColumns
 from jrl.rollout.rewards import RewardError, to_reward_matrix
 from jrl.rollout.sampler import GenerationSettings

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -103,6 +102,7 @@ class OnlineTrainer(SamplingTrainer):
             batch_size=train.batch_size,
             minibatch_size=train.minibatch_size or train.batch_size,
             keep_ratios=self.keep_ratios,
+            is_its_own_past=recipe.is_its_own_past(self.steps_per_iteration),
         )
         self.compile_learner(lambda p: init_online_state(p, optimizer, recipe), update, params)
 
@@ -134,7 +134,7 @@ class OnlineTrainer(SamplingTrainer):
             sampling=self.recipe.sampling,
             with_full_kl=kl is not None and kl.penalty == "full",
             with_greedy=self.recipe.greedy_baseline,
-            with_scoring=self.recipe.needs_scoring,
+            with_scoring=self.recipe.needs_scoring(self.steps_per_iteration),
             compare_scores=self.recipe.compares_scores,
             by_function=self.recipe.aggregate is not None,
         )
@@ -225,7 +225,7 @@ class OnlineTrainer(SamplingTrainer):
     @property
     def steps_per_iteration(self) -> int:
         """Optimizer steps of one update: passes times optimizer batches."""
-        return self.recipe.num_epochs * math.ceil(self.method.num_rollouts / self.config.train.batch_size)
+        return self.recipe.num_steps(self.method.num_rollouts, self.config.train.batch_size)
 
     def describe_data(self) -> dict[str, str]:
         """The prompts, and whether optimizer batches fit the rollouts."""

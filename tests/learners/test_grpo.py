@@ -386,7 +386,9 @@ def batch() -> Rollouts:
     )
 
 
-def train(config: GRPOConfig, batch: Rollouts, *, minibatch_size: int) -> tuple[Any, dict[str, float]]:
+def train(
+    config: GRPOConfig, batch: Rollouts, *, minibatch_size: int, is_its_own_past: bool = False
+) -> tuple[Any, dict[str, float]]:
     recipe, optimizer = grpo_recipe(config), sgd(lr=100.0)
     update = make_online_update(
         Reader(tabular_policy(), chunk_bytes=CHUNK_BYTES),
@@ -394,6 +396,7 @@ def train(config: GRPOConfig, batch: Rollouts, *, minibatch_size: int) -> tuple[
         recipe,
         batch_size=8,
         minibatch_size=minibatch_size,
+        is_its_own_past=is_its_own_past,
     )
     state = init_online_state(PARAMS, optimizer, recipe)
     state, metrics = jax.jit(update)(state, FROZEN, batch, jax.random.key(0))
@@ -419,6 +422,53 @@ def test_lore_5_2_the_step_is_the_same_for_every_number_of_microbatches(
     for size in (4, 2, 1):
         cut, _ = train(config, batch, minibatch_size=size)
         np.testing.assert_allclose(moved(cut), moved(whole), atol=1e-6 * np.abs(moved(whole)).max() + 1e-8)
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo", "cispo", "rloo", "gmpo", "sapo", "vespo", "dppo"])
+def test_a_single_step_needs_no_scores_of_its_policy(name: str, batch: Rollouts) -> None:
+    """What stands in their place is not read: NaN."""
+    config = algorithm(name, beta=0.0, num_generations=4, num_rollouts=8, **LENGTH)
+    assert grpo_recipe(config).is_its_own_past(1)
+    scored, metrics = train(config, batch, minibatch_size=4)
+    blank = batch._replace(scored=batch.scored._replace(logprobs=jnp.full_like(batch.rewards, jnp.nan)))
+    own, own_metrics = train(config, blank, minibatch_size=4, is_its_own_past=True)
+    np.testing.assert_allclose(moved(own), moved(scored), atol=1e-6 * np.abs(moved(scored)).max())
+    assert own_metrics["grpo/ratio_max_dev_first_minibatch"] == 0
+    assert {n: own_metrics[n] for n in metrics} == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+def test_a_single_step_says_how_far_the_sampler_was(batch: Rollouts) -> None:
+    config = algorithm("dapo", num_generations=4, num_rollouts=8, **LENGTH)
+    off = batch._replace(sampler_logprobs=batch.scored.logprobs - 0.25)
+    _, metrics = train(config, off, minibatch_size=2, is_its_own_past=True)
+    assert metrics["sampler/max_difference"] == pytest.approx(0.25, rel=1e-5)
+    assert metrics["sampler/ratio"] == pytest.approx(np.exp(0.25), rel=1e-5)
+
+
+def test_several_steps_have_a_past_that_is_not_their_own(batch: Rollouts) -> None:
+    config = algorithm("dapo", num_generations=4, num_rollouts=8, num_iterations=2, **LENGTH)
+    recipe = grpo_recipe(config)
+    assert recipe.needs_scoring(2) and not recipe.is_its_own_past(2)
+    with pytest.raises(ValueError, match="`is_its_own_past` must be False for several steps an iteration, got 2"):
+        train(config, batch, minibatch_size=8, is_its_own_past=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"beta": 0.1},
+        {"importance_sampling_mode": "token_truncate"},
+        {"old_logprobs_from_sampler": True, "beta": 0.1},
+    ],
+)
+def test_a_single_step_is_scored_where_somebody_else_reads_it(fields: dict[str, Any]) -> None:
+    recipe = grpo_recipe(algorithm("grpo", **LENGTH, **fields))
+    assert recipe.needs_scoring(1) and not recipe.is_its_own_past(1)
+
+
+def test_who_believes_the_sampler_holds_a_single_step_against_it() -> None:
+    recipe = grpo_recipe(algorithm("dapo", **LENGTH, old_logprobs_from_sampler=True))
+    assert not recipe.needs_scoring(1) and not recipe.is_its_own_past(1)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

@@ -52,13 +52,13 @@ PATCHES = [
     Mutation("2.8", "jrl.ops.sampling._pass",
              "sums[:, -1:]", "jnp.max(sums[:, -1:], axis=0, keepdims=True)",
              "tests/ops/test_sampling.py::TestInverseCDF::test_lore_2_8_a_draw_does_not_depend_on_its_neighbours"),
-    Mutation("2.10", "jrl.rollout.health.sampler_agreement",
+    Mutation("2.10", "jrl.ops.sampler_agreement.sampler_agreement",
              "logprobs - sampler_logprobs", "jnp.mean(logprobs - sampler_logprobs)",
-             "tests/rollout/test_health.py::TestFaults::"
+             "tests/ops/test_sampler_agreement.py::TestFaults::"
              "test_lore_2_10_a_biased_sampler_alarms_but_its_record_is_honest"),
-    Mutation("2.10", "jrl.rollout.health.sampler_agreement",
+    Mutation("2.10", "jrl.ops.sampler_agreement.sampler_agreement",
              "jnp.exp(bounded)", "jnp.exp(0.0 * bounded)",
-             "tests/rollout/test_health.py::TestFaults::test_lore_2_10_a_false_record_moves_the_mean_ratio"),
+             "tests/ops/test_sampler_agreement.py::TestFaults::test_lore_2_10_a_false_record_moves_the_mean_ratio"),
     Mutation("3.6", "jrl.rollout.score.make_score.score",
              "read(ref_params, frozen, sequences, trunk=trunk).logprobs",
              "read(ref_params, frozen, sequences, trunk=trunk).logprobs * 1.001",

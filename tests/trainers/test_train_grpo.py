@@ -298,7 +298,7 @@ def collect(trainer: Any) -> Any:
 def test_a_sampler_that_is_believed_saves_the_scoring_pass(checkpoint: str, tmp_path: Path) -> None:
     found = {}
     for believed in (False, True):
-        method = {"beta": 0.0, "old_logprobs_from_sampler": believed}
+        method = {"beta": 0.0, "num_iterations": 2, "old_logprobs_from_sampler": believed}
         config = grpo_config(checkpoint, tmp_path / str(believed), method=method, train={"total_steps": 1})
         trainer = jrl.OnlineTrainer(config, reward_fn=count_vowels)
         trainer.add_prompts(PROMPTS, count_vowels)
@@ -311,6 +311,23 @@ def test_a_sampler_that_is_believed_saves_the_scoring_pass(checkpoint: str, tmp_
     np.testing.assert_allclose(own.scored.logprobs[mask], scored.scored.logprobs[mask], atol=1e-5)
     # Nothing was compared, so nothing is said to agree.
     assert found[True].agreement == {} and "sampler/kl_k3" in found[False].agreement
+
+
+def test_a_single_step_saves_the_scoring_pass_and_holds_the_sampler_against_itself(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    config = grpo_config(
+        checkpoint, tmp_path, method={"beta": 0.0, "num_iterations": 1}, train={"total_steps": 2}
+    )
+    config = config.evolve(train={"batch_size": config.method.num_rollouts})
+    footprint = footprint_of(config)
+    assert footprint is not None and footprint.scores is None
+    trainer = jrl.train(reward_fn=count_vowels, prompts=PROMPTS, config=config)
+    records = [record for record in trainer.history if "iteration" in record]
+    assert len(records) == 2
+    for record in records:
+        assert record["sampler/max_difference"] < 1e-4 and record["sampler/ratio"] == pytest.approx(1, abs=1e-4)
+        assert record["grpo/ratio_max_dev_first_minibatch"] == 0
 
 
 def test_a_reference_is_scored_whoever_is_believed(checkpoint: str, tmp_path: Path) -> None:

@@ -199,9 +199,10 @@ def footprint_of(config: TRLConfig) -> Footprint | None:
     if entry.recipe is None or not isinstance(method, OnlineConfig):
         return None
     recipe = entry.recipe(method)
+    num_steps = recipe.num_steps(method.num_rollouts, config.train.batch_size)
     return Footprint(
         value_head=recipe.critic,
         sampling_rows=method.chunk_size,
         reference=None if recipe.kl is None else "branch",
-        scores="rollouts" if recipe.needs_scoring else None,
+        scores="rollouts" if recipe.needs_scoring(num_steps) else None,
     )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jrl.ops.metrics import finalize
+from jrl.ops.sampler_agreement import sampler_agreement
 from jrl.ops.sampling import draw, keep_top_p
-from jrl.rollout.health import sampler_agreement
 
 draw_row = jax.jit(draw)
 measure = jax.jit(sampler_agreement)

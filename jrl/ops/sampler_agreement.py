@@ -27,9 +27,14 @@ def sampler_agreement(
       else.
 
     Args:
-      logprobs: Of the learner, from scoring.
+      logprobs: Of the learner, before its first step.
       sampler_logprobs: Recorded when sampling.
       mask: True on actions.
+    Reference: Schulman 2020, "Approximating KL divergence", for k3.
+    Example:
+      >>> found = sampler_agreement(jnp.array([[-1.0]]), jnp.array([[-1.5]]), jnp.array([[True]]))
+      >>> round(float(found["sampler/ratio"].total), 4)  # e^0.5
+      1.6487
     """
     difference = jnp.where(mask, logprobs - sampler_logprobs, 0.0)
     bounded = jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)
