@@ -201,7 +201,7 @@ TASKS: Mapping[str, Task] = {
         },
         ask=_countdown_prompt,
         work=_countdown_work,
-        form=r"[-+*() 0-9]{1,60}",
+        form=r"(?!.*\*\*)[-+*() 0-9]{1,60}",
         read=str,
         max_new_tokens=28,
         runs_answers=True,

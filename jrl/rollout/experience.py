@@ -349,7 +349,7 @@ class ExperienceCollector:
         """Rounds of prompts, until there are enough mixed groups or the last round is over.
 
         They end early where no prompt has a reward, of as many in a row as an iteration learns from: a reward function
-        that is down would be asked again and again. A round may be a single prompt, to which no function applies.
+        that is down would be asked again and again. A round to which no function applies says nothing of that.
         """
         size, wanted = self._num_generations, self._num_prompts
         rounds: list[_Judged] = []
@@ -358,7 +358,10 @@ class ExperienceCollector:
         silent = 0
         while len(rounds) < self._rules.max_rounds and len(kept) < wanted and silent < wanted:
             judged, calls = ask(len(rounds))
-            silent = silent + self._prompts_per_round if judged.failed.all() else 0
+            if not judged.failed.all():
+                silent = 0
+            elif not judged.columns.not_applicable.all():
+                silent += self._prompts_per_round
             mixed = np.flatnonzero(judged.groups.mixed)[: wanted - len(kept)]
             # Where each row of the round goes; those behind the end of the batch are dropped.
             places = np.full(len(judged.scores), self._num_rollouts, np.int32)

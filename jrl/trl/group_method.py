@@ -258,6 +258,7 @@ def grpo_recipe(method: GRPOMethod) -> Recipe:
         reward_weights=method.weights,
         sampling=method.sampling,
         spread_empty=True,
+        compares_scores=True,
         loss=grpo_loss(method),
         kl=KLControl(coef=method.beta) if method.beta else None,
         num_epochs=method.num_iterations,
@@ -296,4 +297,5 @@ def rloo_recipe(method: RLOOMethod) -> Recipe:
         reward_weights=method.weights,
         sampling=method.sampling,
         spread_empty=True,
+        compares_scores=not method.beta,
     )

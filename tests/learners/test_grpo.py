@@ -449,7 +449,9 @@ def test_several_steps_have_a_past_that_is_not_their_own(batch: Rollouts) -> Non
     config = algorithm("dapo", num_generations=4, num_rollouts=8, num_iterations=2, **LENGTH)
     recipe = grpo_recipe(config)
     assert recipe.needs_scoring(2) and not recipe.is_its_own_past(2)
-    with pytest.raises(ValueError, match="`is_its_own_past` must be False for several steps an iteration, got 2"):
+    with pytest.raises(
+        ValueError, match="`is_its_own_past` must be False for several steps an iteration, got 2"
+    ):
         train(config, batch, minibatch_size=8, is_its_own_past=True)
 
 

@@ -53,7 +53,16 @@ def model() -> tuple[Any, Any, Any, Sampler, Any]:
     return policy, params, frozen, Sampler(policy, mesh=mesh), mesh
 
 
-def collector(reward: Reward, folder: Path, *, num_rollouts: int = WANTED * SIZE, **rules: Any) -> Any:
+def collector(
+    reward: Reward | list[Reward],
+    folder: Path,
+    *,
+    num_rollouts: int = WANTED * SIZE,
+    compare_scores: bool = False,
+    by_function: bool = False,
+    missing_eos_penalty: float | None = None,
+    **rules: Any,
+) -> Any:
     policy, _, _, sampler, mesh = model()
     tokenizer = tiny_tokenizer()
     judged = RewardCall(reward, tokenizer, skip_errors=True, timeout=None, failures=folder)
@@ -67,8 +76,10 @@ def collector(reward: Reward, folder: Path, *, num_rollouts: int = WANTED * SIZE
         num_rollouts=num_rollouts,
         num_generations=SIZE,
         logprob_chunk_bytes=1 << 20,
-        missing_eos_penalty=None,
+        missing_eos_penalty=missing_eos_penalty,
         sampling=SamplingRules(**({"mixed_only": True} | rules)),
+        compare_scores=compare_scores,
+        by_function=by_function,
     )
 
 
@@ -258,6 +269,78 @@ def test_a_prompt_that_no_function_applies_to_is_no_outage(tmp_path: Path) -> No
 
     found = collect(collector(reward, tmp_path, max_rounds=20, prompts_per_round=1))
     assert found.metrics["group/kept"] == WANTED and found.metrics["group/sampling_rounds"] == 3
+
+
+def test_rounds_to_which_no_function_applies_are_no_outage(tmp_path: Path) -> None:
+    """As many as an iteration learns from, at its beginning."""
+
+    def reward(prompts: list[str], outputs: list[str]) -> list[float | None]:
+        del outputs
+        return [None if prompt in stream()[:WANTED] else float(row % 2) for row, prompt in enumerate(prompts)]
+
+    found = collect(collector(reward, tmp_path, max_rounds=9))
+    assert found.metrics["group/kept"] == WANTED and found.metrics["group/sampling_rounds"] == 2
+
+
+class TestSilence:
+    """An iteration taught nothing where scores alone are compared and those of every prompt are equal."""
+
+    def test_equal_scores(self, tmp_path: Path) -> None:
+        equal, mixed = solved_by_chance(), solved_by_chance(*TEXTS)
+        rules = {"mixed_only": False, "compare_scores": True}
+        assert collect(collector(equal, tmp_path, **rules)).degenerate
+        assert not collect(collector(mixed, tmp_path, **rules)).degenerate
+        assert not collect(collector(equal, tmp_path, mixed_only=False)).degenerate
+
+    def test_what_shapes_a_score_is_not_in_the_raw_one(self, tmp_path: Path) -> None:
+        rules = {"mixed_only": False, "compare_scores": True}
+        for shape in ({"missing_eos_penalty": 1.0}, {"overlong_buffer": 2, "overlong_penalty": 0.5}):
+            assert not collect(collector(solved_by_chance(), tmp_path, **rules, **shape)).degenerate
+
+    def test_one_of_several_functions_that_differs_is_enough(self, tmp_path: Path) -> None:
+        up, rules = (
+            solved_by_chance(*TEXTS),
+            {"mixed_only": False, "compare_scores": True, "by_function": True},
+        )
+
+        def down(prompts: list[str], outputs: list[str]) -> list[float]:
+            return [1 - score for score in up(prompts, outputs)]
+
+        def same(prompts: list[str], outputs: list[str]) -> list[float]:
+            del outputs
+            return [0.5] * len(prompts)
+
+        assert not collect(collector([up, down], tmp_path, **rules)).degenerate  # the sums are equal
+        assert collect(collector([same, solved_by_chance()], tmp_path, **rules)).degenerate
+
+
+def test_rewards_a_token_that_sum_to_the_same_are_equal_scores(tmp_path: Path) -> None:
+    """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in float32, and in float64."""
+
+    def reward(prompts: list[str], outputs: list[str], output_tokens: list[list[int]]) -> list[list[float]]:
+        del prompts, outputs
+        parts = [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]
+        return [(parts[row % 2] + [0.0] * 5)[: len(ids)] for row, ids in enumerate(output_tokens)]
+
+    found = collect(collector(reward, tmp_path, mixed_only=False, compare_scores=True))
+    assert found.degenerate
+    rewards, mask = (np.asarray(x) for x in (found.rollouts.rewards, found.rollouts.sequences.mask))
+    placed = (rewards != 0).sum(axis=1)
+    assert (placed == 1).all() and len(np.unique(rewards.sum(axis=1))) == 1 and not rewards[~mask].any()
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_there"),
+    [({}, True), ({"mask_truncated": True}, False), ({"overlong_buffer": 2, "overlong_penalty": 0.5}, False)],
+)
+def test_cut_rows_are_counted_where_no_rule_deals_with_them(
+    rules: dict[str, Any], is_there: bool, tmp_path: Path, often_short: None
+) -> None:
+    metrics = collect(collector(solved_by_chance(*TEXTS), tmp_path, **rules)).metrics
+    assert 0 < metrics["completion/truncated_fraction"] < 1
+    assert metrics.get("group/truncated_fraction") == (
+        metrics["completion/truncated_fraction"] if is_there else None
+    )
 
 
 def test_groups_are_left_out_by_raw_scores_where_nothing_is_refilled(tmp_path: Path) -> None:

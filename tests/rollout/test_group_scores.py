@@ -60,6 +60,16 @@ def test_pass_rates_are_those_of_the_estimator_and_of_whole_groups_alone() -> No
     assert "reward/pass_at_1" not in groups([[1, 0, nan]]).figures()
 
 
+def test_what_an_update_leaves_out_was_an_attempt() -> None:
+    """Cut rows have no part in a group's statistics, and the first of these groups no contrast without them."""
+    scores = np.asarray([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    valid = np.asarray([[True, True, False, False], [True, True, False, False]])
+    found = GroupScores(scores, valid, np.ones((2, 4), int)).figures()
+    assert found["group/zero_std_fraction"] == 0.5 and found["group/valid_mean"] == 2
+    assert found["reward/pass_at_1"] == pytest.approx(3 / 8) and found["group/solve_rate_1"] == 0
+    assert found["group/solve_rate_q2"] == 0.5 and found["group/solve_rate_q1"] == 0.5
+
+
 def test_lengths_of_right_and_of_wrong_completions() -> None:
     nan = np.nan
     found = groups([[1, 0], [1, nan]], [[4, 9], [6, 100]]).figures()

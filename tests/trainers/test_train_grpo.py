@@ -326,7 +326,9 @@ def test_a_single_step_saves_the_scoring_pass_and_holds_the_sampler_against_itse
     records = [record for record in trainer.history if "iteration" in record]
     assert len(records) == 2
     for record in records:
-        assert record["sampler/max_difference"] < 1e-4 and record["sampler/ratio"] == pytest.approx(1, abs=1e-4)
+        assert record["sampler/max_difference"] < 1e-4 and record["sampler/ratio"] == pytest.approx(
+            1, abs=1e-4
+        )
         assert record["grpo/ratio_max_dev_first_minibatch"] == 0
 
 

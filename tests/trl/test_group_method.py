@@ -124,6 +124,10 @@ def test_golden_advantages_of_rloo(name, normalize):
 
 def test_recipes_hold_a_reference_where_there_is_a_kl():
     assert grpo_recipe(method()).kl is None and rloo_recipe(RLOOMethod(beta=0.0)).kl is None
+    assert (
+        grpo_recipe(method(beta=0.04)).compares_scores and rloo_recipe(RLOOMethod(beta=0.0)).compares_scores
+    )
+    assert not rloo_recipe(RLOOMethod(beta=0.04)).compares_scores, "the KL is a part of the score"
     assert grpo_recipe(method(beta=0.04)).kl == rloo_recipe(RLOOMethod(beta=0.04)).kl
     assert (
         grpo_recipe(method(num_iterations=3)).num_epochs
