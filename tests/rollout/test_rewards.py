@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import functools
+import gc
 import math
+import threading
 import time
+import weakref
 
 import jax.numpy as jnp
 import numpy as np
@@ -460,6 +463,62 @@ class TestAsync:
         given = {"a": judge, "b": self.waits(0.1)}
         with pytest.raises(RewardError, match=r"`a` took longer .* the event loop .* stood still"):
             TestSeveral.rewards_of(given, timeout=0.4)
+
+    def test_one_that_answers_in_time_costs_none_that_it_kept_waiting(self):
+        async def judge(outputs):
+            time.sleep(0.9)
+            return [1.0] * len(outputs)
+
+        seen = []
+        given = {"a": judge, "b": self.waits(0.2, 2.0, seen)}
+        assert TestSeveral.rewards_of(given, timeout=1.0) == [[1.0] * 3, [2.0] * 3]
+        assert len(seen) == 2
+
+    def test_one_that_held_it_and_is_late_is_named_with_the_cause(self):
+        async def judge(outputs):
+            time.sleep(0.3)
+            await asyncio.sleep(5.0)
+
+        with pytest.raises(RewardError, match=r"`a` took longer .* the event loop .* stood still"):
+            TestSeveral.rewards_of({"a": judge, "b": self.waits(0.3)}, timeout=0.4)
+
+    def test_a_loop_that_is_given_up_ends_when_it_is_free(self, caplog):
+        loops, threads, tasks = [], [], []
+
+        async def judge(outputs):
+            loops.append(weakref.ref(asyncio.get_running_loop()))
+            threads.append(threading.current_thread())
+            tasks.append(asyncio.create_task(asyncio.sleep(30.0)))
+            time.sleep(1.6)
+            await asyncio.sleep(30.0)
+
+        given = {"a": judge, "b": self.waits(0.0, 2.0)}
+        found = TestSeveral.rewards_of(given, timeout=0.1, skip_errors=True)
+        np.testing.assert_array_equal(found, [[np.nan] * 3, [2.0] * 3])
+        threads[0].join(5.0)
+        assert not threads[0].is_alive()
+        assert loops[0]().is_closed() and tasks.pop().cancelled()
+        gc.collect()
+        assert loops[0]() is None, "nothing of it waits for the end of the process"
+        assert not [record for record in caplog.records if record.name == "asyncio"]
+
+    def test_nor_is_a_call_of_another_thread_lost_with_it(self):
+        found, started = [], threading.Event()
+
+        async def judge(outputs):
+            started.set()
+            await asyncio.sleep(2.5)
+            return [2.0] * len(outputs)
+
+        async def holds(outputs):
+            time.sleep(1.6)
+
+        other = threading.Thread(target=lambda: found.append(rewards_of(judge)))
+        other.start()
+        assert started.wait(5.0)
+        assert np.isnan(rewards_of(holds, timeout=0.1, skip_errors=True)).all()
+        other.join(10.0)
+        assert found == [[2.0] * 3]
 
 
 class TestFunctions:
