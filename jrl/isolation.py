@@ -73,6 +73,7 @@ class Isolated:
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._slots = threading.BoundedSemaphore(self._num_workers)
+        self._next_row = threading.Lock()
         # Also at the end of the program: no worker outlives it.
         weakref.finalize(self, _end_all, self._all)
 
@@ -126,14 +127,23 @@ class Isolated:
         return found
 
     def close(self) -> None:
-        """Ends all workers; a further call starts new ones."""
-        _end_all(self._all)
+        """Ends all workers, once the rows that they are judging are; further rows start new ones."""
+        with self._next_row, contextlib.ExitStack() as judged:
+            for _ in range(self._num_workers):
+                judged.enter_context(self._slots)
+            _end_all(self._all)
+            self._idle = queue.SimpleQueue()
 
     def _judged(self, row: bytes) -> Any:
+        with self._next_row:  # behind a `close`, which otherwise would wait for all rows of a call
+            pass
         with self._slots:
             worker = self._next_worker()
             answer = worker.ask(row, self._timeout)
-            self._idle.put(worker)
+            if worker.ended:
+                self._all.discard(worker)
+            else:
+                self._idle.put(worker)
         if isinstance(answer, IsolatedError):
             return answer if self._lost == "error" else self._lost
         return answer["reward"]
@@ -154,7 +164,9 @@ class Isolated:
         path = [entry or os.getcwd() for entry in sys.path]
         answer = worker.ask(json.dumps(self._order | {"path": path}).encode(), START_SECONDS)
         if isinstance(answer, IsolatedError):
-            _end(worker)
+            if not worker.ended:
+                _end(worker)
+            self._all.discard(worker)
             raise IsolatedError(
                 f"{self.__name__!r} of {self._order['module']!r} cannot be used in a worker process: {answer}"
             )
@@ -214,12 +226,12 @@ class _Worker:
         self._asked, self._said = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._asked, False)
         self._lock = threading.Lock()
-        self._ended = False
+        self.ended = False
 
     @property
     def ready(self) -> bool:
         """False once it has ended, whoever ended it, or where it said what nobody asked."""
-        if self._ended or self._process.poll() is not None:
+        if self.ended or self._process.poll() is not None:
             return False
         with selectors.DefaultSelector() as pipe:
             pipe.register(self._said, selectors.EVENT_READ)
@@ -269,9 +281,9 @@ class _Worker:
     def end_group(self) -> None:
         """Ends it and what it started in its session, and waits for its end."""
         with self._lock:
-            if self._ended:
+            if self.ended:
                 return
-            self._ended = True
+            self.ended = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jrl import isolation
 from jrl.isolation import Isolated, IsolatedError, isolated
 from jrl.rewards import number_reward
 from jrl.rollout.rewards import RewardError, call_reward_fn
@@ -190,6 +192,44 @@ def test_a_closed_one_starts_anew() -> None:
     assert used(outputs=["a"]) == [1.0]
     used.close()
     assert used(outputs=["ab"]) == [2.0]
+    used.close()
+
+
+def test_a_worker_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    end = isolation._end
+
+    def counts(*workers: isolation._Worker) -> None:
+        ended.extend(id(worker) for worker in workers)
+        end(*workers)
+
+    monkeypatch.setattr(isolation, "_end", counts)
+    used = isolated(obey, timeout=0.5)
+    used(outputs=["hang", "a", "crash"])
+    used(outputs=["a"])
+    assert len(ended) == 2
+    used.close()
+    assert used(outputs=["ab"]) == [2.0]
+    assert len(ended) == 3, "the two that were lost, and the one that was closed"
+    used.close()
+
+
+def test_closing_waits_for_rows_that_are_judged() -> None:
+    used = isolated(obey, timeout=5.0, workers=2)
+    used(outputs=["a", "b"])
+    found: list[object] = []
+    asks = threading.Thread(target=lambda: found.extend(used(outputs=["sleep 0.2"] * 20)))
+    asks.start()
+    time.sleep(0.1)
+    started = time.perf_counter()
+    closes = [threading.Thread(target=used.close) for _ in range(2)]
+    for thread in closes:
+        thread.start()
+    for thread in closes:
+        thread.join(10.0)
+    assert time.perf_counter() - started < 1.0, "not for those behind them"
+    asks.join(10.0)
+    assert found == [9.0] * 20
     used.close()
 
 
