@@ -44,7 +44,7 @@ from jrl.losses.dpo_terms import (
     sigmoid_norm_loss,
     sppo_hard_loss,
 )
-from jrl.ops.checks import Scalar, check_float, check_same_shape
+from jrl.ops.checks import Scalar, check_same_floats
 from jrl.ops.masking import masked_sum
 from jrl.ops.metrics import mean_metric
 from jrl.ops.reductions import LossOut
@@ -129,9 +129,7 @@ def implicit_rewards(
       >>> implicit_rewards(jnp.array([-10.0]), jnp.array([-11.0]), beta=0.5).tolist()
       [0.5]
     """
-    check_float("logprobs", logprobs)
-    check_float("ref_logprobs", ref_logprobs)
-    check_same_shape("ref_logprobs", ref_logprobs, "logprobs", logprobs)
+    check_same_floats("ref_logprobs", ref_logprobs, "logprobs", logprobs)
     return jax.lax.stop_gradient(beta * (logprobs - ref_logprobs))
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jrl.ops.checks import Scalar
+from jrl.ops.checks import Scalar, check_float
 
 MAX_EXPONENT = 80.0
 """Exponents are clamped at this: e^80 still is a float32, and a log-ratio beyond it teaches nothing further."""
@@ -34,6 +34,7 @@ def reverse_kl(log_ratios: Float[Array, "B"]) -> Float[Array, "B"]:
       >>> reverse_kl(jnp.array([0.5])).tolist()
       [0.5]
     """
+    check_float("log_ratios", log_ratios)
     return log_ratios
 
 
@@ -47,6 +48,7 @@ def forward_kl(log_ratios: Float[Array, "B"]) -> Float[Array, "B"]:
       >>> forward_kl(jnp.log(jnp.array([1.0, 2.0]))).tolist()
       [0.0, 0.5]
     """
+    check_float("log_ratios", log_ratios)
     return 1 - _exp(-log_ratios)
 
 
@@ -60,6 +62,7 @@ def js_divergence(log_ratios: Float[Array, "B"]) -> Float[Array, "B"]:
       >>> [round(float(x), 4) for x in js_divergence(jnp.log(jnp.array([1.0, 3.0])))]  # log 1, log 1.5
       [0.0, 0.4055]
     """
+    check_float("log_ratios", log_ratios)
     return math.log(2) + jax.nn.log_sigmoid(log_ratios)
 
 
@@ -76,6 +79,7 @@ def alpha_divergence(log_ratios: Float[Array, "B"], *, alpha: Scalar) -> Float[A
       >>> round(float(alpha_divergence(jnp.log(jnp.array([3.0])), alpha=2.0)[0]), 4)  # (3 − 1)/1
       2.0
     """
+    check_float("log_ratios", log_ratios)
     return (_exp((alpha - 1) * log_ratios) - 1) / (alpha - 1)
 
 

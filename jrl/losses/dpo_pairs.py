@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.losses.dpo_divergence import DIVERGENCES, Divergence
-from jrl.ops.checks import Scalar, check_batch, check_float, check_same_shape
+from jrl.ops.checks import Scalar, check_batch, check_same_floats, check_same_shape
 from jrl.ops.masking import masked_mean, masked_sum, zero_masked
 
 
@@ -114,8 +114,7 @@ def pairs_from_logprobs(
     """
     names = ("chosen", "rejected", "ref_chosen", "ref_rejected")
     for name, array in zip(names, (chosen, rejected, ref_chosen, ref_rejected), strict=True):
-        check_float(name, array)
-        check_same_shape(name, array, "chosen", chosen)
+        check_same_floats(name, array, "chosen", chosen)
     one = jnp.ones_like(chosen)
     return Pairs(
         chosen=chosen,
@@ -200,6 +199,7 @@ def make_pairs(
       ([-2.0], [1.0])
     """
     check_same_shape("rejected.mask", rejected.mask, "chosen.mask", chosen.mask)
+    _check_sides(chosen, rejected)
     lengths = [jnp.sum(side.mask, axis=1, dtype=jnp.int32) for side in (chosen, rejected)]
     shared = None if ld_alpha is None else jnp.minimum(*lengths)
     weight = 1.0 if ld_alpha is None else ld_alpha
@@ -243,8 +243,18 @@ def wpo_weights(chosen: Completion, rejected: Completion) -> Float[Array, "B"]:
       >>> round(float(wpo_weights(chosen, rejected)[0]), 4)  # e^(−2 + 1)
       0.3679
     """
+    _check_sides(chosen, rejected)
 
     def log_weight(side: Completion) -> Float[Array, "B"]:
         return masked_mean(zero_masked(side.logprobs - side.collision, side.mask), side.mask, axis=1)
 
     return jax.lax.stop_gradient(jnp.exp(log_weight(chosen) + log_weight(rejected)))
+
+
+def _check_sides(chosen: Completion, rejected: Completion) -> None:
+    """Looks at all arrays of both sides but `is_top`, which is of claims."""
+    for name, side in (("chosen", chosen), ("rejected", rejected)):
+        arrays = {
+            f"{name}.{field}": x for field, x in side._asdict().items() if field not in ("mask", "is_top")
+        }
+        check_batch(side.mask, name=f"{name}.mask", **arrays)

@@ -18,7 +18,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import Scalar, check_batch, check_mask, check_same_shape, check_share
+from jrl.ops.checks import (
+    Scalar,
+    check_batch,
+    check_float,
+    check_mask,
+    check_same_floats,
+    check_same_shape,
+    check_share,
+)
 from jrl.ops.masking import zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
 from jrl.ops.reductions import LossOut, token_mean
@@ -88,6 +96,8 @@ def q_loss(q_values: Float[Array, "B T N"], targets: Float[Array, "B T"]) -> Flo
       >>> q_loss(jnp.array([[[1.0, 4.0]]]), jnp.array([[2.0]])).tolist()  # 1² + 2²
       [[5.0]]
     """
+    check_float("q_values", q_values)
+    check_float("targets", targets)
     check_same_shape("targets", targets, "q_values[..., 0]", q_values[..., 0])
     return jnp.sum(jnp.square(q_values - targets[..., None]), axis=-1)
 
@@ -112,7 +122,7 @@ def expectile_loss(
       >>> expectile_loss(jnp.zeros((1, 2)), jnp.array([[1.0, -1.0]]), expectile=0.75).tolist()
       [[0.75, 0.25]]
     """
-    check_same_shape("target_q", target_q, "values", values)
+    check_same_floats("target_q", target_q, "values", values)
     check_share("expectile", expectile)
     difference = jax.lax.stop_gradient(target_q) - values
     return jnp.where(difference >= 0, expectile, 1 - expectile) * jnp.square(difference)
@@ -132,6 +142,7 @@ def conservative_loss(q_logprobs: Float[Array, "B T N"]) -> Float[Array, "B T"]:
       >>> conservative_loss(jnp.array([[[-1.0, -2.0]]])).tolist()
       [[3.0]]
     """
+    check_float("q_logprobs", q_logprobs)
     return -jnp.sum(q_logprobs, axis=-1)
 
 
@@ -149,7 +160,7 @@ def awac_weights(
       >>> round(float(awac_weights(jnp.array([[1.0]]), jnp.array([[0.5]]), beta=2.0)[0, 0]), 4)
       2.7183
     """
-    check_same_shape("target_q", target_q, "values", values)
+    check_same_floats("target_q", target_q, "values", values)
     return jax.lax.stop_gradient(jnp.exp(jnp.minimum(beta * (target_q - values), MAX_LOG_WEIGHT)))
 
 
@@ -224,8 +235,9 @@ def _where_acting(predictions: ILQLPredictions, mask: Bool[Array, "B T"]) -> ILQ
     """The predictions with 0 outside the mask, before any arithmetic."""
     p, heads = predictions, jnp.broadcast_to(mask[..., None], (*mask.shape, predictions.q_values.shape[-1]))
     check_batch(mask, logprobs=p.logprobs, values=p.values, target_q=p.target_q)
+    check_float("q_values", p.q_values)
     check_same_shape("q_values[..., 0]", p.q_values[..., 0], "mask", mask)
-    check_same_shape("q_logprobs", p.q_logprobs, "q_values", p.q_values)
+    check_same_floats("q_logprobs", p.q_logprobs, "q_values", p.q_values)
     return ILQLPredictions(
         logprobs=zero_masked(p.logprobs, mask),
         values=zero_masked(p.values, mask),

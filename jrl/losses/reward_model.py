@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import Scalar, check_batch, check_same_shape
+from jrl.ops.checks import Scalar, check_batch, check_same_floats
 from jrl.ops.masking import masked_sum, zero_masked
 from jrl.ops.metrics import max_metric, mean_metric, min_metric
 from jrl.ops.reductions import LossOut
@@ -41,8 +41,8 @@ def pairwise_loss(
       >>> [round(float(x), 4) for x in loss]
       [0.1269, 0.6931]
     """
-    check_same_shape("rejected_scores", rejected_scores, "chosen_scores", chosen_scores)
-    check_same_shape("margins", margins, "chosen_scores", chosen_scores)
+    check_same_floats("rejected_scores", rejected_scores, "chosen_scores", chosen_scores)
+    check_same_floats("margins", margins, "chosen_scores", chosen_scores)
     return -jax.nn.log_sigmoid(chosen_scores - rejected_scores - margins)
 
 
@@ -59,7 +59,7 @@ def centering_loss(chosen_scores: Float[Array, "B"], rejected_scores: Float[Arra
       >>> centering_loss(jnp.array([1.0]), jnp.array([0.5])).tolist()
       [2.25]
     """
-    check_same_shape("rejected_scores", rejected_scores, "chosen_scores", chosen_scores)
+    check_same_floats("rejected_scores", rejected_scores, "chosen_scores", chosen_scores)
     return jnp.square(chosen_scores + rejected_scores)
 
 

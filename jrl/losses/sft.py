@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import check_batch
+from jrl.ops.checks import check_batch, check_float
 from jrl.ops.metrics import mean_metric
 from jrl.ops.reductions import LossOut, token_mean
 
@@ -32,6 +32,7 @@ def nll(logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
       >>> nll(jnp.array([[-1.0, -2.0]])).tolist()
       [[1.0, 2.0]]
     """
+    check_float("logprobs", logprobs)
     return -logprobs
 
 
@@ -49,6 +50,7 @@ def dft(logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
       >>> [round(float(x), 4) for x in dft(jnp.log(jnp.array([[0.5, 0.01]])))[0]]
       [0.3466, 0.0461]
     """
+    check_float("logprobs", logprobs)
     return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs
 
 

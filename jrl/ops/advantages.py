@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.ops.checks import check_array, check_batch, check_mask, check_same_shape
+from jrl.ops.checks import check_batch, check_float, check_mask, check_same_shape
 from jrl.ops.groups import GroupStatistics, group_statistics, sum_of_group
 from jrl.ops.masking import masked_mean, masked_variance, whiten, zero_masked
 
@@ -132,6 +132,7 @@ def length_weighted_advantages(
       >>> length_weighted_advantages(scores, lengths, jnp.zeros(2, int), jnp.ones(2, bool)).tolist()
       [0.75, -0.25]
     """
+    check_batch(valid, name="valid", lengths=lengths)
     valid, stats = _statistics(scores, groups, valid, 0)
     lengths = zero_masked(lengths, valid)
     scores = zero_masked(scores, valid)
@@ -204,6 +205,7 @@ def standardized(
       >>> [round(float(x), 3) for x in standardized(jnp.array([1.0, 3.0]), jnp.ones(2, bool))]
       [-1.0, 1.0]
     """
+    check_batch(mask, x=x)
     std = jnp.sqrt(masked_variance(x, mask, ddof=ddof))
     centred = (zero_masked(x, mask) - masked_mean(x, mask)) / (std + epsilon)
     return jax.lax.stop_gradient(jnp.where(mask & _has_spread(x, mask), centred, 0.0))
@@ -220,13 +222,14 @@ def whitened_over_batch(x: Float[Array, "N T"], mask: Bool[Array, "N T"]) -> Flo
       >>> [round(float(x), 3) for x in whitened_over_batch(jnp.array([[1.0, 3.0]]), jnp.ones((1, 2), bool))[0]]
       [-1.0, 1.0]
     """
+    check_batch(mask, x=x)
     return jnp.where(_has_spread(x, mask), whiten(x, mask, ddof=0), 0.0)
 
 
 def _check_functions(scores: Array, weights: Array) -> None:
     """Refuses scores and weights that are not of the same reward functions."""
-    check_array("scores", scores)
-    check_array("weights", weights)
+    check_float("scores", scores)
+    check_float("weights", weights)
     if scores.shape[1:] != weights.shape:
         raise ValueError(
             f"`weights` must have shape {scores.shape[1:]}, one of each column of `scores`, got {weights.shape}."
@@ -242,7 +245,8 @@ def _statistics(
     scores: Array, groups: Array, valid: Array, ddof: int
 ) -> tuple[Bool[Array, "N"], GroupStatistics]:
     """Valid rows without those whose reward failed, and the statistics over them."""
-    check_batch(valid, name="valid", scores=scores, groups=groups)
+    check_batch(valid, name="valid", scores=scores)
+    check_same_shape("groups", groups, "valid", valid)
     valid = valid & ~jnp.isnan(scores)
     return valid, group_statistics(scores, groups, valid, ddof=ddof)
 

@@ -88,6 +88,29 @@ def check_mask(mask: Shaped[Array, "..."], *, name: str = "mask") -> None:
         raise TypeError(f"`{name}` must be bool, got {mask.dtype}. Convert a 0/1 mask with `{name} != 0`.")
 
 
+def check_same_floats(
+    name: str, array: Shaped[Array, "..."], like: str, reference: Shaped[Array, "..."]
+) -> None:
+    """`check_same_shape` of two arrays that both must hold floating-point numbers.
+
+    Args:
+      name: Argument that is checked, as the message calls it.
+      array: Its value.
+      like: Argument that it must match.
+      reference: Value of that one.
+    Raises:
+      ValueError: If the shapes differ.
+      TypeError: If either is not an array, or not of a float dtype.
+    Example:
+      >>> check_same_floats("values", jnp.zeros(2), "rewards", jnp.arange(2))
+      Traceback (most recent call last):
+      TypeError: `rewards` must be of a float dtype, got int32. Are these token ids? Else convert it with `.astype`.
+    """
+    check_float(like, reference)
+    check_float(name, array)
+    check_same_shape(name, array, like, reference)
+
+
 def check_float(name: str, array: Shaped[Array, "..."]) -> None:
     """Raises TypeError unless the array holds floating-point numbers: ids in place of logits would compute something.
 
@@ -99,11 +122,12 @@ def check_float(name: str, array: Shaped[Array, "..."]) -> None:
     Example:
       >>> check_float("logits", jnp.arange(2))
       Traceback (most recent call last):
-      TypeError: `logits` must be of a float dtype, got int32. Are these token ids?
+      TypeError: `logits` must be of a float dtype, got int32. Are these token ids? Else convert it with `.astype`.
     """
     check_array(name, array)
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        hint = " Are these token ids?" if jnp.issubdtype(array.dtype, jnp.integer) else ""
+        is_integer = jnp.issubdtype(array.dtype, jnp.integer)
+        hint = " Are these token ids? Else convert it with `.astype`." if is_integer else ""
         raise TypeError(f"`{name}` must be of a float dtype, got {array.dtype}.{hint}")
 
 
@@ -160,7 +184,7 @@ def check_share(name: str, value: Scalar) -> None:
 
 
 def check_batch(mask: Shaped[Array, "..."], *, name: str = "mask", **arrays: Shaped[Array, "..."]) -> None:
-    """Raises unless `mask` is boolean and every array, named as the caller's argument, has its shape.
+    """Raises unless `mask` is boolean and every array, named as the caller's argument, holds floats in its shape.
 
     Args:
       mask: True on the positions that count.
@@ -168,7 +192,7 @@ def check_batch(mask: Shaped[Array, "..."], *, name: str = "mask", **arrays: Sha
       arrays: Values by the name of the caller's argument.
     Raises:
       ValueError: If an array has another shape than the mask.
-      TypeError: If the mask is not boolean, or anything is not an array.
+      TypeError: If the mask is not boolean, or anything else is no array of a float dtype.
     Example:
       >>> check_batch(jnp.ones((2, 3), bool), values=jnp.zeros((3, 3)))
       Traceback (most recent call last):
@@ -176,4 +200,5 @@ def check_batch(mask: Shaped[Array, "..."], *, name: str = "mask", **arrays: Sha
     """
     check_mask(mask, name=name)
     for label, array in arrays.items():
+        check_float(label, array)
         check_same_shape(label, array, name, mask)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jrl.ops.checks import check_same_shape
+from jrl.ops.checks import check_same_floats
 from jrl.ops.gaussian import gaussian_logprob
 from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
 from jrl.ops.predictions import PREDICTIONS
@@ -94,7 +94,7 @@ def ddim_mean(
       >>> round(float(ddim_mean(latents, output, at, schedule=NoiseSchedule(clip_sample=False)).item()), 4)
       1.1
     """
-    check_same_shape("output", output, "latents", latents)
+    check_same_floats("output", output, "latents", latents)
     each = _per_element(at)
     clean, noise = PREDICTIONS[schedule.prediction_type](latents, output, each.signal, each.noise)
     if schedule.thresholding:
@@ -134,7 +134,7 @@ def ddim_step(
       >>> round(float(step.next_latents.item()), 4), round(float(step.logprobs[0]), 4)  # 1.1 + 0.5, one σ away
       (1.6, -0.7258)
     """
-    check_same_shape("noise", noise, "latents", latents)
+    check_same_floats("noise", noise, "latents", latents)
     mean = ddim_mean(
         latents, output, at, schedule=schedule, use_clipped_model_output=use_clipped_model_output
     )
@@ -159,6 +159,7 @@ def ddim_logprob(
       >>> round(float(ddim_logprob(jnp.ones((1, 1, 1, 1)), jnp.ones((1, 1, 1, 1)), at)[0]), 4)  # −½ ln 2π
       -0.9189
     """
+    check_same_floats("next_latents", next_latents, "mean", mean)
     # Before the division by σ: a gradient through the branch not taken would be NaN.
     std = jnp.where(at.std > 0, at.std, jnp.ones_like(at.std))
     logprobs = gaussian_logprob(jax.lax.stop_gradient(next_latents), mean, std)

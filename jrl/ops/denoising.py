@@ -13,6 +13,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jrl.ops.checks import check_float
+
 Predict = Callable[[Array, Array, Array], Array]
 """`(latents, timesteps, context) -> output`: `DenoiserFns.predict` or `.reference` with its weights bound."""
 
@@ -53,6 +55,9 @@ def guided_output(
       >>> guided_output(predict, latents, jnp.array([601]), prompt, negative, guidance_scale=5.0).tolist()
       [[[[11.0]]]]
     """
+    check_float("latents", latents)
+    check_float("context", context)
+    check_float("negative", negative)
     if guidance_scale <= 1:
         return predict(latents, timesteps, context)
     away = jnp.broadcast_to(negative, context.shape).astype(context.dtype)

@@ -14,7 +14,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jrl.ops.checks import check_same_shape
+from jrl.ops.checks import check_float, check_same_floats
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -38,7 +38,8 @@ def gaussian_logprob(
       >>> round(float(gaussian_logprob(jnp.zeros((1, 4)), jnp.zeros((1, 4)), jnp.ones(1))[0]), 4)
       -0.9189
     """
-    check_same_shape("mean", mean, "x", x)
+    check_same_floats("mean", mean, "x", x)
+    check_float("std", std)
     return -_mean_square(x - mean) / (2.0 * jnp.square(std)) - jnp.log(std) - _HALF_LOG_TWO_PI
 
 
@@ -61,7 +62,8 @@ def gaussian_kl(
       >>> float(gaussian_kl(jnp.ones((1, 4)), jnp.zeros((1, 4)), jnp.full(1, 0.5))[0])
       2.0
     """
-    check_same_shape("ref_mean", ref_mean, "mean", mean)
+    check_same_floats("ref_mean", ref_mean, "mean", mean)
+    check_float("std", std)
     return _mean_square(mean - ref_mean) / (2.0 * jnp.square(std))
 
 

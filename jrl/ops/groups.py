@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.ops.checks import check_batch, check_integer, check_same_shape
+from jrl.ops.checks import check_batch, check_float, check_integer, check_same_shape
 from jrl.ops.masking import zero_masked
 
 
@@ -60,6 +60,7 @@ def sum_of_group(x: Float[Array, "N"], groups: Int[Array, "N"]) -> Float[Array, 
       >>> sum_of_group(jnp.array([1.0, 2.0, 4.0]), jnp.array([9, 5, 9])).tolist()
       [5.0, 2.0, 5.0]
     """
+    check_float("x", x)
     check_same_shape("x", x, "groups", groups)
     numbers = group_numbers(groups)
     return jax.ops.segment_sum(x, numbers, num_segments=x.shape[0])[numbers]
@@ -81,7 +82,8 @@ def group_statistics(
       >>> found.mean.tolist(), found.std.tolist(), found.size.tolist()
       ([2.0, 2.0, 0.0], [1.0, 1.0, 0.0], [2.0, 2.0, 0.0])
     """
-    check_batch(valid, name="valid", scores=scores, groups=groups)
+    check_batch(valid, name="valid", scores=scores)
+    check_same_shape("groups", groups, "valid", valid)
     numbers = group_numbers(groups)
 
     def over_group(x: Float[Array, "N"]) -> Float[Array, "N"]:
@@ -121,7 +123,8 @@ def smallest_of_group(
     """
     if num_kept < 1:
         raise ValueError(f"`num_kept` must be at least 1, got {num_kept}.")
-    check_batch(valid, name="valid", x=x, groups=groups)
+    check_batch(valid, name="valid", x=x)
+    check_same_shape("groups", groups, "valid", valid)
     numbers, num_rows = group_numbers(groups), x.shape[0]
     # lexsort is stable, and its last key leads: by group, valid rows first, then by x.
     order = jnp.lexsort((zero_masked(x, valid), ~valid, numbers))

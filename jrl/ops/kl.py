@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jrl.ops.checks import Scalar, check_float, check_positive, check_same_shape
+from jrl.ops.checks import Scalar, check_positive, check_same_floats
 from jrl.ops.policy_gradient import MAX_LOG_RATIO
 
 
@@ -40,9 +40,7 @@ def kl_k1(logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"]
       >>> kl_k1(jnp.array([-1.0]), jnp.array([-1.5])).tolist()
       [0.5]
     """
-    check_float("logprobs", logprobs)
-    check_float("ref_logprobs", ref_logprobs)
-    check_same_shape("ref_logprobs", ref_logprobs, "logprobs", logprobs)
+    check_same_floats("ref_logprobs", ref_logprobs, "logprobs", logprobs)
     return logprobs - ref_logprobs
 
 

@@ -19,7 +19,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jrl.ops.checks import Scalar, check_array, check_float, check_integer, check_positive, check_same_shape
+from jrl.ops.checks import (
+    Scalar,
+    check_float,
+    check_integer,
+    check_positive,
+    check_same_floats,
+    check_same_shape,
+)
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.masking import at_least_float32
 
@@ -79,7 +86,7 @@ def take_targets(x: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Fl
       >>> take_targets(jnp.array([[5.0, 6.0], [7.0, 8.0]]), jnp.array([1, 0])).tolist()
       [6.0, 7.0]
     """
-    check_array("x", x)
+    check_float("x", x)
     check_integer("targets", targets)
     check_same_shape("targets", targets, "x[..., 0]", x[..., 0])
     ids = jax.lax.broadcasted_iota(targets.dtype, x.shape, x.ndim - 1)
@@ -213,9 +220,7 @@ def kl_from_logits(
       >>> round(float(kl), 6)
       0.085123
     """
-    check_float("logits", logits)
-    check_float("ref_logits", ref_logits)
-    check_same_shape("ref_logits", ref_logits, "logits", logits)
+    check_same_floats("ref_logits", ref_logits, "logits", logits)
     logprobs, ref_logprobs = (
         jax.nn.log_softmax(at_least_float32(each), axis=-1) for each in (logits, ref_logits)
     )
@@ -258,6 +263,7 @@ def token_logprobs(
       >>> round(float(found.logprobs[0, 0]), 4)
       -1.3863
     """
+    check_float("hidden", hidden)
     check_positive("temperature", temperature)
 
     def read(hidden: Float[Array, "b t D"], targets: Int[Array, "b t"]) -> TokenLogprobs:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import Scalar, check_float, check_positive, check_same_shape
+from jrl.ops.checks import Scalar, check_positive, check_same_floats
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before exp: far outside any trust region, far inside float32."""
@@ -34,9 +34,7 @@ def bounded_log_ratio(
       >>> bounded_log_ratio(jnp.array([-1.0, -200.0]), jnp.array([-1.5, -400.0])).tolist()
       [0.5, 20.0]
     """
-    check_float("logprobs", logprobs)
-    check_float("old_logprobs", old_logprobs)
-    check_same_shape("old_logprobs", old_logprobs, "logprobs", logprobs)
+    check_same_floats("old_logprobs", old_logprobs, "logprobs", logprobs)
     return jnp.clip(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -86,7 +84,7 @@ def clipped_surrogate(
       >>> round(float(clipped_surrogate(*arrays, clip_range=0.2)[0, 0]), 4)
       -2.4
     """
-    check_same_shape("advantages", advantages, "logprobs", logprobs)
+    check_same_floats("advantages", advantages, "logprobs", logprobs)
     return clipped_ratio_loss(importance_ratio(logprobs, old_logprobs), advantages, clip_range=clip_range)
 
 
@@ -120,7 +118,7 @@ def clipped_ratio_loss(
       >>> clipped_ratio_loss(jnp.array([9.0]), jnp.array([-2.0]), clip_range=0.2, dual_clip=3.0).tolist()
       [6.0]
     """
-    check_same_shape("advantages", advantages, "ratio", ratio)
+    check_same_floats("advantages", advantages, "ratio", ratio)
     check_positive("clip_range", clip_range)
     high = clip_range if clip_range_high is None else clip_range_high
     check_positive("clip_range_high", high)
@@ -156,7 +154,7 @@ def reinforce_loss(
       >>> reinforce_loss(jnp.array([-0.5]), jnp.array([2.0])).tolist()
       [1.0]
     """
-    check_same_shape("advantages", advantages, "logprobs", logprobs)
+    check_same_floats("advantages", advantages, "logprobs", logprobs)
     return -advantages * logprobs
 
 
@@ -221,8 +219,8 @@ def _value_errors(
     values: Array, old_values: Array, returns: Array, clip_range: Scalar
 ) -> tuple[Array, Array]:
     """Squared errors of the value and of the value clipped around the old one."""
-    check_same_shape("old_values", old_values, "values", values)
-    check_same_shape("returns", returns, "values", values)
+    check_same_floats("old_values", old_values, "values", values)
+    check_same_floats("returns", returns, "values", values)
     check_positive("clip_range", clip_range)
     clipped = old_values + jnp.clip(values - old_values, -clip_range, clip_range)
     return jnp.square(values - returns), jnp.square(clipped - returns)
@@ -289,7 +287,7 @@ def ratio_clip_events(
       >>> events.high_positive.tolist()
       [False]
     """
-    check_same_shape("advantages", advantages, "ratio", ratio)
+    check_same_floats("advantages", advantages, "ratio", ratio)
     high = clip_range if clip_range_high is None else clip_range_high
     return ClipEvents(
         high_positive=(advantages > 0) & (ratio > 1 + high),

@@ -153,6 +153,7 @@ def geometric_clipped_ratio(
       >>> round(float(geometric_clipped_ratio(new, old, *given, clip_range=0.4)[0, 0]), 4)
       1.4918
     """
+    check_batch(mask, advantages=advantages)
     log_ratio = _log_ratio(logprobs, old_logprobs, mask)
     high = clip_range if clip_range_high is None else clip_range_high
     clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, high), jnp.maximum(log_ratio, -clip_range))

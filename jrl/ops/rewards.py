@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.ops.checks import Scalar, check_batch, check_mask, check_positive, check_same_shape
+from jrl.ops.checks import Scalar, check_batch, check_float, check_mask, check_positive, check_same_shape
 from jrl.ops.kl import kl_k1
 from jrl.ops.masking import zero_masked
 
@@ -29,6 +29,7 @@ def clip_scores(scores: Float[Array, "*shape"], *, clip_range: Scalar) -> Float[
       >>> clip_scores(jnp.array([-3.0, 0.5]), clip_range=1.0).tolist()
       [-1.0, 0.5]
     """
+    check_float("scores", scores)
     check_positive("clip_range", clip_range)
     return jnp.clip(scores, -clip_range, clip_range)
 
@@ -47,8 +48,7 @@ def missing_eos_penalty(
       >>> missing_eos_penalty(jnp.array([1.0, 1.0]), jnp.array([True, False]), penalty=2.0).tolist()
       [1.0, -1.0]
     """
-    check_mask(terminated, name="terminated")
-    check_same_shape("terminated", terminated, "scores", scores)
+    check_batch(terminated, name="terminated", scores=scores)
     return jnp.where(terminated, scores, scores - penalty)
 
 
@@ -92,8 +92,7 @@ def last_token_scores(scores: Float[Array, "B L"], attention_mask: Bool[Array, "
       >>> last_token_scores(jnp.array([[1.0, 2.0, 9.0], [9.0, 3.0, 4.0]]), mask).tolist()
       [2.0, 4.0]
     """
-    check_mask(attention_mask, name="attention_mask")
-    check_same_shape("scores", scores, "attention_mask", attention_mask)
+    check_batch(attention_mask, name="attention_mask", scores=scores)
     real_from_here = jnp.cumsum(attention_mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1]
     return jnp.sum(jnp.where(attention_mask & (real_from_here == 1), scores, 0.0), axis=1)
 
@@ -114,6 +113,8 @@ def calibrate_scores(
       >>> calibrate_scores(jnp.array([3.0]), jnp.array([1.0, 3.0]), unit_variance=False).tolist()
       [1.0]
     """
+    check_float("scores", scores)
+    check_float("reference_scores", reference_scores)
     centred = scores - jnp.mean(reference_scores)
     return centred / jnp.std(reference_scores, ddof=1) if unit_variance else centred
 
@@ -132,6 +133,7 @@ def place_scores(scores: Float[Array, "B"], mask: Bool[Array, "B T"]) -> Float[A
       [[0.0, 7.0, 0.0]]
     """
     check_mask(mask)
+    check_float("scores", scores)
     check_same_shape("scores", scores, "mask[:, 0]", mask[:, 0])
     actions_from_here = jnp.cumsum(mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1]
     is_last = mask & (actions_from_here == 1)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import Scalar, check_batch, check_positive
+from jrl.ops.checks import Scalar, check_batch, check_float, check_positive
 from jrl.ops.masking import masked_mean, masked_sum, zero_masked
 from jrl.ops.policy_gradient import MAX_LOG_RATIO, bounded_log_ratio
 
@@ -93,6 +93,7 @@ def truncate_weights(weights: Float[Array, "B T"], *, cap: Scalar) -> Float[Arra
       >>> truncate_weights(jnp.array([[0.5, 7.0]]), cap=2.0).tolist()
       [[0.5, 2.0]]
     """
+    check_float("weights", weights)
     check_positive("cap", cap)
     return jnp.minimum(weights, cap)
 
@@ -109,6 +110,7 @@ def drop_weights(weights: Float[Array, "B T"], *, low: Scalar, high: Scalar) -> 
       >>> drop_weights(jnp.array([[0.4, 0.5, 5.0, 5.1]]), low=0.5, high=5.0).tolist()
       [[0.0, 0.5, 5.0, 0.0]]
     """
+    check_float("weights", weights)
     check_positive("high", high)
     return jnp.where((weights < low) | (weights > high), 0.0, weights)
 
@@ -124,6 +126,7 @@ def effective_sample_size(weights: Float[Array, "B T"], mask: Bool[Array, "B T"]
       >>> float(effective_sample_size(jnp.array([[2.0, 0.0]]), jnp.ones((1, 2), bool)))
       0.5
     """
+    check_batch(mask, weights=weights)
     total, squares = masked_sum(weights, mask), masked_sum(jnp.square(weights), mask)
     count = jnp.sum(mask, dtype=total.dtype)
     return jnp.where(squares > 0, jnp.square(total) / jnp.where(squares > 0, count * squares, 1.0), 0.0)

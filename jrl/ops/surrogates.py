@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import Scalar, check_positive, check_same_shape
+from jrl.ops.checks import Scalar, check_positive, check_same_floats
 
 MAX_DPPO_RATIO = 20.0
 _MAX_PROBABILITY = 1 - 2.0**-23
@@ -63,7 +63,7 @@ def sapo_loss(
       >>> losses.tolist()
       [-6.0]
     """
-    check_same_shape("advantages", advantages, "ratio", ratio)
+    check_same_floats("advantages", advantages, "ratio", ratio)
     check_positive("temperature_pos", temperature_pos)
     check_positive("temperature_neg", temperature_neg)
     temperature = jnp.where(
@@ -174,8 +174,8 @@ def dppo_kl_loss(
 
 
 def _check_alike(ratio: Array, logprobs: Array, advantages: Array) -> None:
-    check_same_shape("ratio", ratio, "logprobs", logprobs)
-    check_same_shape("advantages", advantages, "logprobs", logprobs)
+    check_same_floats("ratio", ratio, "logprobs", logprobs)
+    check_same_floats("advantages", advantages, "logprobs", logprobs)
 
 
 def _weighted(weights: Array, logprobs: Array, advantages: Array) -> Float[Array, "*shape"]:

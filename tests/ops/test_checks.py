@@ -1,14 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import inspect
+import re
+import types
+import typing
 from collections.abc import Iterator
 
+import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
 
-from jrl.losses import bellman_targets, ddpo_loss, expectile_loss, implicit_rewards, reward_model_loss
+import jrl.losses
+import jrl.ops
+from jrl.losses import (
+    DIVERGENCES,
+    bellman_targets,
+    ddpo_loss,
+    expectile_loss,
+    implicit_rewards,
+    reward_model_loss,
+)
 from jrl.losses.dpo import pairs_from_logprobs
 from jrl.ops import (
     bounded_log_ratio,
@@ -333,3 +347,135 @@ class TestPublicFunctionsCheck:
     def test_whole_numbers_are_no_logits(self, argument, call):
         with pytest.raises(TypeError, match=f"`{argument}` must be of a float dtype, got int32"):
             call(jnp.zeros((2, 2), jnp.int32))
+
+
+SIZES = {"B": 3, "N": 3, "T": 3, "L": 3, "V": 5, "D": 2, "F": 2, "Y": 2, "X": 2, "C": 2, "Q": 2, "1": 1}
+SIZES |= {"*shape": 3, "*rows": 3}
+ANY_DTYPE = {
+    ("states_at", "hidden"): "a gather: trlX's `batched_index_select` takes it of ids, too",
+    ("window_states", "hidden"): "the same gather",
+    ("join", "completions.logprobs"): "moved to its columns, and not computed with",
+    **{
+        (ratio, "advantages"): "not read: there because `geometric_clipped_ratio` reads it"
+        for ratio in ("token_ratio", "sequence_ratio", "sequence_token_ratio", "product_ratio")
+    },
+}
+"""Arguments of public functions that are annotated as floats and may be whole numbers, and why."""
+MADE_BY_JRL = {
+    jrl.losses.Pairs: "`make_pairs` and `pairs_from_logprobs` look at what they make it of",
+    jrl.ops.DenoisingSteps: "`denoising_steps` makes it",
+    jrl.ops.RunningMoments: "`init_moments` and `update_moments` make it",
+}
+"""Tuples of arrays that nobody fills by hand, and so nobody looks at again."""
+OPTIONS = {
+    "terms": [("sigmoid", 1.0)],
+    "divergence": DIVERGENCES["reverse_kl"],
+    "ld_alpha": 0.5,
+    "reference_free": False,
+    "use_weighting": True,
+    "schedule": jrl.ops.NoiseSchedule(clip_sample=False),
+    "surrogate": jrl.losses.clipped(clip_range=0.2),
+    "value_loss": jrl.losses.ValueLoss(clip_range=0.2, coef=0.5),
+    "predict": lambda latents, timesteps, context: latents,
+    "logits_fn": lambda hidden: hidden,
+    "guidance_scale": 2.0,
+    "max_length": 4,
+    "vocab_size": 2,
+}
+
+
+def public_functions() -> dict[str, types.FunctionType]:
+    return {
+        name: function
+        for room in (jrl.ops, jrl.losses)
+        for name in room.__all__
+        if inspect.isfunction(function := inspect.unwrap(getattr(room, name)))
+    }
+
+
+def array_kind(hint: typing.Any) -> typing.Any:
+    """The array that an annotation speaks of, `| None` left aside; None where it speaks of none."""
+    either = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [x for x in either if hasattr(x, "dim_str")]
+    return kinds[0] if kinds and int not in either else None
+
+
+def speaks_of(kind: typing.Any, dtype: str) -> bool:
+    return isinstance(kind.dtypes, list | tuple) and dtype in kind.dtypes
+
+
+def made_of(kind: typing.Any) -> jax.Array:
+    shape = tuple(SIZES[size] for size in kind.dim_str.split())
+    dtype = next((x for x in ("bool", "int32") if speaks_of(kind, x)), "float32")
+    return jnp.ones(shape, dtype)
+
+
+def leaves(
+    hints: dict[str, typing.Any], where: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], typing.Any]]:
+    """(path, kind) of every array among arguments, those inside of named tuples included."""
+    for name, hint in hints.items():
+        if (kind := array_kind(hint)) is not None:
+            yield (*where, name), kind
+        elif inspect.isclass(hint) and hasattr(hint, "_fields"):
+            yield from leaves(typing.get_type_hints(hint), (*where, name))
+
+
+def call_with(function: types.FunctionType, arrays: dict[tuple[str, ...], jax.Array]) -> typing.Any:
+    """Calls it with these arrays, and with some number wherever a number must be given."""
+
+    def value(name: str, hint: typing.Any, where: tuple[str, ...]) -> typing.Any:
+        if (*where, name) in arrays:
+            return arrays[*where, name]
+        if name in OPTIONS:
+            return OPTIONS[name]
+        if inspect.isclass(hint) and hasattr(hint, "_fields"):
+            inner = typing.get_type_hints(hint)
+            return hint(**{field: value(field, inner[field], (*where, name)) for field in hint._fields})
+        return 1 if hint is int else 0.5
+
+    hints = typing.get_type_hints(function)
+    given = {
+        name: value(name, hints[name], ())
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty or name in OPTIONS or any(path[0] == name for path in arrays)
+    }
+    return function(**given)
+
+
+def floats_of(name: str, function: types.FunctionType) -> list[tuple[str, ...]]:
+    hints = typing.get_type_hints(function)
+    hints = {x: hint for x, hint in hints.items() if x != "return" and hint not in list(MADE_BY_JRL)}
+    # A scalar is a number, and a whole number is one.
+    return [path for path, kind in leaves(hints) if kind.dim_str and speaks_of(kind, "float32")]
+
+
+FUNCTIONS = {name: function for name, function in public_functions().items() if floats_of(name, function)}
+
+
+@pytest.mark.usefixtures("annotations_off")
+class TestWholeNumbersAreNoFloats:
+    def arrays(self, function: types.FunctionType) -> dict[tuple[str, ...], jax.Array]:
+        hints = typing.get_type_hints(function)
+        del hints["return"]
+        return {path: made_of(kind) for path, kind in leaves(hints)}
+
+    @pytest.mark.parametrize("name", FUNCTIONS)
+    def test_each_array_by_itself(self, name):
+        function = FUNCTIONS[name]
+        given = self.arrays(function)
+        jax.eval_shape(
+            lambda arrays: call_with(function, arrays), given
+        )  # the call is right but for the dtype
+        silent = []
+        for path in floats_of(name, function):
+            wrong = {**given, path: given[path].astype(jnp.int32)}
+            try:
+                jax.eval_shape(lambda arrays: call_with(function, arrays), wrong)
+            except TypeError as error:
+                said = re.search(rf"`([\w.]+\.)?{path[-1]}` must be of a float dtype, got int32", str(error))
+                silent += [] if said else [(path, str(error))]
+            else:
+                silent.append((path, "passed"))
+        allowed = {argument for function, argument in ANY_DTYPE if function == name}
+        assert {".".join(path) for path, _ in silent} == allowed, silent
