@@ -6,9 +6,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jrl.ops.checks import check_batch
 from jrl.ops.kl import kl_k3
 from jrl.ops.metrics import max_metric, mean_metric
-from jrl.ops.policy_gradient import MAX_LOG_RATIO
+from jrl.ops.policy_gradient import bounded_log_ratio
 from jrl.typing import Metrics
 
 
@@ -36,8 +37,9 @@ def sampler_agreement(
       >>> round(float(found["sampler/ratio"].total), 4)  # e^0.5
       1.6487
     """
+    check_batch(mask, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
     difference = jnp.where(mask, logprobs - sampler_logprobs, 0.0)
-    bounded = jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    bounded = bounded_log_ratio(difference, jnp.zeros_like(difference))
     return {
         "sampler/abs_ratio": mean_metric(jnp.exp(jnp.abs(bounded)), mask),
         "sampler/kl_k3": mean_metric(kl_k3(jnp.zeros_like(difference), difference), mask),
