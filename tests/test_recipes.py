@@ -67,6 +67,7 @@ def test_recipe_loads_and_survives_a_round_trip(path):
 def test_recipe_says_how_it_is_run(path):
     head = head_of(path)
     assert "command:" in head and "hardware:" in head
+    assert "measured" in head, "what it reached, or `no run is measured`"
 
 
 @pytest.mark.parametrize("path", FLAT, ids=lambda path: path.stem)
