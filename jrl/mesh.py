@@ -113,6 +113,17 @@ def abstract_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, num_devices
     return AbstractMesh(mesh_sizes(data, fsdp, tensor, num_devices=num_devices), AXES, axis_types=_AXIS_TYPES)
 
 
+def platform() -> str:
+    """Platform of the mesh in force, else the one that JAX computes on by default: "cpu", "gpu" or "tpu".
+
+    The devices of a mesh need not be here: a program may be compiled for others than the one that compiles it.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        return jax.default_backend()
+    return {"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform)
+
+
 def partition_spec(
     mesh: Mesh | AbstractMesh, logical: Sequence[str | None], shape: Sequence[int]
 ) -> tuple[PartitionSpec, list[str]]:

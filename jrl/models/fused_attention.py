@@ -153,10 +153,12 @@ def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
 
     The limits are those that jax checks, and cuDNN's own on the width of heads in the backward pass.
     """
-    device = jax.devices()[0]
+    device, meant = jax.devices()[0], jax.sharding.get_abstract_mesh().abstract_device
+    if meant is not None and meant.device_kind != device.device_kind:  # compiled for absent devices
+        device = jax.sharding.get_mesh().devices.flat[0]
     # ROCm's GPUs have names of architectures there.
     if device.platform != "gpu" or not device.compute_capability[:1].isdigit():
-        return f"it needs an NVIDIA GPU, and this process computes on {device.device_kind}"
+        return f"it needs an NVIDIA GPU, and the model computes on {device.device_kind}"
     capability = tuple(int(part) for part in device.compute_capability.split("."))
     if capability < (8, 0):
         return f"it needs compute capability 8.0, and {device.device_kind} has {device.compute_capability}"

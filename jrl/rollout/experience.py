@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.data.prompts import PromptSet
@@ -191,25 +192,16 @@ class ExperienceCollector:
         self._widest = prompts.width(np.arange(len(prompts))) if sampling.refills else None
         self._num_rollouts, self._missing_eos_penalty = num_rollouts, missing_eos_penalty
         self._with_scoring, self._compare_scores = with_scoring, compare_scores
-        score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes, with_full_kl=with_full_kl)
-
-        def join_and_score(
-            params: Params,
-            frozen: Frozen,
-            ref_params: Params | None,
-            inputs: ModelInputs,
-            completions: Completions,
-            temperature: jax.Array,
-        ) -> tuple[Sequences, Scored]:
-            rows = repeat_rows(inputs, num_generations)
-            sequences = join(rows, completions, pad_token_id=settings.pad_token_id)
-            if not with_scoring:
-                return sequences, Scored(completions.logprobs, None)
-            return sequences, score(params, frozen, ref_params, sequences, temperature)
-
         mesh = collector.mesh
-        self._join_and_score = jax.jit(
-            join_and_score, out_shardings=rows_sharding(mesh, chunk_size), compiler_options=COMPILER_OPTIONS
+        self._join_and_score = scoring_program(
+            policy,
+            mesh,
+            num_rows=chunk_size,
+            num_generations=num_generations,
+            pad_token_id=settings.pad_token_id,
+            logprob_chunk_bytes=logprob_chunk_bytes,
+            with_full_kl=with_full_kl,
+            with_scoring=with_scoring,
         )
         self._assemble = jax.jit(
             assemble,
@@ -529,6 +521,52 @@ class ExperienceCollector:
         """Rows of the samples' log, with what each of several reward functions said."""
         scores = [None if lost else score for lost, score in zip(judged.failed, judged.scores, strict=True)]
         return sample_rows(judged.texts, scores, **judged.columns.cells(), **more)
+
+
+def scoring_program(
+    policy: PolicyFns,
+    mesh: Mesh,
+    *,
+    num_rows: int,
+    num_generations: int,
+    pad_token_id: int,
+    logprob_chunk_bytes: int,
+    with_full_kl: bool,
+    with_scoring: bool,
+) -> Callable[..., tuple[Sequences, Scored]]:
+    """Compiles the call after sampling: prompts and completions become rows, which policy and reference read.
+
+    Args:
+      policy: The model.
+      mesh: Where the rows are.
+      num_rows: Of a call.
+      num_generations: Samples of each prompt.
+      pad_token_id: Fills rows behind their end.
+      logprob_chunk_bytes: Largest logits array.
+      with_full_kl: As `ExperienceCollector` takes it.
+      with_scoring: Likewise.
+    Returns:
+      `(params, frozen, ref_params, prompts, completions, temperature) -> (rows, their scores)`, jitted.
+    """
+    score = make_score(policy, logprob_chunk_bytes=logprob_chunk_bytes, with_full_kl=with_full_kl)
+
+    def join_and_score(
+        params: Params,
+        frozen: Frozen,
+        ref_params: Params | None,
+        inputs: ModelInputs,
+        completions: Completions,
+        temperature: jax.Array,
+    ) -> tuple[Sequences, Scored]:
+        rows = repeat_rows(inputs, num_generations)
+        sequences = join(rows, completions, pad_token_id=pad_token_id)
+        if not with_scoring:
+            return sequences, Scored(completions.logprobs, None)
+        return sequences, score(params, frozen, ref_params, sequences, temperature)
+
+    return jax.jit(
+        join_and_score, out_shardings=rows_sharding(mesh, num_rows), compiler_options=COMPILER_OPTIONS
+    )
 
 
 def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[Any]) -> list[dict[str, Any]]:

@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 
 import jax
 import optax
+from jax.sharding import Mesh
 
-from jrl.compilation import COMPILER_OPTIONS, use_compilation_cache
+from jrl.compilation import use_compilation_cache
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.distributed import join, on_main
 from jrl.learners.config import MethodConfig
 from jrl.learners.guards import clip_by_global_norm, skip_nonfinite
-from jrl.learners.optimizers import make_optimizer, make_schedule
-from jrl.mesh import replicated, tree_shardings
 from jrl.models.adapters.bind import Adapter
 from jrl.models.heads import HEADS, HeadsPlace
 from jrl.placement import introduce
@@ -34,6 +33,8 @@ from jrl.trainers.loading.setup import ModelBundle, mesh_of
 from jrl.trainers.loggers.trackers import check_tracker
 from jrl.trainers.loop.hooks import Hooks, current_hooks
 from jrl.trainers.loop.run import Run
+from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.programs import Program, jit_update, optimizer_of
 from jrl.trainers.rollouts.draws import Draws
 from jrl.trainers.rollouts.evaluation import Evaluation
 from jrl.typing import Frozen, Params, Update
@@ -162,26 +163,31 @@ class Trainer(abc.ABC):
     def make_optimizer(self) -> optax.GradientTransformation:
         """The optimizer and schedule that the configuration names, unless one was given; either is clipped alike."""
         norm, given = self.config.train.max_grad_norm, self._given_optimizer
-        if given is not None:
-            return skip_nonfinite(given if norm is None else optax.chain(clip_by_global_norm(norm), given))
-        optimizer, scheduler = self.config.optimizer, self.config.scheduler
-        return make_optimizer(
-            optimizer.name,
-            optimizer.kwargs,
-            make_schedule(scheduler.name, scheduler.kwargs),
-            max_grad_norm=norm,
-        )
+        if given is None:
+            return optimizer_of(self.config)
+        return skip_nonfinite(given if norm is None else optax.chain(clip_by_global_norm(norm), given))
 
     def compile_learner(self, init: Callable[[Params], Any], update: Update, params: Params) -> None:
         """Makes the first state on the mesh, and the jitted update that takes it over by donation."""
-        shardings, _ = tree_shardings(self.mesh, jax.eval_shape(init, params))
+        self.update, shardings = jit_update(init, update, params, self.mesh)
         with jax.set_mesh(self.mesh):
             self.state = jax.jit(init, out_shardings=shardings)(params)
-        self.update = jax.jit(
-            update,
-            donate_argnums=0,
-            out_shardings=(shardings, replicated(self.mesh)),
-            compiler_options=COMPILER_OPTIONS,
+
+    @classmethod
+    def programs(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> list[Program]:
+        """The compiled calls of a run, as `jrl plan --compile` asks for them.
+
+        Args:
+          config: The run's.
+          model: As shapes.
+          mesh: Where the run would be; its devices may be absent.
+        Raises:
+          ValueError: If this algorithm's programs are not known before a run.
+        """
+        del model, mesh
+        raise ValueError(
+            f"`method.name` must be that of an algorithm whose programs are known before a run, got "
+            f"{config.method.name!r}."
         )
 
     @abc.abstractmethod

@@ -10,11 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
 
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.data.preferences.preference_set import PreferenceSet
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.distributed import gather, is_main
+from jrl.forward import Reader
 from jrl.learners.dpo import (
     DPOState,
     PairsLoss,
@@ -25,7 +28,9 @@ from jrl.learners.dpo import (
 )
 from jrl.learners.dpo_config import DPOConfig
 from jrl.mesh import replicated
+from jrl.trainers.config.method import Footprint
 from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.dpo_reference import (
     CACHE,
     Reference,
@@ -38,8 +43,18 @@ from jrl.trainers.loading.dpo_reference import (
 )
 from jrl.trainers.loading.setup import PolicyBundle
 from jrl.trainers.offline import OfflineTrainer, SampleSet
+from jrl.trainers.plan.model_part import ModelShapes, kept_reference
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.typing import Params, PreferenceBatch
+from jrl.trainers.programs import (
+    Program,
+    array_of,
+    optimizer_of,
+    rows_on,
+    sequence_shapes,
+    update_program,
+    weights_on,
+)
+from jrl.typing import Params, PreferenceBatch, Update
 
 
 @register_trainer("DPOTrainer")
@@ -82,17 +97,8 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
 
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """The reference is made before the state may be donated, and copied only where it must outlive that."""
-        train, method = self.config.train, self.method
-        minibatch_size = train.minibatch_size or train.batch_size
-        optimizer = self.make_optimizer()
-        update = make_dpo_update(
-            self.reader,
-            optimizer,
-            method,
-            batch_size=train.batch_size,
-            minibatch_size=minibatch_size,
-            loss=self.own_loss,
-        )
+        method, optimizer = self.method, self.make_optimizer()
+        update = _make_update(self.config, method, self.reader, optimizer, self.own_loss)
         self.reference = self._make_reference(make_reference)
         self._scored: list[SampleSet] = []
         follows = method.sync_ref_model
@@ -108,16 +114,30 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
             if given is not None:
                 self.state = DPOState(self.state.train, starting_from(given, self.params))
             self.reference = Reference(self.policy, self._moving_reference, self.frozen, architecture)
-        self._score = jax.jit(
-            partial(
-                reference_logprobs,
-                replace(self.reader, policy=self.reference.policy),
-                minibatch_size=minibatch_size,
-            ),
-            out_shardings=replicated(self.mesh),  # every process reads all of them
-            compiler_options=COMPILER_OPTIONS,
-        )
+        read = replace(self.reader, policy=self.reference.policy)
+        self._score = _score_program(self.config, read, self.mesh)
         self.compile_evaluation(partial(dpo_objective, self.reader, config=method, loss=self.own_loss))
+
+    @classmethod
+    def programs(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> list[Program]:
+        """The update of an optimizer batch, and what a reference says of one where it is the model as it began."""
+        method, train, optimizer = config.method, config.train, optimizer_of(config)
+        assert isinstance(method, DPOConfig), "the registry saw to it"
+        reader = Reader(model.policy, chunk_bytes=train.logprob_chunk_bytes)
+        sequences = sequence_shapes(model, train.batch_size, train.seq_length)
+        logprobs = array_of(*sequences.mask.shape)
+        valid = array_of(train.batch_size, dtype=jnp.bool_)
+        batch = PreferenceBatch(sequences, sequences, valid, logprobs, logprobs)
+
+        def init(params: Params) -> DPOState:
+            return init_dpo_state(params, optimizer, params if method.sync_ref_model else None)
+
+        update = _make_update(config, method, reader, optimizer)
+        step = update_program(model, mesh, init, update, batch)
+        own = kept_reference(model, Footprint(reference="branch"))
+        arguments = weights_on(mesh, own), weights_on(mesh, model.frozen), rows_on(mesh, batch)
+        score = Program("score", _score_program(config, reader, mesh), arguments)
+        return [step] if method.ref_model_path is not None else [score, step]
 
     def _make_reference(self, make_reference: Callable[[], Params]) -> Reference:
         """The one that stands still, or that a moving one starts from."""
@@ -271,3 +291,31 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""
         return self.state.train.step
+
+
+def _make_update(
+    config: TRLConfig,
+    method: DPOConfig,
+    reader: Reader,
+    optimizer: optax.GradientTransformation,
+    loss: PairsLoss | None = None,
+) -> Update:
+    """The update of an optimizer batch, as a configuration asks for it."""
+    return make_dpo_update(
+        reader,
+        optimizer,
+        method,
+        batch_size=config.train.batch_size,
+        minibatch_size=config.train.minibatch_size or config.train.batch_size,
+        loss=loss,
+    )
+
+
+def _score_program(config: TRLConfig, reader: Reader, mesh: Mesh) -> Callable[..., Any]:
+    """What a reference says of pairs, jitted: `(params, frozen, batch) -> log-probabilities of both completions`."""
+    minibatch_size = config.train.minibatch_size or config.train.batch_size
+    return jax.jit(
+        partial(reference_logprobs, reader, minibatch_size=minibatch_size),
+        out_shardings=replicated(mesh),  # every process reads all of them
+        compiler_options=COMPILER_OPTIONS,
+    )

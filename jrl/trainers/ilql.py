@@ -4,19 +4,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
 
 from jrl.data.offline import RewardedRows, RewardedSet
+from jrl.forward import Reader
 from jrl.learners.ilql import ILQLConfig, ILQLState, init_ilql_state, make_ilql_update
 from jrl.rollout.sampler import GenerationSettings
 from jrl.trainers.config.gen_kwargs import Sweep, parse_gen_kwargs
 from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import PolicyBundle, load_policy
 from jrl.trainers.offline import OfflineTrainer
+from jrl.trainers.plan.model_part import ModelShapes
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.typing import Params
+from jrl.trainers.programs import (
+    Program,
+    array_of,
+    evaluation_program,
+    optimizer_of,
+    sequence_shapes,
+    update_program,
+)
+from jrl.typing import ILQLBatch, Params, Update
 
 
 @register_trainer("ILQLTrainer")
@@ -44,17 +59,27 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """No reference is made: nothing is compared."""
         del make_reference
-        train = self.config.train
         optimizer = self.make_optimizer()
-        update = make_ilql_update(
-            self.reader,
-            optimizer,
-            self.method,
-            batch_size=train.batch_size,
-            minibatch_size=train.minibatch_size or train.batch_size,
-            objective=self.method.own_objective(),
-        )
+        update = _make_update(self.config, self.method, self.reader, optimizer)
         self.compile_learner(lambda p: init_ilql_state(p, optimizer), update, params)
+
+    @classmethod
+    def programs(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> list[Program]:
+        """The update of an optimizer batch, and the steered sampling call of an evaluation."""
+        method, train, optimizer = config.method, config.train, optimizer_of(config)
+        assert isinstance(method, ILQLConfig), "the registry saw to it"
+        reader = Reader(model.policy, chunk_bytes=train.logprob_chunk_bytes)
+        update = _make_update(config, method, reader, optimizer)
+        sequences = sequence_shapes(model, train.batch_size, train.seq_length)
+        columns, rewards = (
+            array_of(*sequences.mask.shape, dtype=dtype) for dtype in (jnp.int32, jnp.float32)
+        )
+        batch = ILQLBatch(sequences.inputs, columns, sequences.mask, rewards)
+        init = partial(init_ilql_state, optimizer=optimizer)
+        return [
+            update_program(model, mesh, init, update, batch),
+            evaluation_program(config, model, mesh, steers=True),
+        ]
 
     def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
         """Parses `gen_kwargs` with `beta`: 1 where they say nothing of it, null to sample without Q heads."""
@@ -125,3 +150,17 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""
         return self.state.train.step
+
+
+def _make_update(
+    config: TRLConfig, method: ILQLConfig, reader: Reader, optimizer: optax.GradientTransformation
+) -> Update:
+    """The update of an optimizer batch, as a configuration asks for it."""
+    return make_ilql_update(
+        reader,
+        optimizer,
+        method,
+        batch_size=config.train.batch_size,
+        minibatch_size=config.train.minibatch_size or config.train.batch_size,
+        objective=method.own_objective(),
+    )

@@ -6,14 +6,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
+from jax.sharding import Mesh
 
 from jrl.data.demonstrations.completions import CompletionSet
 from jrl.data.prompts import PromptSet
 from jrl.data.selection import KeptSamples, rising_percentiles
+from jrl.forward import Reader
 from jrl.learners.rft import RFTConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
@@ -21,11 +25,20 @@ from jrl.placement import place_rows
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loggers.description import warn_of_batches
 from jrl.trainers.loop.run import Run
+from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.programs import (
+    Program,
+    evaluation_program,
+    optimizer_of,
+    sequence_shapes,
+    update_program,
+)
 from jrl.trainers.rollouts.rft_experience import RoundCollector
 from jrl.trainers.sampling_trainer import SamplingTrainer
-from jrl.typing import Params, PRNGKey, Sequences
+from jrl.typing import Params, PRNGKey, Sequences, Update
 
 MAX_EMPTY_ROUNDS = 3
 """Rounds in a row without a single score after which a run stops."""
@@ -61,14 +74,8 @@ class RFTTrainer(SamplingTrainer):
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """The update of supervised fine-tuning; no reference is made: nothing is compared."""
         del make_reference
-        train, method = self.config.train, self.method
-        optimizer = self.make_optimizer()
-        update = make_sft_update(
-            self.reader,
-            optimizer,
-            batch_size=train.batch_size,
-            minibatch_size=train.minibatch_size or train.batch_size,
-        )
+        method, optimizer = self.method, self.make_optimizer()
+        update = _make_update(self.config, self.reader, optimizer)
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
         self.percentiles = rising_percentiles(
             method.start_percentile, method.end_percentile, method.n_improve_steps
@@ -76,6 +83,20 @@ class RFTTrainer(SamplingTrainer):
         self.num_rounds, self.num_passes, self.num_steps_of_pass = 0, 0, 0
         self.kept: KeptSamples | None = None
         self.samples: CompletionSet | None = None
+
+    @classmethod
+    def programs(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> list[Program]:
+        """The update of an optimizer batch, and a sampling call."""
+        method, optimizer = config.method, optimizer_of(config)
+        assert isinstance(method, RFTConfig), "the registry saw to it"
+        reader = Reader(model.policy, chunk_bytes=config.train.logprob_chunk_bytes)
+        update = _make_update(config, reader, optimizer)
+        init = partial(init_train_state, optimizer=optimizer)
+        sequences = sequence_shapes(model, config.train.batch_size, config.train.seq_length)
+        return [
+            evaluation_program(config, model, mesh, num_rows=method.chunk_size),
+            update_program(model, mesh, init, update, sequences),
+        ]
 
     def add_prompt_set(
         self, prompts: PromptSet, reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -253,3 +274,13 @@ class RFTTrainer(SamplingTrainer):
     def eval_chunk_size(self) -> int:
         """Evaluation samples as many rows a call as a round does."""
         return self.method.chunk_size or self.config.train.batch_size
+
+
+def _make_update(config: TRLConfig, reader: Reader, optimizer: optax.GradientTransformation) -> Update:
+    """The update of an optimizer batch, as a configuration asks for it."""
+    return make_sft_update(
+        reader,
+        optimizer,
+        batch_size=config.train.batch_size,
+        minibatch_size=config.train.minibatch_size or config.train.batch_size,
+    )

@@ -8,18 +8,31 @@ from functools import partial
 from typing import Any
 
 import jax
+import optax
+from jax.sharding import Mesh
 
 from jrl.data.demonstrations.packing import PackedSet
+from jrl.forward import Reader
+from jrl.learners.accumulate import Loss
 from jrl.learners.sft import SFTConfig, make_sft_update, sft_objective
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.sft import LOSSES
 from jrl.models.noise import EmbeddingNoise
 from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import PolicyBundle, load_policy
 from jrl.trainers.offline import OfflineTrainer
+from jrl.trainers.plan.model_part import ModelShapes
 from jrl.trainers.policy_trainer import PolicyTrainer
+from jrl.trainers.programs import (
+    Program,
+    evaluation_program,
+    optimizer_of,
+    sequence_shapes,
+    update_program,
+)
 from jrl.trainers.sft_data import SFTSamples, make_samples, prompts_of
-from jrl.typing import Params
+from jrl.typing import Frozen, Params, Sequences, Update
 
 
 @register_trainer("SFTTrainer")
@@ -46,23 +59,23 @@ class SFTTrainer(OfflineTrainer, PolicyTrainer):
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """No reference is made: nothing is compared."""
         del make_reference
-        train, method = self.config.train, self.method
-        optimizer = self.make_optimizer()
-        token_loss = LOSSES[method.loss_type]
-        update = make_sft_update(
-            self.reader,
-            optimizer,
-            batch_size=train.batch_size,
-            minibatch_size=train.minibatch_size or train.batch_size,
-            token_loss=token_loss,
-            dropout=not method.disable_dropout,
-            noise=method.neftune_noise_alpha is not None,
-            objective=self.own_objective,
-        )
+        optimizer, token_loss = self.make_optimizer(), LOSSES[self.method.loss_type]
+        update = _make_update(self.config, self.method, self.reader, optimizer, self.own_objective)
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
         self.compile_evaluation(
             self.own_objective or partial(sft_objective, self.reader, token_loss=token_loss)
         )
+
+    @classmethod
+    def programs(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> list[Program]:
+        """The update of an optimizer batch, and the sampling call of an evaluation."""
+        method, optimizer = config.method, optimizer_of(config)
+        assert isinstance(method, SFTConfig), "the configuration saw to it"
+        reader = Reader(model.policy, chunk_bytes=config.train.logprob_chunk_bytes)
+        update = _make_update(config, method, reader, optimizer)
+        init = partial(init_train_state, optimizer=optimizer)
+        sequences = sequence_shapes(model, config.train.batch_size, config.train.seq_length, method.packing)
+        return [update_program(model, mesh, init, update, sequences), evaluation_program(config, model, mesh)]
 
     def add_data(
         self,
@@ -170,3 +183,23 @@ class SFTTrainer(OfflineTrainer, PolicyTrainer):
     def optimizer_steps(self) -> jax.Array:
         """The state's step counter."""
         return self.state.step
+
+
+def _make_update(
+    config: TRLConfig,
+    method: SFTConfig,
+    reader: Reader,
+    optimizer: optax.GradientTransformation,
+    objective: Callable[[Params, Frozen, Sequences], Loss] | None = None,
+) -> Update:
+    """The update of an optimizer batch, as a configuration asks for it."""
+    return make_sft_update(
+        reader,
+        optimizer,
+        batch_size=config.train.batch_size,
+        minibatch_size=config.train.minibatch_size or config.train.batch_size,
+        token_loss=LOSSES[method.loss_type],
+        dropout=not method.disable_dropout,
+        noise=method.neftune_noise_alpha is not None,
+        objective=objective,
+    )

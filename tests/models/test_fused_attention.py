@@ -309,7 +309,7 @@ def test_on_this_machine():
     assert choose_attention("xla", config, jnp.float32) == "xla"
     if jax.default_backend() == "cpu":
         assert choose_attention("auto", config, jnp.bfloat16) == "einsum"
-        with pytest.raises(ValueError, match="needs an NVIDIA GPU, and this process computes on cpu"):
+        with pytest.raises(ValueError, match="needs an NVIDIA GPU, and the model computes on cpu"):
             choose_attention("cudnn", config, jnp.bfloat16)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one seam between a model and the platform: every product with weights, and the two of attention.
 
-A model calls these functions and knows of no platform. The set behind them is `PLAIN`, or `CPU` where JAX's default
-backend is one; both agree to rounding, and both are differentiable by every transform of JAX, any number of times.
+A model calls these functions and knows of no platform. The set behind them is `PLAIN`, or `CPU` where the mesh in
+force is of CPUs (without a mesh: where JAX computes on one). Both agree to rounding, and both are differentiable by
+every transform of JAX, any number of times.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jaxtyping import Array, Float, Int
 
+from jrl.mesh import platform
 from jrl.models.products import blocks, cpu, plain
 from jrl.models.products.turned import TurnedKernel, turn_kernels
 from jrl.models.quantize import QuantizedKernel
@@ -51,8 +52,8 @@ CPU = Products(cpu.multiply_table, cpu.score_keys, cpu.mix_values, blocks.groupe
 
 
 def products() -> Products:
-    """The set of the platform that JAX computes on by default."""
-    return CPU if jax.default_backend() == "cpu" else PLAIN
+    """The set of `jrl.mesh.platform()`."""
+    return CPU if platform() == "cpu" else PLAIN
 
 
 def contract(

@@ -47,13 +47,17 @@ class ModelShapes:
     dtype: Any
 
 
-def model_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> ModelShapes:
+def model_part(
+    config: TRLConfig, mesh: AbstractMesh, footprint: Footprint, *, attends_as_configured: bool = False
+) -> ModelShapes:
     """The model that a configuration trains.
 
     Args:
       config: The run's.
       mesh: Where it would be.
       footprint: Of the run: which heads the model has.
+      attends_as_configured: Whether to take the kernel that `model.attn_implementation` finds for the mesh in force;
+        False takes einsums, whose activations are counted from shapes.
     Raises:
       ValueError: If the model cannot be what the configuration asks for.
     """
@@ -66,8 +70,11 @@ def model_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> M
     if adapter.config is not None:
         split["adapter"] = adapter.config
     dtype = COMPUTE_DTYPES[config.train.compute_dtype]
-    keeping = lm.policy(compute_dtype=dtype, **split)
-    policy = lm.policy(compute_dtype=dtype, remat=True, **split) if config.train.remat else keeping
+    computed: dict[str, Any] = {"compute_dtype": dtype}
+    if attends_as_configured:
+        computed["attn_implementation"] = config.model.attn_implementation
+    keeping = lm.policy(**computed, **split)
+    policy = lm.policy(**computed, remat=True, **split) if config.train.remat else keeping
     shapes = _shapes(lm, split, config.model.frozen_dtype)
     return ModelShapes(lm, policy, keeping, _depth(lm, split), *shapes, mesh, dtype)
 

@@ -13,16 +13,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.mesh import tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes, rows_of_device
 from jrl.trainers.config.method import entries, footprint_of
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.plan.model_part import ModelShapes, kept_reference, model_part
+from jrl.trainers.programs import optimizer_of
 
 Bytes = dict[str, int]
 
@@ -143,7 +142,7 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
         microbatches=microbatches,
         held={
             "parameters that train": _bytes(part.params, mesh),
-            "optimizer": _bytes(jax.eval_shape(_optimizer(config).init, stepped), mesh),
+            "optimizer": _bytes(jax.eval_shape(optimizer_of(config).init, stepped), mesh),
             "frozen parameters": _bytes(part.frozen, mesh),
             "reference's own parameters": _bytes(reference, mesh),
         },
@@ -159,12 +158,6 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
         token_traffic=token_traffic if chunk else {},
         score_traffic=score_traffic,
     )
-
-
-def _optimizer(config: TRLConfig) -> optax.GradientTransformation:
-    schedule = make_schedule(config.scheduler.name, config.scheduler.kwargs)
-    kwargs = config.optimizer.kwargs
-    return make_optimizer(config.optimizer.name, kwargs, schedule, max_grad_norm=config.train.max_grad_norm)
 
 
 def _activations(part: ModelShapes, *, rows: int, length: int) -> tuple[int, int]:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planned programs are the programs of a run: the same functions, called with arrays of the planned shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import jrl
+from jrl.api import prepare
+from jrl.trainers.config.method import footprint_of
+from jrl.trainers.config.registry import get_trainer
+from jrl.trainers.loading.setup import mesh_of
+from jrl.trainers.plan.model_part import model_part
+from jrl.trainers.programs import Program
+from tests.tiny import EOS_ID, PAD_ID
+from tests.trainers.runs import (
+    PREFERENCES,
+    REWARDED,
+    count_vowels,
+    dpo_config,
+    grpo_config,
+    ilql_config,
+    ppo_config,
+    rft_config,
+    sft_config,
+)
+
+LENGTH = 16
+PROMPTS = ["the cat!", "a dog is", "well, we", "so it go", "the rain", "one more"]
+"""As many letters, which are tokens, as `LENGTH` leaves beside a completion of 8."""
+SAMPLING = {"max_new_tokens": 8, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
+SAMPLES = ["the cat sat dow", "a dog ran off i", "so it goes on o", "rain falls here"]
+
+
+def planned(config: jrl.TRLConfig) -> dict[str, Program]:
+    mesh, footprint = mesh_of(config), footprint_of(config)
+    assert footprint is not None
+    with jax.set_mesh(mesh):
+        model = model_part(config, mesh.abstract_mesh, footprint, attends_as_configured=True)
+        programs = get_trainer(config.train.trainer).programs(config, model, mesh)
+    return {program.name: program for program in programs}
+
+
+def text(config: jrl.TRLConfig, program: Program, function: Any = None) -> str:
+    with jax.set_mesh(mesh_of(config)):
+        lowered: str = (function or program.function).lower(*program.arguments).as_text()
+    return lowered
+
+
+def signature(arguments: Any) -> dict[str, Any]:
+    """Shape and dtype of every array, by its path."""
+    found = jax.tree_util.tree_leaves_with_path(arguments)
+    return {jax.tree_util.keystr(path): (leaf.shape, str(leaf.dtype)) for path, leaf in found}
+
+
+class Recorder:
+    """A program that notes what it is called with."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.signature = function, dict[str, Any]()
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.signature = signature(arguments)
+        return self.function(*arguments)
+
+
+def config_of(make: Any, checkpoint: str, tmp_path: Path, **method: Any) -> jrl.TRLConfig:
+    sizes = {"seq_length": LENGTH, "total_steps": 1}
+    config: jrl.TRLConfig = make(checkpoint, tmp_path / "run", train=sizes).evolve(method=method)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("make", "method"),
+    [
+        (ppo_config, {"ppo_epochs": 1, "gen_kwargs": SAMPLING}),
+        (grpo_config, {"num_iterations": 2, "beta": 0.1, "gen_kwargs": SAMPLING}),
+    ],
+    ids=["ppo", "grpo"],
+)
+def test_an_online_run_calls_what_was_planned(
+    make: Any, method: dict[str, Any], checkpoint: str, tmp_path: Path
+) -> None:
+    config = config_of(make, checkpoint, tmp_path, **method)
+    programs = planned(config)
+    trainer = prepare(config=config, reward_fn=count_vowels, prompts=PROMPTS)
+    collect = trainer.collect
+    calls = {"score": Recorder(collect._join_and_score), "update": Recorder(trainer.update)}
+    collect._join_and_score, trainer.update = calls["score"], calls["update"]
+    trainer.learn()
+    settings, rows = trainer.rollout_settings(), config.method.chunk_size
+    with jax.set_mesh(trainer.mesh):
+        sample = trainer.sampler.program(settings, rows, config.method.num_generations)
+    assert text(config, programs["sample"]) == text(config, programs["sample"], sample)
+    for name, call in calls.items():
+        assert call.signature == signature(programs[name].arguments)
+        assert text(config, programs[name]) == text(config, programs[name], call.function)
+
+
+@pytest.mark.parametrize(
+    ("make", "data"),
+    [
+        (sft_config, {"samples": SAMPLES}),
+        (dpo_config, {"samples": PREFERENCES}),
+        (ilql_config, {"samples": [text for text, _ in REWARDED], "rewards": [r for _, r in REWARDED]}),
+        (rft_config, {"prompts": PROMPTS, "reward_fn": count_vowels}),
+    ],
+    ids=["sft", "dpo", "ilql", "rft"],
+)
+def test_an_offline_run_compiles_what_was_planned(
+    make: Any, data: dict[str, Any], checkpoint: str, tmp_path: Path
+) -> None:
+    config = config_of(make, checkpoint, tmp_path)
+    update = planned(config)["update"]
+    trainer = prepare(config=config, **data)
+    assert text(config, update) == text(config, update, trainer.update)
+    state, frozen = signature(trainer.state), signature(trainer.frozen)
+    assert (state, frozen) == (signature(update.arguments[0]), signature(update.arguments[1]))
+
+
+def test_the_batches_of_fine_tuning_have_the_planned_shapes(checkpoint: str, tmp_path: Path) -> None:
+    config = config_of(sft_config, checkpoint, tmp_path)
+    update = planned(config)["update"]
+    trainer = prepare(config=config, samples=SAMPLES)
+    found = signature(trainer.place(trainer.samples.batch(0, config.train.batch_size)))
+    assert found == signature(update.arguments[2])
