@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that are not here: what they hold and compute by their data sheets, and JAX's devices to compile for.
+
+A compiler needs no device, only its library: `pip install 'jrl[plan-tpu]'` or `'jrl[plan-gpu]'`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, requires, version
+from types import MappingProxyType
+from typing import Any
+
+from jax.experimental import topologies
+from packaging.requirements import Requirement
+
+
+class MissingCompilerError(RuntimeError):
+    """No compiler for a target is installed, or one that does not fit the installed JAX."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Devices that a program is compiled for.
+
+    Attributes:
+      name: "tpu:v5e:2x4", "gpu:h100x8".
+      platform: "tpu" or "gpu".
+      num_devices: Of all hosts.
+      devices_per_host: Of one host.
+      memory_bytes: What a program may use on one device.
+      matrix_flops: Peak FLOP/s of matrix products on one device, without sparsity, by the data type of the operands;
+        those that the data sheet names.
+      memory_rate: Bytes that one device reads or writes in a second.
+      link_rate: Bytes that one device sends in a second to others of its slice or host, over all links together.
+    """
+
+    name: str
+    platform: str
+    num_devices: int
+    devices_per_host: int
+    memory_bytes: int
+    matrix_flops: Mapping[str, float]
+    memory_rate: float
+    link_rate: float | None
+    _description: Mapping[str, Any] = field(repr=False)
+
+    def devices(self) -> Sequence[Any]:
+        """JAX's devices of the target, to make a mesh and to compile for; nothing can be run on them.
+
+        Raises:
+          MissingCompilerError: If the compiler's library is missing, or of another version than JAX's.
+        """
+        if self.platform == "tpu":
+            _require("libtpu", "tpu", "plan-tpu")
+            with _environment(_TPU_ENVIRONMENT):
+                return topologies.get_topology_desc(platform="tpu", **self._description).devices
+        _require("jax-cuda12-plugin", "cuda12", "plan-gpu")
+        with _environment(_GPU_ENVIRONMENT):
+            try:
+                return topologies.get_topology_desc(platform="cuda", **self._description).devices
+            except NotImplementedError as error:
+                raise MissingCompilerError(
+                    f"JAX has no compiler for {self.name} in this process, though its library is installed: it looked "
+                    "for GPUs before and gave the library up. Set JAX_PLATFORMS=cpu and start again."
+                ) from error
+
+
+def parse_target(text: str) -> Target:
+    """The target of a name: a TPU with its slice, `tpu:v5e:2x4`, or a GPU with its number, `gpu:h100x8`.
+
+    More than eight GPUs lie on hosts of eight.
+
+    Raises:
+      ValueError: If there is no such chip, or its slice or number is impossible.
+    """
+    platform, _, rest = text.partition(":")
+    if platform == "tpu":
+        chip, _, slice_name = rest.partition(":")
+        return _tpu(text, _known(text, chip, _TPUS), slice_name)
+    if platform == "gpu":
+        match = re.fullmatch(r"(\w+?)(?:x(\d+))?", rest)
+        chip, count = (match[1], int(match[2] or 1)) if match else (rest, 1)
+        return _gpu(text, _known(text, chip, _GPUS), count)
+    raise ValueError(
+        f"a target must begin with tpu: or gpu:, got {text!r}. Known are tpu:CHIP:SLICE with CHIP of {list(_TPUS)}, as "
+        f"tpu:v5e:2x4, and gpu:CHIPxNUMBER with CHIP of {list(_GPUS)}, as gpu:h100x8."
+    )
+
+
+@dataclass(frozen=True)
+class _Chip:
+    """A chip: figures of `Target`, its name in the compiler, and how it is described there.
+
+    Attributes:
+      largest: Of a TPU, the sizes of its largest slice.
+      host: Of a TPU, the sizes of what one host has.
+      description: Of a GPU, what differs between chips in XLA's GpuTargetConfig.
+    """
+
+    memory_bytes: int
+    matrix_flops: Mapping[str, float]
+    memory_rate: float
+    link_rate: float
+    library_name: str
+    largest: tuple[int, ...] = ()
+    host: tuple[int, ...] = ()
+    description: Mapping[str, str | int] = field(default_factory=dict)
+
+
+GIB = 1 << 30
+
+# cloud.google.com/tpu/docs/v5e, /v5p, /v6e: "Peak compute per chip", "HBM bandwidth per chip", "Bidirectional
+# inter-chip interconnect (ICI) bandwidth (per chip)", half of which goes out. Their "HBM capacity" is 16, 95 and 32 GB;
+# the memory here is what libtpu 0.0.42 lets a program have ("exceeds available HBM (15.75G)").
+_TPUS = {
+    "v5e": _Chip(
+        memory_bytes=int(15.75 * GIB),
+        matrix_flops={"bfloat16": 197e12, "int8": 393e12},
+        memory_rate=819e9,
+        link_rate=400e9 / 2,
+        library_name="v5e",
+        largest=(16, 16),
+        host=(2, 2),
+    ),
+    "v5p": _Chip(
+        memory_bytes=int(95.74 * GIB),
+        matrix_flops={"bfloat16": 459e12, "int8": 918e12},
+        memory_rate=2765e9,
+        link_rate=1200e9 / 2,
+        library_name="v5p",
+        largest=(16, 16, 24),
+        host=(2, 2, 1),
+    ),
+    "v6e": _Chip(
+        memory_bytes=int(31.25 * GIB),
+        matrix_flops={"bfloat16": 918e12, "int8": 1836e12},
+        memory_rate=1638e9,
+        link_rate=800e9 / 2,
+        library_name="v6e",
+        largest=(16, 16),
+        host=(2, 2),
+    ),
+}
+
+# NVIDIA's data sheets of A100 80GB SXM, H100 SXM and H200 SXM: dense rates (those printed with sparsity, halved),
+# float32 as TF32, which XLA takes for it unless told otherwise; NVLink's rate counts both directions. The total memory
+# and what describes the cores are what `cudaGetDeviceProperties` reports of them (CUDA programming guide, "Technical
+# specifications per compute capability").
+_HOPPER: dict[str, str | int] = {
+    "core_count": 132,
+    "fpus_per_core": 128,
+    "l2_cache_size": 50 << 20,
+    "clock_rate_ghz": "1.98",
+    "shared_memory_per_core": 228 << 10,
+    "shared_memory_per_block_optin": 227 << 10,
+    "cuda_compute_capability": "{ major: 9 feature_extension: ACCELERATED_FEATURES }",
+}
+_GPUS = {
+    "a100": _Chip(
+        memory_bytes=85_100_068_864,
+        matrix_flops={"bfloat16": 312e12, "float16": 312e12, "float32": 156e12, "int8": 624e12},
+        memory_rate=2039e9,
+        link_rate=600e9 / 2,
+        library_name="NVIDIA A100-SXM4-80GB",
+        description={
+            "core_count": 108,
+            "fpus_per_core": 64,
+            "l2_cache_size": 40 << 20,
+            "clock_rate_ghz": "1.41",
+            "shared_memory_per_core": 164 << 10,
+            "shared_memory_per_block_optin": 163 << 10,
+            "cuda_compute_capability": "{ major: 8 }",
+        },
+    ),
+    "h100": _Chip(
+        memory_bytes=84_942_979_072,
+        matrix_flops={
+            "bfloat16": 989e12,
+            "float16": 989e12,
+            "float32": 494e12,
+            "int8": 1979e12,
+            "float8": 1979e12,
+        },
+        memory_rate=3350e9,
+        link_rate=900e9 / 2,
+        library_name="NVIDIA H100 80GB HBM3",
+        description=_HOPPER,
+    ),
+    "h200": _Chip(
+        memory_bytes=151_397_597_184,
+        matrix_flops={
+            "bfloat16": 989e12,
+            "float16": 989e12,
+            "float32": 494e12,
+            "int8": 1979e12,
+            "float8": 1979e12,
+        },
+        memory_rate=4800e9,
+        link_rate=900e9 / 2,
+        library_name="NVIDIA H200",
+        description=_HOPPER,
+    ),
+}
+_GPUS_PER_HOST = 8
+
+
+def _tpu(name: str, chip: _Chip, slice_name: str) -> Target:
+    sizes = (
+        tuple(int(size) for size in slice_name.split("x")) if re.fullmatch(r"\d+(x\d+)*", slice_name) else ()
+    )
+    host = tuple(min(size, most) for size, most in zip(sizes, chip.host, strict=False))
+    fits = len(sizes) == len(chip.largest) and all(
+        0 < size <= most and size % own == 0
+        for size, most, own in zip(sizes, chip.largest, host, strict=True)
+    )
+    if not fits:
+        example = "x".join(str(2 * size) for size in chip.host)
+        raise ValueError(
+            f"`{name}` must name a slice of {len(chip.largest)} sizes, as {name.split(':')[1]}:{example}, each a "
+            f"multiple of a host's {'x'.join(map(str, chip.host))} and at most {'x'.join(map(str, chip.largest))}; got "
+            f"{slice_name!r}."
+        )
+    bounds = (*host, 1)[:3]
+    return Target(
+        name=name,
+        platform="tpu",
+        num_devices=math.prod(sizes),
+        devices_per_host=math.prod(host),
+        memory_bytes=chip.memory_bytes,
+        matrix_flops=MappingProxyType(dict(chip.matrix_flops)),
+        memory_rate=chip.memory_rate,
+        link_rate=chip.link_rate,
+        _description={"topology_name": f"{chip.library_name}:{slice_name}", "chips_per_host_bounds": bounds},
+    )
+
+
+def _gpu(name: str, chip: _Chip, count: int) -> Target:
+    hosts = -(-count // _GPUS_PER_HOST)
+    if count < 1 or (hosts > 1 and count % _GPUS_PER_HOST):
+        raise ValueError(
+            f"`{name}` must have up to {_GPUS_PER_HOST} GPUs, or a multiple of it: {_GPUS_PER_HOST} on each host; got "
+            f"{count}."
+        )
+    return Target(
+        name=name,
+        platform="gpu",
+        num_devices=count,
+        devices_per_host=count // hosts,
+        memory_bytes=chip.memory_bytes,
+        matrix_flops=MappingProxyType(dict(chip.matrix_flops)),
+        memory_rate=chip.memory_rate,
+        link_rate=chip.link_rate,
+        _description={"target_config": _gpu_config(chip), "topology": f"1x{hosts}x{count // hosts}"},
+    )
+
+
+def _known(text: str, chip: str, chips: Mapping[str, _Chip]) -> _Chip:
+    if chip not in chips:
+        raise ValueError(f"`{text}` must name one of the chips {list(chips)}, got {chip!r}.")
+    return chips[chip]
+
+
+def _gpu_config(chip: _Chip) -> str:
+    """XLA's GpuTargetConfig (xla/stream_executor/device_description.proto) as text."""
+    device: dict[str, str | int] = {
+        # The same for compute capabilities 8.0 and 9.0.
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "threads_per_core_limit": 2048,
+        "shared_memory_per_block": 48 << 10,
+        "registers_per_core_limit": 65536,
+        "registers_per_block_limit": 65536,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 65535,
+        "block_dim_limit_z": 65535,
+        "device_memory_size": chip.memory_bytes,
+        "memory_bandwidth": int(chip.memory_rate),
+        **chip.description,
+    }
+    # Of a nested message the braces stand without a colon before them.
+    lines = (
+        f"{key} {value}" if str(value).startswith("{") else f"{key}: {value}" for key, value in device.items()
+    )
+    major, minor = _CUDNN
+    return (
+        f"gpu_device_info {{ {' '.join(lines)} }} "
+        f'platform_name: "CUDA" dnn_version_info {{ major: {major} minor: {minor} }} '
+        f'device_description_str: "{chip.library_name}"'
+    )
+
+
+# The oldest cuDNN that jax 0.10 runs with: its attention is chosen by what this version can do.
+_CUDNN = (9, 8)
+
+# libtpu looks for the metadata server of a TPU host and for its other hosts, and lets one process of a machine load it,
+# since a TPU serves one: a compiler needs none of that.
+_TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",  # of the host that it believes to be; any will do
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+# Where JAX is told to use GPUs, it asks for all of CUDA's libraries as soon as it looks for them; a compiler has fewer.
+_GPU_ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables that a library reads while it is loaded, and puts back what was there."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _require(distribution: str, jax_extra: str, extra: str) -> None:
+    """Refuses a compiler's library that is missing, or that `jax[jax_extra]` of the installed JAX would not install."""
+    install = f"pip install 'jrl[{extra}]'"
+    (wanted,) = (
+        requirement
+        for requirement in map(Requirement, requires("jax") or [])
+        if requirement.name == distribution
+        and requirement.marker is not None
+        and requirement.marker.evaluate({"extra": jax_extra})
+    )
+    try:
+        found = version(distribution)
+    except PackageNotFoundError as error:
+        raise MissingCompilerError(
+            f"the compiler for this target is {distribution}{wanted.specifier}, which is not installed: {install}. No "
+            "such device need be here."
+        ) from error
+    if not wanted.specifier.contains(found, prereleases=True):
+        raise MissingCompilerError(
+            f"{distribution} must be {wanted.specifier} for jax {version('jax')}, got {found}: {install} brings what "
+            "fits."
+        )
