@@ -79,8 +79,7 @@ def keep_top_k(logits: Float[Array, "B V"], *, k: int) -> Float[Array, "B V"]:
     check_positive("k", k)
     if k >= logits.shape[-1]:
         return logits
-    smallest = jax.lax.top_k(logits, k)[0][..., -1:]
-    return jnp.where(logits >= smallest, logits, -jnp.inf)
+    return _keep_from(logits, lambda larger: jnp.sum(larger, axis=-1, keepdims=True) < k)
 
 
 def keep_top_p(logits: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Array, "B V"]:
@@ -98,13 +97,54 @@ def keep_top_p(logits: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Ar
       >>> jnp.isneginf(keep_top_p(logits, jnp.array(0.6))).tolist()
       [[False, False, True]]
     """
-    ordered = jax.lax.sort(logits, dimension=-1)[..., ::-1]
-    probabilities = jax.nn.softmax(ordered, axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    # Compared as logits, which sorting does not round: probabilities computed twice might differ in the last bit.
-    least = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
-    outside = logits < jnp.minimum(least, ordered[..., :1])
-    return jnp.where(outside & (top_p < 1.0), -jnp.inf, logits)
+
+    def keep(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+        exact = at_least_float32(jax.lax.stop_gradient(logits))
+        weights = jnp.exp(exact - jnp.max(exact, axis=-1, keepdims=True))
+        mass = top_p.astype(exact.dtype) * jnp.sum(weights, axis=-1, keepdims=True)
+        return _keep_from(
+            logits, lambda larger: jnp.sum(jnp.where(larger, weights, 0.0), axis=-1, keepdims=True) < mass
+        )
+
+    # `top_p` is traced, so that a sweep compiles once; where all would be kept, nothing is searched at run time.
+    kept: Array = jax.lax.cond(top_p < 1.0, keep, lambda logits: logits, logits)
+    return kept
+
+
+def _keep_from(
+    logits: Float[Array, "B V"], stays: Callable[[Bool[Array, "B V"]], Bool[Array, "B 1"]]
+) -> Float[Array, "B V"]:
+    """−inf below the least float, at most the row's largest logit, that stays; NaN stays.
+
+    The float is found by bisection over all floats, which takes as many rounds as they have bits: each reads the
+    logits once, and neither orders nor moves any.
+
+    Args:
+      logits: Processed so far.
+      stays: Answers for one float a row, given which logits are larger than it; once True, True for all larger floats.
+    """
+    exact = at_least_float32(jax.lax.stop_gradient(logits))
+    bits = jnp.finfo(exact.dtype).bits
+    whole = jnp.int64 if bits == 64 else jnp.int32
+
+    # Without its sign a float's bits are ordered as the float is. Turned where it is negative, so are all of them.
+    def turn(numbers: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
+        return jnp.where(numbers < 0, numbers ^ jnp.iinfo(whole).max, numbers)
+
+    def float_at(numbers: Int[Array, "B 1"]) -> Float[Array, "B 1"]:
+        return jax.lax.bitcast_convert_type(turn(numbers), exact.dtype)
+
+    def halve(_: Int[Array, ""], bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low & high) + ((low ^ high) >> 1)  # their mean, without overflow
+        at_middle = stays(exact > float_at(middle))
+        return jnp.where(at_middle, low, middle + 1), jnp.where(at_middle, middle, high)
+
+    largest = jnp.max(exact, axis=-1, keepdims=True)
+    ends = (jax.lax.bitcast_convert_type(end, whole) for end in (jnp.full_like(largest, -jnp.inf), largest))
+    low, high = (turn(end) for end in ends)
+    _, least = jax.lax.fori_loop(0, bits, halve, (low, high))
+    return jnp.where(exact < float_at(least), -jnp.inf, logits)
 
 
 def forbid(logits: Float[Array, "B V"], token_ids: Sequence[int]) -> Float[Array, "B V"]:
@@ -255,14 +295,7 @@ def make_processors(
     if top_k > 0:
         processors.append(lambda logits, context: keep_top_k(logits, k=top_k))
 
-    def nucleus(logits: Float[Array, "B V"], context: SamplingContext) -> Float[Array, "B V"]:
-        # Traced, so that a sweep compiles once; where all would be kept, the sort is skipped at run time.
-        kept: Array = jax.lax.cond(
-            context.top_p < 1.0, lambda x: keep_top_p(x, context.top_p), lambda x: x, logits
-        )
-        return kept
-
-    processors.append(nucleus)
+    processors.append(lambda logits, context: keep_top_p(logits, context.top_p))
     return tuple(processors)
 
 

@@ -64,6 +64,29 @@ def nucleus(logits: np.ndarray, top_p: float) -> np.ndarray:
     return logits >= least
 
 
+def sorted_nucleus(logits: np.ndarray, top_p: float) -> np.ndarray:
+    """Which ids stay, read off sums over sorted rows in float64; no row is without its most probable id."""
+    ordered = -np.sort(-logits, axis=-1)
+    probabilities = softmax(ordered)
+    before = np.cumsum(probabilities, axis=-1) - probabilities
+    least = np.min(np.where(before < top_p, ordered, INF), axis=-1, keepdims=True)
+    return np.isfinite(logits) & (logits >= np.minimum(least, ordered[:, :1]))
+
+
+def rows_of_all_kinds() -> np.ndarray:
+    """Rows of 40 logits, the last three of them padding: random, tied, few finite ones, extreme and tiny ones."""
+    rng = np.random.default_rng(11)
+    rows = rng.normal(size=(60, 40)) * 3
+    rows[10:20] = rng.integers(-2, 3, size=(10, 40))
+    rows[20:30][rng.random((10, 40)) < 0.9] = -INF
+    rows[20:30, 5] = 1.0
+    rows[30:40] = rng.choice([3e38, -3e38, 1e-30, -1e-30, 0.0, -0.0, 88.0], size=(10, 40))
+    rows[40:50] = 1e-4 * rows[40:50] + 1e4
+    rows[50], rows[51] = 0.0, -5.0
+    rows[:, -3:] = -INF
+    return np.float32(rows)
+
+
 def context(**fields: object) -> SamplingContext:
     defaults = dict(num_sampled=np.int32(0), seen=None, temperature=np.float32(1.0), top_p=np.float32(1.0))
     return SamplingContext(**(defaults | fields))
@@ -190,6 +213,25 @@ class TestTopK:
         logits = random_logits(1, 4)
         np.testing.assert_array_equal(top_k(logits, k=k), logits)
 
+    @pytest.mark.parametrize("k", [1, 2, 7])
+    def test_equals_the_sorted_form(self, k):
+        logits = rows_of_all_kinds()
+        least = np.sort(logits, axis=-1)[:, -k:][:, :1]
+        np.testing.assert_array_equal(top_k(logits, k=k), np.where(logits >= least, logits, -INF))
+
+    def test_a_whole_vocabulary(self):
+        logits = random_logits(2, 50257, seed=4)
+        assert np.isfinite(top_k(logits, k=50)).sum(axis=1).tolist() == [50, 50]
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    def test_half_precision_keeps_its_dtype_and_its_ties(self, dtype):
+        logits = jnp.asarray([[1.0, 3.0, 2.0, 2.0, -INF]], dtype)
+        kept = top_k(logits, k=2)
+        assert kept.dtype == dtype and kept.tolist() == [[-INF, 3.0, 2.0, 2.0, -INF]]
+
+    def test_nan_stays_to_be_seen(self):
+        assert np.isnan(top_k(np.float32([[1.0, np.nan, 3.0]]), k=1)[0, 1])
+
     def test_k_must_be_positive(self):
         with pytest.raises(ValueError, match="`k` must be > 0, got 0"):
             top_k(random_logits(1, 4), k=0)
@@ -203,6 +245,26 @@ class TestTopP:
         kept = np.isfinite(top_p_of(logits, np.float32(top_p)))
         np.testing.assert_array_equal(kept, [nucleus(row, top_p) for row in logits])
         assert kept.any(axis=1).all()
+
+    @pytest.mark.parametrize("top_p", [0.0, 1e-6, 0.3, 0.77, 0.999])
+    def test_equals_the_sorted_form(self, top_p):
+        """Up to rounding: a token at which the mass passes `top_p` to within 1e-6 may stay or go."""
+        logits = rows_of_all_kinds()
+        kept = np.isfinite(top_p_of(logits, np.float32(top_p)))
+        fewest, most = (sorted_nucleus(logits, top_p + slack) for slack in (-1e-6, 1e-6))
+        assert (fewest <= kept).all() and (kept <= most).all()
+        assert (fewest == most).mean() > 0.9, "the bounds say something"
+
+    def test_a_whole_vocabulary(self):
+        logits = random_logits(2, 50257, seed=4)
+        kept = np.isfinite(top_p_of(logits, np.float32(0.9)))
+        fewest, most = (sorted_nucleus(logits, 0.9 + slack) for slack in (-1e-5, 1e-5))
+        assert (fewest <= kept).all() and (kept <= most).all() and (most & ~fewest).sum() < 20
+
+    def test_half_precision_keeps_its_dtype_and_its_ties(self):
+        logits = jnp.asarray([[1.0, 3.0, 2.0, 2.0, -INF]], jnp.bfloat16)
+        kept = top_p_of(logits, np.float32(0.7))
+        assert kept.dtype == jnp.bfloat16 and kept.tolist() == [[-INF, 3.0, 2.0, 2.0, -INF]]
 
     def test_golden(self):
         # 0.5 passes 0.49; 0.5 + 0.25 passes 0.6; a tie with the least token kept stays: 0.125 twice for 0.8.
@@ -343,6 +405,13 @@ class TestMakeProcessors:
         logits = np.float32(np.log([[0.4, 0.3, 0.2, 0.1]]))
         out = process(make_processors(top_k=2), logits, top_p=np.float32(0.55))
         assert np.isfinite(out)[0].tolist() == [True, False, False, False]
+
+    def test_no_step_sorts_the_vocabulary(self):
+        run = compiled(make_processors(top_k=5, repetition_penalty=2.0))
+        seen = jax.ShapeDtypeStruct((2, 97), bool)
+        text = run.lower(jax.ShapeDtypeStruct((2, 97), jnp.float32), context(seen=seen)).as_text()
+        assert "stablehlo.while" in text
+        assert not any(name in text for name in ("sort", "top_k", "reduce_window"))
 
     def test_a_sweep_of_temperature_and_top_p_compiles_once(self):
         processors = make_processors(top_k=5)
