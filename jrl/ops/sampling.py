@@ -124,12 +124,12 @@ def _keep_from(
       stays: Answers for one float a row, given which logits are larger than it; once True, True for all larger floats.
     """
     exact = at_least_float32(jax.lax.stop_gradient(logits))
-    bits = jnp.finfo(exact.dtype).bits
+    bits = 8 * exact.dtype.itemsize
     whole = jnp.int64 if bits == 64 else jnp.int32
 
     # Without its sign a float's bits are ordered as the float is. Turned where it is negative, so are all of them.
     def turn(numbers: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
-        return jnp.where(numbers < 0, numbers ^ jnp.iinfo(whole).max, numbers)
+        return jnp.where(numbers < 0, numbers ^ ((1 << (bits - 1)) - 1), numbers)
 
     def float_at(numbers: Int[Array, "B 1"]) -> Float[Array, "B 1"]:
         return jax.lax.bitcast_convert_type(turn(numbers), exact.dtype)
