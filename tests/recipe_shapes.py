@@ -37,7 +37,7 @@ from jrl.models.model import LanguageModel, make_model
 from jrl.models.policy import ADAPTERS
 from jrl.models.quantize import quantize_frozen
 from jrl.models.scorer import make_scorer, split_scorer
-from jrl.trainers.loading.setup import COMPUTE_DTYPES
+from jrl.trainers.loading.setup import COMPUTE_DTYPES, compute_dtype
 from jrl.typing import (
     ComparisonBatch,
     ILQLBatch,
@@ -175,7 +175,7 @@ def abstract_run(config: jrl.TRLConfig) -> AbstractRun:
     params, frozen = jax.eval_shape(split, key)
     read_in = jnp.bfloat16 if adapter is not None and config.model.frozen_dtype != "float32" else jnp.float32
     weights = jax.eval_shape(lambda key: jax.tree.map(lambda x: x.astype(read_in), lm.init(key)), key)
-    dtype = COMPUTE_DTYPES[config.train.compute_dtype]
+    dtype = COMPUTE_DTYPES[compute_dtype(config)]
     policy = lm.policy(compute_dtype=dtype, remat=config.train.remat, **options)
     init, update, batch = _learner(config, policy, lm)
     chunk = method.chunk_size if isinstance(method, PPOConfig) else config.train.batch_size
@@ -207,7 +207,7 @@ def _reward_run(config: jrl.TRLConfig, hf_config: Any, mesh: AbstractMesh) -> Ab
     weights = jax.eval_shape(model.init, key)
     params, frozen = jax.eval_shape(lambda p, k: split_scorer(p, model, **options, key=k), weights, key)
     scorer = make_scorer(
-        model, **options, compute_dtype=COMPUTE_DTYPES[train.compute_dtype], remat=train.remat
+        model, **options, compute_dtype=COMPUTE_DTYPES[compute_dtype(config)], remat=train.remat
     )
     optimizer, sizes = _optimizer(config), _sizes(config)
     update = make_reward_model_update(scorer, optimizer, config.method, **sizes)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from jrl.trainers.cards.card import model_card
 from jrl.trainers.cards.citations import citations
 from jrl.trainers.checkpoints.checkpointer import tree_sha256
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.loading.setup import ModelBundle, mesh_of
+from jrl.trainers.loading.setup import ModelBundle, compute_dtype, mesh_of
 from jrl.trainers.loggers.trackers import check_tracker
 from jrl.trainers.loop.hooks import Hooks, current_hooks
 from jrl.trainers.loop.run import Run
@@ -82,6 +82,8 @@ class Trainer(abc.ABC):
         self.run_dir = Path(self.config.train.checkpoint_dir)
         self.mesh = mesh_of(self.config)
         introduce(self.mesh)
+        with jax.set_mesh(self.mesh):  # a checkpoint says what its run computed in, not "auto"
+            self.config.train.compute_dtype = compute_dtype(self.config)
         self._given_optimizer = optimizer
         with jax.set_mesh(self.mesh):
             bundle = self.load_model()

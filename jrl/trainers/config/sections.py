@@ -187,8 +187,8 @@ class TrainConfig(Section):
       mesh: Sizes of the axes `data`, `fsdp`, `tensor`; −1 is what the others leave. None: all devices on
         `data`.
       max_grad_norm: The gradient's global norm is clipped to this, before any optimizer; None never clips.
-      compute_dtype: Of activations and matrix products; parameters and losses stay float32. "float16" is DDPO's alone,
-        which scales its loss.
+      compute_dtype: Of activations and matrix products; parameters and losses stay float32. "auto" is bfloat16 on a
+        GPU or TPU and float32 on a CPU; "float16" is DDPO's alone, which scales its loss.
       remat: Recomputes each layer's activations in the backward pass: a third more time, much less memory.
       keep_checkpoints: Newest checkpoints kept beside the best one.
       overwrite: Whether a fresh run may delete the checkpoints in its folder.
@@ -227,7 +227,7 @@ class TrainConfig(Section):
     minibatch_size: int | None = None
     mesh: dict[str, int] | None = None
     max_grad_norm: float | None = None
-    compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     remat: bool = False
     keep_checkpoints: int = 2
     overwrite: bool = False

@@ -24,7 +24,7 @@ from jrl.models.heads import HeadsPlace
 from jrl.trainers.base import Trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.diffusion.ddpo_sampling import Sampler
-from jrl.trainers.loading.setup import ADAPTER_STREAM, COMPUTE_DTYPES, ModelBundle
+from jrl.trainers.loading.setup import ADAPTER_STREAM, COMPUTE_DTYPES, ModelBundle, compute_dtype
 from jrl.trainers.loggers.description import describe_denoiser
 from jrl.typing import DenoiserFns, Params
 
@@ -102,7 +102,7 @@ class DiffusionTrainer(Trainer):
         require_einsum(section.attn_implementation, "a diffusion model has its own attention")
         self.latent_shape = model.latent_shape(self.method.sample_height, self.method.sample_width)
         lora = _adapter(model, section.peft_config)
-        dtype = COMPUTE_DTYPES[train.compute_dtype]
+        dtype = COMPUTE_DTYPES[compute_dtype(self.config)]
         params, frozen = model.split(
             lora=lora,
             key=jax.random.fold_in(jax.random.key(train.seed), ADAPTER_STREAM),

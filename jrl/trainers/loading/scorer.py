@@ -39,6 +39,7 @@ from jrl.trainers.loading.setup import (
     INIT_STREAM,
     ModelBundle,
     check_what_trains,
+    compute_dtype,
 )
 from jrl.trainers.loading.tokenizers import load_run_tokenizer
 from jrl.typing import Frozen, Params, Scorer
@@ -78,7 +79,7 @@ def load_scorer(config: TRLConfig, mesh: Mesh, *, dropout: bool) -> ScorerBundle
     described = _described_model(config, plan, tokenizer)
     adapter = bind_classifier(described, plan.config)
     options: dict[str, Any] = {"num_layers_unfrozen": section.num_layers_unfrozen, "adapter": adapter}
-    dtype = COMPUTE_DTYPES[train.compute_dtype]
+    dtype = COMPUTE_DTYPES[compute_dtype(config)]
     attention = section.attn_implementation
     scorer = make_scorer(
         described, **options, compute_dtype=dtype, remat=train.remat, attn_implementation=attention

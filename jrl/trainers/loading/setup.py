@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jrl.data.tokenizer import check_vocabulary
 from jrl.distributed import join
-from jrl.mesh import make_mesh, place, tree_shardings
+from jrl.mesh import make_mesh, place, platform, tree_shardings
 from jrl.models.adapters.bind import Adapter
 from jrl.models.checkpoint import load_checkpoint, read_model
 from jrl.models.heads import HEADS
@@ -28,9 +28,18 @@ from jrl.trainers.loading.heads import WantedHeads, with_heads
 from jrl.trainers.loading.tokenizers import load_run_tokenizer
 from jrl.typing import Frozen, Params, PolicyFns
 
+ComputeDtype = Literal["float32", "bfloat16", "float16"]
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 INIT_STREAM, ADAPTER_STREAM = 0, 4
+
+
+def compute_dtype(config: TRLConfig) -> ComputeDtype:
+    """`train.compute_dtype` with "auto" decided by the mesh in force: bfloat16, but float32 on CPUs."""
+    name = config.train.compute_dtype
+    if name == "auto":
+        return "float32" if platform() == "cpu" else "bfloat16"
+    return name
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ def load_policy(
     described = described_model(config, plan)
     check_vocabulary(tokenizer, described.vocab_size)
     computed: dict[str, Any] = options | {
-        "compute_dtype": COMPUTE_DTYPES[config.train.compute_dtype],
+        "compute_dtype": COMPUTE_DTYPES[compute_dtype(config)],
         "attn_implementation": config.model.attn_implementation,
         "remat": config.train.remat,
         "noise": noise,

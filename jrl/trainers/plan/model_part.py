@@ -18,7 +18,7 @@ from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.trainers.config.method import Footprint
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.adapters import plan_adapter
-from jrl.trainers.loading.setup import COMPUTE_DTYPES, check_what_trains, described_model
+from jrl.trainers.loading.setup import COMPUTE_DTYPES, check_what_trains, compute_dtype, described_model
 from jrl.typing import PolicyFns
 
 
@@ -69,7 +69,7 @@ def model_part(
     split: dict[str, Any] = {"num_layers_unfrozen": config.model.num_layers_unfrozen}
     if adapter.config is not None:
         split["adapter"] = adapter.config
-    dtype = COMPUTE_DTYPES[config.train.compute_dtype]
+    dtype = COMPUTE_DTYPES[compute_dtype(config)]
     computed: dict[str, Any] = {"compute_dtype": dtype}
     if attends_as_configured:
         computed["attn_implementation"] = config.model.attn_implementation
