@@ -83,7 +83,7 @@ class Trainer(abc.ABC):
         self.mesh = mesh_of(self.config)
         introduce(self.mesh)
         with jax.set_mesh(self.mesh):  # a checkpoint says what its run computed in, not "auto"
-            self.config.train.compute_dtype = compute_dtype(self.config)
+            self.config = self.config.evolve(train={"compute_dtype": compute_dtype(self.config)})
         self._given_optimizer = optimizer
         with jax.set_mesh(self.mesh):
             bundle = self.load_model()
