@@ -197,7 +197,7 @@ def test_only_parameters_are_gathered_and_inside_the_loop(program: Program) -> N
     assert len(wholes & alike(found for found, _ in gathers)) > len(wholes) / 2
     for found, axes in gathers:
         assert axes == FSDP and alike([found]) <= wholes, (found, axes)
-    outside = [one for one in program.collectives if one.computation == "ENTRY" and one.kind == "all-gather"]
+    outside = [one for one in program.collectives if one.place == () and one.kind == "all-gather"]
     assert not wholes & alike(found for one in outside for found in one.shapes)
 
 

@@ -218,7 +218,7 @@ def test_parameters_are_gathered_one_at_a_time_over_fsdp(program: Program) -> No
 def test_they_are_gathered_inside_the_loop_over_microbatches(program: Program) -> None:
     """Gathered before it, the whole model would lie on every device until the loop's end."""
     wholes = alike(whole for _, whole in program.parameters)
-    outside = [one for one in program.collectives if one.computation == "ENTRY" and one.kind == "all-gather"]
+    outside = [one for one in program.collectives if one.place == () and one.kind == "all-gather"]
     assert not wholes & alike(found for one in outside for found in one.shapes)
     heads = alike([(48, PADDED_VOCAB // 2), (96, PADDED_VOCAB // 2), (48, 48)])
     for carried in loop_carries(program.compiled.as_text()):
@@ -292,4 +292,4 @@ def test_the_sampler_gathers_every_parameter_once() -> None:
     wanted = [whole for _, whole in split_parameters(mesh, read)]
     gathered = [one for one in found if one.axes == FSDP and alike(one.shapes) <= alike(wanted)]
     assert len(gathered) == len(wanted)
-    assert {one.computation for one in gathered} == {"ENTRY"}
+    assert {one.place for one in gathered} == {()}

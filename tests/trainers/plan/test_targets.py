@@ -25,6 +25,7 @@ def asked(monkeypatch):
     monkeypatch.setattr(topologies, "get_topology_desc", get_topology_desc)
     found = {"libtpu": "0.0.42.1", "jax-cuda12-plugin": "0.10.2", "jax": "0.10.2"}
     wanted = [
+        'jaxlib<=0.10.2,>=0.10.2; extra == "tpu"',
         'libtpu==0.0.42.*; extra == "tpu"',
         'jax-cuda12-plugin<=0.10.2,>=0.10.2; extra == "cuda12"',
         "numpy>=2",
