@@ -8,7 +8,6 @@ side. Whole rows that are padded on the right may go through `jrl.models.fused_a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +23,8 @@ from jrl.models.fused_attention import FusedImplementation, FusedRows, attend_fu
 from jrl.models.layers import Norm, Projection
 from jrl.models.positions import Rotation, alibi_slopes, rotate, rotations
 from jrl.models.products import mix_values, score_keys
+from jrl.models.score_blocks import Operands, ScoreBlocks
+from jrl.typing import PRNGKey
 
 MASKED_SCORE = float(np.finfo(np.float32).min)
 
@@ -34,14 +35,14 @@ class AttentionContext(NamedTuple):
     Attributes:
       masks: True where query q may read key s; one for each of `config.windows`. None where a kernel knows it.
       rotations: One for each of `config.ropes`.
-      distance: Position of query q minus that of key s, for ALiBi; None without it.
+      positions: Of the queries and of the keys, for ALiBi; None without it.
       column: Where the cache takes the next keys; None without a cache.
       fused: Rows that go through one kernel; None: through einsums and `masks`.
     """
 
     masks: tuple[Bool[Array, "B Q S"], ...] | None
     rotations: tuple[Rotation, ...]
-    distance: Int[Array, "B Q S"] | None = None
+    positions: tuple[Int[Array, "B Q"], Int[Array, "B S"]] | None = None
     column: Int[Array, ""] | None = None
     fused: FusedRows | None = None
 
@@ -92,7 +93,9 @@ def _context(
         mask if window is None or window >= mask.shape[-1] else mask & (distance < window)
         for window in config.windows
     )
-    return AttentionContext(masks, rotations(config, positions), distance if config.alibi else None)
+    return AttentionContext(
+        masks, rotations(config, positions), (positions, key_positions) if config.alibi else None
+    )
 
 
 def residual_init_range(config: TransformerConfig) -> float:
@@ -174,47 +177,65 @@ class Attention(nn.Module):
         if context.fused is not None:
             return attend_fused(q, k, v, context.fused, scale=layer.attention_scale, window=layer.window)
         assert context.masks is not None
+        mask = context.masks[config.windows.index(layer.window)]
         return attend(
-            q,
-            k,
-            v,
-            context.masks[config.windows.index(layer.window)],
+            Operands(q, k, v, mask, positions=context.positions),
             scale=layer.attention_scale,
             softcap=config.attention_softcap,
-            bias=self._alibi(context),
-            dropout=self.dropout if self.has_rng("dropout") and config.attention_dropout else None,
+            dropout=weight_dropout(self.dropout),
         )
 
-    def _alibi(self, context: AttentionContext) -> Float[Array, "B N Q S"] | None:
-        if context.distance is None:
-            return None
-        slopes = jnp.asarray(alibi_slopes(self.config.num_heads))
-        return -slopes[None, :, None, None] * context.distance[:, None].astype(jnp.float32)
+
+class WeightDropout(NamedTuple):
+    """Dropout of the attention weights.
+
+    Attributes:
+      rate: Of weights that become 0.
+      key: Which ones.
+    """
+
+    rate: float
+    key: PRNGKey
+
+
+def weight_dropout(dropout: nn.Dropout) -> WeightDropout | None:
+    """Dropout as the module would draw it; None where it drops nothing."""
+    if not dropout.rate or not dropout.has_rng("dropout"):
+        return None
+    return WeightDropout(dropout.rate, dropout.make_rng("dropout"))
 
 
 def attend(
-    q: Float[Array, "B Q N H"],
-    k: Float[Array, "B K S H"],
-    v: Float[Array, "B K S H"],
-    mask: Bool[Array, "B Q S"],
+    operands: Operands,
     *,
     scale: float,
     softcap: float | None = None,
-    bias: Float[Array, "1|B N Q S"] | None = None,
-    dropout: Callable[..., Array] | None = None,
+    dropout: WeightDropout | None = None,
 ) -> Float[Array, "B Q N H"]:
-    """Softmax attention in float32, N query heads over K key/value heads.
+    """Softmax attention in float32, N query heads over K key/value heads, in blocks where there are many scores.
 
     Args:
-      q: Queries.
-      k: Keys, heads before positions.
-      v: Values, likewise.
-      mask: True where query q may read key s.
+      operands: Queries, keys and values, and which may read which.
       scale: Multiplies the scores.
       softcap: Scores s become softcap · tanh(s / softcap); None: not.
-      bias: Added to the scores.
-      dropout: Of the weights, called with `deterministic=False`; None: none.
+      dropout: Of the weights; None: none. In blocks it drops others than at once.
     """
+    rows, queries, heads, _ = operands.q.shape
+    blocks = ScoreBlocks.fitting(
+        num_rows=rows, num_queries=queries, num_heads=heads, num_keys=operands.k.shape[2]
+    )
+
+    def whole(operands: Operands, key: PRNGKey | None) -> Float[Array, "B Q N H"]:
+        dropped = None if dropout is None or key is None else WeightDropout(dropout.rate, key)
+        return _attend_at_once(operands, scale, softcap, dropped)
+
+    return blocks.attend(whole, operands, None if dropout is None else dropout.key)
+
+
+def _attend_at_once(
+    operands: Operands, scale: float, softcap: float | None, dropout: WeightDropout | None
+) -> Float[Array, "B Q N H"]:
+    q, k, v, mask, bias, positions = operands
     rows, queries, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     # All queries that read one key/value head form one matrix: the cache is multiplied as it lies.
@@ -223,13 +244,18 @@ def attend(
     scores = scores.reshape(rows, heads, queries, -1)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
+    if positions is not None:
+        distance = positions[0][:, :, None] - positions[1][:, None, :]
+        slopes = jnp.asarray(alibi_slopes(heads))
+        scores = scores + -slopes[None, :, None, None] * distance[:, None].astype(jnp.float32)
     if bias is not None:
         scores = scores + jnp.broadcast_to(bias, scores.shape)
     # A finite floor, not −inf: a row without any key (padding) averages garbage instead of making NaN.
     scores = jnp.where(mask[:, None], scores, MASKED_SCORE)
     weights = jax.nn.softmax(scores, axis=-1)
     if dropout is not None:
-        weights = dropout(weights, deterministic=False)
+        drop = nn.Dropout(dropout.rate, deterministic=False, parent=None)
+        weights = jnp.asarray(drop.apply({}, weights, rng=dropout.key))
     weights = weights.astype(v.dtype).reshape(rows, kv_heads, -1, scores.shape[-1])
     out = mix_values(weights, v)
     return out.astype(q.dtype).reshape(rows, heads, queries, head_dim).swapaxes(1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -217,11 +218,17 @@ def activation_bytes(
 
         return jax.tree.leaves(jax.eval_shape(kept, params, frozen, inputs))
 
+    # Of the run's own rows: by their number attention keeps its scores, or makes them anew. What twice as many keep as
+    # well does not grow with them.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        found, other = (
+            Counter((leaf.shape, leaf.dtype) for leaf in residuals(count)) for count in (rows, 2 * rows)
+        )
     total = 0.0
-    for one, two in zip(residuals(1), residuals(2), strict=True):
-        grown = (math.prod(two.shape) - math.prod(one.shape)) * one.dtype.itemsize
-        total += grown / (mesh.shape["tensor"] if set(split_sizes) & set(one.shape) else 1)
-    return int(total * rows_of_device(mesh, rows))
+    for (shape, dtype), count in (found - other).items():
+        parts = mesh.shape["tensor"] if set(split_sizes) & set(shape) else 1
+        total += count * math.prod(shape) * dtype.itemsize / parts
+    return int(total * rows_of_device(mesh, rows) / rows)
 
 
 def rows_of_device(mesh: Mesh | AbstractMesh, rows: int) -> int:

@@ -11,9 +11,10 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
-from jrl.models.attention import attend
+from jrl.models.attention import attend, weight_dropout
 from jrl.models.cache import LayerCache, spread_kv_heads
 from jrl.models.layers import Projection
+from jrl.models.score_blocks import Operands
 from jrl.models.seq2seq_config import Seq2SeqConfig
 
 
@@ -96,6 +97,6 @@ class RelativeAttention(nn.Module):
     ) -> Float[Array, "B Q D"]:
         """Output of attention, to be added to the residual stream."""
         q = constrain(self.q(x), "batch", None, "heads", None)
-        dropout = self.dropout if self.has_rng("dropout") and self.config.dropout else None
-        out = attend(q, memory.k, memory.v, mask, scale=1.0, bias=bias, dropout=dropout)
+        operands = Operands(q, memory.k, memory.v, mask, bias)
+        out = attend(operands, scale=1.0, dropout=weight_dropout(self.dropout))
         return self.o(constrain(out, "batch", None, "heads", None))
