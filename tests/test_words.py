@@ -32,6 +32,7 @@ MEANT_OTHERWISE = {
     ("eps", "data/offline.py"): "of a dtype",
     ("dones", "data/offline.py"): "trlX's column",
     ("query", "models/diffusion/transformer.py"): "of attention",
+    ("rng", "models/attention.py"): "the argument of flax's Dropout",
     ("generation", "data/chat/rendering.py"): "the tag of a chat template",
     ("generation", "data/chat/templates.py"): "the tag of a chat template",
     ("response", "data/demonstrations/classic.py"): "the part of a text behind TRL's response template",

@@ -28,7 +28,7 @@ together, under 1 GiB; a quarter of it is enough for the matrix products to be l
 
 
 class Operands(NamedTuple):
-    """What attention reads of some rows and queries.
+    """Arrays that attention reads, of some rows and queries.
 
     Attributes:
       q: Queries.
@@ -53,7 +53,7 @@ Attend = Callable[[Operands, PRNGKey | None], Float[Array, "B Q N H"]]
 
 @dataclass(frozen=True)
 class ScoreBlocks:
-    """How rows and queries are cut.
+    """Numbers of blocks into which rows and queries are cut.
 
     Attributes:
       devices: Parts into which the mesh in force splits the rows.
