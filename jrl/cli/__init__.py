@@ -32,6 +32,7 @@ from jrl.trainers.diffusion.images import ImageError
 from jrl.trainers.loggers.safe_text import for_terminal
 from jrl.trainers.loggers.trackers import MissingTrackerError
 from jrl.trainers.loop.run import UnfinishedError
+from jrl.trainers.plan.targets import MissingCompilerError
 
 __all__ = ["add_reward_flags", "load_function", "load_reward", "main"]
 
@@ -80,7 +81,7 @@ def _import_modules(words: list[str]) -> list[str]:
 def _run(name: str, words: Sequence[str]) -> int:
     try:
         work = _understand(name, words)
-    except (ValueError, TypeError, FileNotFoundError, MissingTrackerError) as error:
+    except (ValueError, TypeError, FileNotFoundError, MissingTrackerError, MissingCompilerError) as error:
         return _fail(name, str(error), 2)
     try:
         return work() or 0

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from jrl.cli.flat import is_flat
-from jrl.mesh import abstract_mesh
+from jrl.mesh import abstract_mesh, make_mesh, mesh_sizes
 from jrl.trainers.config.coercion import read_yaml
 from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.plan.compiled import compile_run
 from jrl.trainers.plan.run_plan import plan_run
+from jrl.trainers.plan.targets import parse_target
 
 GIB = 1 << 30
 
@@ -29,6 +33,22 @@ def add_plan_flags(command: argparse.ArgumentParser) -> None:
         metavar="SIZES",
         help="such as data=2,fsdp=8,tensor=4; default: the recipe's, or all on data",
     )
+    command.add_argument(
+        "--compile",
+        nargs="+",
+        metavar="TARGET",
+        help="compile the programs for absent devices: tpu:v5e:2x4, tpu:v6e:4x4, gpu:h100x8, ...",
+    )
+    command.add_argument(
+        "--programs",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="with --compile: these alone (sample, update)",
+    )
+    command.add_argument(
+        "--save", type=Path, metavar="DIR", help="with --compile: writes the executables into this folder"
+    )
     command.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device: says whether it fits")
 
 
@@ -44,18 +64,49 @@ def plan(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], in
     sizes = {"data": -1, "fsdp": 1, "tensor": 1} | (config.train.mesh or {})
     if flags.mesh:
         sizes = {"data": 1, "fsdp": 1, "tensor": 1} | _sizes(flags.mesh)
+    if flags.compile:
+        return _compile(config, flags, sizes)
+    for name in ("programs", "save"):
+        if getattr(flags, name):
+            raise ValueError(f"--{name} needs --compile TARGET: without it nothing is compiled.")
     devices = flags.devices
     if devices is None:
         devices = 1
         for size in sizes.values():
             devices *= max(size, 1)
-    mesh = abstract_mesh(**sizes, num_devices=devices)
-    found = plan_run(config, mesh)
+    found = plan_run(config, abstract_mesh(**sizes, num_devices=devices))
 
     def show() -> None:
         print(found.table(None if flags.hbm is None else int(flags.hbm * GIB)))
 
     return show
+
+
+def _compile(
+    config: TRLConfig, flags: argparse.Namespace, sizes: Mapping[str, int]
+) -> Callable[[], int | None]:
+    """`jrl plan --compile`; status 1 where a target is too small."""
+    if flags.devices is not None or flags.hbm is not None:
+        raise ValueError("--devices and --hbm must not be given with --compile: the target has them.")
+    targets = [parse_target(text) for text in flags.compile]
+    # All are tried before the first is compiled, which takes minutes.
+    split = [mesh_sizes(**dict(sizes), num_devices=target.num_devices) for target in targets]
+    meshes = [make_mesh(*axes, devices=target.devices()) for axes, target in zip(split, targets, strict=True)]
+
+    def show() -> int:
+        fits = True
+        for target, mesh in zip(targets, meshes, strict=True):
+            folder = None if flags.save is None else flags.save / target.name.replace(":", "_")
+            found = compile_run(config, target, mesh, only=flags.programs, save=folder, tell=_tell)
+            print(found.table(), flush=True)
+            fits = fits and found.fits
+        return 0 if fits else 1
+
+    return show
+
+
+def _tell(name: str) -> None:
+    print(f"compiling {name} ...", file=sys.stderr, flush=True)
 
 
 def _sizes(text: str) -> dict[str, int]:

@@ -165,7 +165,8 @@ class OnlineTrainer(SamplingTrainer):
         rollouts = _planned_rollouts(method, recipe, score.result(), completions)
         update = _make_update(config, recipe, model.policy, optimizer, temperature=settings.temperature)
         init = partial(init_online_state, optimizer=optimizer, recipe=recipe)
-        step = update_program(model, mesh, init, update, rollouts, number_on(mesh, jnp.int32))
+        last_step, rounds = number_on(mesh, jnp.int32), -(-method.num_rollouts // config.train.batch_size)
+        step = update_program(model, mesh, init, update, rollouts, last_step, rounds=rounds)
         return [sample, score, step] if with_scoring else [sample, step]
 
     @property

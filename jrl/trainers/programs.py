@@ -36,12 +36,14 @@ class Program:
       function: From `jax.jit`.
       arguments: Trees of `jax.ShapeDtypeStruct` with shardings, by position.
       num_held: How many of the first arguments a run holds anyway: parameters, a reference, the state.
+      rounds: Of a loop that may end early, if it does not: tokens of a completion, optimizer steps of a pass.
     """
 
     name: str
     function: Any
     arguments: tuple[Any, ...]
     num_held: int = 2
+    rounds: int = 1
 
     def result(self) -> Any:
         """Shapes of what it returns."""
@@ -159,7 +161,8 @@ def sampling_program(
         key_on(mesh),
     )
     sampler = Sampler(model.policy, mesh=mesh)
-    return Program("sample", sampler.program(settings, num_rows, num_generations), arguments)
+    program = sampler.program(settings, num_rows, num_generations)
+    return Program("sample", program, arguments, rounds=settings.max_new_tokens)
 
 
 def evaluation_program(
@@ -180,7 +183,13 @@ def evaluation_program(
 
 
 def update_program(
-    model: ModelShapes, mesh: Mesh, init: Callable[[Params], Any], update: Update, batch: Any, *more: Any
+    model: ModelShapes,
+    mesh: Mesh,
+    init: Callable[[Params], Any],
+    update: Update,
+    batch: Any,
+    *more: Any,
+    rounds: int = 1,
 ) -> Program:
     """An update that takes a batch of rows and a key.
 
@@ -191,11 +200,12 @@ def update_program(
       update: What is compiled.
       batch: Shapes of its rows.
       *more: Further arguments, with their shardings.
+      rounds: As in `Program`.
     """
     jitted, shardings = jit_update(init, update, model.params, mesh)
     state = with_shardings(jax.eval_shape(init, model.params), shardings)
-    rows = rows_on(mesh, batch)
-    return Program("update", jitted, (state, weights_on(mesh, model.frozen), rows, key_on(mesh), *more))
+    arguments = state, weights_on(mesh, model.frozen), rows_on(mesh, batch), key_on(mesh), *more
+    return Program("update", jitted, arguments, rounds=rounds)
 
 
 def sequence_shapes(model: ModelShapes, rows: int, length: int, packed: bool = False) -> Sequences:

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's programs, compiled for absent devices: what the compiler reserves, sends and calls.
+
+`jax.experimental.topologies` describes devices to a compiler that is on this machine; nothing is run. What comes out is
+the very executable that a job on those devices would build, so its memory is no estimate.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+from jax.sharding import Mesh
+
+from jrl.models.cost import format_bytes
+from jrl.trainers.config.method import footprint_of
+from jrl.trainers.config.registry import get_trainer
+from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.plan.hlo import Collective, collectives, kernels, num_flops, num_sorts
+from jrl.trainers.plan.model_part import kept_reference, model_part
+from jrl.trainers.plan.run_plan import RunPlan, plan_run
+from jrl.trainers.plan.targets import Target
+from jrl.trainers.programs import Program, weights_on
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """What the compiler says of a program; bytes and FLOPs are those of one device.
+
+    Attributes:
+      name: "sample", "score", "update".
+      seconds: That compiling it took.
+      argument_bytes: Of all that it is given.
+      held_bytes: Of the part of it that the run holds anyway: parameters, optimizer, reference.
+      result_bytes: Of what it returns, without what takes the place of an argument.
+      temporary_bytes: That it reserves beside them.
+      flops: Of its matrix products, loops counted as often as they run.
+      collectives: What it sends.
+      kernels: Calls of kernels that are no XLA operation, by name.
+      num_sorts: Sorts.
+    """
+
+    name: str
+    seconds: float
+    argument_bytes: int
+    held_bytes: int
+    result_bytes: int
+    temporary_bytes: int
+    flops: float
+    collectives: tuple[Collective, ...]
+    kernels: dict[str, int]
+    num_sorts: int
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that a call takes beside what the run holds."""
+        return self.argument_bytes - self.held_bytes + self.result_bytes + self.temporary_bytes
+
+
+@dataclass(frozen=True)
+class CompiledPlan:
+    """The programs of a run on a target.
+
+    Attributes:
+      target: The devices.
+      planned: From shapes alone.
+      held_bytes: That lie on a device all the time.
+      programs: In the order in which an iteration calls them.
+    """
+
+    target: Target
+    planned: RunPlan
+    held_bytes: int
+    programs: tuple[CompiledProgram, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of one device at the fullest moment."""
+        return self.held_bytes + max(program.own_bytes for program in self.programs)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has as much memory."""
+        return self.total <= self.target.memory_bytes
+
+    def table(self) -> str:
+        """Everything in lines, with what was planned beside what is reserved."""
+        planned = self.planned
+        axes = ", ".join(f"{axis}={size}" for axis, size in planned.mesh.items())
+        lines = [
+            f"compiled for {self.target.name} ({axes})",
+            f"{'held on each device':<46}{_size(self.held_bytes)}, planned {format_bytes(sum(planned.held.values()))}",
+        ]
+        own = {"sample": sum(planned.sampling.values()), "update": sum(planned.learning.values())}
+        for program in self.programs:
+            beside = f", planned {format_bytes(own[program.name])}" if program.name in own else ""
+            lines += ["", f"{program.name}, compiled in {program.seconds:.0f} s"]
+            lines += [f"  {'taken by a call beside it':<44}{_size(program.own_bytes)}{beside}"]
+            lines += _described(program)
+        verdict = "fits" if self.fits else "does not fit"
+        share = self.total / self.target.memory_bytes
+        lines += ["", f"{'memory of each device, at most':<46}{_size(self.total)}"]
+        lines.append(f"{verdict} into {format_bytes(self.target.memory_bytes)} ({share:.0%})")
+        return "\n".join(lines)
+
+
+def compile_run(
+    config: TRLConfig,
+    target: Target,
+    mesh: Mesh,
+    *,
+    only: Collection[str] = (),
+    save: Path | None = None,
+    tell: Callable[[str], None] = lambda name: None,
+) -> CompiledPlan:
+    """Compiles the programs of a recipe; of its model only the config files are read.
+
+    Args:
+      config: The run's configuration; its own `train.mesh` is not looked at.
+      target: Where it would run.
+      mesh: Of the target's devices.
+      only: Names of programs; empty: all.
+      save: Folder for the executables, `<name>.bin` each, as `jax.experimental.serialize_executable` writes them.
+      tell: Called with a program's name before it is compiled.
+    Raises:
+      ValueError: If the configuration does not describe such a run, or a name is none of its programs.
+    """
+    config.validate()
+    with jax.set_mesh(mesh):
+        planned = plan_run(config, mesh.abstract_mesh)
+        programs, held = _programs(config, mesh)
+        unknown = set(only) - {program.name for program in programs}
+        if unknown:
+            names = [program.name for program in programs]
+            raise ValueError(f"`--programs` must be of {names}, got {sorted(unknown)}.")
+        found = []
+        for program in programs:
+            if only and program.name not in only:
+                continue
+            tell(program.name)
+            found.append(_compile(program, mesh, save=save))
+    return CompiledPlan(target, planned, held, tuple(found))
+
+
+def _programs(config: TRLConfig, mesh: Mesh) -> tuple[list[Program], int]:
+    """(the programs of a run, bytes of what it holds on each device)."""
+    footprint = footprint_of(config)
+    if footprint is None:
+        raise ValueError(
+            f"`method.name` must be that of an algorithm that `jrl plan` knows, got {config.method.name!r}."
+        )
+    model = model_part(config, mesh.abstract_mesh, footprint, attends_as_configured=True)
+    programs = get_trainer(config.train.trainer).programs(config, model, mesh)
+    update = next(program for program in programs if program.name == "update")
+    reference = weights_on(mesh, kept_reference(model, footprint))
+    return programs, _bytes(update.arguments[:2]) + _bytes(reference)
+
+
+def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProgram:
+    began = time.perf_counter()
+    compiled = program.function.lower(*program.arguments).compile()
+    seconds = time.perf_counter() - began
+    if save is not None:
+        save.mkdir(parents=True, exist_ok=True)
+        (save / f"{program.name}.bin").write_bytes(serialize_executable.serialize(compiled)[0])
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    return CompiledProgram(
+        name=program.name,
+        seconds=seconds,
+        argument_bytes=memory.argument_size_in_bytes,
+        held_bytes=_bytes(program.arguments[: program.num_held]),
+        result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        flops=num_flops(text, program.rounds),
+        collectives=tuple(collectives(text, mesh)),
+        kernels=kernels(text),
+        num_sorts=num_sorts(text),
+    )
+
+
+def _bytes(tree: Any) -> int:
+    """Bytes of a tree on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _described(program: CompiledProgram) -> list[str]:
+    """Lines of a program."""
+    lines = [
+        f"  {'arguments that the run does not hold':<44}{_size(program.argument_bytes - program.held_bytes)}",
+        f"  {'results':<44}{_size(program.result_bytes)}",
+        f"  {'reserved while it runs':<44}{_size(program.temporary_bytes)}",
+        f"  {'FLOPs of its matrix products':<44}{program.flops:>12.3g}",
+    ]
+    for (kind, axes, place), (count, sent) in _by_place(program.collectives).items():
+        lines.append(f"  {f'{count} {kind} over {axes}, {place}':<44}{_size(sent)}")
+    lines += [f"  {f'{count} calls of {name}':<44}" for name, count in program.kernels.items()]
+    if program.num_sorts:
+        lines.append(f"  {program.num_sorts} sorts")
+    return [line.rstrip() for line in lines]
+
+
+def _by_place(found: Sequence[Collective]) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """(kind, axes, place) → (how many, bytes that a device sends in one round)."""
+    counts, sent = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for one in found:
+        rounds = " x ".join("?" if count is None else str(count) for count in one.place)
+        key = one.kind, "+".join(sorted(one.axes)), f"in a loop of {rounds}" if rounds else "once"
+        counts[key] += 1
+        sent[key] += one.sent_bytes
+    return {key: (counts[key], sent[key]) for key in counts}
+
+
+def _size(num_bytes: int) -> str:
+    return f"{format_bytes(num_bytes):>12}"

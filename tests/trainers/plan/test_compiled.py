@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled plans: here for the CPU that compiles, whose programs can also be run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import yaml
+
+import jrl
+from jrl.cli import main
+from jrl.mesh import make_mesh
+from jrl.models.cost import device_bytes
+from jrl.trainers.plan.compiled import compile_run
+from jrl.trainers.plan.targets import Target, parse_target
+from tests.trainers.runs import count_vowels, grpo_config, ppo_config
+
+
+class Here(Target):
+    """The device of the tests."""
+
+    def devices(self) -> Sequence[Any]:
+        return jax.devices()[:1]
+
+
+def here(memory_bytes: int = 1 << 30) -> Target:
+    known = parse_target("gpu:h100")
+    fields = {name: value for name, value in vars(known).items()}
+    return Here(**fields | {"name": "cpu:here", "platform": "cpu", "memory_bytes": memory_bytes})
+
+
+def test_a_plan_holds_what_the_run_holds(checkpoint: str, tmp_path: Path) -> None:
+    config = ppo_config(checkpoint, tmp_path / "run")
+    found = compile_run(config, here(), make_mesh(devices=here().devices()))
+    trainer = jrl.PPOTrainer(config, reward_fn=count_vowels)
+    held = device_bytes((trainer.state, trainer.frozen, trainer.ref_params))
+    assert found.held_bytes == held
+    assert [program.name for program in found.programs] == ["sample", "score", "update"]
+    sample, score, update = found.programs
+    assert update.held_bytes == device_bytes((trainer.state, trainer.frozen))
+    assert score.held_bytes == device_bytes((trainer.params, trainer.frozen, trainer.ref_params))
+    assert sample.held_bytes == device_bytes((trainer.params, trainer.frozen))
+    assert found.total == held + max(program.own_bytes for program in found.programs)
+    # Four steps of two microbatches a pass, two passes, against one: the loops are counted as often as they run.
+    assert update.flops > 4 * score.flops > 0
+    text = found.table()
+    assert "cpu:here" in text and "update, compiled in" in text and "fits into 1.0 GiB" in text
+
+
+def test_programs_can_be_chosen_and_saved(checkpoint: str, tmp_path: Path) -> None:
+    config = grpo_config(checkpoint, tmp_path / "run")
+    told: list[str] = []
+    found = compile_run(
+        config,
+        here(),
+        make_mesh(devices=here().devices()),
+        only=["update"],
+        save=tmp_path / "saved",
+        tell=told.append,
+    )
+    assert told == [program.name for program in found.programs] == ["update"]
+    assert (tmp_path / "saved" / "update.bin").stat().st_size > 10_000
+    with pytest.raises(
+        ValueError, match=r"`--programs` must be of \['sample', 'score', 'update'\], got \['learn'\]"
+    ):
+        compile_run(config, here(), make_mesh(devices=here().devices()), only=["learn"])
+
+
+@pytest.fixture
+def recipe(checkpoint: str, tmp_path: Path) -> str:
+    path = tmp_path / "recipe.yaml"
+    config = grpo_config(checkpoint, tmp_path / "run")
+    path.write_text(yaml.safe_dump(config.to_dict()), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(("memory", "status"), [(1 << 30, 0), (1 << 10, 1)])
+def test_the_status_says_whether_a_run_fits(
+    recipe: str, memory: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        sys.modules["jrl.cli.plan"], "parse_target", lambda text: replace(here(memory), name=text)
+    )
+    command = ["plan", "--config", recipe, "--compile", "gpu:h100", "--programs", "update"]
+    assert main(command) == status
+    printed = capsys.readouterr()
+    assert "compiled for gpu:h100" in printed.out and "compiling update" in printed.err
+    assert ("does not fit into 1.0 KiB" in printed.out) == bool(status)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--save", "x"], "--save needs --compile"),
+        (["--programs", "update"], "--programs needs --compile"),
+        (["--compile", "gpu:h100", "--hbm", "80"], "must not be given with --compile"),
+        (["--compile", "gpu:h100", "--mesh", "data=3"], "must multiply to the number of devices, 1"),
+        (["--compile", "tpu:v5e:2x4"], r"jrl\[plan-tpu\]"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(
+    recipe: str, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--config", recipe, *flags]) != 0
+    assert message.replace("\\", "") in capsys.readouterr().err
