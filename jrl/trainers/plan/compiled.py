@@ -32,7 +32,7 @@ from jrl.trainers.programs import Program, weights_on
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """What the compiler says of a program; bytes and FLOPs are those of one device.
+    """Compiler's figures of a program; bytes and FLOPs are those of one device.
 
     Attributes:
       name: "sample", "score", "update".
@@ -87,7 +87,7 @@ class CompiledPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether a device has as much memory."""
+        """True where a device has as much memory."""
         return self.total <= self.target.memory_bytes
 
     def table(self) -> str:

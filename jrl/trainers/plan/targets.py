@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that are not here: what they hold and compute by their data sheets, and JAX's devices to compile for.
+"""Absent devices: what they hold and compute by their data sheets, and JAX's devices to compile for.
 
 A compiler needs no device, only its library: `pip install 'jrl[plan-tpu]'` or `'jrl[plan-gpu]'`.
 """
