@@ -22,6 +22,7 @@ from jrl.trainers.plan.hlo_text import (
     Instruction,
     Module,
     Shape,
+    Trips,
     array_of,
     arrays_of,
     elements_of,
@@ -100,6 +101,7 @@ class Loop:
       name: Of the instruction.
       op_name: Path of the traced operation, such as `jit(generate)/while`.
       trips: Rounds, where the program says it.
+      most_trips: Rounds at most, where it says so.
       place: Trip counts of the loops around it, outermost first.
       carried: What a round is given and gives on.
       reads: Of each of `carried`, the bytes that one round reads; a slice, where it reads a slice.
@@ -108,6 +110,7 @@ class Loop:
     name: str
     op_name: str
     trips: int | None
+    most_trips: int | None
     place: tuple[int | None, ...]
     carried: tuple[Array, ...]
     reads: tuple[int, ...]
@@ -206,11 +209,13 @@ def loops(text: str) -> list[Loop]:
         elements = elements_of(it.result)
         (given,) = body.parameters
         reads = (_element_reads(frame.module, body, given, index) for index in range(len(elements)))
+        trips = trips_of(frame, it)
         found.append(
             Loop(
                 name=it.name,
                 op_name=it.op_name,
-                trips=trips_of(frame, it),
+                trips=trips.exact,
+                most_trips=trips.most,
                 place=site.place,
                 carried=tuple(array for element in elements for array in arrays_of(element)),
                 reads=tuple(read.num_bytes for read in reads),
@@ -227,14 +232,21 @@ def num_flops(text: str, rounds: int) -> float:
 
     Args:
       text: Optimized HLO.
-      rounds: Taken for the rounds of a loop that does not say its own: in sampling, the tokens.
+      rounds: Taken for the rounds of a loop that does not say its own, as far as it says how many at most: in
+        sampling, the tokens.
     """
     total = 0.0
     for site in sites(read_module(text)):
         made = _flops(site.frame.computation, site.instruction)
         if made:
-            total += made * math.prod(rounds if trips is None else trips for trips in site.place)
+            total += made * math.prod(_rounds(trips, rounds) for trips in site.trips)
     return total
+
+
+def _rounds(trips: Trips, otherwise: int) -> int:
+    if trips.exact is not None:
+        return trips.exact
+    return otherwise if trips.most is None else min(otherwise, trips.most)
 
 
 # Collectives.
@@ -380,7 +392,7 @@ def _called_reads(
     if it.opcode == "conditional":
         names = [names[position - 1]] if position else []
     elif it.opcode == "while":
-        names, rounds = it.called["body"], trips_of(Frame(module, computation), it) or 1
+        names, rounds = it.called["body"], trips_of(Frame(module, computation), it).most or 1
     total = _NOTHING
     for name in names:
         inner = module.computations[name]

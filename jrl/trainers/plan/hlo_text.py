@@ -226,13 +226,30 @@ class Frame:
         return Frame(self.module, self.module.computations[name], self, call)
 
 
+class Trips(NamedTuple):
+    """Rounds of a loop.
+
+    Attributes:
+      exact: Their number, where the program says it.
+      most: As many at most, where it says so: a loop to a condition has a limit beside it.
+    """
+
+    exact: int | None
+    most: int | None
+
+
 class Site(NamedTuple):
-    """An instruction where it runs: the trip counts of the loops around it, and whether a fusion holds it."""
+    """An instruction where it runs: the loops around it, outermost first, and whether a fusion holds it."""
 
     instruction: Instruction
     frame: Frame
-    place: tuple[int | None, ...]
+    trips: tuple[Trips, ...]
     is_fused: bool
+
+    @property
+    def place(self) -> tuple[int | None, ...]:
+        """Trip counts of the loops around it."""
+        return tuple(trips.exact for trips in self.trips)
 
 
 def sites(module: Module) -> Iterator[Site]:
@@ -240,24 +257,16 @@ def sites(module: Module) -> Iterator[Site]:
     yield from _sites_within(Frame(module, module.entry), (), False)
 
 
-def _sites_within(frame: Frame, place: tuple[int | None, ...], is_fused: bool) -> Iterator[Site]:
+def _sites_within(frame: Frame, around: tuple[Trips, ...], is_fused: bool) -> Iterator[Site]:
     for it in frame.computation.instructions.values():
-        yield Site(it, frame, place, is_fused)
+        yield Site(it, frame, around, is_fused)
         if it.opcode == "while":
-            inner = (*place, trips_of(frame, it))
+            inner = (*around, trips_of(frame, it))
             for name in (*it.called["condition"], *it.called["body"]):
                 yield from _sites_within(frame.enter(it, name), inner, is_fused)
         elif it.opcode in ("fusion", "call", "conditional", "async-start", "custom-call"):
             for name in (name for names in it.called.values() for name in names):
-                yield from _sites_within(frame.enter(it, name), place, is_fused or it.opcode == "fusion")
-
-
-class _Value(NamedTuple):
-    """A whole number: `offset`, or what loop `loop` carries as `element` when a round begins, plus `offset`."""
-
-    loop: str
-    element: int
-    offset: int
+                yield from _sites_within(frame.enter(it, name), around, is_fused or it.opcode == "fusion")
 
 
 _SAME = (
@@ -272,100 +281,129 @@ _SAME = (
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
-def trips_of(frame: Frame, loop: Instruction) -> int | None:
-    """Rounds of a loop that counts up or down to a constant, or says its number."""
+def trips_of(frame: Frame, loop: Instruction) -> Trips:
+    """Rounds of a loop: as it says itself, or as it counts up or down to a constant."""
     if known := _TRIPS.search(loop.attributes):
-        return int(known[1])
-    compared = _comparison(*_root(frame.enter(loop, loop.called["condition"][0])))
-    if compared is None:
-        return None
-    counter, direction, limit = compared
-    if counter.loop != loop.name:
-        return None
+        return Trips(int(known[1]), int(known[1]))
+    condition = frame.enter(loop, loop.called["condition"][0])
+    made = _made(condition, condition.computation.root)
+    limits = list(_limits(frame, loop, *made))
+    most = min((trips.most for trips in limits if trips.most is not None), default=None)
+    return Trips(None if made[1].opcode == "and" or not limits else limits[0].exact, most)
+
+
+def _limits(frame: Frame, loop: Instruction, within: Frame, it: Instruction) -> Iterator[Trips]:
+    """Rounds that each part of a condition lets be."""
+    if it.opcode == "and":
+        for part in it.operands:
+            yield from _limits(frame, loop, *_made(within, part))
+    elif it.opcode == "compare":
+        yield _counted(frame, loop, *_comparison(within, it))
+
+
+def _counted(
+    frame: Frame, loop: Instruction, counter: _Value | None, direction: str, limit: _Value | None
+) -> Trips:
+    """Rounds until what a loop counts reaches a limit."""
+    unknown = Trips(None, None)
+    if counter is None or counter.loop != loop.name or limit is None or limit.loop:
+        return unknown
     body = frame.enter(loop, loop.called["body"][0])
-    start = _element_value(frame, loop.operands[0], counter.element)
-    after = _element_value(body, body.computation.root, counter.element)
-    if start is None or start.loop or after is None or after[:2] != counter[:2] or not after.offset:
-        return None
-    distance, step = limit - counter.offset - start.offset, after.offset
+    start = _number(_element(frame, loop.operands[0], counter.element))
+    after = _number(_element(body, body.computation.root, counter.element))
+    if start is None or start.loop or not start.is_exact or after is None or after[:2] != counter[:2]:
+        return unknown
+    distance, step = limit.offset - counter.offset - start.offset, after.offset
     if direction in ("GT", "GE"):
         distance, step = -distance, -step
     if direction in ("LE", "GE"):
         distance += 1
-    if step < 0 or (direction == "NE" and distance % step):
+    if step <= 0 or (direction == "NE" and distance % step) or not after.is_exact:
+        return unknown
+    rounds = max(0, -(-distance // step))
+    if limit.is_exact:
+        return Trips(rounds, rounds)
+    return Trips(None, rounds if direction in ("LT", "LE") else None)
+
+
+def _comparison(frame: Frame, it: Instruction) -> tuple[_Value | None, str, _Value | None]:
+    """(what is counted, direction, limit) of a comparison, the carried number to the left."""
+    match = re.search(r"direction=(\w+)", it.attributes)
+    direction = match[1] if match else ""
+    left, right = (_number(_made(frame, name)) for name in it.operands)
+    if direction not in _FLIPPED:
+        return None, direction, None
+    if right is not None and right.loop:
+        return right, _FLIPPED[direction], left
+    return left, direction, right
+
+
+class _Value(NamedTuple):
+    """A whole number: `offset`, or what loop `loop` carries as `element` when a round begins, plus `offset`.
+
+    Where it is not exact, the number is as large at most.
+    """
+
+    loop: str
+    element: int
+    offset: int
+    is_exact: bool = True
+
+
+def _number(made: tuple[Frame, Instruction] | None) -> _Value | None:
+    """A scalar as a constant, or as what a loop carries."""
+    if made is None:
         return None
-    return max(0, -(-distance // step))
+    frame, it = made
+    if it.opcode == "constant":
+        return _Value("", 0, int(it.literal)) if re.fullmatch(r"-?\d+", it.literal) else None
+    if it.opcode == "get-tuple-element":
+        given, carried = _made(frame, it.operands[0])
+        if carried.opcode == "parameter" and given.call and given.call.opcode == "while":
+            return _Value(given.call.name, index_of(it), 0)
+        return None
+    if it.opcode not in ("add", "subtract", "minimum", "clamp"):
+        return None
+    parts = [_number(_made(frame, operand)) for operand in it.operands]
+    if it.opcode in ("minimum", "clamp"):
+        limits = parts if it.opcode == "minimum" else parts[2:]
+        known = [part.offset for part in limits if part is not None and not part.loop]
+        return _Value("", 0, min(known), is_exact=False) if known else None
+    left, right = parts
+    if left is None or right is None or (left.loop and right.loop):
+        return None
+    if it.opcode == "add":
+        moved, by = (left, right) if left.loop else (right, left)
+        return moved._replace(offset=moved.offset + by.offset, is_exact=left.is_exact and right.is_exact)
+    if right.loop or not right.is_exact:
+        return None
+    return left._replace(offset=left.offset - right.offset)
 
 
-def _root(frame: Frame) -> tuple[Frame, Instruction]:
-    """What a computation gives, inside fusions and calls, before copies."""
-    it = frame.computation.instructions[frame.computation.root]
-    while it.opcode in ("fusion", "call") or it.opcode in _SAME:
-        if it.opcode in _SAME:
-            it = frame.computation.instructions[it.operands[0]]
-        else:
-            frame = frame.enter(it, next(iter(it.called.values()))[0])
-            it = frame.computation.instructions[frame.computation.root]
+def _made(frame: Frame, name: str) -> tuple[Frame, Instruction]:
+    """Where a value comes from, behind copies, fusions, calls, tuples and loops that pass it on unchanged."""
+    it = frame.computation.instructions[name]
+    if it.opcode in _SAME:
+        return _made(frame, it.operands[0])
+    if it.opcode in ("fusion", "call"):
+        inner = frame.enter(it, next(iter(it.called.values()))[0])
+        return _made(inner, inner.computation.root)
+    if it.opcode == "parameter" and frame.caller and frame.call and frame.call.opcode in ("fusion", "call"):
+        return _made(frame.caller, frame.call.operands[int(it.literal)])
+    if it.opcode == "get-tuple-element":
+        return _element(frame, it.operands[0], index_of(it)) or (frame, it)
     return frame, it
 
 
-def _comparison(frame: Frame, it: Instruction) -> tuple[_Value, str, int] | None:
-    """(carried number, direction, constant) of a comparison."""
-    if it.opcode != "compare":
-        return None
-    direction = re.search(r"direction=(\w+)", it.attributes)
-    left, right = (_value(frame, name) for name in it.operands)
-    if left is None or right is None or direction is None or direction[1] not in _FLIPPED:
-        return None
-    if left.loop and not right.loop:
-        return left, direction[1], right.offset
-    if right.loop and not left.loop:
-        return right, _FLIPPED[direction[1]], left.offset
-    return None
-
-
-def _value(frame: Frame, name: str) -> _Value | None:
-    """A scalar as a constant or as what a loop carries, followed through copies, fusions and tuples."""
-    it = frame.computation.instructions[name]
-    if it.opcode == "constant":
-        return _Value("", 0, int(it.literal)) if re.fullmatch(r"-?\d+", it.literal) else None
-    if it.opcode in _SAME:
-        return _value(frame, it.operands[0])
-    if it.opcode in ("fusion", "call"):
-        inner = frame.enter(it, next(iter(it.called.values()))[0])
-        return _value(inner, inner.computation.root)
-    if it.opcode == "parameter" and frame.caller and frame.call and frame.call.opcode in ("fusion", "call"):
-        return _value(frame.caller, frame.call.operands[int(it.literal)])
-    if it.opcode == "get-tuple-element":
-        return _element_value(frame, it.operands[0], index_of(it))
-    if it.opcode in ("add", "subtract"):
-        left, right = (_value(frame, operand) for operand in it.operands)
-        if left is None or right is None or (right.loop and (left.loop or it.opcode == "subtract")):
-            return None
-        if it.opcode == "subtract":
-            return left._replace(offset=left.offset - right.offset)
-        return (left if left.loop else right)._replace(offset=left.offset + right.offset)
-    return None
-
-
-def _element_value(frame: Frame, name: str, index: int) -> _Value | None:
-    """An element of a tuple; what a loop carries unchanged is what stood there before it."""
-    it = frame.computation.instructions[name]
+def _element(frame: Frame, name: str, index: int) -> tuple[Frame, Instruction] | None:
+    """Where an element of a tuple comes from, if that is to be seen."""
+    given, it = _made(frame, name)
     if it.opcode == "tuple":
-        return _value(frame, it.operands[index])
-    if it.opcode in _SAME:
-        return _element_value(frame, it.operands[0], index)
-    if it.opcode in ("fusion", "call"):
-        inner = frame.enter(it, next(iter(it.called.values()))[0])
-        return _element_value(inner, inner.computation.root, index)
-    if it.opcode == "parameter" and frame.caller and frame.call:
-        if frame.call.opcode in ("fusion", "call"):
-            return _element_value(frame.caller, frame.call.operands[int(it.literal)], index)
-        if frame.call.opcode == "while":
-            body = frame.module.computations[frame.call.called["body"][0]]
-            if _passes(body, index):
-                return _element_value(frame.caller, frame.call.operands[0], index)
-            return _Value(frame.call.name, index, 0)
+        return _made(given, it.operands[index])
+    if it.opcode == "parameter" and given.caller and given.call and given.call.opcode == "while":
+        body = given.module.computations[given.call.called["body"][0]]
+        if _passes(body, index):
+            return _element(given.caller, given.call.operands[0], index)
     return None
 
 

@@ -52,6 +52,7 @@ def assert_sampled(text, itemsize):
     assert asked.op_name == "jit(sample)/while/cond/reduce_and"
     tokens, layers = hlo.loops(text)
     assert (tokens.op_name, tokens.trips, tokens.place) == ("jit(sample)/while", None, ())
+    assert tokens.most_trips == TOKENS
     assert (layers.trips, layers.place) == (LAYERS, (None,))
     reads = {array.shape: size for array, size in zip(tokens.carried, tokens.reads, strict=True)}
     assert reads[VOCAB, WIDTH] == itemsize * VOCAB * WIDTH
@@ -62,6 +63,7 @@ def assert_sampled(text, itemsize):
     token_flops = 2 * OWN * WIDTH * (LAYERS * WIDTH + VOCAB)
     assert hlo.num_flops(text, rounds=1) == token_flops
     assert hlo.num_flops(text, rounds=TOKENS) == TOKENS * token_flops
+    assert hlo.num_flops(text, rounds=TOKENS + 99) == TOKENS * token_flops
     assert hlo.num_sorts(text) == 1
 
 
@@ -275,12 +277,41 @@ def counted_loop(start, limit, direction, step):
 )
 def test_a_loop_that_counts_says_its_rounds(start, limit, direction, step, trips):
     (found,) = hlo.loops(counted_loop(start, limit, direction, step))
-    assert found.trips == trips
+    assert (found.trips, found.most_trips) == (trips, trips)
+
+
+def test_a_number_that_is_compared_one_ahead():
+    text = counted_loop(0, 7, "LT", 1).replace(
+        "%j = s32[] get-tuple-element(%c), index=0",
+        "%o = s32[] constant(1)\n  %h = s32[] get-tuple-element(%c), index=0\n  %j = s32[] add(%o, %h)",
+    )
+    assert hlo.loops(text)[0].trips == 6
 
 
 def test_a_limit_that_is_not_known_is_none():
     text = counted_loop(0, 7, "LT", 1).replace("%limit = s32[] constant(7)", "%limit = s32[] parameter(0)")
     assert hlo.loops(text)[0].trips is None
+    assert hlo.loops(text)[0].most_trips is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "direction", "step", "most"),
+    [
+        ("minimum(%given, %seven)", "LT", 1, 7),
+        ("minimum(%given, %seven)", "LE", 2, 4),
+        ("clamp(%zero, %given, %seven)", "LT", 1, 7),
+        ("maximum(%given, %seven)", "LT", 1, None),
+        ("minimum(%given, %seven)", "NE", 1, None),
+    ],
+)
+def test_a_limit_of_which_a_part_is_known_says_how_many_at_most(limit, direction, step, most):
+    text = counted_loop(0, 7, direction, step).replace(
+        "%limit = s32[] constant(7)",
+        "%given = s32[] parameter(0)\n  %seven = s32[] constant(7)\n  %zero = s32[] constant(0)\n"
+        f"  %limit = s32[] {limit}",
+    )
+    (found,) = hlo.loops(text)
+    assert (found.trips, found.most_trips) == (None, most)
 
 
 def test_what_the_program_says_of_its_rounds_comes_first():
@@ -294,7 +325,7 @@ def test_what_the_program_says_of_its_rounds_comes_first():
     ("rows", "features", "kernel", "given", "padding"),
     [
         ((9,), 3, (3,), {"window_strides": (2,)}, "SAME"),
-        ((9, 8), 4, (3, 2), {"window_strides": (1, 2), "rhs_dilation": (2, 1)}, "VALID"),
+        ((9, 8), 4, (3, 2), {"window_strides": (1, 2), "rhs_dilation": (2, 1)}, "SAME"),
         ((7, 7), 6, (3, 3), {"window_strides": (1, 1), "feature_group_count": 3}, "SAME"),
         ((5, 5), 2, (3, 3), {"window_strides": (1, 1), "lhs_dilation": (2, 2)}, ((1, 2), (2, 1))),
     ],
@@ -367,8 +398,8 @@ def test_a_text_that_is_no_program_is_refused():
         hlo.loops("hello")
 
 
-def test_a_branch_and_a_fusion_are_read_once_a_round():
-    """A round slices four rows inside a fusion, and one branch of two reads the table."""
+def test_bytes_that_a_round_of_a_loop_reads():
+    """Four rows sliced inside a fusion; a table by one branch of two; of a cache, written in place, eight rows."""
     before = """
 %sliced (a: f32[64,16], o: s32[]) -> f32[4,16] {
   %a = f32[64,16]{1,0} parameter(0)
@@ -378,9 +409,22 @@ def test_a_branch_and_a_fusion_are_read_once_a_round():
   ROOT %n = f32[4,16]{1,0} negate(%d)
 }
 
+%written (e: f32[64,16], h: f32[4,16], j: s32[]) -> f32[64,16] {
+  %e = f32[64,16]{1,0} parameter(0)
+  %h = f32[4,16]{1,0} parameter(1)
+  %j = s32[] parameter(2)
+  %nought = s32[] constant(0)
+  ROOT %now = f32[64,16]{1,0} dynamic-update-slice(%e, %h, %j, %nought)
+}
+
+%squared (k: f32[64,16]) -> f32[64,16] {
+  %k = f32[64,16]{1,0} parameter(0)
+  ROOT %kk = f32[64,16]{1,0} multiply(%k, %k)
+}
+
 %reads (x: f32[64,16]) -> f32[64,16] {
   %x = f32[64,16]{1,0} parameter(0)
-  ROOT %y = f32[64,16]{1,0} negate(%x)
+  ROOT %y = f32[64,16]{1,0} fusion(%x), kind=kLoop, calls=%squared
 }
 
 %skips (u: f32[64,16]) -> f32[64,16] {
@@ -389,22 +433,26 @@ def test_a_branch_and_a_fusion_are_read_once_a_round():
   ROOT %s = f32[64,16]{1,0} broadcast(%v), dimensions={}
 }
 
-%body (b: (s32[], f32[64,16], f32[64,16])) -> (s32[], f32[64,16], f32[64,16]) {
-  %b = (s32[], f32[64,16], f32[64,16]) parameter(0)
+%body (b: (s32[], f32[64,16], f32[64,16], f32[64,16])) -> (s32[], f32[64,16], f32[64,16], f32[64,16]) {
+  %b = (s32[], f32[64,16], f32[64,16], f32[64,16]) parameter(0)
   %i = s32[] get-tuple-element(%b), index=0
   %w = f32[64,16]{1,0} get-tuple-element(%b), index=1
   %t = f32[64,16]{1,0} get-tuple-element(%b), index=2
   %f = f32[4,16]{1,0} fusion(%w, %i), kind=kLoop, calls=%sliced
+  %zero = s32[] constant(0)
+  %m = f32[64,16]{1,0} get-tuple-element(%b), index=3
+  %u = f32[64,16]{1,0} fusion(%m, %f, %i), kind=kLoop, calls=%written
+  %q = f32[8,16]{1,0} dynamic-slice(%u, %i, %zero), dynamic_slice_sizes={8,16}
   %p = pred[] constant(true)
   %c = f32[64,16]{1,0} conditional(%p, %t, %t), true_computation=%reads, false_computation=%skips
-  ROOT %r = (s32[], f32[64,16], f32[64,16]) tuple(%i, %w, %c)
+  ROOT %r = (s32[], f32[64,16], f32[64,16], f32[64,16]) tuple(%i, %w, %c, %u)
 }
 
-%cond (c: (s32[], f32[64,16], f32[64,16])) -> pred[] {
+%cond (c: (s32[], f32[64,16], f32[64,16], f32[64,16])) -> pred[] {
   ROOT %k = pred[] constant(true)
 }
 """
-    kinds = "(s32[], f32[64,16], f32[64,16])"
+    kinds = "(s32[], f32[64,16], f32[64,16], f32[64,16])"
     text = entry(
         f"%g = {kinds} parameter(0)",
         f"ROOT %l = {kinds} while(%g), condition=%cond, body=%body",
@@ -412,5 +460,5 @@ def test_a_branch_and_a_fusion_are_read_once_a_round():
     )
     (loop,) = hlo.loops(text)
     assert loop.trips is None
-    assert loop.reads == (4, 4 * 4 * 16, 4 * 64 * 16)
-    assert loop.round_bytes == 4 + 256 + 4096
+    assert loop.reads[1:] == (4 * 4 * 16, 4 * 64 * 16, 4 * 8 * 16)
+    assert loop.round_bytes == sum(loop.reads)
