@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -164,11 +164,31 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 
 
 def make_block(
-    config: TransformerConfig, layer: LayerConfig, dtype: Any, *, remat: bool = False
+    config: TransformerConfig, layer: LayerConfig, dtype: Any, *, remat: bool = False, alone: bool = False
 ) -> nn.Module:
-    """Builds a layer of the decoder; `remat` recomputes its activations in the backward pass."""
+    """Builds a layer of the decoder.
+
+    Args:
+      config: The decoder.
+      layer: What is particular to this layer.
+      dtype: Of the computation.
+      remat: Recompute its activations in the backward pass.
+      alone: It is no part of the module in which this is called.
+    """
     make = BLOCKS[config.block]
     if remat:
         kind, options = (make.func, make.keywords) if isinstance(make, partial) else (make, {})
         make = partial(nn.remat(kind), **options)
-    return make(config, layer, dtype)
+    return make(config, layer, dtype, parent=None) if alone else make(config, layer, dtype)
+
+
+def equal_layers(
+    config: TransformerConfig, start: int, dtype: Any, first_trained: int
+) -> Callable[[int], tuple[Hashable, nn.Module]]:
+    """`run_blocks`' question about the layers from `start` on: what two that share a body have in common."""
+
+    def alike(index: int) -> tuple[Hashable, nn.Module]:
+        layer = config.layers[start + index]
+        return (layer, start + index < first_trained), make_block(config, layer, dtype, alone=True)
+
+    return alike

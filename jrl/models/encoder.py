@@ -18,8 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
 from jrl.models.attention import AttentionContext
-from jrl.models.blocks import make_block
+from jrl.models.blocks import equal_layers, make_block
 from jrl.models.config import TransformerConfig
+from jrl.models.layer_loop import run_blocks
 from jrl.models.layers import Norm, Projection, Table
 from jrl.models.positions import token_positions
 from jrl.models.transformer import init_decoder
@@ -66,11 +67,15 @@ class Encoder(nn.Module):
       config: The architecture.
       dtype: Of the computation; norms, softmax and head are float32 always.
       remat: Recompute each layer's activations in the backward pass instead of keeping them.
+      share_layers: Equal layers share one body of the program; None: where that is the platform's form.
+      first_trained: Layers below it are frozen; they share no body with others.
     """
 
     config: EncoderConfig
     dtype: Any = jnp.float32
     remat: bool = False
+    share_layers: bool | None = None
+    first_trained: int = 0
 
     def setup(self) -> None:
         """Names the parts."""
@@ -122,9 +127,13 @@ class Encoder(nn.Module):
         length = attention_mask.shape[1]
         everywhere = jnp.broadcast_to(attention_mask[:, None, :], (attention_mask.shape[0], length, length))
         context = AttentionContext(masks=(everywhere,), rotations=())
-        for layer in self.layers[start:stop]:
-            x, _ = layer(x, context, None)
-        return x
+
+        def call(block: Any, x: Array) -> Any:
+            return block(x, context, None)[0]
+
+        layers, share = self.layers[start:stop], self.share_layers
+        alike = equal_layers(self.config.body, start, self.dtype, self.first_trained)
+        return run_blocks(layers, call, x, alike=alike, share=share, remat=self.remat)
 
     def pool(self, x: Float[Array, "B L D"], attention_mask: Bool[Array, "B L"]) -> Float[Array, "B D"]:
         """The first real token's vector after the head's first layer."""

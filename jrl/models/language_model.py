@@ -92,6 +92,7 @@ class BaseLM(abc.ABC):
         remat: bool = False,
         noise: EmbeddingNoise | None = None,
         attn_implementation: AttnImplementation = "einsum",
+        share_layers: bool | None = None,
     ) -> PolicyFns:
         """This model as `PolicyFns`; the arguments are those of `make_policy`."""
         return self.make_policy(
@@ -103,6 +104,7 @@ class BaseLM(abc.ABC):
             remat=remat,
             noise=noise,
             attn_implementation=attn_implementation,
+            share_layers=share_layers,
         )
 
     def split_params(

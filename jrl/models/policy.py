@@ -40,6 +40,7 @@ def make_policy(
     remat: bool = False,
     noise: EmbeddingNoise | None = None,
     attn_implementation: AttnImplementation = "einsum",
+    share_layers: bool | None = None,
 ) -> PolicyFns:
     """The functions by which algorithms know this decoder.
 
@@ -54,6 +55,8 @@ def make_policy(
       attn_implementation: How trunk and branch attend. Other than by einsums they read rows padded on the right alone:
         any other becomes NaN. Packed rows, attention dropout and virtual tokens go through einsums in any case, as the
         cache does.
+      share_layers: Equal layers share one body of the programs, wherever whole rows are read; None: where that is the
+        platform's form. See `jrl.models.layer_loop`.
     Raises:
       ValueError: If a count is out of range, a value branch is to follow virtual tokens, or the implementation does not
         serve this model on these devices.
@@ -65,7 +68,9 @@ def make_policy(
     chosen = choose_attention(attn_implementation, config, compute_dtype)
     attention = None if chosen == "einsum" else chosen
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
-    decoder = Decoder(config, compute_dtype, remat)
+    trains_layers = adapter is None and num_layers_unfrozen != -1
+    first_trained = config.num_layers - num_layers_unfrozen if trains_layers else 0
+    decoder = Decoder(config, compute_dtype, remat, share_layers, first_trained)
     cut = cut if noise is None else None
     policy = DecoderPolicy(config, decoder, cut, num_value_layers_unfrozen, adapter, noise, attention)
     return PolicyFns(

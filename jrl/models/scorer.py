@@ -55,7 +55,10 @@ def make_scorer(
     branch_start(model.body, num_layers_unfrozen, adapter=adapter)
     if isinstance(model.config, EncoderConfig):
         require_einsum(attn_implementation, "an encoder reads in both directions")
-        return _encoder_scorer(Encoder(model.config, compute_dtype, remat), adapter)
+        trains_layers = adapter is None and num_layers_unfrozen != -1
+        first_trained = model.body.num_layers - num_layers_unfrozen if trains_layers else 0
+        encoder = Encoder(model.config, compute_dtype, remat, first_trained=first_trained)
+        return _encoder_scorer(encoder, adapter)
     policy = make_policy(
         model.config,
         num_layers_unfrozen=num_layers_unfrozen,

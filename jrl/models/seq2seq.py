@@ -9,6 +9,7 @@ attention weights, inside and behind every MLP, behind every attention, and on t
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain, constrain_rows
 from jrl.models.cache import LayerCache
+from jrl.models.layer_loop import run_blocks
 from jrl.models.layers import ACTIVATIONS, Norm, Projection, Table
 from jrl.models.seq2seq_attention import RelativeAttention, RelativeBias
 from jrl.models.seq2seq_config import Seq2SeqConfig
@@ -150,11 +152,13 @@ class EncoderDecoder(nn.Module):
       config: The architecture.
       dtype: Of the computation; norms, softmax and logits are float32 whatever it is.
       remat: Recompute each layer's activations in the backward pass instead of keeping them.
+      share_layers: Equal layers share one body of the program; None: where that is the platform's form.
     """
 
     config: Seq2SeqConfig
     dtype: Any = jnp.float32
     remat: bool = False
+    share_layers: bool | None = None
 
     def setup(self) -> None:
         """Names the parts; what a method does not touch needs no parameters."""
@@ -189,8 +193,11 @@ class EncoderDecoder(nn.Module):
         x, columns = self.embed_tokens(tokens), jnp.arange(tokens.shape[1])
         bias = self.encoder_relative_bias(columns, columns)
         visible = jnp.broadcast_to(mask[:, None, :], (*tokens.shape, tokens.shape[1]))
-        for layer in self.encoder_layers:
-            x = layer(x, visible, bias)
+
+        def call(block: Any, x: Array) -> Any:
+            return block(x, visible, bias)
+
+        x = self._run_blocks(self.encoder_layers, EncoderBlock, call, x)
         return self._drop(self.encoder_final_norm(x))
 
     def read_context(self, encoded: Float[Array, "B C D"]) -> tuple[LayerCache, ...]:
@@ -210,20 +217,32 @@ class EncoderDecoder(nn.Module):
 
         Args:
           x: The residual stream before them.
-          sources: The encoder's output, or `read_context` of it.
+          sources: The encoder's output; with caches, `read_context` of it.
           rows: What attention needs to know.
           start: First layer.
           stop: Behind the last one.
-          caches: One entry for each layer of the decoder, or None.
+          caches: One entry for each layer of the decoder, or None. With them every layer has its own body.
         """
         bias = self.decoder_relative_bias(rows.queries, jnp.arange(rows.mask.shape[2]))
-        updated = []
+        if caches is None:
+
+            def call(block: Any, x: Array) -> Any:
+                return block(x, sources, rows, bias, None)[0]
+
+            return self._run_blocks(self.layers[start:stop], DecoderBlock, call, x), ()
+        updated: list[Any] = []
         for index in range(start, stop):
-            source = sources[index] if isinstance(sources, tuple) else sources
-            x, cache = self.layers[index](x, source, rows, bias, None if caches is None else caches[index])
-            if cache is not None:
-                updated.append(cache)
+            x, cache = self.layers[index](x, sources[index], rows, bias, caches[index])
+            updated.append(cache)
         return x, tuple(updated)
+
+    def _run_blocks(
+        self, blocks: Sequence[nn.Module], kind: type[_Block], call: Callable[[Any, Stream], Any], x: Stream
+    ) -> Stream:
+        def alike(_: int) -> tuple[Hashable, nn.Module]:
+            return kind.__name__, kind(self.config, self.dtype, parent=None)
+
+        return run_blocks(blocks, call, x, alike=alike, share=self.share_layers, remat=self.remat)
 
     def norm(self, x: Stream) -> Stream:
         """Final norm of the stream, which the heads read."""

@@ -72,6 +72,7 @@ def make_seq2seq_policy(
     remat: bool = False,
     noise: EmbeddingNoise | None = None,
     attn_implementation: AttnImplementation = "einsum",
+    share_layers: bool | None = None,
 ) -> PolicyFns:
     """The functions by which algorithms know this model; the arguments are those of `make_policy`.
 
@@ -84,7 +85,8 @@ def make_seq2seq_policy(
         )
     require_einsum(attn_implementation, "a seq2seq model has a learned bias on the scores")
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
-    policy = _Seq2SeqPolicy(config, EncoderDecoder(config, compute_dtype, remat), cut, adapter)
+    model = EncoderDecoder(config, compute_dtype, remat, share_layers)
+    policy = _Seq2SeqPolicy(config, model, cut, adapter)
     return PolicyFns(
         policy.trunk,
         policy.branch,

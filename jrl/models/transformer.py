@@ -17,9 +17,10 @@ from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain_rows
 from jrl.models.attention import AttentionContext, full_context
-from jrl.models.blocks import make_block
+from jrl.models.blocks import equal_layers, make_block
 from jrl.models.cache import LayerCache
 from jrl.models.config import LayerConfig, TransformerConfig
+from jrl.models.layer_loop import run_blocks
 from jrl.models.layers import Norm, Projection, Table, add_adapter, as_row, stored_kernel
 from jrl.models.products import contract
 
@@ -66,11 +67,15 @@ class Decoder(nn.Module):
       config: The architecture.
       dtype: Of the computation.
       remat: Recompute each layer's activations in the backward pass instead of keeping them.
+      share_layers: Equal layers share one body of the program; None: where that is the platform's form.
+      first_trained: Layers below it are frozen. A body that they shared with others would compute gradients for them.
     """
 
     config: TransformerConfig
     dtype: Any = jnp.float32
     remat: bool = False
+    share_layers: bool | None = None
+    first_trained: int = 0
 
     def setup(self) -> None:
         """Names the parts; what a method does not touch needs no parameters."""
@@ -148,12 +153,22 @@ class Decoder(nn.Module):
         stop: int,
         caches: tuple[LayerCache, ...] | None = None,
     ) -> tuple[Float[Array, "B Q D"], tuple[LayerCache, ...]]:
-        """Layers `start` to `stop − 1`; `caches` has one entry for each of them, or is None."""
+        """Layers `start` to `stop − 1`; `caches` has one entry for each of them, or is None.
+
+        With caches every layer has its own body: so each cache is written in place, token by token.
+        """
+        if caches is None:
+
+            def call(block: Any, x: Array) -> Any:
+                return block(x, context, None)[0]
+
+            alike = equal_layers(self.config, start, self.dtype, self.first_trained)
+            layers, share = self.layers[start:stop], self.share_layers
+            return run_blocks(layers, call, x, alike=alike, share=share, remat=self.remat), ()
         updated = []
-        for index, layer in enumerate(self.layers[start:stop]):
-            x, cache = layer(x, context, None if caches is None else caches[index])
-            if cache is not None:
-                updated.append(cache)
+        for layer, cache in zip(self.layers[start:stop], caches, strict=True):
+            x, cache = layer(x, context, cache)
+            updated.append(cache)
         return x, tuple(updated)
 
     def norm(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:

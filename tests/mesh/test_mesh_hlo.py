@@ -68,8 +68,9 @@ CASES = {
     "sft": (-1, CHUNKED),
     "dpo": (1, PLAIN),
     "ilql": (-1, 5 * CHUNKED),
+    "sft_shared": (-1, CHUNKED),
 }
-"""Layers that train, and bytes of logits; ILQL holds five arrays as wide."""
+"""Layers that train, and bytes of logits; ILQL holds five arrays as wide. Layers share a body where a name says it."""
 
 
 class Program(NamedTuple):
@@ -107,7 +108,8 @@ def model(name: str, unfrozen: int) -> tuple[Any, Any, Any]:
         return lm.split_params(params, num_layers_unfrozen=unfrozen)
 
     params, frozen = jax.eval_shape(init, key_shape())
-    return lm.policy(num_layers_unfrozen=unfrozen), params, frozen
+    policy = lm.policy(num_layers_unfrozen=unfrozen, share_layers=name.endswith("_shared"))
+    return policy, params, frozen
 
 
 def update(name: str) -> tuple[Any, Any, Any, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jrl.mesh import platform
@@ -24,6 +25,8 @@ Kernel = Float[Array, "..."] | QuantizedKernel | TurnedKernel
 """A kernel in any of the ways it is stored."""
 StoredKernel = (QuantizedKernel, TurnedKernel)
 """The ways that are no single array of the kernel's own shape."""
+MIXED_VALUES = "mixed_values"
+"""What `mix_values` calls its result."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Products:
       mix_values: Sums of values by weights.
       grouped_dot: A matrix for each group of rows.
       loop_weights: Parameters laid out for a loop over tokens.
+      shares_layers: Equal layers share one body of a program; see `jrl.models.layer_loop`.
     """
 
     multiply_table: Callable[[Array, Array], Array]
@@ -43,12 +47,13 @@ class Products:
     mix_values: Callable[[Array, Array], Array]
     grouped_dot: Callable[[Array, Array, Array], Array]
     loop_weights: Callable[[Params, int, int], Params]
+    shares_layers: bool
 
 
 PLAIN = Products(
-    plain.multiply_table, plain.score_keys, plain.mix_values, plain.grouped_dot, lambda tree, *_: tree
+    plain.multiply_table, plain.score_keys, plain.mix_values, plain.grouped_dot, lambda tree, *_: tree, True
 )
-CPU = Products(cpu.multiply_table, cpu.score_keys, cpu.mix_values, blocks.grouped_dot, turn_kernels)
+CPU = Products(cpu.multiply_table, cpu.score_keys, cpu.mix_values, blocks.grouped_dot, turn_kernels, False)
 
 
 def products() -> Products:
@@ -79,8 +84,8 @@ def score_keys(q: Float[Array, "B K M H"], k: Float[Array, "B K S H"]) -> Float[
 
 
 def mix_values(weights: Float[Array, "B K M S"], v: Float[Array, "B K S H"]) -> Float[Array, "B K M H"]:
-    """Σ over the keys of weight · v, in float32."""
-    return products().mix_values(weights, v)
+    """Σ over the keys of weight · v, in float32. The result is named, for `jax.checkpoint`'s policies."""
+    return checkpoint_name(products().mix_values(weights, v), MIXED_VALUES)
 
 
 def grouped_dot(

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One body for equal layers: a program whose size, and time to compile, does not grow with the depth of the model.
+
+Parameters stay one entry a layer. Inside a program those of equal layers are stacked, split over the mesh as they are,
+and `jax.lax.scan` runs one body over them. Layers are equal where their options are, and the shapes, dtypes and kinds
+of all their variables, adapters included; where kinds of layers alternate, one body holds a whole period of them.
+
+Every platform has its form (`jrl.models.products`): CPUs run layers one by one. `docs/0005-decoder-by-kinds.md` has the
+figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jrl.models.products import MIXED_VALUES, products
+
+Stream = Float[Array, "B Q D"]
+DROPOUT = "dropout"
+DEAR = frozenset({"ragged_dot_general", "pallas_call", "ffi_call", "sort", "top_k"})
+"""Primitives whose results a shared body keeps for the backward pass, beside products with weights and attention's
+output: kernels and sorts."""
+
+
+class Run(NamedTuple):
+    """Layers that share a body.
+
+    Attributes:
+      start: The first of them.
+      period: Layers of the body.
+      repeats: How often it runs; 1 where a layer stands alone.
+    """
+
+    start: int
+    period: int
+    repeats: int
+
+
+def find_runs(kinds: Sequence[Hashable]) -> list[Run]:
+    """Cuts a sequence of layers into runs, so that there are as few bodies as can be.
+
+    Args:
+      kinds: What each layer is; equal ones can share a body.
+    """
+    count = len(kinds)
+    # Bodies, then runs, of the best cut of all layers from each one on.
+    best: list[tuple[int, int, list[Run]]] = [(0, 0, [])]
+    for start in reversed(range(count)):
+        cuts = []
+        for period in range(1, (count - start) // 2 + 1):
+            for repeats in range(2, _repeats(kinds, start, period) + 1):
+                bodies, runs, rest = best[count - start - period * repeats]
+                cuts.append((bodies + period, runs + 1, [Run(start, period, repeats), *rest]))
+        bodies, runs, rest = best[-1]
+        cuts.append((bodies + 1, runs + 1, [Run(start, 1, 1), *rest]))
+        best.append(min(cuts, key=lambda cut: cut[:2]))
+    return best[-1][2]
+
+
+def _repeats(kinds: Sequence[Hashable], start: int, period: int) -> int:
+    """How often the layers from `start` on repeat with this period."""
+    stop = start + period
+    while stop < len(kinds) and kinds[stop] == kinds[stop - period]:
+        stop += 1
+    return (stop - start) // period
+
+
+def run_blocks(
+    blocks: Sequence[nn.Module],
+    call: Callable[[Any, Stream], Any],
+    x: Stream,
+    *,
+    alike: Callable[[int], tuple[Hashable, nn.Module]],
+    share: bool | None,
+    remat: bool,
+) -> Stream:
+    """The residual stream after blocks that are called one after the other.
+
+    Dropout draws other numbers where bodies are shared, by the same law: a layer's key is made of its name as before,
+    and what the parts of a layer make of it is the same in all layers of a body.
+
+    Args:
+      blocks: Bound to their variables.
+      call: Calls one of them. What else it reads is the same for all.
+      x: The stream before them.
+      alike: Of a block's index: what must be equal beside its variables, and a module like it that is bound to nothing
+        and recomputes nothing.
+      share: Equal blocks share a body; None: where that is the platform's form.
+      remat: The backward pass recomputes what a shared body does in each round; the blocks say it for themselves.
+    """
+    share = products().shares_layers if share is None else share
+    if not share:
+        for block in blocks:
+            x = call(block, x)
+        return x
+    variables = [block.variables for block in blocks]
+    for run in find_runs([(alike(index)[0], _kind(tree)) for index, tree in enumerate(variables)]):
+        if run.repeats == 1:
+            x = call(blocks[run.start], x)
+            continue
+        body = [alike(run.start + offset)[1] for offset in range(run.period)]
+        stop = run.start + run.period * run.repeats
+        equal = [slice(run.start + offset, stop, run.period) for offset in range(run.period)]
+        stacked = [_stack(variables[each]) for each in equal]
+        keys = [_stack([_rngs(block) for block in blocks[each]]) for each in equal]
+        x = _scan(body, call, x, stacked, keys, remat=remat)
+    return x
+
+
+def _scan(
+    body: Sequence[nn.Module],
+    call: Callable[[Any, Stream], Any],
+    x: Stream,
+    variables: Sequence[Any],
+    keys: Sequence[dict[str, Array]],
+    *,
+    remat: bool,
+) -> Stream:
+    """Runs the modules of a body over what is stacked for each of them."""
+
+    def step(x: Stream, each: Any) -> tuple[Stream, None]:
+        for module, own, rngs in zip(body, *each, strict=True):
+
+            def one(x: Stream, own: Any, rngs: dict[str, Array], module: nn.Module = module) -> Any:
+                return nn.apply(call, module)(own, x, rngs=rngs)
+
+            # Between the rounds of a loop the compiler merges nothing, so that it need not be kept from it.
+            again = jax.checkpoint(one, prevent_cse=False, policy=None if remat else _is_dear)
+            x = again(x, own, rngs)
+        return x, None
+
+    return jax.lax.scan(step, x, (variables, keys))[0]
+
+
+def _is_dear(primitive: Any, *_: Any, **options: Any) -> bool:
+    """True where a primitive's results are kept for the backward pass, which computes all others again.
+
+    Of layers one by one the compiler itself computes again what costs little, where it is read. What one loop leaves
+    for another it keeps as it is told: without this, GPT-2's update takes 1.8 times the temporary memory on a TPU.
+    Scores are not kept, whose number grows with the square of the length.
+    """
+    name = primitive.name
+    if name == "name":
+        return bool(options["name"] == MIXED_VALUES)
+    if name == "dot_general":
+        _, (batch_axes, _) = options["dimension_numbers"]
+        return not batch_axes
+    return name in DEAR or name.startswith("dot_product_attention")
+
+
+def _kind(variables: Any) -> Hashable:
+    leaves, structure = jax.tree.flatten(variables)
+    return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+def _rngs(block: nn.Module) -> dict[str, Array]:
+    return {DROPOUT: block.make_rng(DROPOUT)} if block.has_rng(DROPOUT) else {}
+
+
+def _stack(trees: Sequence[Any]) -> Any:
+    """Trees of equal structure as one, whose leaves have a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
