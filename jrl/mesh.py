@@ -30,7 +30,7 @@ LOGICAL_TO_MESH: dict[str, tuple[str, ...]] = {
 
 # Path suffix of a parameter (and so of its optimizer moments) -> logical names of its dimensions.
 PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"embed/embedding$", ("vocab", "embed")),
+    (r"embed/(embedding|rounded)$", ("vocab", "embed")),
     (r"position/embedding$", (None, "embed")),
     (r"relative_bias/embedding$", (None, "heads")),
     (r"lm_head/kernel$", ("embed", "vocab")),

@@ -15,6 +15,8 @@ from jrl.mesh import constrain
 from jrl.models.products import Kernel, StoredKernel, contract, multiply_table
 from jrl.models.quantize import QuantizedKernel
 
+ROUNDED = "rounded"
+"""Name of a table's copy in the dtype of the computation, beside `embedding`."""
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": jax.nn.gelu,
@@ -184,4 +186,7 @@ class Table(nn.Module):
 
     def transposed(self, hidden: Float[Array, "*rows D"], dtype: Any) -> Float[Array, "*rows V"]:
         """Products with every row of the table, accumulated and returned in float32."""
-        return multiply_table(hidden.astype(dtype), self.embedding.astype(dtype))
+        # Where `jrl.models.rounding` left a copy: a lookup adds up rows in float32, so the table itself stays.
+        copied = self.has_variable("params", ROUNDED)
+        table = self.get_variable("params", ROUNDED) if copied else self.embedding
+        return multiply_table(hidden.astype(dtype), table.astype(dtype))

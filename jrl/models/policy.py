@@ -24,6 +24,7 @@ from jrl.models.heads import HEADS, read_heads
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.products import loop_weights
 from jrl.models.quantize import QuantizedKernel
+from jrl.models.rounding import round_kernels
 from jrl.models.transformer import Decoder
 from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 
@@ -81,6 +82,7 @@ def make_policy(
         policy.init_cache,
         policy.decode,
         adapter.loop_weights if isinstance(adapter, Lora) else loop_weights,
+        partial(adapter.rounded if isinstance(adapter, Lora) else round_kernels, dtype=compute_dtype),
     )
 
 

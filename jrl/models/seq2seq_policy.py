@@ -25,6 +25,7 @@ from jrl.models.fused_attention import AttnImplementation, require_einsum
 from jrl.models.heads import HEADS, read_heads
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.products import loop_weights
+from jrl.models.rounding import round_kernels
 from jrl.models.seq2seq import EncoderDecoder, Rows
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.typing import Features, Frozen, ModelInputs, Params, PolicyFns, PRNGKey
@@ -95,6 +96,7 @@ def make_seq2seq_policy(
         policy.init_cache,
         policy.decode,
         loop_weights if adapter is None else adapter.loop_weights,
+        partial(round_kernels if adapter is None else adapter.rounded, dtype=compute_dtype),
     )
 
 

@@ -126,7 +126,7 @@ def make_generate(
     ) -> Completions:
         width = prompts.tokens.shape[1]
         rows = prompts.tokens.shape[0] * num_generations
-        params, frozen = gather_fsdp(params), gather_fsdp(frozen)
+        params, frozen = (gather_fsdp(policy.rounded(tree)) for tree in (params, frozen))
         loop_params, loop_frozen = (
             policy.loop_weights(tree, rows, max_new_tokens) for tree in (params, frozen)
         )

@@ -54,6 +54,11 @@ def as_they_are(weights: Params, num_rows: int, num_tokens: int) -> Params:
     return weights
 
 
+def unrounded(weights: Params) -> Params:
+    """`PolicyFns.rounded` of a model that computes in the dtype of its weights."""
+    return weights
+
+
 @dataclass(frozen=True)
 class PolicyFns:
     """All an algorithm may know of a model: pure functions of `(params, frozen)`.
@@ -78,6 +83,8 @@ class PolicyFns:
         the cache: the left-padded prompt first (prefill), then one token a call.
       loop_weights: `(params or frozen, B, T) -> the same`, as a loop of `decode` over T single tokens of B rows reads
         them fastest: another arrangement of the same numbers, understood by `decode` and `logits` alone.
+      rounded: `params or frozen -> the same`, with kernels in the dtype in which `decode` and `logits` read them: it
+        changes no result, and a loop over tokens moves fewer bytes.
     """
 
     trunk: Callable[[Frozen, ModelInputs], Trunk]
@@ -87,6 +94,7 @@ class PolicyFns:
     init_cache: Callable[[Params, Frozen, ModelInputs, int], Cache]
     decode: Callable[[Params, Frozen, ModelInputs, Cache], tuple[Features, Cache]]
     loop_weights: Callable[[Params, int, int], Params] = as_they_are
+    rounded: Callable[[Params], Params] = unrounded
 
 
 class Sequences(NamedTuple):

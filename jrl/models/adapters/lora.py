@@ -22,6 +22,7 @@ from jrl.models.adapters.config import LoraConfig
 from jrl.models.families.base import Shape
 from jrl.models.layers import adapted_kernel
 from jrl.models.products import loop_weights
+from jrl.models.rounding import round_kernels
 from jrl.typing import Params, PRNGKey
 
 _ABOVE = int(np.iinfo(np.int32).max)
@@ -123,6 +124,10 @@ class Lora:
     def loop_weights(self, weights: Params, num_rows: int, num_tokens: int) -> Params:
         """`PolicyFns.loop_weights`. DoRA reads the norms of kernels for every token: they stay as they are trained."""
         return weights if self.config.use_dora else loop_weights(weights, num_rows, num_tokens)
+
+    def rounded(self, weights: Params, dtype: Any) -> Params:
+        """`PolicyFns.rounded`. DoRA's norms are of the kernels as they are trained."""
+        return weights if self.config.use_dora else round_kernels(weights, dtype)
 
     def merge(self, params: Params, adapters: Params) -> dict[str, Any]:
         """The whole model with W + s·B·A in place of every adapted W, computed in float32, in the dtype of W."""

@@ -8,6 +8,7 @@ the very executable that a job on those devices would build, so its memory is no
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -23,11 +24,22 @@ from jrl.models.cost import format_bytes
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.plan.hlo import Collective, collectives, kernels, num_flops, num_sorts
+from jrl.trainers.plan.hlo import (
+    Collective,
+    collectives,
+    kernels,
+    largest_arrays,
+    loops,
+    num_flops,
+    num_sorts,
+)
 from jrl.trainers.plan.model_part import kept_reference, model_part
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
 from jrl.trainers.plan.targets import Target
 from jrl.trainers.programs import Program, weights_on
+
+_LIBRARIES = re.compile("cudnn|cublas|cufft|tpu_custom_call|mosaic")
+"""Kernels that a library brings; the compilers' own helpers are custom calls, too."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +49,35 @@ class CompiledProgram:
     Attributes:
       name: "sample", "score", "update".
       seconds: That compiling it took.
-      argument_bytes: Of all that it is given.
-      held_bytes: Of the part of it that the run holds anyway: parameters, optimizer, reference.
+      held_bytes: Of the arguments that the run holds anyway: parameters, optimizer, reference.
+      given_bytes: Of the other arguments.
       result_bytes: Of what it returns, without what takes the place of an argument.
       temporary_bytes: That it reserves beside them.
       flops: Of its matrix products, loops counted as often as they run.
       collectives: What it sends.
-      kernels: Calls of kernels that are no XLA operation, by name.
+      round_bytes: That a token's round of sampling reads of weights and cache; None: there is no such loop.
+      kernels: Calls of kernels from libraries, by name.
       num_sorts: Sorts.
+      largest: Kinds, shapes and bytes of the largest arrays.
     """
 
     name: str
     seconds: float
-    argument_bytes: int
     held_bytes: int
+    given_bytes: int
     result_bytes: int
     temporary_bytes: int
     flops: float
     collectives: tuple[Collective, ...]
+    round_bytes: int | None
     kernels: dict[str, int]
     num_sorts: int
+    largest: tuple[tuple[str, tuple[int, ...], int], ...]
 
     @property
     def own_bytes(self) -> int:
         """Bytes that a call takes beside what the run holds."""
-        return self.argument_bytes - self.held_bytes + self.result_bytes + self.temporary_bytes
+        return self.given_bytes + self.result_bytes + self.temporary_bytes
 
 
 @dataclass(frozen=True)
@@ -127,7 +143,8 @@ def compile_run(
       target: Where it would run.
       mesh: Of the target's devices.
       only: Names of programs; empty: all.
-      save: Folder for the executables, `<name>.bin` each, as `jax.experimental.serialize_executable` writes them.
+      save: Folder for the executables, `<name>.bin` each, as `jax.experimental.serialize_executable` writes them, and
+        for their optimized HLO, `<name>.hlo.txt`.
       tell: Called with a program's name before it is compiled.
     Raises:
       ValueError: If the configuration does not describe such a run, or a name is none of its programs.
@@ -170,18 +187,22 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
         (save / f"{program.name}.bin").write_bytes(serialize_executable.serialize(compiled)[0])
+        (save / f"{program.name}.hlo.txt").write_text(compiled.as_text(), encoding="utf-8")
     memory, text = compiled.memory_analysis(), compiled.as_text()
+    rounds = [loop.round_bytes for loop in loops(text) if loop.trips is None and not loop.place]
     return CompiledProgram(
         name=program.name,
         seconds=seconds,
-        argument_bytes=memory.argument_size_in_bytes,
         held_bytes=_bytes(program.arguments[: program.num_held]),
+        given_bytes=_bytes(program.arguments[program.num_held :]),
         result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         flops=num_flops(text, program.rounds),
         collectives=tuple(collectives(text, mesh)),
-        kernels=kernels(text),
+        round_bytes=max(rounds) if rounds and program.name == "sample" else None,
+        kernels={name: count for name, count in kernels(text).items() if _LIBRARIES.search(name)},
         num_sorts=num_sorts(text),
+        largest=tuple(largest_arrays(text, 3)),
     )
 
 
@@ -196,7 +217,7 @@ def _bytes(tree: Any) -> int:
 def _described(program: CompiledProgram) -> list[str]:
     """Lines of a program."""
     lines = [
-        f"  {'arguments that the run does not hold':<44}{_size(program.argument_bytes - program.held_bytes)}",
+        f"  {'arguments that the run does not hold':<44}{_size(program.given_bytes)}",
         f"  {'results':<44}{_size(program.result_bytes)}",
         f"  {'reserved while it runs':<44}{_size(program.temporary_bytes)}",
         f"  {'FLOPs of its matrix products':<44}{program.flops:>12.3g}",
@@ -204,6 +225,10 @@ def _described(program: CompiledProgram) -> list[str]:
     for (kind, axes, place), (count, sent) in _by_place(program.collectives).items():
         lines.append(f"  {f'{count} {kind} over {axes}, {place}':<44}{_size(sent)}")
     lines += [f"  {f'{count} calls of {name}':<44}" for name, count in program.kernels.items()]
+    if program.round_bytes is not None:
+        lines.append(f"  {'read of weights and cache for each token':<44}{_size(program.round_bytes)}")
+    for dtype, shape, size in program.largest:
+        lines.append(f"  {f'array {dtype}{list(shape)}':<44}{_size(size)}")
     if program.num_sorts:
         lines.append(f"  {program.num_sorts} sorts")
     return [line.rstrip() for line in lines]

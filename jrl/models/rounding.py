@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels rounded before a loop over tokens, which would otherwise read the master weights anew for each of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrl.mesh import path_name
+from jrl.models.layers import ROUNDED
+from jrl.typing import Params
+
+# Not the router of experts, which computes in float32, nor tables, whose rows are added up in float32.
+_ROUNDED = re.compile(
+    r"(^|/)((attn|cross)/[qkvo]/kernel|mlp/(up|gate|down)/kernel|experts/(up|gate|down)|lm_head/kernel|embed_(in|out)/kernel)$"
+)
+
+
+def round_kernels(tree: Params, dtype: Any) -> Params:
+    """The same parameters, with kernels in the dtype in which products read them: results are the same to the bit.
+
+    A table that is the head, too, gets a copy for that.
+
+    Under bfloat16 a step of decoding then moves half the bytes, and so does gathering them over `fsdp`.
+
+    Args:
+      tree: Float parameters of a decoder or T5; rounded kernels of fewer bits stay as they are.
+      dtype: Of the computation.
+    """
+    if jnp.dtype(dtype).itemsize >= 4:
+        return tree
+
+    def rounded(path: Any, leaf: Any) -> Any:
+        return leaf.astype(dtype) if _ROUNDED.search(path_name(path)) else leaf
+
+    found: dict[str, Any] = dict(jax.tree_util.tree_map_with_path(rounded, dict(tree)))
+    if "embed" in found:  # a head of its own does not read the copy, which is then never made
+        table = found["embed"]
+        found["embed"] = {**table, ROUNDED: table["embedding"].astype(dtype)}
+    return found
