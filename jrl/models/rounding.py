@@ -20,7 +20,7 @@ _ROUNDED = re.compile(
 
 
 def round_kernels(tree: Params, dtype: Any) -> Params:
-    """The same parameters, with kernels in the dtype in which products read them: results are the same to the bit.
+    """Rounds kernels to the dtype in which products read them: results are the same to the bit.
 
     A table that is the head, too, gets a copy for that.
 
