@@ -50,6 +50,27 @@ _NAMED_GROUPS = re.compile(
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 
+# Custom calls that compute nothing.
+_MARKS = (
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "AsyncCollectiveDone",
+    "AsyncCollectiveStart",
+    "ConcatBitcast",
+    "GatherScatterIndicesBitpacked",
+    "ZeroCrop",
+)
+# Pallas kernels of attention that ship with JAX, and the products of (queries, keys) by a head's width that each makes.
+# Those of `flash_attention`'s forward pass are in its own `cost_estimate`.
+_PALLAS_PRODUCTS = {
+    r"flash_mha_bwd_dq": 3,
+    r"flash_mha_bwd_dkv": 4,
+    r"splash_m[hq]a_fwd": 2,
+    r"splash_m[hq]a_dq": 3,
+    r"splash_m[hq]a_dkv": 4,
+}
+
+
 @dataclass(frozen=True)
 class Collective:
     """One collective of a program.
@@ -159,11 +180,14 @@ def collectives(text: str, mesh: Mesh | AbstractMesh) -> list[Collective]:
 
 
 def kernels(text: str) -> dict[str, int]:
-    """Targets of custom calls, and kinds of a GPU's generated kernels such as `__triton_gemm`, with their number."""
+    """Targets of custom calls, and kinds of a GPU's generated kernels such as `__triton_gemm`, with their number.
+
+    Marks that a TPU's compiler leaves for itself as custom calls are left out.
+    """
     found: Counter[str] = Counter()
     for computation in read_module(text).computations.values():
         for it in computation.instructions.values():
-            if it.target:
+            if it.target and it.target not in _MARKS:
                 found[it.target] += 1
             if made := _FUSED_KERNEL.search(it.attributes):
                 found[made[1]] += 1
@@ -228,7 +252,7 @@ def num_flops(text: str, rounds: int) -> float:
     """Floating-point operations of matrix products and convolutions, two for a multiplication and its addition.
 
     Counted on one device, inside fusions, called computations and custom calls too. Both branches of a conditional
-    count. A custom call that is no known product counts what it says of itself (Pallas: `cost_estimate`), or nothing.
+    count. A custom call that is no known product counts what it says of itself (Pallas: `cost_estimate`), else nothing.
 
     Args:
       text: Optimized HLO.
@@ -450,7 +474,19 @@ def _custom_flops(computation: Computation, it: Instruction) -> float:
         return _attention_flops(computation, it)
     if match := re.search(r'"cost_estimate":\s*\{[^}]*"flops":\s*"?(\d+)', it.attributes):
         return float(match[1])
+    if it.target == "tpu_custom_call":
+        return _pallas_flops(computation, it)
     return 0.0
+
+
+def _pallas_flops(computation: Computation, it: Instruction) -> float:
+    """Operations of a known kernel of attention, blocks that it skips too; its first floats are queries and keys."""
+    products = next((count for name, count in _PALLAS_PRODUCTS.items() if re.search(name, it.op_name)), 0)
+    if not products:
+        return 0.0
+    given = (array_of(computation.instructions[name].result) for name in it.operands)
+    queries, keys = [array.shape for array in given if array.is_float][:2]
+    return products * 2.0 * math.prod(queries) * keys[-2]
 
 
 def _attention_flops(computation: Computation, it: Instruction) -> float:

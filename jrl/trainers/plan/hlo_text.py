@@ -19,6 +19,7 @@ Shape = tuple[int, ...]
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
+_CLOSED = re.compile(r"\}(, execution_thread=\"[^\"]*\")?$")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _CALLED_LISTS = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 _TRIPS = re.compile(r'"?known_trip_count"?[=:]\s*\{"?n"?[=:]\s*"?(\d+)')
@@ -135,29 +136,36 @@ def read_module(text: str) -> Module:
       ValueError: If there is no ENTRY computation.
     """
     computations: dict[str, Computation] = {}
-    instructions: dict[str, Instruction] = {}
-    entry = name = root = ""
+    entry, name, lines = "", "", list[str]()
     for line in re.sub(r"/\*index=\d+\*/", "", text).splitlines():
-        if not line.startswith(" "):
-            opened = _COMPUTATION.match(line)
-            if opened:
-                name, instructions, root = opened[2], {}, ""
+        if not name:
+            if opened := _COMPUTATION.match(line):
+                name, lines = opened[2], []
                 entry = name if opened[1] else entry
-            elif line.startswith("}") and name:
-                computations[name] = Computation(name, instructions, root)
-                name = ""
-            continue
-        head = _INSTRUCTION.match(line) if name else None
-        if head:
-            it = _instruction(head[2], line[head.end() :])
-            instructions[it.name] = it
-            root = it.name if head[1] else root
+        elif _CLOSED.match(line):
+            computations[name] = _computation(name, lines)
+            name = ""
+        elif _INSTRUCTION.match(line):
+            lines.append(line)
+        else:
+            # Attributes of a kernel's own may go on over lines.
+            lines[-1] += line
     if not entry:
         raise ValueError(
             "`text` must be optimized HLO with an ENTRY computation, as `compiled.as_text()` gives it; got "
             f"{len(text)} characters that begin with {text[:60]!r}."
         )
     return Module(computations, computations[entry])
+
+
+def _computation(name: str, lines: list[str]) -> Computation:
+    instructions, root = {}, ""
+    for line in lines:
+        head = _INSTRUCTION.match(line)
+        assert head is not None, "it was matched before"
+        instructions[head[2]] = _instruction(head[2], line[head.end() :])
+        root = head[2] if head[1] else root
+    return Computation(name, instructions, root)
 
 
 def _instruction(name: str, text: str) -> Instruction:
