@@ -192,9 +192,14 @@ def rows_parts(mesh: Mesh | AbstractMesh) -> int:
 
 def split_evenly(num_rows: int) -> int:
     """The least number of rows, not fewer than these, that the mesh in force divides."""
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = 1 if mesh.empty else rows_parts(mesh)
+    parts = num_row_parts()
     return -(-num_rows // parts) * parts
+
+
+def num_row_parts() -> int:
+    """`rows_parts` of the mesh in force; 1 where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else rows_parts(mesh)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
 from jrl.ops.alignment import length_mask
-from jrl.rollout.generate import make_generate
+from jrl.rollout import generate as generate_module
+from jrl.rollout.generate import make_generate, prefill
 from jrl.typing import Completions, ModelInputs
 from tests.learners.tabular import EOS, VOCAB, tabular_policy
 from tests.rollout.programs import (
@@ -27,7 +29,7 @@ from tests.rollout.programs import (
     walk,
     window_logits,
 )
-from tests.tiny import tiny_prompts
+from tests.tiny import PAD_ID, tiny_policy, tiny_prompts
 
 FAMILIES = ["gpt2", "llama"]
 # From 2: EOS. From 3: 4, EOS. From 5: 5 for ever. From 7: 6, 3, 4, EOS.
@@ -262,3 +264,25 @@ class TestIndependence:
         assert len({tuple(row) for row in once.tokens.tolist()}) == 4
         np.testing.assert_array_equal(once.tokens, twice.tokens)
         assert (other.tokens != once.tokens).any()
+
+
+class TestPrefill:
+    @pytest.mark.parametrize("limit", [1, 7, 12])
+    @pytest.mark.parametrize(("family", "value_layers"), [("gpt2", 0), ("llama", 1)])
+    def test_prompts_that_are_read_in_parts_give_the_same_samples(
+        self, family: str, value_layers: int, limit: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        policy, params, frozen, _ = tiny_policy(family, num_value_layers_unfrozen=value_layers)
+        prompts = tiny_prompts(4)
+        # Parts of 1, 2 and 3 columns; the last have one of padding before them.
+        calls = [jax.jit(partial(prefill, policy, room=3))(params, frozen, prompts)]
+        monkeypatch.setattr(generate_module, "PREFILL_TOKENS", limit)
+        calls.append(jax.jit(partial(prefill, policy, room=3))(params, frozen, prompts))
+        (whole, wanted), (parts, found) = calls
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), parts, whole)
+        np.testing.assert_array_equal(found.positions, wanted.positions)
+        generate = make_generate(policy, max_new_tokens=8, eos_token_ids=(), pad_token_id=PAD_ID)
+        arguments = params, frozen, prompts, np.arange(4), knobs(), jax.random.key(0)
+        cut = jax.jit(generate)(*arguments)
+        monkeypatch.undo()
+        np.testing.assert_array_equal(cut.tokens, jax.jit(generate)(*arguments).tokens)
