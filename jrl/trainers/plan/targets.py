@@ -287,7 +287,7 @@ def _gpu_config(chip: _Chip) -> str:
     lines = (
         f"{key} {value}" if str(value).startswith("{") else f"{key}: {value}" for key, value in device.items()
     )
-    major, minor = _CUDNN
+    major, minor = _cudnn_version()
     return (
         f"gpu_device_info {{ {' '.join(lines)} }} "
         f'platform_name: "CUDA" dnn_version_info {{ major: {major} minor: {minor} }} '
@@ -295,8 +295,14 @@ def _gpu_config(chip: _Chip) -> str:
     )
 
 
-# The oldest cuDNN that jax 0.10 runs with: its attention is chosen by what this version can do.
-_CUDNN = (9, 8)
+def _cudnn_version() -> tuple[str, str]:
+    """Of the installed wheel, by which XLA chooses its kernels; without one, the oldest that jax 0.10 runs with."""
+    try:
+        major, minor, *_ = version("nvidia-cudnn-cu12").split(".")
+    except PackageNotFoundError:
+        return "9", "8"
+    return major, minor
+
 
 # libtpu looks for the metadata server of a TPU host and for its other hosts, and lets one process of a machine load it,
 # since a TPU serves one: a compiler needs none of that.

@@ -375,6 +375,25 @@ def test_operations_of_a_custom_call(call, flops):
 
 
 @pytest.mark.parametrize(
+    ("result", "given", "target"),
+    [
+        ("outputs", "%inputs, %kernel", "__cudnn$convForward"),
+        ("inputs", "%outputs, %kernel", "__cudnn$convBackwardInput"),
+        ("kernel", "%inputs, %outputs", "__cudnn$convBackwardFilter"),
+    ],
+)
+def test_operations_of_cudnns_convolutions(result, given, target):
+    """All directions of one convolution make as many products; their dimensions are named as the forward one's."""
+    shapes = {"inputs": "bf16[4,33,33,320]", "kernel": "bf16[640,3,3,320]", "outputs": "bf16[4,16,16,640]"}
+    text = entry(
+        *(f"%{name} = {shape}{{3,2,1,0}} parameter({at})" for at, (name, shape) in enumerate(shapes.items())),
+        f"%c = ({shapes[result]}{{3,2,1,0}}, u8[0]{{0}}) custom-call({given}), window={{size=3x3 stride=2x2}}, "
+        f'dim_labels=b01f_o01i->b01f, custom_call_target="{target}"',
+    )
+    assert hlo.num_flops(text, rounds=1) == 2 * 4 * (16 * 3) ** 2 * 320 * 640
+
+
+@pytest.mark.parametrize(
     ("kernel", "products"),
     [
         ("splash_mha_fwd_residuals", 2),

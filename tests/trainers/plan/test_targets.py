@@ -23,7 +23,12 @@ def asked(monkeypatch):
         return topologies.TopologyDescription(DESCRIBED)
 
     monkeypatch.setattr(topologies, "get_topology_desc", get_topology_desc)
-    found = {"libtpu": "0.0.42.1", "jax-cuda12-plugin": "0.10.2", "jax": "0.10.2"}
+    found = {
+        "libtpu": "0.0.42.1",
+        "jax-cuda12-plugin": "0.10.2",
+        "jax": "0.10.2",
+        "nvidia-cudnn-cu12": "9.28.0.42",
+    }
     wanted = [
         'jaxlib<=0.10.2,>=0.10.2; extra == "tpu"',
         'libtpu==0.0.42.*; extra == "tpu"',
@@ -108,6 +113,7 @@ def test_a_gpu_is_asked_for_with_its_description(asked):
     described = kwargs["target_config"]
     assert "core_count: 132 " in described and "cuda_compute_capability { major: 9 " in described
     assert "device_memory_size: 84942979072 " in described and "memory_bandwidth: 3350000000000 " in described
+    assert "dnn_version_info { major: 9 minor: 28 }" in described
     assert environment["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
@@ -118,6 +124,19 @@ def test_the_environment_is_as_before(asked, monkeypatch):
     parse_target("gpu:h100").devices()
     parse_target("tpu:v5e:2x4").devices()
     assert dict(os.environ) == before
+
+
+def test_without_a_wheel_of_cudnn_its_oldest_version_is_described(asked, monkeypatch):
+    found = {"jax-cuda12-plugin": "0.10.2", "jax": "0.10.2"}
+
+    def version(distribution):
+        if distribution not in found:
+            raise PackageNotFoundError(distribution)
+        return found[distribution]
+
+    monkeypatch.setattr(targets, "version", version)
+    parse_target("gpu:h100").devices()
+    assert "dnn_version_info { major: 9 minor: 8 }" in asked[0][0]["target_config"]
 
 
 @pytest.mark.parametrize(
