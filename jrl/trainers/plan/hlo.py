@@ -22,6 +22,7 @@ from jrl.trainers.plan.hlo_text import (
     Instruction,
     Module,
     Shape,
+    Site,
     Trips,
     array_of,
     arrays_of,
@@ -146,7 +147,8 @@ def collectives(text: str, mesh: Mesh | AbstractMesh) -> list[Collective]:
     """Every collective of a program, once for each place from which it is reached.
 
     A TPU's compiler spreads a collective over the fusions that are computed meanwhile, and each of them names it again:
-    those of one channel are one collective.
+    those of one channel are one collective. It writes a reduce-scatter as the fusion of an all-reduce with the slice of
+    each device.
 
     Args:
       text: Optimized HLO.
@@ -166,6 +168,8 @@ def collectives(text: str, mesh: Mesh | AbstractMesh) -> list[Collective]:
             started.add(key)
         groups = _groups(it.attributes, mesh.size)
         result = _started_result(it) if it.opcode.endswith("-start") else it.result
+        if slices := _slices_of(site):
+            kind, result = "reduce-scatter", slices
         found.append(
             Collective(
                 kind=kind,
@@ -173,7 +177,7 @@ def collectives(text: str, mesh: Mesh | AbstractMesh) -> list[Collective]:
                 axes=_axes(groups, mesh),
                 group_size=max(len(group) for group in groups) if groups else 1,
                 place=site.place,
-                op_name=it.op_name,
+                op_name=it.op_name or (site.frame.call.op_name if site.frame.call else ""),
             )
         )
     return found
@@ -274,6 +278,14 @@ def _rounds(trips: Trips, otherwise: int) -> int:
 
 
 # Collectives.
+
+
+def _slices_of(site: Site) -> str:
+    """Types of the slices that alone are taken of an all-reduce inside a fusion; empty for any other instruction."""
+    if not site.is_fused or site.instruction.opcode != "all-reduce":
+        return ""
+    users = site.frame.computation.users[site.instruction.name]
+    return " ".join(it.result for it in users) if all(it.opcode == "dynamic-slice" for it in users) else ""
 
 
 def _started_result(it: Instruction) -> str:

@@ -207,6 +207,31 @@ def test_bytes_that_a_device_sends(line, kind, sent):
     assert (found.kind, found.sent_bytes, found.axes) == (kind, sent, {"fsdp"})
 
 
+def test_an_all_reduce_fused_with_each_devices_slice_is_a_reduce_scatter():
+    """As libtpu writes it; an all-reduce that is read whole beside stays one."""
+    fused = """
+%all-reduce-scatter.1 (input.10: bf16[8,16]) -> bf16[2,16] {
+  %input.10 = bf16[8,16]{1,0} parameter(0)
+  %all-reduce.171 = bf16[8,16]{1,0} all-reduce(%input.10), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %partition-id.59 = u32[] partition-id()
+  %zero = u32[] constant(0)
+  ROOT %dynamic-slice.1168 = bf16[2,16]{1,0} dynamic-slice(%all-reduce.171, %partition-id.59, %zero)
+}
+"""
+    text = entry(
+        "%p = bf16[8,16]{1,0} parameter(0)",
+        "ROOT %f = bf16[2,16]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1, "
+        'metadata={op_name="jit(update)/dot_general"}',
+        before=fused,
+    )
+    (found,) = hlo.collectives(text, MESH)
+    assert (found.kind, found.arrays, found.axes) == ("reduce-scatter", (Array("bf16", (2, 16)),), {"fsdp"})
+    assert (found.sent_bytes, found.op_name) == (3 * 64, "jit(update)/dot_general")
+    text = text.replace("ROOT %dynamic-slice.1168", "%n = bf16[8,16]{1,0} negate(%all-reduce.171)\n  ROOT %d")
+    (found,) = hlo.collectives(text, MESH)
+    assert (found.kind, found.num_bytes) == ("all-reduce", 256)
+
+
 def test_the_end_of_an_asynchronous_collective_is_not_another():
     groups = "replica_groups={{0,1,2,3},{4,5,6,7}}"
     text = entry(
