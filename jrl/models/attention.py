@@ -7,6 +7,8 @@ side. Whole rows that are padded on the right may go through `jrl.models.fused_a
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
-from jrl.models.cache import Cache, LayerCache, spread_kv_heads
+from jrl.models.cache import Cache, Column, LayerCache, attend_written, spread_kv_heads
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.fused_attention import FusedImplementation, FusedRows, attend_fused, fused_rows
 from jrl.models.layers import Norm, Projection
@@ -43,7 +45,7 @@ class AttentionContext(NamedTuple):
     masks: tuple[Bool[Array, "B Q S"], ...] | None
     rotations: tuple[Rotation, ...]
     positions: tuple[Int[Array, "B Q"], Int[Array, "B S"]] | None = None
-    column: Int[Array, ""] | None = None
+    column: Column | None = None
     fused: FusedRows | None = None
 
 
@@ -159,31 +161,33 @@ class Attention(nn.Module):
             q, k = (rotate(part, rotation, interleaved=rope.interleaved) for part in (q, k))
         q = constrain(q, "batch", None, "heads", None)
         k, v = spread_kv_heads(config.num_heads, k), spread_kv_heads(config.num_heads, v)
+        read = LayerCache((k,), (v,))
         if cache is not None:
             assert context.column is not None
-            cache = cache.append(k, v, context.column)
-            k, v = cache
-        out = self._attend(q, k, v, context)
+            read = cache = cache.append(read, context.column)
+        out = self._attend(q, read, context)
         return self.o(constrain(out, "batch", None, "heads", None)), cache
 
     def _attend(
         self,
         q: Float[Array, "B Q N H"],
-        k: Float[Array, "B K S H"],
-        v: Float[Array, "B K S H"],
+        read: LayerCache,
         context: AttentionContext,
     ) -> Float[Array, "B Q N H"]:
         config, layer = self.config, self.layer
         if context.fused is not None:
+            (k,), (v,) = read
             return attend_fused(q, k, v, context.fused, scale=layer.attention_scale, window=layer.window)
         assert context.masks is not None
         mask = context.masks[config.windows.index(layer.window)]
-        return attend(
-            Operands(q, k, v, mask, positions=context.positions),
+        operands = Operands(q, *read, mask, positions=context.positions)
+        whole = functools.partial(
+            attend,
             scale=layer.attention_scale,
             softcap=config.attention_softcap,
             dropout=weight_dropout(self.dropout),
         )
+        return whole(operands) if context.column is None else attend_written(whole, operands, context.column)
 
 
 class WeightDropout(NamedTuple):
@@ -222,7 +226,7 @@ def attend(
     """
     rows, queries, heads, _ = operands.q.shape
     blocks = ScoreBlocks.fitting(
-        num_rows=rows, num_queries=queries, num_heads=heads, num_keys=operands.k.shape[2]
+        num_rows=rows, num_queries=queries, num_heads=heads, num_keys=operands.num_keys
     )
 
     def whole(operands: Operands, key: PRNGKey | None) -> Float[Array, "B Q N H"]:
@@ -235,12 +239,12 @@ def attend(
 def _attend_at_once(
     operands: Operands, scale: float, softcap: float | None, dropout: WeightDropout | None
 ) -> Float[Array, "B Q N H"]:
-    q, k, v, mask, bias, positions = operands
+    q, keys, values, mask, bias, positions = operands
     rows, queries, heads, head_dim = q.shape
-    kv_heads = k.shape[1]
+    kv_heads = keys[0].shape[1]
     # All queries that read one key/value head form one matrix: the cache is multiplied as it lies.
     folded = (q * scale).astype(q.dtype).swapaxes(1, 2).reshape(rows, kv_heads, -1, head_dim)
-    scores = score_keys(folded, k)
+    scores = _score_all(folded, keys)
     scores = scores.reshape(rows, heads, queries, -1)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
@@ -256,6 +260,17 @@ def _attend_at_once(
     if dropout is not None:
         drop = nn.Dropout(dropout.rate, deterministic=False, parent=None)
         weights = jnp.asarray(drop.apply({}, weights, rng=dropout.key))
-    weights = weights.astype(v.dtype).reshape(rows, kv_heads, -1, scores.shape[-1])
-    out = mix_values(weights, v)
+    weights = weights.astype(values[0].dtype).reshape(rows, kv_heads, -1, scores.shape[-1])
+    stops = list(itertools.accumulate(v.shape[2] for v in values))
+    parts = jnp.split(weights, stops[:-1], axis=-1) if len(values) > 1 else [weights]
+    out = functools.reduce(jnp.add, map(mix_values, parts, values))
     return out.astype(q.dtype).reshape(rows, heads, queries, head_dim).swapaxes(1, 2)
+
+
+def _score_all(
+    folded: Float[Array, "B K M H"], keys: tuple[Float[Array, "B K S H"], ...]
+) -> Float[Array, "B K M S"]:
+    if len(keys) == 1:
+        return score_keys(folded, keys[0])
+    # Without the barriers XLA would make one product of those that share the queries, and for that join all keys.
+    return jnp.concatenate([score_keys(*jax.lax.optimization_barrier((folded, k))) for k in keys], axis=-1)

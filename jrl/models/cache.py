@@ -3,32 +3,43 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
 from jrl.models.config import TransformerConfig
+from jrl.models.products import reads_slices
+from jrl.models.score_blocks import Operands
+
+READ_COLUMNS = 256
+"""A step of decoding reads so many columns of the cache, or a multiple. Each multiple is one more branch in the program
+of every layer, and half of one is read in vain on average: 128 columns of 8 rows are a seventh of GPT-2's weights."""
+
+Column = Int[Array, ""] | np.int32
+"""A column of the cache: known while a program is traced, or not."""
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer. Heads come before positions: a decode step then transposes nothing."""
+    """Keys and values of one layer. Heads come before positions: a decode step then transposes nothing.
 
-    k: Float[Array, "B K S H"]
-    v: Float[Array, "B K S H"]
+    They lie in one buffer, or in several of `READ_COLUMNS` that follow each other: see `empty_buffers`.
+    """
 
-    def append(
-        self, k: Float[Array, "B K Q H"], v: Float[Array, "B K Q H"], column: Int[Array, ""]
-    ) -> LayerCache:
-        """This cache with new keys and values from `column` on."""
-        at = (0, 0, column, 0)
-        return LayerCache(
-            constrain_cache(jax.lax.dynamic_update_slice(self.k, k.astype(self.k.dtype), at)),
-            constrain_cache(jax.lax.dynamic_update_slice(self.v, v.astype(self.v.dtype), at)),
-        )
+    k: tuple[Float[Array, "B K S H"], ...]
+    v: tuple[Float[Array, "B K S H"], ...]
+
+    def append(self, new: LayerCache, column: Column) -> LayerCache:
+        """This cache with new keys and values, of one buffer each, from `column` on."""
+        (k,), (v,) = new
+        return LayerCache(_append(self.k, k, column), _append(self.v, v, column))
 
 
 class Cache(NamedTuple):
@@ -40,7 +51,8 @@ class Cache(NamedTuple):
       mask: True on columns that hold a real token.
       key_positions: Position of the token in each column.
       positions: Position of each row's next real token.
-      column: The next column to write, the same in all rows.
+      column: The next column to write, the same in all rows. As long as it is a number of NumPy's, tracing knows it: so
+        `init_cache` makes it, and a loop over tokens has an array.
     """
 
     layers: tuple[LayerCache, ...]
@@ -48,7 +60,7 @@ class Cache(NamedTuple):
     mask: Bool[Array, "B S"]
     key_positions: Int[Array, "B S"]
     positions: Int[Array, "B"]
-    column: Int[Array, ""]
+    column: Column
 
 
 def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> tuple[Cache, Int[Array, "B Q"], Cache]:
@@ -74,6 +86,34 @@ def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> tuple[Cach
     return cache, positions, after
 
 
+def attend_written(
+    attend: Callable[[Operands], Float[Array, "B Q N H"]], operands: Operands, column: Column
+) -> Float[Array, "B Q N H"]:
+    """Attention to the columns of a cache that are written, and to few behind them, which the mask hides.
+
+    Args:
+      attend: Attention to all keys and values of its operands.
+      operands: Queries of the newest columns, and whole buffers of keys and values that hold these columns already.
+      column: Of the first query.
+    """
+    queries, length = operands.q.shape[1], operands.num_keys
+    if length <= READ_COLUMNS:
+        return attend(operands)
+    if isinstance(column, np.integer):
+        return attend(operands.first_keys(int(column) + queries))
+    least = -(-queries // READ_COLUMNS)
+    lengths = [min(count * READ_COLUMNS, length) for count in range(least, -(-length // READ_COLUMNS) + 1)]
+    branches = [functools.partial(_attend_first, attend, count) for count in lengths]
+    attended: Array = jax.lax.switch((column + queries - 1) // READ_COLUMNS - (least - 1), branches, operands)
+    return attended
+
+
+def _attend_first(
+    attend: Callable[[Operands], Float[Array, "B Q N H"]], length: int, operands: Operands
+) -> Float[Array, "B Q N H"]:
+    return attend(operands.first_keys(length))
+
+
 def cached_kv_heads(num_heads: int, num_kv_heads: int) -> int:
     """Key/value heads after repetition to the mesh in force.
 
@@ -87,9 +127,67 @@ def cached_kv_heads(num_heads: int, num_kv_heads: int) -> int:
 
 def empty_layer_cache(config: TransformerConfig, batch_size: int, length: int, dtype: Any) -> LayerCache:
     """Zeros: the columns are masked until they are written."""
-    shape = (batch_size, cached_kv_heads(config.num_heads, config.num_kv_heads), length, config.head_dim)
-    zeros = jnp.zeros(shape, dtype)
-    return LayerCache(constrain_cache(zeros), constrain_cache(jnp.zeros_like(zeros)))
+    kv_heads = cached_kv_heads(config.num_heads, config.num_kv_heads)
+    shape = (batch_size, kv_heads, length, config.head_dim)
+    return empty_buffers(shape, config.num_heads // kv_heads, dtype)
+
+
+def empty_buffers(shape: tuple[int, int, int, int], num_sharing: int, dtype: Any) -> LayerCache:
+    """Zeros of this shape, (rows, key/value heads, columns, width).
+
+    They are one buffer where a product reads its first columns as they lie. Where it would copy these before each step,
+    every step's branch of `attend_written` reads whole buffers.
+
+    Args:
+      shape: Of keys and of values.
+      num_sharing: Queries that read one key/value head in a step.
+      dtype: Of the numbers.
+    """
+    rows, kv_heads, length, width = shape
+    lengths = [length]
+    if length > READ_COLUMNS and not reads_slices(num_sharing):
+        lengths = [min(READ_COLUMNS, length - start) for start in range(0, length, READ_COLUMNS)]
+
+    def zeros() -> tuple[Float[Array, "B K S H"], ...]:
+        return tuple(constrain_cache(jnp.zeros((rows, kv_heads, size, width), dtype)) for size in lengths)
+
+    return LayerCache(zeros(), zeros())
+
+
+def _append(
+    buffers: tuple[Float[Array, "B K S H"], ...], new: Float[Array, "B K Q H"], column: Column
+) -> tuple[Float[Array, "B K S H"], ...]:
+    """Writes new columns into the buffers that they fall into."""
+    new = new.astype(buffers[0].dtype)
+    if len(buffers) == 1:
+        return (constrain_cache(jax.lax.dynamic_update_slice(buffers[0], new, (0, 0, column, 0))),)
+    starts = itertools.accumulate((buffer.shape[2] for buffer in buffers), initial=0)
+    return tuple(
+        _write_inside(buffer, new, column - start) for start, buffer in zip(starts, buffers, strict=False)
+    )
+
+
+def _write_inside(
+    buffer: Float[Array, "B K S H"], new: Float[Array, "B K Q H"], column: Column
+) -> Float[Array, "B K S H"]:
+    """The buffer with those of the new columns that it has; `column` may lie before or behind it.
+
+    As many columns are written wherever they lie, in place, with what they held before if need be: a choice between two
+    buffers would copy both.
+    """
+    count = new.shape[2]
+    width = min(count, buffer.shape[2])
+    at = jnp.clip(column, 0, buffer.shape[2] - width)
+    first = at - column
+    old = jax.lax.dynamic_slice_in_dim(buffer, at, width, axis=2)
+    if count > 1:
+        padded = jnp.pad(new, ((0, 0), (0, 0), (width, width), (0, 0)))
+        start = width + jnp.clip(first, -width, count)
+        new = jax.lax.dynamic_slice_in_dim(padded, start, width, axis=2)
+    source = first + jnp.arange(width)
+    is_new = ((source >= 0) & (source < count))[None, None, :, None]
+    written = jnp.where(is_new, new, old)
+    return constrain_cache(jax.lax.dynamic_update_slice_in_dim(buffer, written, at, axis=2))
 
 
 def constrain_cache(x: Float[Array, "B K S H"]) -> Float[Array, "B K S H"]:

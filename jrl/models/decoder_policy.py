@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jrl.models.adapters.lora import Lora
@@ -174,7 +175,7 @@ class DecoderPolicy:
         _, _, filled = cache_tokens(cache, jnp.ones((1, virtual.count), bool))
         heads = self.config.num_heads
         layers = tuple(
-            layer.append(spread_kv_heads(heads, k), spread_kv_heads(heads, v), cache.column)
+            layer.append(LayerCache((spread_kv_heads(heads, k),), (spread_kv_heads(heads, v),)), cache.column)
             for layer, (k, v) in zip(cache.layers, virtual.keys_and_values(weights), strict=True)
         )
         return filled._replace(layers=layers)
@@ -190,7 +191,7 @@ class DecoderPolicy:
             mask=jnp.zeros((batch_size, length), bool),
             key_positions=jnp.zeros((batch_size, length), jnp.int32),
             positions=jnp.zeros((batch_size,), jnp.int32),
-            column=jnp.zeros((), jnp.int32),
+            column=np.int32(0),
         )
 
     def _virtual(self, params: Params) -> VirtualTokens | None:

@@ -10,6 +10,7 @@ Reference: none; memory is bounded by recomputation (Chen et al. 2016, arXiv:160
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ class Operands(NamedTuple):
 
     Attributes:
       q: Queries.
-      k: Keys, heads before positions.
+      k: Keys, heads before positions, in one array or in several that follow each other.
       v: Values, likewise.
       mask: True where query q may read key s.
       bias: Added to the scores, the same for all rows where there is one alone; None: none.
@@ -40,11 +41,35 @@ class Operands(NamedTuple):
     """
 
     q: Float[Array, "B Q N H"]
-    k: Float[Array, "B K S H"]
-    v: Float[Array, "B K S H"]
+    k: tuple[Float[Array, "B K S H"], ...]
+    v: tuple[Float[Array, "B K S H"], ...]
     mask: Bool[Array, "B Q S"]
     bias: Float[Array, "1|B N Q S"] | None = None
     positions: tuple[Int[Array, "B Q"], Int[Array, "B S"]] | None = None
+
+    @property
+    def num_keys(self) -> int:
+        """S, of all arrays together."""
+        return sum(k.shape[2] for k in self.k)
+
+    def first_keys(self, length: int) -> Operands:
+        """The same queries, and the first keys alone."""
+
+        def first(parts: tuple[Float[Array, "B K S H"], ...]) -> tuple[Float[Array, "B K S H"], ...]:
+            starts = itertools.accumulate((part.shape[2] for part in parts), initial=0)
+            return tuple(
+                part if start + part.shape[2] <= length else part[:, :, : length - start]
+                for start, part in zip(starts, parts, strict=False)
+                if start < length
+            )
+
+        return self._replace(
+            k=first(self.k),
+            v=first(self.v),
+            mask=self.mask[:, :, :length],
+            bias=None if self.bias is None else self.bias[..., :length],
+            positions=None if self.positions is None else (self.positions[0], self.positions[1][:, :length]),
+        )
 
 
 Attend = Callable[[Operands, PRNGKey | None], Float[Array, "B Q N H"]]
@@ -147,8 +172,8 @@ def _constrained(operands: Operands) -> Operands:
     q, k, v, mask, bias, positions = operands
     return Operands(
         q=constrain(q, "batch", None, "heads", None),
-        k=constrain(k, "batch", "kv_heads", None, None),
-        v=constrain(v, "batch", "kv_heads", None, None),
+        k=tuple(constrain(part, "batch", "kv_heads", None, None) for part in k),
+        v=tuple(constrain(part, "batch", "kv_heads", None, None) for part in v),
         mask=constrain_rows(mask),
         bias=None if bias is None else constrain(bias, "batch", "heads", None, None),
         positions=None if positions is None else jax.tree.map(constrain_rows, positions),

@@ -18,7 +18,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain, constrain_rows
-from jrl.models.cache import LayerCache
+from jrl.models.cache import Column, LayerCache
 from jrl.models.layer_loop import run_blocks
 from jrl.models.layers import ACTIVATIONS, Norm, Projection, Table
 from jrl.models.seq2seq_attention import RelativeAttention, RelativeBias
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
     mask: Bool[Array, "B Q S"]
     queries: Int[Array, "Q"]
     context_mask: Bool[Array, "B C"]
-    column: Int[Array, ""] | None = None
+    column: Column | None = None
 
 
 class Mlp(nn.Module):
@@ -136,8 +136,8 @@ class DecoderBlock(_Block):
         memory = self.attn.memory(normed)
         if cache is not None:
             assert rows.column is not None
-            memory = cache = cache.append(*memory, rows.column)
-        x = self.add(x, self.attn(normed, memory, rows.mask, bias))
+            memory = cache = cache.append(memory, rows.column)
+        x = self.add(x, self.attn(normed, memory, rows.mask, bias, rows.column))
         read = source if isinstance(source, LayerCache) else self.read(source)
         visible = rows.context_mask[:, None, :]
         visible = jnp.broadcast_to(visible, (visible.shape[0], x.shape[1], visible.shape[2]))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
 from jrl.models.attention import attend, weight_dropout
-from jrl.models.cache import LayerCache, spread_kv_heads
+from jrl.models.cache import Column, LayerCache, attend_written, spread_kv_heads
 from jrl.models.layers import Projection
 from jrl.models.score_blocks import Operands
 from jrl.models.seq2seq_config import Seq2SeqConfig
@@ -86,7 +87,8 @@ class RelativeAttention(nn.Module):
     def memory(self, source: Float[Array, "B S D"]) -> LayerCache:
         """Keys and values of what is read."""
         heads = self.config.num_heads
-        return LayerCache(spread_kv_heads(heads, self.k(source)), spread_kv_heads(heads, self.v(source)))
+        k, v = (spread_kv_heads(heads, project(source)) for project in (self.k, self.v))
+        return LayerCache((k,), (v,))
 
     def __call__(
         self,
@@ -94,9 +96,11 @@ class RelativeAttention(nn.Module):
         memory: LayerCache,
         mask: Bool[Array, "B Q S"],
         bias: Float[Array, "1 N Q S"] | None = None,
+        column: Column | None = None,
     ) -> Float[Array, "B Q D"]:
-        """Output of attention, to be added to the residual stream."""
+        """Output of attention, to be added to the residual stream; `column` is that of the queries in a cache."""
         q = constrain(self.q(x), "batch", None, "heads", None)
-        operands = Operands(q, memory.k, memory.v, mask, bias)
-        out = attend(operands, scale=1.0, dropout=weight_dropout(self.dropout))
+        operands = Operands(q, *memory, mask, bias)
+        whole = functools.partial(attend, scale=1.0, dropout=weight_dropout(self.dropout))
+        out = whole(operands) if column is None else attend_written(whole, operands, column)
         return self.o(constrain(out, "batch", None, "heads", None))

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.models.adapters.lora import Lora
-from jrl.models.cache import LayerCache, cached_kv_heads, constrain_cache
+from jrl.models.cache import Column, LayerCache, cached_kv_heads, empty_buffers
 from jrl.models.decoder_policy import LORA
 from jrl.models.fused_attention import AttnImplementation, require_einsum
 from jrl.models.heads import HEADS, read_heads
@@ -60,7 +61,7 @@ class Seq2SeqCache(NamedTuple):
     sources: tuple[LayerCache, ...]
     mask: Bool[Array, "B S"]
     context_mask: Bool[Array, "B C"]
-    column: Int[Array, ""]
+    column: Column
 
 
 def make_seq2seq_policy(
@@ -159,16 +160,12 @@ class _Seq2SeqPolicy:
         variables = self._variables(params, frozen)
         sources = self._run(variables, self._encode(variables, prompts), method="read_context")
         shape = (rows, cached_kv_heads(config.num_heads, config.num_heads), length, config.head_dim)
-
-        def empty() -> Array:
-            return constrain_cache(jnp.zeros(shape, self.model.dtype))
-
         return Seq2SeqCache(
-            layers=tuple(LayerCache(empty(), empty()) for _ in range(config.num_layers)),
+            layers=tuple(empty_buffers(shape, 1, self.model.dtype) for _ in range(config.num_layers)),
             sources=sources,
             mask=jnp.zeros((rows, length), bool),
             context_mask=_context(prompts)[1],
-            column=jnp.zeros((), jnp.int32),
+            column=np.int32(0),
         )
 
     def decode(

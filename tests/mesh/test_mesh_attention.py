@@ -91,7 +91,7 @@ def test_blocks_of_scores_move_nothing_between_devices(
 
     def gradients(q: Any, k: Any, v: Any, mask: Any) -> Any:
         def out(q: Any, k: Any, v: Any) -> Any:
-            return attend(Operands(q, k, v, mask), scale=0.5)
+            return attend(Operands(q, (k,), (v,), mask), scale=0.5)
 
         found, back = jax.vjp(out, q, k, v)
         return back(jnp.sin(found))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jrl.mesh import replicated, tree_shardings
+from jrl.mesh import make_mesh, replicated, tree_shardings
+from jrl.models import cache
 from jrl.placement import rows_sharding
 from jrl.rollout.generate import make_generate
 from jrl.typing import Completions, SamplingKnobs
@@ -73,6 +74,21 @@ def test_samples_that_share_a_pass_over_their_prompt_are_those_of_one_device(
     wanted = expected("llama", False, num_generations)
     capfd.readouterr()
     actual = sample(mesh, "llama", num_generations=num_generations)
+    assert REMATERIALIZED not in capfd.readouterr().err
+    np.testing.assert_array_equal(actual.tokens, wanted.tokens)
+    np.testing.assert_allclose(actual.logprobs, wanted.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_sliced", [True, False], ids=["one buffer", "several buffers"])
+def test_a_cache_that_is_read_in_parts_gives_the_ids_of_one_device(
+    is_sliced: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """19 columns in parts of eight, with key/value heads that are repeated and split."""
+    wanted = expected("llama", False)
+    monkeypatch.setattr(cache, "READ_COLUMNS", 8)
+    monkeypatch.setattr(cache, "reads_slices", lambda _: is_sliced)
+    capfd.readouterr()
+    actual = sample(make_mesh(1, 2, 4), "llama")
     assert REMATERIALIZED not in capfd.readouterr().err
     np.testing.assert_array_equal(actual.tokens, wanted.tokens)
     np.testing.assert_allclose(actual.logprobs, wanted.logprobs, atol=1e-5)

@@ -136,7 +136,7 @@ def test_attend_against_the_formula():
     q, k, v = (jax.random.normal(key, (1, 2, 3, 4)) for key in jax.random.split(jax.random.key(0), 3))
     bias = jax.random.normal(jax.random.key(1), (1, 2, 3, 3))
     mask = jnp.tril(jnp.ones((1, 3, 3), bool))
-    found = attend(Operands(q.swapaxes(1, 2), k, v, mask, bias), scale=0.3, softcap=1.5)
+    found = attend(Operands(q.swapaxes(1, 2), (k,), (v,), mask, bias), scale=0.3, softcap=1.5)
     scores = 1.5 * np.tanh(0.3 * np.einsum("bnqh,bnsh->bnqs", q, k) / 1.5) + bias
     scores = np.where(mask[:, None], scores, -np.inf)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)

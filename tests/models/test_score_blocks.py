@@ -44,7 +44,7 @@ def operands(kind: str) -> Operands:
 
     mask = np.tril(np.ones((Q, S), bool), S - Q)[None] & (rng.random((B, 1, S)) < 0.7)
     mask[0, 0] = False
-    found = Operands(normal(B, Q, N, H), normal(B, K, S, H), normal(B, K, S, H), jnp.asarray(mask))
+    found = Operands(normal(B, Q, N, H), (normal(B, K, S, H),), (normal(B, K, S, H),), jnp.asarray(mask))
     if kind.endswith("bias"):
         found = found._replace(bias=normal(1 if kind == "shared bias" else B, N, Q, S))
     if kind == "positions":
@@ -116,7 +116,7 @@ def test_no_scores_beyond_the_limit_are_held(monkeypatch):
 
     # The mask is an argument: without one XLA's CPU compiler fuses the whole of attention by itself.
     def loss(q: jax.Array, k: jax.Array, mask: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sin(attend(Operands(q, k, k, mask), scale=0.5)))
+        return jnp.sum(jnp.sin(attend(Operands(q, (k,), (k,), mask), scale=0.5)))
 
     def temporary(limit: int, function: Callable[..., Any]) -> int:
         monkeypatch.setattr(score_blocks, "SCORES_BYTES", limit)
@@ -133,8 +133,8 @@ def test_blocks_drop_weights_by_keys_of_their_own(monkeypatch):
     rng = np.random.default_rng(0)
     rows = Operands(
         jnp.zeros((B, Q, N, H)),
-        jnp.zeros((B, N, S, H)),
-        jnp.asarray(rng.normal(size=(1, 1, S, H)), jnp.float32) * jnp.ones((B, N, 1, 1)),
+        (jnp.zeros((B, N, S, H)),),
+        (jnp.asarray(rng.normal(size=(1, 1, S, H)), jnp.float32) * jnp.ones((B, N, 1, 1)),),
         jnp.ones((B, Q, S), bool),
     )
 

@@ -95,6 +95,19 @@ def grouped_dot(
     return products().grouped_dot(rows, kernels, sizes)
 
 
+def reads_slices(num_queries: int) -> bool:
+    """True where `score_keys` and `mix_values` read the first keys of an array as they lie, and do not copy them first.
+
+    Seen in compiled loops. The compiler for TPUs makes a slice part of the product. The one for GPUs does where the
+    product is a plain sum, that of a single query, and not where it calls a kernel for matrices. That for CPUs copies.
+
+    Args:
+      num_queries: Queries that read one key/value head.
+    """
+    here = platform()
+    return here == "tpu" or (here == "gpu" and num_queries == 1)
+
+
 def loop_weights(tree: Params, num_rows: int, num_tokens: int) -> Params:
     """`PolicyFns.loop_weights`: the parameters as a loop over so many tokens of so many rows reads them best."""
     return products().loop_weights(tree, num_rows, num_tokens)

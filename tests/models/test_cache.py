@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of decoding reads the written part of the cache alone, and draws what it drew from the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.models import cache
+from jrl.models.adapters import PrefixConfig, PromptConfig
+from jrl.models.cache import LayerCache, empty_buffers
+from jrl.models.model import make_model
+from jrl.models.policy import make_policy
+from jrl.rollout import generate
+from jrl.rollout.generate import make_generate
+from jrl.typing import ModelInputs, SamplingKnobs
+from tests.models.test_blocks import BASE, KINDS, LENGTH, random_params
+from tests.tiny import PAD_ID, tiny_contexts, tiny_hf_config, tiny_lm, tiny_policy, tiny_prompts
+
+COLUMNS = 8
+FORMS = {"one buffer": True, "several buffers": False}
+"""Whether products read slices of one buffer as they lie."""
+
+
+@pytest.fixture(params=FORMS)
+def in_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Steps read multiples of eight columns, in either form."""
+    monkeypatch.setattr(cache, "READ_COLUMNS", COLUMNS)
+    monkeypatch.setattr(cache, "reads_slices", lambda _: FORMS[request.param])
+    return monkeypatch
+
+
+def generated(policy: Any, params: Any, frozen: Any, prompts: ModelInputs, count: int) -> Any:
+    """Greedy completions, without an end."""
+    run = make_generate(policy, max_new_tokens=count, eos_token_ids=(), pad_token_id=PAD_ID, do_sample=False)
+    rows = jnp.arange(prompts.tokens.shape[0])
+    knobs = SamplingKnobs(jnp.float32(1.0), jnp.float32(1.0))
+    return jax.jit(run)(params, frozen, prompts, rows, knobs, jax.random.key(0))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
+def test_ids_are_those_of_a_cache_that_is_read_whole(in_parts, family):
+    """24 columns and a few more: the steps pass two borders, and the last buffer is shorter."""
+    policy, params, frozen, _ = tiny_policy(family)
+    prompts, count = (tiny_contexts(), 28) if family == "t5" else (tiny_prompts(P=9), 20)
+    found = generated(policy, params, frozen, prompts, count)
+    in_parts.setattr(cache, "READ_COLUMNS", 1 << 10)
+    wanted = generated(policy, params, frozen, prompts, count)
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=1e-5)
+
+
+def test_a_prompt_that_is_read_in_parts_falls_into_several_multiples(in_parts):
+    """18 columns in three parts of six, of which two go over a border."""
+    policy, params, frozen, _ = tiny_policy("llama")
+    in_parts.setattr(generate, "PREFILL_TOKENS", 24)
+    found = generated(policy, params, frozen, tiny_prompts(P=18), 4)
+    in_parts.setattr(cache, "READ_COLUMNS", 1 << 10)
+    in_parts.setattr(generate, "PREFILL_TOKENS", 1 << 10)
+    wanted = generated(policy, params, frozen, tiny_prompts(P=18), 4)
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["alibi", "sandwich-windows-caps"])
+def test_decoding_equals_scoring(in_parts, kind):
+    config = dataclasses.replace(BASE, **KINDS[kind])
+    policy, params = make_policy(config, num_layers_unfrozen=-1), random_params(config)
+    tokens = jax.random.randint(jax.random.key(2), (2, LENGTH), 2, 97)
+    mask = jnp.arange(LENGTH)[None, :] >= jnp.array([[0], [3]])
+    inputs = ModelInputs(tokens, mask)
+
+    @jax.jit
+    def runs(params: Any) -> Any:
+        scored = policy.branch(params, {}, None, inputs, None).policy
+        state = policy.init_cache(params, {}, inputs, LENGTH + 5)
+        first, state = policy.decode(params, {}, jax.tree.map(lambda x: x[:, :6], inputs), state)
+
+        def step(state: Any, column: Any) -> Any:
+            features, state = policy.decode(params, {}, ModelInputs(*(x[:, None] for x in column)), state)
+            return state, features.policy[:, 0]
+
+        _, later = jax.lax.scan(step, state, (tokens[:, 6:].T, mask[:, 6:].T))
+        return scored, jnp.concatenate([first.policy, later.swapaxes(0, 1)], axis=1)
+
+    scored, decoded = (np.asarray(x)[np.asarray(mask)] for x in runs(params))
+    assert scored.std() > 0.1
+    np.testing.assert_allclose(decoded, scored, atol=2e-5)
+
+
+@pytest.mark.parametrize("config", [PrefixConfig(3), PromptConfig(3)], ids=["prefix", "prompt"])
+def test_virtual_tokens_come_first_in_a_cache_of_parts(in_parts, config):
+    lm, whole = tiny_lm("llama")
+    params, frozen = lm.split_params(whole, adapter=config, key=jax.random.key(0))
+    found = generated(lm.policy(adapter=config), params, frozen, tiny_prompts(), 12)
+    in_parts.setattr(cache, "READ_COLUMNS", 1 << 10)
+    wanted = generated(lm.policy(adapter=config), params, frozen, tiny_prompts(), 12)
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+
+
+@pytest.mark.parametrize("count", [1, 5, 13])
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "traced"])
+def test_new_columns_go_where_one_buffer_has_them(in_parts, count, is_known):
+    rng = np.random.default_rng(0)
+    new = LayerCache(*((jnp.asarray(rng.normal(size=(2, 3, count, 4)), jnp.float32),) for _ in range(2)))
+    empty = empty_buffers((2, 3, 21, 4), 1, jnp.float32)
+    for column in range(22 - count):
+        at = np.int32(column) if is_known else jnp.int32(column)
+        written = jax.jit(empty.append)(new, at) if not is_known else empty.append(new, at)
+        for parts, (part,) in zip(written, new, strict=True):
+            wanted = np.zeros((2, 3, 21, 4), np.float32)
+            wanted[:, :, column : column + count] = part
+            np.testing.assert_array_equal(np.concatenate(parts, axis=2), wanted)
+
+
+def test_a_short_cache_is_one_buffer_and_read_whole(monkeypatch):
+    short = jax.eval_shape(lambda: empty_buffers((2, 3, cache.READ_COLUMNS, 4), 1, jnp.float32))
+    assert len(short.k) == len(short.v) == 1
+    monkeypatch.setattr(cache, "reads_slices", lambda _: False)
+    long = jax.eval_shape(lambda: empty_buffers((2, 3, 2 * cache.READ_COLUMNS + 1, 4), 1, jnp.float32))
+    assert [buffer.shape[2] for buffer in long.k] == [256, 256, 1]
+    monkeypatch.setattr(cache, "reads_slices", lambda _: True)
+    long = jax.eval_shape(lambda: empty_buffers((2, 3, 2 * cache.READ_COLUMNS + 1, 4), 1, jnp.float32))
+    assert [buffer.shape[2] for buffer in long.k] == [513]
+
+
+def test_a_step_copies_no_part_of_the_cache():
+    """As this platform's compiler leaves it: nothing of a buffer's size is made but the buffers, each in place."""
+    lm = make_model(tiny_hf_config("llama", n_positions=2048, max_position_embeddings=2048))
+    params, frozen = jax.eval_shape(
+        lambda key: lm.split_params(lm.init(key), num_layers_unfrozen=-1), jax.random.key(0)
+    )
+    policy = lm.policy(num_layers_unfrozen=-1)
+    rows, prompt, count = 3, 300, 400
+    run = make_generate(policy, max_new_tokens=count, eos_token_ids=(), pad_token_id=0, do_sample=False)
+    tokens = jax.ShapeDtypeStruct((rows, prompt), jnp.int32)
+    real, number = jax.ShapeDtypeStruct((rows, prompt), bool), jax.ShapeDtypeStruct((), jnp.float32)
+    ids = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    knobs = SamplingKnobs(number, number)
+    compiled = jax.jit(run).lower(params, frozen, ModelInputs(tokens, real), ids, knobs, key).compile()
+    # What the body of the loop makes that is as large as the last buffer at least.
+    made = re.findall(
+        r"%(\S+) = f32\[3,2,(\d{3,}),8\]\S* ([\w-]+)\(.*op_name=\"[^\"]*/while/", compiled.as_text()
+    )
+    assert {int(size) for _, size, _ in made} == {256, 699 - 512}
+    kept = [name for name, _, kind in made if kind not in ("get-tuple-element", "parameter")]
+    assert kept and all(re.search("dynamic.update.slice", name) for name in kept), kept
