@@ -53,7 +53,7 @@ class Operands(NamedTuple):
         return sum(k.shape[2] for k in self.k)
 
     def first_keys(self, length: int) -> Operands:
-        """The same queries, and the first keys alone."""
+        """Operands with all queries and the first keys."""
 
         def first(parts: tuple[Float[Array, "B K S H"], ...]) -> tuple[Float[Array, "B K S H"], ...]:
             starts = itertools.accumulate((part.shape[2] for part in parts), initial=0)
