@@ -35,7 +35,7 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None)
 hypothesis.settings.register_profile("random", database=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 ROOT = Path(__file__).resolve().parents[1]
-TIERS = ("parity", "slow", "mesh")
+TIERS = ("parity", "slow", "mesh", "aot")
 # What a test without a mark may take on a quiet machine. The same test has been seen to take 3 s and 15 s on one
 # machine, so a test over it is named at the end of the run and fails nothing: a clock refuses no change.
 SECONDS = 5.0

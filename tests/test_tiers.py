@@ -39,7 +39,7 @@ def test_marks(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> N
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
-        ("not parity and not slow and not mesh and not broad", True),
+        ("not parity and not slow and not mesh and not aot and not broad", True),
         ("fast", True),
         ("parity and not slow", False),
         ("not parity and slow", False),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 LISTS = Path(__file__).parent / "tiers"
-OTHERS = ("parity", "slow", "mesh")
+OTHERS = ("parity", "slow", "mesh", "aot")
 ROOMS = ("ops", "losses", "learners", "rollout", "test_contracts.py", "test_layers.py")
 
 

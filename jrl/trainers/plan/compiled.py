@@ -8,8 +8,10 @@ the very executable that a job on those devices would build, so its memory is no
 from __future__ import annotations
 
 import math
+import pickle
 import re
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -185,9 +187,7 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
     compiled = program.function.lower(*program.arguments).compile()
     seconds = time.perf_counter() - began
     if save is not None:
-        save.mkdir(parents=True, exist_ok=True)
-        (save / f"{program.name}.bin").write_bytes(serialize_executable.serialize(compiled)[0])
-        (save / f"{program.name}.hlo.txt").write_text(compiled.as_text(), encoding="utf-8")
+        _save(compiled, save, program.name)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     rounds = [loop.round_bytes for loop in loops(text) if loop.trips is None and not loop.place]
     return CompiledProgram(
@@ -204,6 +204,22 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
         num_sorts=num_sorts(text),
         largest=tuple(largest_arrays(text, 3)),
     )
+
+
+def _save(compiled: Any, folder: Path, name: str) -> None:
+    """Writes an executable and its HLO."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.hlo.txt").write_text(compiled.as_text(), encoding="utf-8")
+    try:
+        content = serialize_executable.serialize(compiled)[0]
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        warnings.warn(
+            f"The executable of {name} cannot be saved, its HLO is: JAX cannot serialize what a kernel of it brings "
+            f"({error}).",
+            stacklevel=2,
+        )
+        return
+    (folder / f"{name}.bin").write_bytes(content)
 
 
 def _bytes(tree: Any) -> int:
