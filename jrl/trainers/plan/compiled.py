@@ -8,7 +8,6 @@ the very executable that a job on those devices would build, so its memory is no
 from __future__ import annotations
 
 import math
-import pickle
 import re
 import time
 import warnings
@@ -212,7 +211,7 @@ def _save(compiled: Any, folder: Path, name: str) -> None:
     (folder / f"{name}.hlo.txt").write_text(compiled.as_text(), encoding="utf-8")
     try:
         content = serialize_executable.serialize(compiled)[0]
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         warnings.warn(
             f"The executable of {name} cannot be saved, its HLO is: JAX cannot serialize what a kernel of it brings "
             f"({error}).",
