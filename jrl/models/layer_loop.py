@@ -50,6 +50,9 @@ def find_runs(kinds: Sequence[Hashable]) -> list[Run]:
       kinds: What each layer is; equal ones can share a body.
     """
     count = len(kinds)
+    # Whole numbers in their place: all are compared with all.
+    numbers: dict[Hashable, int] = {}
+    kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
     # Bodies, then runs, of the best cut of all layers from each one on.
     best: list[tuple[int, int, list[Run]]] = [(0, 0, [])]
     for start in reversed(range(count)):
