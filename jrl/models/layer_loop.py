@@ -20,7 +20,9 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from jrl.mesh import path_name
 from jrl.models.products import MIXED_VALUES, products
+from jrl.models.rounding import round_kernels
 
 Stream = Float[Array, "B Q D"]
 DROPOUT = "dropout"
@@ -108,10 +110,11 @@ def run_blocks(
         if run.repeats == 1:
             x = call(blocks[run.start], x)
             continue
-        body = [alike(run.start + offset)[1] for offset in range(run.period)]
+        body: list[Any] = [alike(run.start + offset)[1] for offset in range(run.period)]
         stop = run.start + run.period * run.repeats
         equal = [slice(run.start + offset, stop, run.period) for offset in range(run.period)]
-        stacked = [_stack(variables[each]) for each in equal]
+        rounded = [[_rounded(tree, body[0].dtype) for tree in variables[each]] for each in equal]
+        stacked = [_stack(trees) for trees in rounded]
         keys = [_stack([_rngs(block) for block in blocks[each]]) for each in equal]
         x = _scan(body, call, x, stacked, keys, remat=remat)
     return x
@@ -161,6 +164,16 @@ def _is_dear(primitive: Any, *_: Any, **options: Any) -> bool:
 def _kind(variables: Any) -> Hashable:
     leaves, structure = jax.tree.flatten(variables)
     return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+def _rounded(variables: Any, dtype: Any) -> Any:
+    """Variables with kernels as products read them: under bfloat16 their stack, and its gradient, take half the bytes.
+
+    DoRA's norms are of the kernels as they are trained.
+    """
+    if any("magnitude" in path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(variables)):
+        return variables
+    return {**variables, "params": round_kernels(variables["params"], dtype)}
 
 
 def _rngs(block: nn.Module) -> dict[str, Array]:

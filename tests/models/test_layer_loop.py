@@ -193,6 +193,30 @@ def test_the_backward_pass_is_left_products_with_weights_and_what_attention_mixe
     assert kept(remat=True) == [stream]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "mixtral", "t5", "lora", "dora"])
+def test_bfloat16_stacks_kernels_as_products_read_them(name: str) -> None:
+    """Half the bytes. DoRA alone reads kernels otherwise, in norms."""
+    _, params, frozen, _ = parts(name)
+    run = objective(name, True, compute_dtype=jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(lambda *given: run(*given)[0])(params, frozen, None)
+    for loop in (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"):
+        first = loop.params["num_consts"] + loop.params["num_carry"]
+        stacked = [variable.aval for variable in loop.invars[first:]]
+        rounded = sum(one.size for one in stacked if one.dtype == jnp.bfloat16)
+        others = sum(one.size for one in stacked) - rounded
+        assert rounded == 0 if name == "dora" else rounded > 5 * others
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral"])
+def test_bfloat16_computes_what_layers_one_by_one_compute(name: str) -> None:
+    _, params, frozen, _ = parts(name)
+    shared, alone = (
+        jax.jit(objective(name, share, compute_dtype=jnp.bfloat16))(params, frozen, None)[1]
+        for share in (True, False)
+    )
+    np.testing.assert_allclose(shared, alone, atol=0.1)
+
+
 def test_blocks_of_scores_leave_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention makes the scores of a block anew; a loop over layers that kept them would hold those of all blocks."""
     whole, scores = kept(remat=False), 4 * 11 * 11
