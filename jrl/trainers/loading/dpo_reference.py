@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
+from transformers import PretrainedConfig
 
 from jrl.data.preferences.preference_set import PreferenceSet
 from jrl.trainers.config.trl_config import TRLConfig
@@ -100,6 +101,8 @@ def reference_config(config: TRLConfig, path: Any) -> TRLConfig:
         "frozen_dtype": "float32",
         "model_extra_configs": {},
     }
+    if isinstance(config.model.model_path, PretrainedConfig):  # a plan: a run was told of its tokenizer
+        return config.evolve(model=changes)
     # The tokenizer stays the policy's.
     tokenizer = {"tokenizer_path": tokenizer_path(config.model, config.tokenizer)}
     return config.evolve(model=changes, tokenizer=tokenizer)

@@ -12,7 +12,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,22 +90,24 @@ class CompiledPlan:
       planned: From shapes alone.
       held_bytes: That lie on a device all the time.
       programs: In the order in which an iteration calls them.
+      too_large: Programs that the compiler refused for want of memory, with what it said.
     """
 
     target: Target
     planned: RunPlan
     held_bytes: int
     programs: tuple[CompiledProgram, ...]
+    too_large: Mapping[str, str]
 
     @property
     def total(self) -> int:
         """Bytes of one device at the fullest moment."""
-        return self.held_bytes + max(program.own_bytes for program in self.programs)
+        return self.held_bytes + max((program.own_bytes for program in self.programs), default=0)
 
     @property
     def fits(self) -> bool:
         """True where a device has as much memory."""
-        return self.total <= self.target.memory_bytes
+        return not self.too_large and self.total <= self.target.memory_bytes
 
     def table(self) -> str:
         """Everything in lines, with what was planned beside what is reserved."""
@@ -121,6 +123,7 @@ class CompiledPlan:
             lines += ["", f"{program.name}, compiled in {program.seconds:.0f} s"]
             lines += [f"  {'taken by a call beside it':<44}{_size(program.own_bytes)}{beside}"]
             lines += _described(program)
+        lines += [f"\n{name} does not fit: {said}" for name, said in self.too_large.items()]
         verdict = "fits" if self.fits else "does not fit"
         share = self.total / self.target.memory_bytes
         lines += ["", f"{'memory of each device, at most':<46}{_size(self.total)}"]
@@ -158,13 +161,18 @@ def compile_run(
         if unknown:
             names = [program.name for program in programs]
             raise ValueError(f"`--programs` must be of {names}, got {sorted(unknown)}.")
-        found = []
+        found, too_large = [], dict[str, str]()
         for program in programs:
             if only and program.name not in only:
                 continue
             tell(program.name)
-            found.append(_compile(program, mesh, save=save))
-    return CompiledPlan(target, planned, held, tuple(found))
+            try:
+                found.append(_compile(program, mesh, save=save))
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                too_large[program.name] = str(error).partition("\n")[0]
+    return CompiledPlan(target, planned, held, tuple(found), too_large)
 
 
 def _programs(config: TRLConfig, mesh: Mesh) -> tuple[list[Program], int]:

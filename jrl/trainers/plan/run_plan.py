@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from jrl.mesh import tree_shardings
+from jrl.mesh import path_name, tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes, rows_of_device
+from jrl.models.layers import ROUNDED
 from jrl.trainers.config.method import entries, footprint_of
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.plan.model_part import ModelShapes, kept_reference, model_part
@@ -121,7 +122,7 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
             length=train.seq_length,
             has_context=has_context,
         )
-        sampling = {"parameters, whole over fsdp": whole if gathered else 0, "cache": cache}
+        sampling = {"parameters, as sampling reads them": _sampled(part, everything)[0], "cache": cache}
     step_traffic, token_traffic = _traffic(
         part, stepped, gathered, rows=rows, length=train.seq_length, chunk=chunk, remat=train.remat
     )
@@ -178,6 +179,24 @@ def _activations(part: ModelShapes, *, rows: int, length: int) -> tuple[int, int
     return kept, (everything - kept) // part.depth
 
 
+def _sampled(part: ModelShapes, everything: Any) -> tuple[int, int]:
+    """(bytes of the parameters that a sampling call makes of those that lie there, bytes that it gathers over fsdp).
+
+    Kernels are rounded to the dtype of the computation, then made whole over fsdp.
+    """
+    read = dict(jax.eval_shape(part.policy.rounded, everything))
+    if "lm_head" in read:  # a head of its own does not read the table's copy
+        read["embed"] = {name: leaf for name, leaf in read["embed"].items() if name != ROUNDED}
+    whole = _bytes(read, part.mesh, whole=True)
+    if part.mesh.shape["fsdp"] > 1:
+        return whole, whole - _bytes(read, part.mesh)
+    lying = {path_name(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(everything)}
+    made = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if lying.get(path_name(path)) != leaf.dtype else None, read
+    )
+    return _bytes(made, part.mesh), 0
+
+
 def _traffic(
     part: ModelShapes, stepped: Any, gathered: int, *, rows: int, length: int, chunk: int, remat: bool
 ) -> tuple[Bytes, Bytes]:
@@ -194,7 +213,7 @@ def _traffic(
         "data: gradients summed": _ring(_bytes(stepped, part.mesh), data),
         "tensor: activations summed": sums * _ring(stream, tensor),
     }, {
-        "fsdp: parameters gathered, once a call": gathered,
+        "fsdp: parameters gathered, once a call": _sampled(part, {**part.params, **part.frozen})[1],
         "tensor: activations summed, each token": token,
     }
 

@@ -17,6 +17,7 @@ import jrl
 from jrl.cli import main
 from jrl.mesh import make_mesh
 from jrl.models.cost import device_bytes
+from jrl.trainers.plan import compiled
 from jrl.trainers.plan.compiled import compile_run
 from jrl.trainers.plan.targets import Target, parse_target
 from tests.trainers.runs import count_vowels, grpo_config, ppo_config
@@ -109,3 +110,16 @@ def test_what_cannot_be_compiled_is_refused(
 ) -> None:
     assert main(["plan", "--config", recipe, *flags]) != 0
     assert message.replace("\\", "") in capsys.readouterr().err
+
+
+def test_a_program_that_the_compiler_refuses_does_not_fit(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 20 GiB exceed the 16 of the device\nmore")
+
+    monkeypatch.setattr(compiled, "_compile", refuse)
+    config, mesh = ppo_config(checkpoint, tmp_path / "run"), make_mesh(devices=here().devices())
+    found = compile_run(config, here(), mesh, only=["score"])
+    assert not found.fits and list(found.too_large) == ["score"]
+    assert "score does not fit: RESOURCE_EXHAUSTED: 20 GiB exceed the 16 of the device\n" in found.table()
