@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examples in docstrings run, and everything public in the maths has a docstring."""
 
+import ast
 import doctest
 import importlib
 import inspect
+import itertools
 import pkgutil
 from pathlib import Path
 
@@ -39,3 +41,22 @@ def test_public_names_are_documented(name):
             continue
         if value.__module__ == name:
             assert inspect.getdoc(value), f"{name}.{attribute} has no docstring"
+
+
+@pytest.mark.parametrize("package", ["jrl.ops", "jrl.losses"])
+def test_exported_constants_are_documented(package):
+    """A string stands behind each: a table of losses has no docstring of its own."""
+    constants = {
+        name
+        for name, value in vars(importlib.import_module(package)).items()
+        if name.isupper() and not name.startswith("_")
+    }
+    documented = set()
+    for module in MATHS:
+        lines = inspect.getsource(importlib.import_module(module))
+        body = ast.parse(lines).body
+        for node, after in itertools.pairwise(body):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            documented |= {target.id for target in targets if is_text and isinstance(target, ast.Name)}
+    assert constants <= documented

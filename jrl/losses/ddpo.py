@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jrl.ops.checks import Scalar, check_batch
+from jrl.ops.checks import Scalar, check_batch, check_positive
 from jrl.ops.kl import kl_k2
 from jrl.ops.masking import masked_sum, zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
@@ -63,6 +63,7 @@ def ddpo_loss(
     old_logprobs, advantages = (
         jax.lax.stop_gradient(zero_masked(x, valid)) for x in (old_logprobs, advantages)
     )
+    check_positive("advantage_clip", advantage_clip)
     advantages = jnp.clip(advantages, -advantage_clip, advantage_clip)
     losses = clipped_surrogate(logprobs, old_logprobs, advantages, clip_range=clip_range)
     metrics: Metrics = {"ddpo/policy_loss": mean_metric(losses, valid)}

@@ -110,6 +110,7 @@ LOSSES: Mapping[str, PairLoss] = {
     "sft": PairLoss(sft_term, ()),
     "sigmoid_norm": PairLoss(sigmoid_norm_loss),
 }
+"""DPO's relatives by the names of TRL's `loss_type`."""
 
 
 def implicit_rewards(
@@ -170,7 +171,7 @@ def dpo_loss(
     Returns:
       The sum over pairs, their number, and the metrics; all 0 without a valid pair.
     Raises:
-      ValueError: If shapes differ.
+      ValueError: If shapes differ, or a term has no known name.
       TypeError: If a mask is not boolean.
     Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; the other losses: `jrl.losses.dpo_terms`.
     Example:
@@ -185,6 +186,9 @@ def dpo_loss(
       >>> round(float(loss.loss_sum), 4)  # −log σ(1)
       0.3133
     """
+    unknown = [name for name, _ in terms if name not in LOSSES]
+    if unknown:
+        raise ValueError(f"`terms` must name losses of {sorted(LOSSES)}, got {unknown}.")
     chosen, rejected = (side._replace(mask=side.mask & valid[:, None]) for side in (chosen, rejected))
     num_pairs = jnp.sum(valid, dtype=jnp.float32)
     if pairs_per_token is None:

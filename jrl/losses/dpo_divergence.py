@@ -113,3 +113,4 @@ DIVERGENCES: Mapping[str, Divergence] = {
     "js_divergence": Divergence(js_divergence),
     "alpha_divergence": Divergence(alpha_divergence, takes_alpha=True),
 }
+"""Divergences by the names of TRL's `f_divergence_type`."""

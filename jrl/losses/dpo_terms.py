@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from jrl.losses.dpo_divergence import MAX_EXPONENT
 from jrl.losses.dpo_pairs import Pairs
-from jrl.ops.checks import Scalar
+from jrl.ops.checks import Scalar, check_positive
 from jrl.ops.masking import masked_mean
 
 
@@ -107,6 +107,8 @@ def exo_pair_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Flo
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
       label_smoothing: ε in (0, 0.5).
+    Raises:
+      ValueError: If it is not positive: the logarithm of ε is in the loss.
     Reference: EXO, Ji et al. 2024, arXiv:2402.00856, eq. 16.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -114,6 +116,7 @@ def exo_pair_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Flo
       >>> round(float(exo_pair_loss(pairs, beta=1.0, label_smoothing=0.5)[0]), 4)  # log 2 − H(σ(2))
       0.3278
     """
+    check_positive("label_smoothing", label_smoothing)
     logits = beta * pairs.margins
     right = jax.nn.sigmoid(logits) * (jax.nn.log_sigmoid(logits) - jnp.log1p(-label_smoothing))
     return right + jax.nn.sigmoid(-logits) * (jax.nn.log_sigmoid(-logits) - jnp.log(label_smoothing))

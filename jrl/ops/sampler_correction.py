@@ -104,7 +104,9 @@ def drop_weights(weights: Float[Array, "B T"], *, low: Scalar, high: Scalar) -> 
     Args:
       weights: w.
       low: At least 0; 0.5 in the paper, 0 leaves small weights.
-      high: Above `low`; 5 in the paper.
+      high: At least `low`; 5 in the paper.
+    Raises:
+      ValueError: If the bounds leave nothing between them.
     Reference: Ling team 2025, arXiv:2510.18855 (IcePop).
     Example:
       >>> drop_weights(jnp.array([[0.4, 0.5, 5.0, 5.1]]), low=0.5, high=5.0).tolist()
@@ -112,6 +114,8 @@ def drop_weights(weights: Float[Array, "B T"], *, low: Scalar, high: Scalar) -> 
     """
     check_float("weights", weights)
     check_positive("high", high)
+    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+        raise ValueError(f"`low` must be at most `high`, {high}, got {low}: every weight would become 0.")
     return jnp.where((weights < low) | (weights > high), 0.0, weights)
 
 

@@ -107,3 +107,9 @@ def test_errors_name_the_argument() -> None:
         ddpo_loss.__wrapped__(
             jnp.ones(2), jnp.ones(2), jnp.ones(3), jnp.ones(2, bool), clip_range=0.1, advantage_clip=5.0
         )
+
+
+def test_the_clip_of_advantages_must_be_positive() -> None:
+    one = jnp.ones(1)
+    with pytest.raises(ValueError, match=r"`advantage_clip` must be > 0, got -5\.0"):
+        ddpo_loss(one, one, one, one > 0, clip_range=0.1, advantage_clip=-5.0)

@@ -284,3 +284,13 @@ def test_sides_of_different_width_are_refused(modern):
     chosen, rejected = modern
     with pytest.raises(ValueError, match=r"`rejected.mask` must have shape \(2, 3\) like `chosen.mask`"):
         loss_of((chosen, jax.tree.map(lambda x: x[:, :2], rejected)))
+
+
+class TestBadInput:
+    def test_a_term_of_no_known_name_is_refused_with_those_that_are(self) -> None:
+        with pytest.raises(ValueError, match=r"`terms` must name losses of \['aot', .*\], got \['sigmoyd'\]"):
+            loss_of(TestClassicGolden.SIDES, terms=[("sigmoid", 1.0), ("sigmoyd", 1.0)])
+
+    def test_exo_needs_smoothing(self) -> None:
+        with pytest.raises(ValueError, match=r"`label_smoothing` must be > 0, got 0\.0"):
+            per_pair("exo_pair", TestClassicGolden.SIDES)

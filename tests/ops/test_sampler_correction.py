@@ -98,3 +98,8 @@ class TestOffPolicyRows:
         for threshold, wanted in ((0.4, [True, False, False]), (0.6, [False] * 3)):
             found = off_policy_rows(self.NOW, sampler, advantages, self.MASK, threshold=threshold)
             np.testing.assert_array_equal(found, np.repeat(np.array(wanted)[:, None], 3, axis=1))
+
+
+def test_bounds_with_nothing_between_them_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`low` must be at most `high`, 0\.5, got 2\.0"):
+        drop_weights(jnp.ones((1, 2)), low=2.0, high=0.5)

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
-from transformers import PretrainedConfig
 
 from jrl.data.preferences.preference_set import PreferenceSet
+from jrl.models.hub import is_checkpoint
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.adapters import plan_adapter
 from jrl.trainers.loading.setup import PolicyBundle, described_model, load_policy
@@ -101,8 +101,10 @@ def reference_config(config: TRLConfig, path: Any) -> TRLConfig:
         "frozen_dtype": "float32",
         "model_extra_configs": {},
     }
-    if isinstance(config.model.model_path, PretrainedConfig):  # a plan: a run was told of its tokenizer
-        return config.evolve(model=changes)
+    if config.tokenizer.tokenizer_path is None and not is_checkpoint(config.model.model_path):
+        return config.evolve(
+            model=changes
+        )  # a config object, as plans may have: a run was told of its tokenizer
     # The tokenizer stays the policy's.
     tokenizer = {"tokenizer_path": tokenizer_path(config.model, config.tokenizer)}
     return config.evolve(model=changes, tokenizer=tokenizer)
