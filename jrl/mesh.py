@@ -192,14 +192,21 @@ def rows_parts(mesh: Mesh | AbstractMesh) -> int:
 
 def split_evenly(num_rows: int) -> int:
     """The least number of rows, not fewer than these, that the mesh in force divides."""
-    parts = num_row_parts()
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = 1 if mesh.empty else rows_parts(mesh)
     return -(-num_rows // parts) * parts
 
 
-def num_row_parts() -> int:
-    """`rows_parts` of the mesh in force; 1 where there is none."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else rows_parts(mesh)
+def rows_of_device(num_rows: int, mesh: Mesh | AbstractMesh | None = None) -> int:
+    """Rows of a batch that one device computes: its part, or all where they do not divide.
+
+    Args:
+      num_rows: Of the batch.
+      mesh: That splits it; None: the mesh in force, where there is one.
+    """
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    parts = 1 if mesh.empty else rows_parts(mesh)
+    return num_rows if num_rows % parts else num_rows // parts
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

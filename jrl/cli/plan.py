@@ -13,9 +13,7 @@ from jrl.mesh import abstract_mesh, make_mesh, mesh_sizes
 from jrl.trainers.config.coercion import read_yaml
 from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.plan.compiled import compile_run
 from jrl.trainers.plan.run_plan import plan_run
-from jrl.trainers.plan.targets import parse_target
 
 GIB = 1 << 30
 
@@ -66,8 +64,8 @@ def plan(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], in
         sizes = {"data": 1, "fsdp": 1, "tensor": 1} | _sizes(flags.mesh)
     if flags.compile:
         return _compile(config, flags, sizes)
-    for name in ("programs", "save"):
-        if getattr(flags, name):
+    for name, given in {"programs": flags.programs, "save": flags.save}.items():
+        if given:
             raise ValueError(f"--{name} needs --compile TARGET: without it nothing is compiled.")
     devices = flags.devices
     if devices is None:
@@ -86,6 +84,10 @@ def _compile(
     config: TRLConfig, flags: argparse.Namespace, sizes: Mapping[str, int]
 ) -> Callable[[], int | None]:
     """`jrl plan --compile`; status 1 where a target is too small."""
+    # Other commands need not wait for what reads compiled programs.
+    from jrl.trainers.plan.compiled import compile_run
+    from jrl.trainers.plan.targets import parse_target
+
     if flags.devices is not None or flags.hbm is not None:
         raise ValueError("--devices and --hbm must not be given with --compile: the target has them.")
     targets = [parse_target(text) for text in flags.compile]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jrl.mesh import partition_spec, rows_parts, tree_shardings
+from jrl.mesh import partition_spec, rows_of_device, tree_shardings
 from jrl.models.adapters.config import AdapterConfig
 from jrl.models.entries_io import flat_tree, parameter_targets
 from jrl.models.heads import HEADS
@@ -228,13 +228,7 @@ def activation_bytes(
     for (shape, dtype), count in (found - other).items():
         parts = mesh.shape["tensor"] if set(split_sizes) & set(shape) else 1
         total += count * math.prod(shape) * dtype.itemsize / parts
-    return int(total * rows_of_device(mesh, rows) / rows)
-
-
-def rows_of_device(mesh: Mesh | AbstractMesh, rows: int) -> int:
-    """Rows of a batch that one device computes: its part, or all where they do not divide."""
-    parts = rows_parts(mesh)
-    return rows if rows % parts else rows // parts
+    return int(total * rows_of_device(rows, mesh) / rows)
 
 
 def device_bytes(tree: Any) -> int:

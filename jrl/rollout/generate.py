@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.mesh import gather_fsdp, num_row_parts
+from jrl.mesh import gather_fsdp, rows_of_device
 from jrl.ops.checks import check_positive
 from jrl.ops.sampling import Processor, SamplingContext, best_advantages, draw, make_processors
 from jrl.typing import (
@@ -196,9 +196,7 @@ def prefill(
       Features of the last column (B 1 D), and the cache.
     """
     num_rows, width = prompts.tokens.shape
-    parts = num_row_parts()
-    own_rows = num_rows // parts if num_rows % parts == 0 else num_rows
-    columns = -(-width // min(-(-own_rows * width // PREFILL_TOKENS), width))
+    columns = -(-width // min(-(-rows_of_device(num_rows) * width // PREFILL_TOKENS), width))
     count = -(-width // columns)
 
     def read(inputs: ModelInputs, cache: Cache) -> tuple[Features, Cache]:

@@ -217,7 +217,6 @@ def sequence_shapes(model: ModelShapes, rows: int, length: int, packed: bool = F
       length: Tokens of each.
       packed: Whether several samples share a row.
     """
-
     shape = partial(array_of, rows, dtype=jnp.int32)
     tokens, mask = shape(length), shape(length, dtype=jnp.bool_)
     inputs = ModelInputs(tokens, mask, shape(length) if packed else None)

@@ -12,9 +12,9 @@ from jax.sharding import AbstractMesh, AxisType
 from transformers import T5Config
 
 import jrl
-from jrl.mesh import AXES, make_mesh
+from jrl.mesh import AXES, make_mesh, rows_of_device
 from jrl.models.adapters.config import read_adapter_config
-from jrl.models.cost import device_bytes, estimate_cost, format_bytes, rows_of_device
+from jrl.models.cost import device_bytes, estimate_cost, format_bytes
 from jrl.models.model import make_model
 from jrl.typing import ModelInputs
 from tests.tiny import tiny_hf_config, tiny_lm
@@ -93,7 +93,7 @@ def test_several_devices_share_it():
 
 @pytest.mark.parametrize(("rows", "own"), [(8, 2), (4, 1), (3, 3), (6, 6)])
 def test_rows_of_a_device(rows, own):
-    assert rows_of_device(AbstractMesh((2, 2, 2), AXES, (AxisType.Auto,) * 3), rows) == own
+    assert rows_of_device(rows, AbstractMesh((2, 2, 2), AXES, (AxisType.Auto,) * 3)) == own
 
 
 def test_real_sizes_cost_nothing_to_ask():

@@ -101,10 +101,9 @@ def reference_config(config: TRLConfig, path: Any) -> TRLConfig:
         "frozen_dtype": "float32",
         "model_extra_configs": {},
     }
+    # A config object, as plans may have: a run was told of its tokenizer.
     if config.tokenizer.tokenizer_path is None and not is_checkpoint(config.model.model_path):
-        return config.evolve(
-            model=changes
-        )  # a config object, as plans may have: a run was told of its tokenizer
+        return config.evolve(model=changes)
     # The tokenizer stays the policy's.
     tokenizer = {"tokenizer_path": tokenizer_path(config.model, config.tokenizer)}
     return config.evolve(model=changes, tokenizer=tokenizer)

@@ -50,8 +50,9 @@ class CompiledProgram:
     Attributes:
       name: "sample", "score", "update".
       seconds: That compiling it took.
-      held_bytes: Of the arguments that the run holds anyway: parameters, optimizer, reference.
-      given_bytes: Of the other arguments.
+      held_bytes: Of the arguments that the run holds anyway: parameters, optimizer, reference; by their shapes.
+      given_bytes: Of the other arguments, by their shapes.
+      argument_bytes: Of all arguments, as the compiler lays them out; it leaves out what the program does not read.
       result_bytes: Of what it returns, without what takes the place of an argument.
       temporary_bytes: That it reserves beside them.
       flops: Of its matrix products, loops counted as often as they run.
@@ -66,6 +67,7 @@ class CompiledProgram:
     seconds: float
     held_bytes: int
     given_bytes: int
+    argument_bytes: int
     result_bytes: int
     temporary_bytes: int
     flops: float
@@ -193,15 +195,16 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
     began = time.perf_counter()
     compiled = program.function.lower(*program.arguments).compile()
     seconds = time.perf_counter() - began
-    if save is not None:
-        _save(compiled, save, program.name)
     memory, text = compiled.memory_analysis(), compiled.as_text()
+    if save is not None:
+        _save(compiled, text, save, program.name)
     rounds = [loop.round_bytes for loop in loops(text) if loop.trips is None and not loop.place]
     return CompiledProgram(
         name=program.name,
         seconds=seconds,
         held_bytes=_bytes(program.arguments[: program.num_held]),
         given_bytes=_bytes(program.arguments[program.num_held :]),
+        argument_bytes=memory.argument_size_in_bytes,
         result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         flops=num_flops(text, program.rounds),
@@ -213,10 +216,10 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
     )
 
 
-def _save(compiled: Any, folder: Path, name: str) -> None:
+def _save(compiled: Any, text: str, folder: Path, name: str) -> None:
     """Writes an executable and its HLO."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.hlo.txt").write_text(compiled.as_text(), encoding="utf-8")
+    (folder / f"{name}.hlo.txt").write_text(text, encoding="utf-8")
     try:
         content = serialize_executable.serialize(compiled)[0]
     except (AttributeError, TypeError, ValueError) as error:
@@ -241,6 +244,7 @@ def _described(program: CompiledProgram) -> list[str]:
     """Lines of a program."""
     lines = [
         f"  {'arguments that the run does not hold':<44}{_size(program.given_bytes)}",
+        f"  {'all arguments, as the compiler lays them out':<44}{_size(program.argument_bytes)}",
         f"  {'results':<44}{_size(program.result_bytes)}",
         f"  {'reserved while it runs':<44}{_size(program.temporary_bytes)}",
         f"  {'FLOPs of its matrix products':<44}{program.flops:>12.3g}",

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from jrl.mesh import path_name, tree_shardings
+from jrl.mesh import path_name, rows_of_device, tree_shardings
 from jrl.models.config import TransformerConfig
-from jrl.models.cost import activation_bytes, cache_bytes, format_bytes, rows_of_device
+from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED
 from jrl.trainers.config.method import entries, footprint_of
 from jrl.trainers.config.trl_config import TRLConfig
@@ -102,17 +102,18 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
     stepped = {name: tree for name, tree in part.params.items() if name != "target_q_heads"}
     everything = {**part.params, **part.frozen}
     reference = kept_reference(part, footprint)
-    rows = min(train.minibatch_size or train.batch_size, train.batch_size)
+    rows = train.rows_per_pass
     microbatches = -(-train.batch_size // rows)
     rows *= footprint.rows_per_sample
     vocabulary = part.lm.config.padded_vocab_size
-    whole_logits = 4 * rows_of_device(mesh, rows) * train.seq_length * vocabulary // mesh.shape["tensor"]
+    whole_logits = 4 * rows_of_device(rows, mesh) * train.seq_length * vocabulary // mesh.shape["tensor"]
     logits = min(train.logprob_chunk_bytes, whole_logits)
     chunk = footprint.sampling_rows
     whole = _bytes(everything, mesh, whole=True)
     gathered = whole - _bytes(everything, mesh)
-    sampling, has_context = {}, part.lm.family.kind == "seq2seq"
+    sampling, fetched, has_context = {}, 0, part.lm.family.kind == "seq2seq"
     if chunk:
+        made, fetched = _sampled(part, everything)
         cache = cache_bytes(
             part.policy,
             part.params,
@@ -122,9 +123,16 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
             length=train.seq_length,
             has_context=has_context,
         )
-        sampling = {"parameters, as sampling reads them": _sampled(part, everything)[0], "cache": cache}
+        sampling = {"parameters, as sampling reads them": made, "cache": cache}
     step_traffic, token_traffic = _traffic(
-        part, stepped, gathered, rows=rows, length=train.seq_length, chunk=chunk, remat=train.remat
+        part,
+        stepped,
+        gathered,
+        fetched,
+        rows=rows,
+        length=train.seq_length,
+        chunk=chunk,
+        remat=train.remat,
     )
     kept, recomputed = _activations(part, rows=rows, length=train.seq_length)
     score_traffic: Bytes = {}
@@ -198,9 +206,28 @@ def _sampled(part: ModelShapes, everything: Any) -> tuple[int, int]:
 
 
 def _traffic(
-    part: ModelShapes, stepped: Any, gathered: int, *, rows: int, length: int, chunk: int, remat: bool
+    part: ModelShapes,
+    stepped: Any,
+    gathered: int,
+    fetched: int,
+    *,
+    rows: int,
+    length: int,
+    chunk: int,
+    remat: bool,
 ) -> tuple[Bytes, Bytes]:
-    """(of a microbatch, of sampling) in bytes that a device sends; see docs/scaling.md."""
+    """(of a microbatch, of sampling) in bytes that a device sends; see docs/scaling.md.
+
+    Args:
+      part: The model.
+      stepped: What an optimizer moves.
+      gathered: Bytes that a pass gathers over fsdp.
+      fetched: Bytes that a sampling call does.
+      rows: Of a microbatch.
+      length: Of a row.
+      chunk: Rows of a sampling call.
+      remat: Whether a backward pass computes layers again.
+    """
     data, tensor = part.mesh.shape["data"], part.mesh.shape["tensor"]
     grads = _bytes(stepped, part.mesh, whole=True) - _bytes(stepped, part.mesh)
     layers = part.lm.config.num_layers
@@ -213,7 +240,7 @@ def _traffic(
         "data: gradients summed": _ring(_bytes(stepped, part.mesh), data),
         "tensor: activations summed": sums * _ring(stream, tensor),
     }, {
-        "fsdp: parameters gathered, once a call": _sampled(part, {**part.params, **part.frozen})[1],
+        "fsdp: parameters gathered, once a call": fetched,
         "tensor: activations summed, each token": token,
     }
 
@@ -266,7 +293,7 @@ def _ring(size: int, devices: int) -> int:
 
 def _stream_bytes(part: ModelShapes, *, rows: int, length: int) -> int:
     """Bytes of the residual stream of a device's own rows."""
-    own = rows_of_device(part.mesh, rows)
+    own = rows_of_device(rows, part.mesh)
     return own * length * part.lm.feature_width * jnp.dtype(part.dtype).itemsize
 
 

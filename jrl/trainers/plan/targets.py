@@ -161,6 +161,13 @@ _HOPPER: dict[str, str | int] = {
     "shared_memory_per_block_optin": 227 << 10,
     "cuda_compute_capability": "{ major: 9 feature_extension: ACCELERATED_FEATURES }",
 }
+_HOPPER_FLOPS = {
+    "bfloat16": 989e12,
+    "float16": 989e12,
+    "float32": 494e12,
+    "int8": 1979e12,
+    "float8": 1979e12,
+}
 _GPUS = {
     "a100": _Chip(
         memory_bytes=85_100_068_864,
@@ -180,13 +187,7 @@ _GPUS = {
     ),
     "h100": _Chip(
         memory_bytes=84_942_979_072,
-        matrix_flops={
-            "bfloat16": 989e12,
-            "float16": 989e12,
-            "float32": 494e12,
-            "int8": 1979e12,
-            "float8": 1979e12,
-        },
+        matrix_flops=_HOPPER_FLOPS,
         memory_rate=3350e9,
         link_rate=900e9 / 2,
         library_name="NVIDIA H100 80GB HBM3",
@@ -194,13 +195,7 @@ _GPUS = {
     ),
     "h200": _Chip(
         memory_bytes=151_397_597_184,
-        matrix_flops={
-            "bfloat16": 989e12,
-            "float16": 989e12,
-            "float32": 494e12,
-            "int8": 1979e12,
-            "float8": 1979e12,
-        },
+        matrix_flops=_HOPPER_FLOPS,
         memory_rate=4800e9,
         link_rate=900e9 / 2,
         library_name="NVIDIA H200",

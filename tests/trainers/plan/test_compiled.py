@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import jrl
 from jrl.cli import main
 from jrl.mesh import make_mesh
 from jrl.models.cost import device_bytes
-from jrl.trainers.plan import compiled
+from jrl.trainers.plan import compiled, targets
 from jrl.trainers.plan.compiled import compile_run
 from jrl.trainers.plan.targets import Target, parse_target
 from tests.trainers.runs import count_vowels, grpo_config, ppo_config
@@ -85,9 +84,7 @@ def recipe(checkpoint: str, tmp_path: Path) -> str:
 def test_the_status_says_whether_a_run_fits(
     recipe: str, memory: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        sys.modules["jrl.cli.plan"], "parse_target", lambda text: replace(here(memory), name=text)
-    )
+    monkeypatch.setattr(targets, "parse_target", lambda text: replace(here(memory), name=text))
     command = ["plan", "--config", recipe, "--compile", "gpu:h100", "--programs", "update"]
     assert main(command) == status
     printed = capsys.readouterr()
