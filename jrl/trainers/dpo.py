@@ -28,7 +28,7 @@ from jrl.learners.dpo import (
 )
 from jrl.learners.dpo_config import DPOConfig
 from jrl.mesh import replicated
-from jrl.trainers.config.method import Footprint
+from jrl.models.policy import init_reference
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.dpo_reference import (
@@ -43,7 +43,7 @@ from jrl.trainers.loading.dpo_reference import (
 )
 from jrl.trainers.loading.setup import PolicyBundle
 from jrl.trainers.offline import OfflineTrainer, SampleSet
-from jrl.trainers.plan.model_part import ModelShapes, kept_reference
+from jrl.trainers.plan.model_part import ModelShapes
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.programs import (
     Program,
@@ -134,7 +134,7 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
 
         update = _make_update(config, method, reader, optimizer)
         step = update_program(model, mesh, init, update, batch)
-        own = kept_reference(model, Footprint(reference="branch"))
+        own = jax.eval_shape(init_reference, model.params)
         arguments = weights_on(mesh, own), weights_on(mesh, model.frozen), rows_on(mesh, batch)
         score = Program("score", _score_program(config, reader, mesh), arguments)
         return [step] if method.ref_model_path is not None else [score, step]
@@ -306,14 +306,14 @@ def _make_update(
         optimizer,
         method,
         batch_size=config.train.batch_size,
-        minibatch_size=config.train.minibatch_size or config.train.batch_size,
+        minibatch_size=config.train.rows_per_pass,
         loss=loss,
     )
 
 
 def _score_program(config: TRLConfig, reader: Reader, mesh: Mesh) -> Callable[..., Any]:
     """What a reference says of pairs, jitted: `(params, frozen, batch) -> log-probabilities of both completions`."""
-    minibatch_size = config.train.minibatch_size or config.train.batch_size
+    minibatch_size = config.train.rows_per_pass
     return jax.jit(
         partial(reference_logprobs, reader, minibatch_size=minibatch_size),
         out_shardings=replicated(mesh),  # every process reads all of them

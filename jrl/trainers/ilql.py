@@ -161,6 +161,6 @@ def _make_update(
         optimizer,
         method,
         batch_size=config.train.batch_size,
-        minibatch_size=config.train.minibatch_size or config.train.batch_size,
+        minibatch_size=config.train.rows_per_pass,
         objective=method.own_objective(),
     )

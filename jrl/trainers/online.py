@@ -6,43 +6,30 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 
 from jrl.data.prompts import PromptSet
-from jrl.forward import Reader
 from jrl.learners.config import MethodConfig, OnlineConfig
-from jrl.learners.online import OnlineState, init_online_state, make_online_update
+from jrl.learners.online import OnlineState, init_online_state
 from jrl.learners.recipe import Recipe
-from jrl.rollout.experience import Experience, ExperienceCollector, assemble, scoring_program
+from jrl.rollout.experience import Experience, ExperienceCollector
 from jrl.rollout.keywords import reward_functions
 from jrl.rollout.reward_columns import check_weights
 from jrl.rollout.sampler import GenerationSettings
 from jrl.trainers.base import TRAINING_STREAM
-from jrl.trainers.config.method import Footprint, entry_of
+from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import PolicyBundle, load_policy
 from jrl.trainers.loggers.description import warn_of_batches
-from jrl.trainers.plan.model_part import ModelShapes, kept_reference
-from jrl.trainers.programs import (
-    Program,
-    array_of,
-    number_on,
-    optimizer_of,
-    planned_settings,
-    rows_on,
-    sampling_program,
-    update_program,
-    weights_on,
-)
+from jrl.trainers.online_programs import make_update, online_programs
+from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.programs import Program
 from jrl.trainers.sampling_trainer import SamplingTrainer
-from jrl.typing import Completions, Params, PolicyFns, PRNGKey, Rollouts, Scored, Sequences, Update
+from jrl.typing import Params, PRNGKey
 
 STREAM_OF_PROMPTS = 7
 """What the seed's key is folded with for completions whose keys depend on their prompts' places alone."""
@@ -105,7 +92,7 @@ class OnlineTrainer(SamplingTrainer):
                 )
         optimizer = self.make_optimizer()
         self.ref_params = None if recipe.kl is None else make_reference()
-        update = _make_update(
+        update = make_update(
             self.config,
             recipe,
             self.policy,
@@ -122,52 +109,7 @@ class OnlineTrainer(SamplingTrainer):
         Raises:
           ValueError: If the method has no recipe.
         """
-        method, recipe = config.method, _recipe_of(config.method)
-        assert isinstance(method, OnlineConfig), "it has a recipe"
-        optimizer, chunk_bytes = optimizer_of(config), config.train.logprob_chunk_bytes
-        settings = planned_settings(model, method.gen_experience_kwargs or method.gen_kwargs)
-        sample = sampling_program(
-            model,
-            mesh,
-            settings,
-            num_rows=method.chunk_size,
-            num_generations=method.num_generations,
-            width=config.train.seq_length - settings.max_new_tokens,
-        )
-        params, frozen, prompts, *_ = sample.arguments
-        completions = rows_on(mesh, sample.result())
-        # Under an adapter the reference keeps nothing of its own, and there is one none the less.
-        own = None if recipe.kl is None else kept_reference(model, Footprint(reference="branch"))
-        num_steps = recipe.num_steps(method.num_rollouts, config.train.batch_size)
-        with_scoring = recipe.needs_scoring(num_steps)
-        score = Program(
-            "score",
-            scoring_program(
-                model.policy,
-                mesh,
-                num_rows=method.chunk_size,
-                num_generations=method.num_generations,
-                pad_token_id=settings.pad_token_id,
-                logprob_chunk_bytes=chunk_bytes,
-                with_full_kl=recipe.kl is not None and recipe.kl.penalty == "full",
-                with_scoring=with_scoring,
-            ),
-            (
-                params,
-                frozen,
-                None if own is None else weights_on(mesh, own),
-                prompts,
-                completions,
-                number_on(mesh),
-            ),
-            num_held=3,
-        )
-        rollouts = _planned_rollouts(method, recipe, score.result(), completions)
-        update = _make_update(config, recipe, model.policy, optimizer, temperature=settings.temperature)
-        init = partial(init_online_state, optimizer=optimizer, recipe=recipe)
-        last_step, rounds = number_on(mesh, jnp.int32), -(-method.num_rollouts // config.train.batch_size)
-        step = update_program(model, mesh, init, update, rollouts, last_step, rounds=rounds)
-        return [sample, score, step] if with_scoring else [sample, step]
+        return online_programs(config, _recipe_of(config.method), model, mesh)
 
     @property
     def reward_weights(self) -> Sequence[float] | None:
@@ -342,48 +284,3 @@ def _recipe_of(method: MethodConfig) -> Recipe:
             "`jrl.register(jrl.Method(...))` makes one known."
         )
     return entry.recipe(method)
-
-
-def _make_update(
-    config: TRLConfig,
-    recipe: Recipe,
-    policy: PolicyFns,
-    optimizer: optax.GradientTransformation,
-    *,
-    temperature: float,
-    keep_ratios: bool = False,
-) -> Update:
-    """The update of an iteration, as a configuration asks for it."""
-    train, method = config.train, config.method
-    assert isinstance(method, OnlineConfig), "the recipe is of one"
-    return make_online_update(
-        Reader(policy, temperature, chunk_bytes=train.logprob_chunk_bytes),
-        optimizer,
-        recipe,
-        batch_size=train.batch_size,
-        minibatch_size=train.minibatch_size or train.batch_size,
-        keep_ratios=keep_ratios,
-        is_its_own_past=recipe.is_its_own_past(recipe.num_steps(method.num_rollouts, train.batch_size)),
-    )
-
-
-def _planned_rollouts(
-    method: OnlineConfig, recipe: Recipe, scored: tuple[Sequences, Scored], completions: Completions
-) -> Rollouts:
-    """Shapes of an iteration's rollouts, of the shapes of a call's."""
-    shape = partial(array_of, method.num_rollouts)
-    chunk = jax.tree.map(lambda x: shape(*x.shape[1:], dtype=x.dtype), (*scored, completions.logprobs))
-    rules, num_functions = recipe.sampling, len(recipe.reward_weights or (1.0,))
-    rows, penalty = (method.num_rollouts,), method.missing_eos_penalty
-    found, _ = jax.eval_shape(
-        partial(assemble, counts=rows, pad_token_id=0, eos_penalty=penalty, compare=False),
-        [chunk],
-        shape(completions.tokens.shape[1]),
-        shape(dtype=jnp.int32),
-        shape(dtype=jnp.bool_),
-        None if method.num_generations == 1 else shape(dtype=jnp.int32),
-        shape() if recipe.greedy_baseline else None,
-        None if recipe.aggregate is None else shape(num_functions),
-        shape(dtype=jnp.bool_) if rules.mixed_only or rules.mask_truncated else None,
-    )
-    return found

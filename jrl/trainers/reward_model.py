@@ -68,7 +68,7 @@ class RewardTrainer(OfflineTrainer):
             optimizer,
             method,
             batch_size=train.batch_size,
-            minibatch_size=train.minibatch_size or train.batch_size,
+            minibatch_size=train.rows_per_pass,
             objective=self.own_objective,
         )
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)

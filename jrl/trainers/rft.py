@@ -282,5 +282,5 @@ def _make_update(config: TRLConfig, reader: Reader, optimizer: optax.GradientTra
         reader,
         optimizer,
         batch_size=config.train.batch_size,
-        minibatch_size=config.train.minibatch_size or config.train.batch_size,
+        minibatch_size=config.train.rows_per_pass,
     )

@@ -197,7 +197,7 @@ def _make_update(
         reader,
         optimizer,
         batch_size=config.train.batch_size,
-        minibatch_size=config.train.minibatch_size or config.train.batch_size,
+        minibatch_size=config.train.rows_per_pass,
         token_loss=LOSSES[method.loss_type],
         dropout=not method.disable_dropout,
         noise=method.neftune_noise_alpha is not None,

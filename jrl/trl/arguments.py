@@ -20,6 +20,7 @@ from transformers.training_args import OptimizerNames
 from jrl.distributed import join
 from jrl.interop import warn_ignored
 from jrl.trainers.config import TrainConfig
+from jrl.trainers.loading import default_compute_dtype
 from jrl.trl.field_table import TRAINER_FIELDS, Meaning
 
 _ALL = 10**6
@@ -265,7 +266,7 @@ def compute_dtype(args: TrainingArguments) -> Literal["float32", "bfloat16"]:
         )
         return "bfloat16"
     if args.bf16 is None:
-        return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        return default_compute_dtype()
     return "bfloat16" if args.bf16 else "float32"
 
 

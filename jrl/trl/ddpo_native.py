@@ -24,6 +24,7 @@ from jrl.trainers.config import (
     TRLConfig,
 )
 from jrl.trainers.diffusion import Answers, DDPOTrainer, PromptFunction, RewardFunction, Tracker
+from jrl.trainers.loading import default_compute_dtype
 from jrl.trainers.loop import Run, Stopwatch
 from jrl.trainers.rollouts import Evaluation
 from jrl.trl.ddpo_config import DDPOConfig, tracker_fields
@@ -217,9 +218,10 @@ def compute_dtype(config: DDPOConfig) -> Dtype:
 
     On a CPU it is float32 whatever is asked for: XLA computes not all of the networks in half precision there.
     """
-    on_cpu = jax.default_backend() == "cpu"
+    default = default_compute_dtype()
+    on_cpu = default == "float32"
     if on_cpu and config.mixed_precision not in (None, "no"):
         warnings.warn(
             f"`mixed_precision` {config.mixed_precision} computes in float32 on a CPU.", stacklevel=2
         )
-    return "float32" if on_cpu else _DTYPES[config.mixed_precision or "bf16"]
+    return default if on_cpu or config.mixed_precision is None else _DTYPES[config.mixed_precision]

@@ -369,7 +369,7 @@ def _one_step(
 ) -> tuple[TrainState, Metrics]:
     policy, train = native.lenient_policy, native.config.train
     count = sequences.starts.shape[0]
-    rows = min(train.minibatch_size or train.batch_size, count)
+    rows = min(train.rows_per_pass, count)
     batch = -(-count // rows) * rows
     laid_out = layout_rows(jnp.arange(count), batch_size=batch, minibatch_size=rows)
     microbatches = Rows(*(x[0] for x in laid_out))

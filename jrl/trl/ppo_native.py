@@ -84,7 +84,7 @@ class StepwisePPO(PPOTrainer):
         score = make_score(
             self.policy, logprob_chunk_bytes=self.config.train.logprob_chunk_bytes, with_full_kl=full
         )
-        rows = self.config.train.minibatch_size or self.config.train.batch_size
+        rows = self.config.train.rows_per_pass
         self._score = jax.jit(partial(_by_rows, score, rows), compiler_options=COMPILER_OPTIONS)
         self._estimate = jax.jit(self._estimates)
         self._traced_with = self.maths.own

@@ -239,6 +239,11 @@ class TrainConfig(Section):
     logprob_chunk_bytes: int = 256_000_000
     watch: bool = True
 
+    @property
+    def rows_per_pass(self) -> int:
+        """Rows of one forward and backward pass: `minibatch_size`, or all of an optimizer batch."""
+        return self.batch_size if self.minibatch_size is None else self.minibatch_size
+
     def validate(self) -> None:
         """Refuses values outside their range."""
         check_numbers(self, "train")

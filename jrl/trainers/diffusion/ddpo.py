@@ -124,7 +124,7 @@ class DDPOTrainer(DiffusionTrainer):
             optimizer,
             method,
             batch_size=train.batch_size,
-            minibatch_size=train.minibatch_size or train.batch_size,
+            minibatch_size=train.rows_per_pass,
         )
         self.compile_learner(lambda p: init_ddpo_state(p, optimizer, method), update, params)
         self.memory = Collector.fresh_memory(train.seed)

@@ -34,12 +34,15 @@ COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": j
 INIT_STREAM, ADAPTER_STREAM = 0, 4
 
 
+def default_compute_dtype() -> Literal["float32", "bfloat16"]:
+    """Dtype that a platform computes in unless told otherwise: bfloat16, but float32 on CPUs."""
+    return "float32" if platform() == "cpu" else "bfloat16"
+
+
 def compute_dtype(config: TRLConfig) -> ComputeDtype:
-    """`train.compute_dtype` with "auto" decided by the mesh in force: bfloat16, but float32 on CPUs."""
+    """`train.compute_dtype` with "auto" decided by the mesh in force."""
     name = config.train.compute_dtype
-    if name == "auto":
-        return "float32" if platform() == "cpu" else "bfloat16"
-    return name
+    return default_compute_dtype() if name == "auto" else name
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class AccelerateRLTrainer(BaseRLTrainer):
         self.scheduler = self.setup_scheduler()
         train = self.config.train
         self.max_length = train.seq_length
-        self.mb_size = train.minibatch_size or train.batch_size
+        self.mb_size = train.rows_per_pass
         self.num_mb = train.batch_size // self.mb_size
         self._config_read = self.config.to_dict()
         self._made = True

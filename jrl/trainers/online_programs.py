@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled calls of an online run: sampling, scoring, update; what `jrl plan --compile` compiles of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jrl.forward import Reader
+from jrl.learners.config import OnlineConfig
+from jrl.learners.online import init_online_state, make_online_update
+from jrl.learners.recipe import Recipe
+from jrl.models.policy import init_reference
+from jrl.rollout.experience import assemble, scoring_program
+from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.programs import (
+    Program,
+    array_of,
+    number_on,
+    optimizer_of,
+    planned_settings,
+    rows_on,
+    sampling_program,
+    update_program,
+    weights_on,
+)
+from jrl.typing import Completions, PolicyFns, Rollouts, Scored, Sequences, Update
+
+
+def online_programs(config: TRLConfig, recipe: Recipe, model: ModelShapes, mesh: Mesh) -> list[Program]:
+    """Sampling call, what follows it, and the update of an iteration.
+
+    Args:
+      config: The run's.
+      recipe: The algorithm.
+      model: As shapes.
+      mesh: Where it is.
+    """
+    method = config.method
+    assert isinstance(method, OnlineConfig), "it has a recipe"
+    settings = planned_settings(model, method.gen_experience_kwargs or method.gen_kwargs)
+    sample = sampling_program(
+        model,
+        mesh,
+        settings,
+        num_rows=method.chunk_size,
+        num_generations=method.num_generations,
+        width=config.train.seq_length - settings.max_new_tokens,
+    )
+    completions = rows_on(mesh, sample.result())
+    score = _scoring(config, recipe, model, mesh, sample, completions, settings.pad_token_id)
+    rollouts = _planned_rollouts(method, recipe, score.result(), completions)
+    optimizer = optimizer_of(config)
+    update = make_update(config, recipe, model.policy, optimizer, temperature=settings.temperature)
+    init = partial(init_online_state, optimizer=optimizer, recipe=recipe)
+    last_step, rounds = number_on(mesh, jnp.int32), -(-method.num_rollouts // config.train.batch_size)
+    step = update_program(model, mesh, init, update, rollouts, last_step, rounds=rounds)
+    return [sample, score, step] if _with_scoring(config, recipe) else [sample, step]
+
+
+def make_update(
+    config: TRLConfig,
+    recipe: Recipe,
+    policy: PolicyFns,
+    optimizer: optax.GradientTransformation,
+    *,
+    temperature: float,
+    keep_ratios: bool = False,
+) -> Update:
+    """The update of an iteration, as a configuration asks for it."""
+    train, method = config.train, config.method
+    assert isinstance(method, OnlineConfig), "the recipe is of one"
+    return make_online_update(
+        Reader(policy, temperature, chunk_bytes=train.logprob_chunk_bytes),
+        optimizer,
+        recipe,
+        batch_size=train.batch_size,
+        minibatch_size=train.rows_per_pass,
+        keep_ratios=keep_ratios,
+        is_its_own_past=recipe.is_its_own_past(recipe.num_steps(method.num_rollouts, train.batch_size)),
+    )
+
+
+def _with_scoring(config: TRLConfig, recipe: Recipe) -> bool:
+    """Whether an iteration's rollouts are passed through the model before its update."""
+    assert isinstance(config.method, OnlineConfig), "the recipe is of one"
+    return recipe.needs_scoring(recipe.num_steps(config.method.num_rollouts, config.train.batch_size))
+
+
+def _scoring(
+    config: TRLConfig,
+    recipe: Recipe,
+    model: ModelShapes,
+    mesh: Mesh,
+    sample: Program,
+    completions: Any,
+    pad_token_id: int,
+) -> Program:
+    """What follows a sampling call: its sequences, and what policy and reference say of them."""
+    method = config.method
+    assert isinstance(method, OnlineConfig), "the recipe is of one"
+    params, frozen, prompts, *_ = sample.arguments
+    # Under an adapter the reference keeps nothing of its own, and there is one none the less.
+    own = None if recipe.kl is None else weights_on(mesh, jax.eval_shape(init_reference, model.params))
+    program = scoring_program(
+        model.policy,
+        mesh,
+        num_rows=method.chunk_size,
+        num_generations=method.num_generations,
+        pad_token_id=pad_token_id,
+        logprob_chunk_bytes=config.train.logprob_chunk_bytes,
+        with_full_kl=recipe.kl is not None and recipe.kl.penalty == "full",
+        with_scoring=_with_scoring(config, recipe),
+    )
+    return Program("score", program, (params, frozen, own, prompts, completions, number_on(mesh)), num_held=3)
+
+
+def _planned_rollouts(
+    method: OnlineConfig, recipe: Recipe, scored: tuple[Sequences, Scored], completions: Completions
+) -> Rollouts:
+    """Shapes of an iteration's rollouts, of the shapes of a call's."""
+    shape = partial(array_of, method.num_rollouts)
+    chunk = jax.tree.map(lambda x: shape(*x.shape[1:], dtype=x.dtype), (*scored, completions.logprobs))
+    rules, num_functions = recipe.sampling, len(recipe.reward_weights or (1.0,))
+    rows, penalty = (method.num_rollouts,), method.missing_eos_penalty
+    found, _ = jax.eval_shape(
+        partial(assemble, counts=rows, pad_token_id=0, eos_penalty=penalty, compare=False),
+        [chunk],
+        shape(completions.tokens.shape[1]),
+        shape(dtype=jnp.int32),
+        shape(dtype=jnp.bool_),
+        None if method.num_generations == 1 else shape(dtype=jnp.int32),
+        shape() if recipe.greedy_baseline else None,
+        None if recipe.aggregate is None else shape(num_functions),
+        shape(dtype=jnp.bool_) if rules.mixed_only or rules.mask_truncated else None,
+    )
+    return found
