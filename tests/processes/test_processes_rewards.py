@@ -10,6 +10,13 @@ from tests.processes.job import Job
 
 pytestmark = pytest.mark.slow
 MAIN = {"train": {"rewards_on": "main"}}
+GDPO = {
+    "multi_objective_aggregation": "normalize_then_sum",
+    "reward_weights": [1.0, 0.5],
+    "drop_uniform_groups": False,
+    "max_sampling_rounds": 1,
+    "prompts_per_round": None,
+}
 
 
 def test_each_process_judges_the_rows_that_it_sampled(run):
@@ -72,6 +79,25 @@ def test_several_functions_are_those_of_one_process(run, where):
     assert silent == ["dog" in row["prompt"] for row in got.rollouts] and any(silent)
     updates = [record for record in got.results[0]["history"] if "ppo/policy_loss" in record]
     assert sum(record["reward/short_or_silent/not_applicable"] for record in updates) == sum(silent)
+
+
+@pytest.mark.parametrize("where", ["samples", "main"])
+def test_functions_normalised_by_group_over_processes(run, where):
+    """GDPO: a call is one prompt's 4 samples, 2 on each process, and one function is silent on some of them."""
+    sections = {"method": GDPO, "train": {"rewards_on": where}}
+    got = run("grpo", 2, 1, reward="partly_silent", **sections)
+    assert_same_run(got, run("grpo", 1, 2, reward="partly_silent", **sections))
+    groups = [got.rollouts[first : first + 4] for first in range(0, len(got.rollouts), 4)]
+    assert len(groups) == 6 and all(len({row["prompt"] for row in group}) == 1 for group in groups)
+    halves = [[group[0]["prompt"]] * 2 for group in groups]
+    for result in got.results if where == "samples" else ():
+        # The others are of evaluations, of 3 different prompts.
+        assert [rows for rows in result["rows_seen"] if len(rows) == 2 and len(set(rows)) == 1] == halves
+    silent = [[row["reward/even_or_silent"] is None for row in group] for group in groups]
+    assert any(0 < sum(group) <= 2 for group in silent)
+    updates = [record for record in got.results[0]["history"] if "grpo/policy_loss" in record]
+    assert sum(record["reward/even_or_silent/not_applicable"] for record in updates) == sum(map(sum, silent))
+    assert all(record["optim/grad_norm"] > 0 for record in updates)
 
 
 def test_the_command_line_joins_by_flags(checkpoints, tmp_path):

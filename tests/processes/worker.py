@@ -54,6 +54,11 @@ async def short_or_silent(outputs: list[str], prompts: list[str]) -> list[float 
     ]
 
 
+def even_or_silent(outputs: list[str]) -> list[float | None]:
+    """Applies to some samples of a prompt: those with an even number of letters."""
+    return [None if len(text) % 2 else len(text) / 10 for text in outputs]
+
+
 def letters(outputs: list[str]) -> dict[str, Any]:
     """A metric that says in which process it ran, and on how many rows."""
     return {"letters": [float(len(text)) for text in outputs], "process": float(jax.process_index())}
@@ -61,6 +66,7 @@ def letters(outputs: list[str]) -> dict[str, Any]:
 
 REWARDS: dict[str, Any] = {
     "several": [vowels, short_or_silent],
+    "partly_silent": [vowels, even_or_silent],
     **{function.__name__: function for function in (vowels, fails_in_process_1, fails_on_dogs)},
 }
 TEXTS = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we go on"]
