@@ -226,7 +226,9 @@ def activation_bytes(
         )
     total = 0.0
     for (shape, dtype), count in (found - other).items():
-        parts = mesh.shape["tensor"] if set(split_sizes) & set(shape) else 1
+        # There may be as many rows or tokens as heads.
+        sizes = Counter(shape) - Counter((rows, length) if rows in shape else (rows * length,))
+        parts = mesh.shape["tensor"] if set(split_sizes) & set(sizes) else 1
         total += count * math.prod(shape) * dtype.itemsize / parts
     return int(total * rows_of_device(rows, mesh) / rows)
 

@@ -79,6 +79,18 @@ def test_heads_that_queries_share_are_split():
     assert split.learning[kept] < 1.5 * whole.learning[kept]
 
 
+@pytest.mark.parametrize("rows", [2, 4, 32])
+def test_rows_as_many_as_heads_are_not_split_over_tensor(rows):
+    config, mesh = jrl.default_sft_config(), {"data": 2, "tensor": 2}
+    shared = LlamaConfig(**(TINY.to_dict() | {"num_attention_heads": 4, "num_key_value_heads": 2}))
+    found, other = (
+        planned(config, model=shared, mesh=mesh, batch_size=size, seq_length=16).learning
+        for size in (rows, 3 * rows)
+    )
+    kept = "activations of a microbatch"
+    assert other[kept] == 3 * found[kept]
+
+
 @pytest.mark.slow
 def test_rows_that_do_not_divide_are_computed_on_every_device():
     config = jrl.default_sft_config()
@@ -100,6 +112,16 @@ def test_scoring_gathers_the_policy_and_the_whole_reference():
     assert 0 < head <= 3 * value
     assert "sent by each device in scoring" in plan.table()
     assert planned(jrl.default_sft_config()).score_traffic == {}
+
+
+def test_the_reference_of_an_adapter_is_a_pass_of_its_own():
+    config = jrl.default_ppo_config().evolve(model={"num_layers_unfrozen": -1})
+    adapter = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    whole, adapted = (
+        planned(one, mesh={"data": 2, "tensor": 2}).score_traffic["tensor: activations summed"]
+        for one in (config, config.evolve(model={"peft_config": adapter}))
+    )
+    assert whole == adapted > 0
 
 
 @pytest.mark.slow
