@@ -79,7 +79,7 @@ def keep_top_k(logits: Float[Array, "B V"], *, k: int) -> Float[Array, "B V"]:
     check_positive("k", k)
     if k >= logits.shape[-1]:
         return logits
-    return _keep_from(logits, lambda larger: jnp.sum(larger, axis=-1, keepdims=True) < k)
+    return _from(_least_kept(logits, lambda larger: jnp.sum(larger, axis=-1, keepdims=True) < k), logits)
 
 
 def keep_top_p(logits: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Array, "B V"]:
@@ -98,23 +98,31 @@ def keep_top_p(logits: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Ar
       [[False, False, True]]
     """
 
-    def keep(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
-        exact = at_least_float32(jax.lax.stop_gradient(logits))
+    def least(exact: Float[Array, "B V"]) -> Float[Array, "B 1"]:
         weights = jnp.exp(exact - jnp.max(exact, axis=-1, keepdims=True))
         mass = top_p.astype(exact.dtype) * jnp.sum(weights, axis=-1, keepdims=True)
-        return _keep_from(
-            logits, lambda larger: jnp.sum(jnp.where(larger, weights, 0.0), axis=-1, keepdims=True) < mass
+        return _least_kept(
+            exact, lambda larger: jnp.sum(jnp.where(larger, weights, 0.0), axis=-1, keepdims=True) < mass
         )
 
-    # `top_p` is traced, so that a sweep compiles once; where all would be kept, nothing is searched at run time.
-    kept: Array = jax.lax.cond(top_p < 1.0, keep, lambda logits: logits, logits)
-    return kept
+    def none_left_out(exact: Float[Array, "B V"]) -> Float[Array, "B 1"]:
+        return jnp.full((*exact.shape[:-1], 1), -jnp.inf, exact.dtype)
+
+    # `top_p` is traced, so that a sweep compiles once; where all would be kept, nothing is searched at run time. What
+    # leaves the branches is one number a row: logits that are split over devices would be gathered there.
+    exact = at_least_float32(jax.lax.stop_gradient(logits))
+    return _from(jax.lax.cond(top_p < 1.0, least, none_left_out, exact), logits)
 
 
-def _keep_from(
+def _from(least: Float[Array, "B 1"], logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """−inf below `least`; NaN stays."""
+    return jnp.where(at_least_float32(logits) < least, -jnp.inf, logits)
+
+
+def _least_kept(
     logits: Float[Array, "B V"], stays: Callable[[Bool[Array, "B V"]], Bool[Array, "B 1"]]
-) -> Float[Array, "B V"]:
-    """−inf below the least float, at most the row's largest logit, that stays; NaN stays.
+) -> Float[Array, "B 1"]:
+    """The least float, at most the row's largest logit, that stays.
 
     The float is found by bisection over all floats, which takes as many rounds as they have bits: each reads the
     logits once, and neither orders nor moves any.
@@ -144,7 +152,7 @@ def _keep_from(
     ends = (jax.lax.bitcast_convert_type(end, whole) for end in (jnp.full_like(largest, -jnp.inf), largest))
     low, high = (turn(end) for end in ends)
     _, least = jax.lax.fori_loop(0, bits, halve, (low, high))
-    return jnp.where(exact < float_at(least), -jnp.inf, logits)
+    return float_at(least)
 
 
 def forbid(logits: Float[Array, "B V"], token_ids: Sequence[int]) -> Float[Array, "B V"]:

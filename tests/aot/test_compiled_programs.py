@@ -95,14 +95,14 @@ def num_bytes(name: str, tensor: int) -> int:
 class TestSampling:
     def test_no_weight_is_gathered_for_a_token(self, case: Case) -> None:
         """Only whether all rows have ended goes over links in the loop; under `tensor` the sums of activations do, too,
-        and the logits, in which a draw looks for its token.
+        and the weights of blocks of the vocabulary, in which a draw looks for its token.
         """
         own_rows = ROWS // (case.mesh.shape["data"] * case.mesh.shape["fsdp"])
-        logits = (own_rows, make_model(MODELS[case.name]).config.padded_vocab_size)
+        blocks = 2 * math.isqrt(make_model(MODELS[case.name]).config.padded_vocab_size)
         for found in collectives(case.programs["sample"], case.mesh):
             if found.place and found.num_bytes > 1024:
                 assert found.axes == {"tensor"}, found
-                assert found.kind == "all-reduce" or found.shapes == (logits,), found
+                assert found.kind == "all-reduce" or found.num_bytes <= 4 * own_rows * blocks, found
 
     def test_the_vocabulary_is_not_sorted(self, case: Case) -> None:
         """Experts sort the few tokens of a step."""
