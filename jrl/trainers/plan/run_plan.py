@@ -137,8 +137,8 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
     kept, recomputed = _activations(part, rows=rows, length=train.seq_length)
     score_traffic: Bytes = {}
     if footprint.scores == "rollouts":
-        # Policy and reference share one pass of the frozen trunk. Under an adapter the reference has nothing of its own,
-        # and reads all layers none the less.
+        # Policy and reference share one pass of the frozen trunk. Under an adapter the reference has nothing of its
+        # own, and reads all layers none the less.
         layers = part.lm.config.num_layers + (0 if footprint.reference is None else part.depth)
         read = [everything, reference]
         score_traffic = _score_traffic(part, read, layers, rows=chunk, length=train.seq_length)
