@@ -24,7 +24,7 @@ from jrl.data import (
     read_records,
 )
 from jrl.learners.config import MethodConfig, OnlineConfig
-from jrl.learners.grpo import GRPOConfig
+from jrl.learners.grpo_config import GRPOConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.recipe import KLControl, Recipe

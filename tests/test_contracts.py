@@ -24,7 +24,8 @@ from jrl.forward import Reader
 from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
 from jrl.learners.dpo_config import DPOConfig
-from jrl.learners.grpo import algorithm, grpo_recipe
+from jrl.learners.grpo import grpo_recipe
+from jrl.learners.grpo_algorithms import algorithm
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
 from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.ppo import PPOConfig

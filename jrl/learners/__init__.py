@@ -10,7 +10,9 @@ from jrl.learners.credit import (
     unpenalized,
 )
 from jrl.learners.groups import Selection, group_credit, whitened_credit
-from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_recipe, switches
+from jrl.learners.grpo import grpo_recipe
+from jrl.learners.grpo_algorithms import ALGORITHMS, algorithm, switches
+from jrl.learners.grpo_config import GRPOConfig
 from jrl.learners.online import OnlineState, init_online_state, make_online_update
 from jrl.learners.recipe import KLControl, Recipe, mean_loss
 from jrl.losses.policy_gradient import PolicyLoss

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from jrl.learners.grpo import ALGORITHMS, GRPOConfig, grpo_recipe
+from jrl.learners.grpo import grpo_recipe
+from jrl.learners.grpo_algorithms import ALGORITHMS
+from jrl.learners.grpo_config import GRPOConfig
 from jrl.trainers.config.defaults import default_config
 from jrl.trainers.config.method import Method
 from jrl.trainers.config.trl_config import TRLConfig

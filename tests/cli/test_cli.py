@@ -9,7 +9,7 @@ import yaml
 import jrl
 from jrl.cli import COMMANDS, main
 from jrl.cli.generate import model_folder
-from jrl.learners.grpo import ALGORITHMS, algorithm
+from jrl.learners.grpo_algorithms import ALGORITHMS, algorithm
 from jrl.methods.grpo import GRPO
 from jrl.trainers.checkpoints.checkpointer import Checkpointer, CheckpointError
 from jrl.trainers.loading.reward_model import load_reward_model

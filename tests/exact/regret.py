@@ -25,7 +25,9 @@ import optax
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_recipe
+from jrl.learners.grpo import grpo_recipe
+from jrl.learners.grpo_algorithms import ALGORITHMS, algorithm
+from jrl.learners.grpo_config import GRPOConfig
 from jrl.ops import place_scores
 from jrl.typing import Predictions, Rollouts, Scored, Sequences
 from tests.exact.enumerable import EOS, HORIZON, VOCAB, action_logprobs, objective, optimum, tree

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jrl.learners.credit import returns_to_go
-from jrl.learners.grpo import algorithm, grpo_recipe
+from jrl.learners.grpo import grpo_recipe
+from jrl.learners.grpo_algorithms import algorithm
 from jrl.learners.recipe import Recipe
 from jrl.ops import place_scores
 from jrl.typing import Predictions, Scored

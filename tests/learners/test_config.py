@@ -17,7 +17,7 @@ from jrl.learners.config import MethodConfig
 from jrl.learners.credit import rollout_metrics
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.dpo_config import DPOConfig
-from jrl.learners.grpo import GRPOConfig
+from jrl.learners.grpo_config import GRPOConfig
 from jrl.learners.ilql import ILQLConfig
 from jrl.learners.online import online_objective, run_epochs
 from jrl.learners.ppo import PPOConfig, ppo_recipe

@@ -15,7 +15,9 @@ import pytest
 from jrl.forward import Reader
 from jrl.learners.credit import Credit, Scaling, rollout_metrics
 from jrl.learners.groups import decoupled_scores, selection_metrics
-from jrl.learners.grpo import ALGORITHMS, GRPOConfig, algorithm, grpo_policy_loss, grpo_recipe, switches
+from jrl.learners.grpo import grpo_policy_loss, grpo_recipe
+from jrl.learners.grpo_algorithms import ALGORITHMS, algorithm, switches
+from jrl.learners.grpo_config import GRPOConfig
 from jrl.learners.guards import skip_nonfinite
 from jrl.learners.online import init_online_state, make_online_update, shuffled_rows
 from jrl.learners.recipe import Recipe

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.learners.grpo import algorithm
+from jrl.learners.grpo_algorithms import algorithm
 from jrl.losses import PolicyLoss, Targets
 from jrl.ops import (
     decoupled_advantages,

@@ -15,7 +15,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.forward import Reader
-from jrl.learners.grpo import GRPOConfig, grpo_recipe
+from jrl.learners.grpo import grpo_recipe
+from jrl.learners.grpo_config import GRPOConfig
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
 from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.ppo import PPOConfig

@@ -73,7 +73,7 @@ PATCHES = [
              "jnp.where((weights < low) | (weights > high), 0.0, weights)", "jnp.clip(weights, low, high)",
              "tests/ops/test_sampler_correction.py::"
              "test_lore_6_2_what_is_outside_the_band_weighs_nothing"),
-    Mutation("6.3", "jrl.learners.grpo.GRPOConfig._sampler_conflicts",
+    Mutation("6.3", "jrl.learners.grpo_config.GRPOConfig._sampler_conflicts",
              "self.old_logprobs_from_sampler and corrected", "False",
              "tests/learners/test_grpo.py::TestAnchor::"
              "test_lore_6_3_a_correction_beside_the_samplers_anchor_is_refused"),

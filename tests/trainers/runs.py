@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jrl
-from jrl.learners.grpo import algorithm
+from jrl.learners.grpo_algorithms import algorithm
 from jrl.models.checkpoint import save_checkpoint
 from tests.tiny import tiny_lm, tiny_t5_tokenizer, tiny_tokenizer
 
