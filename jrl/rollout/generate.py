@@ -48,6 +48,28 @@ class Generate(Protocol):
         ...
 
 
+class _Settings(NamedTuple):
+    """Static settings of a sampler, the first five as `make_generate` takes them.
+
+    Attributes:
+      max_new_tokens: See there.
+      eos_token_ids: Likewise.
+      pad_token_id: Likewise.
+      do_sample: Likewise.
+      num_generations: Likewise.
+      watches_seen: Whether a processor needs the ids that occurred.
+      processors: Of the logits, in order.
+    """
+
+    max_new_tokens: int
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    do_sample: bool
+    num_generations: int
+    watches_seen: bool
+    processors: tuple[Processor, ...]
+
+
 class _Loop(NamedTuple):
     """State of the sampling loop between two tokens.
 
@@ -112,12 +134,20 @@ def make_generate(
     """
     check_positive("max_new_tokens", max_new_tokens)
     check_positive("num_generations", num_generations)
-    processors = make_processors(
-        eos_token_ids=eos_token_ids,
-        top_k=top_k,
-        min_new_tokens=min_new_tokens,
-        repetition_penalty=repetition_penalty,
-        suppress_token_ids=suppress_token_ids,
+    settings = _Settings(
+        max_new_tokens=max_new_tokens,
+        eos_token_ids=tuple(eos_token_ids),
+        pad_token_id=pad_token_id,
+        do_sample=do_sample,
+        num_generations=num_generations,
+        watches_seen=repetition_penalty != 1.0,
+        processors=make_processors(
+            eos_token_ids=eos_token_ids,
+            top_k=top_k,
+            min_new_tokens=min_new_tokens,
+            repetition_penalty=repetition_penalty,
+            suppress_token_ids=suppress_token_ids,
+        ),
     )
 
     def generate(
@@ -128,57 +158,61 @@ def make_generate(
         knobs: SamplingKnobs,
         key: PRNGKey,
     ) -> Completions:
-        rows = prompts.tokens.shape[0] * num_generations
-        params, frozen = (gather_fsdp(policy.rounded(tree)) for tree in (params, frozen))
-        loop_params, loop_frozen = (
-            policy.loop_weights(tree, rows, max_new_tokens) for tree in (params, frozen)
-        )
-        row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
-
-        def sample(loop: _Loop, features: Features) -> _Loop:
-            last = Features(*(hidden[:, -1] for hidden in features))
-            context = SamplingContext(
-                num_sampled=loop.step,
-                seen=loop.seen,
-                temperature=knobs.temperature,
-                top_p=knobs.top_p,
-                last_tokens=loop.last_tokens,
-                forbidden=knobs.forbidden,
-                advantages=None if knobs.beta is None else _advantages(policy, params, last.value),
-                beta=knobs.beta,
-            )
-            logits = policy.logits(loop_params, loop_frozen, last.policy)
-            drawn = _draw(logits, context, processors, row_keys if do_sample else None)
-            return _append(loop, drawn, eos_token_ids, pad_token_id)
-
-        def more(loop: _Loop) -> Bool[Array, ""]:
-            return (loop.step < max_new_tokens) & ~jnp.all(loop.done)
-
-        def next_token(loop: _Loop) -> _Loop:
-            newest = loop.last_tokens[:, None]
-            inputs = ModelInputs(newest, jnp.ones_like(newest, dtype=bool))
-            features, cache = policy.decode(loop_params, loop_frozen, inputs, loop.cache)
-            return sample(loop._replace(cache=cache), features)
-
-        last, cache = prefill(policy, params, frozen, prompts, max_new_tokens - 1)
-        features, cache, prompts = repeat_rows((last, cache, prompts), num_generations)
-        start = _Loop(
-            step=jnp.zeros((), jnp.int32),
-            cache=cache,
-            tokens=jnp.full((rows, max_new_tokens), pad_token_id, jnp.int32),
-            logprobs=jnp.zeros((rows, max_new_tokens), jnp.float32),
-            lengths=jnp.zeros((rows,), jnp.int32),
-            done=jnp.zeros((rows,), bool),
-            last_tokens=prompts.tokens[:, -1].astype(jnp.int32),
-            seen=None
-            if repetition_penalty == 1.0
-            else _seen(prompts, _vocab_size(policy, params, frozen, features)),
-        )
-        # The first token needs no decoding beyond the prompt, and the last one is never read.
-        end = jax.lax.while_loop(more, next_token, sample(start, features))
-        return Completions(end.tokens, end.lengths, end.done, end.logprobs)
+        return _sampled(policy, settings, params, frozen, prompts, row_ids, knobs, key)
 
     return generate
+
+
+def _sampled(
+    policy: PolicyFns,
+    settings: _Settings,
+    params: Params,
+    frozen: Frozen,
+    prompts: ModelInputs,
+    row_ids: Int[Array, "B"],
+    knobs: SamplingKnobs,
+    key: PRNGKey,
+) -> Completions:
+    """Prefill, and the loop over tokens."""
+    rows, width = prompts.tokens.shape[0] * settings.num_generations, settings.max_new_tokens
+    params, frozen = (gather_fsdp(policy.rounded(tree)) for tree in (params, frozen))
+    loop_params, loop_frozen = (policy.loop_weights(tree, rows, width) for tree in (params, frozen))
+    row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
+
+    def sample(loop: _Loop, features: Features) -> _Loop:
+        last = Features(*(hidden[:, -1] for hidden in features))
+        context = SamplingContext(
+            num_sampled=loop.step,
+            seen=loop.seen,
+            temperature=knobs.temperature,
+            top_p=knobs.top_p,
+            last_tokens=loop.last_tokens,
+            forbidden=knobs.forbidden,
+            advantages=None if knobs.beta is None else _advantages(policy, params, last.value),
+            beta=knobs.beta,
+        )
+        logits = policy.logits(loop_params, loop_frozen, last.policy)
+        drawn = _draw(logits, context, settings.processors, row_keys if settings.do_sample else None)
+        return _append(loop, drawn, settings.eos_token_ids, settings.pad_token_id)
+
+    def more(loop: _Loop) -> Bool[Array, ""]:
+        return (loop.step < width) & ~jnp.all(loop.done)
+
+    def next_token(loop: _Loop) -> _Loop:
+        newest = loop.last_tokens[:, None]
+        inputs = ModelInputs(newest, jnp.ones_like(newest, dtype=bool))
+        features, cache = policy.decode(loop_params, loop_frozen, inputs, loop.cache)
+        return sample(loop._replace(cache=cache), features)
+
+    last, cache = prefill(policy, params, frozen, prompts, width - 1)
+    features, cache, prompts = repeat_rows((last, cache, prompts), settings.num_generations)
+    seen = None
+    if settings.watches_seen:
+        seen = _seen(prompts, _vocab_size(policy, params, frozen, features))
+    # The first token needs no decoding beyond the prompt, and the last one is never read.
+    start = _nothing_sampled(cache, prompts, settings)._replace(seen=seen)
+    end = jax.lax.while_loop(more, next_token, sample(start, features))
+    return Completions(end.tokens, end.lengths, end.done, end.logprobs)
 
 
 def prefill(
@@ -239,6 +273,21 @@ def repeat_rows(tree: Tree, count: int) -> Tree:
 
     found: Tree = jax.tree.map(repeat, tree)
     return found
+
+
+def _nothing_sampled(cache: Cache, prompts: ModelInputs, settings: _Settings) -> _Loop:
+    """The loop's state before the first token, without the ids that occurred."""
+    rows, width = prompts.tokens.shape[0], settings.max_new_tokens
+    return _Loop(
+        step=jnp.zeros((), jnp.int32),
+        cache=cache,
+        tokens=jnp.full((rows, width), settings.pad_token_id, jnp.int32),
+        logprobs=jnp.zeros((rows, width), jnp.float32),
+        lengths=jnp.zeros((rows,), jnp.int32),
+        done=jnp.zeros((rows,), bool),
+        last_tokens=prompts.tokens[:, -1].astype(jnp.int32),
+        seen=None,
+    )
 
 
 def _draw(

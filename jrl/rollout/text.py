@@ -81,6 +81,26 @@ def variety(texts: Texts, eos_token_ids: Sequence[int]) -> dict[str, float]:
     }
 
 
+def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[Any]) -> list[dict[str, Any]]:
+    """Rows of the samples' log, a dict for each sample: prompt, output, reward, further columns, tokens.
+
+    Args:
+      texts: What was written.
+      scores: One a sample; None where the reward function failed.
+      **more: Further columns by name.
+    """
+    return [
+        {
+            "prompt": texts.prompts[row],
+            "output": texts.outputs[row],
+            "reward": score if score is None else float(score),
+            **{name: column[row] for name, column in more.items()},
+            "output_tokens": [int(token) for token in texts.output_tokens[row]],
+        }
+        for row, score in enumerate(scores)
+    ]
+
+
 def decode_rows(
     tokenizer: Any,
     prompt_token_lists: Sequence[Sequence[int]],

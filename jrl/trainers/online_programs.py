@@ -16,7 +16,8 @@ from jrl.learners.config import OnlineConfig
 from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.recipe import Recipe
 from jrl.models.policy import init_reference
-from jrl.rollout.experience import assemble, scoring_program
+from jrl.rollout.assemble import assemble
+from jrl.rollout.experience import scoring_program
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.plan.model_part import ModelShapes
 from jrl.trainers.programs import (

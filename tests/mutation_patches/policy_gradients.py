@@ -39,7 +39,7 @@ PATCHES = [
              "(max_length - buffer_length) - lengths", "max_length - lengths",
              "tests/ops/test_rewards.py::TestOverlongPenalty::"
              "test_lore_4_16_it_grows_from_one_knee_to_the_other"),
-    Mutation("4.16", "jrl.rollout.experience.assemble",
+    Mutation("4.16", "jrl.rollout.assemble.assemble",
              "overlong.size * penalties", "penalties",
              "tests/rollout/test_dynamic_sampling.py::"
              "test_lore_4_16_the_penalty_joins_the_score_after_the_groups_are_chosen"),

@@ -21,7 +21,7 @@ PATCHES = [
              "loop.done | ended", "ended",
              "tests/rollout/test_generate.py::TestEnds::"
              "test_lore_1_5_nothing_after_the_first_eos_counts_and_all_before_it_does"),
-    Mutation("1.8", "jrl.rollout.generate.make_generate.generate",
+    Mutation("1.8", "jrl.rollout.generate._sampled",
              "end.done", "end.lengths > 0",
              "tests/rollout/test_generate.py::TestEnds::test_lore_1_8_a_row_cut_by_the_limit_is_not_terminated"),
     Mutation("2.1", "jrl.rollout.score.make_score.score",
@@ -46,7 +46,7 @@ PATCHES = [
     Mutation("2.3", "jrl.rollout.score.make_score.score",
              "_(logprobs=now.logprobs)", "_(logprobs=now.logprobs * 1.001)",
              "tests/rollout/test_score.py::test_lore_2_3_the_first_ratio_is_one"),
-    Mutation("2.7", "jrl.rollout.generate.make_generate.generate.next_token",
+    Mutation("2.7", "jrl.rollout.generate._sampled.next_token",
              "jnp.ones_like", "jnp.zeros_like",
              "tests/rollout/test_generate.py::TestAgreement::test_lore_2_7_cached_decoding_equals_one_pass"),
     Mutation("2.8", "jrl.ops.sampling._pass",
@@ -69,7 +69,7 @@ PATCHES = [
              "plain(states)\n    best = logits.max(-1, keepdims=True)\n    return "
              "jax.numpy.where(logits < best - 2.0, -jax.numpy.inf, logits)",
              "tests/rollout/test_score.py::test_lore_3_7_filtered_sampling_is_scored_unfiltered"),
-    Mutation("9.1", "jrl.rollout.generate.make_generate.generate",
+    Mutation("9.1", "jrl.rollout.generate._sampled",
              "jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)",
              "jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows))",
              "tests/rollout/test_generate.py::TestIndependence::test_lore_9_1_a_sample_belongs_to_key_and_row_number"),

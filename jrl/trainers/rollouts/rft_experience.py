@@ -16,10 +16,9 @@ import numpy as np
 from jrl.data.prompts import PromptSet
 from jrl.data.selection import KeptSamples, select
 from jrl.rollout.collect import Collector
-from jrl.rollout.experience import sample_rows
 from jrl.rollout.reward_columns import RewardColumns
 from jrl.rollout.sampler import GenerationSettings
-from jrl.rollout.text import Texts, variety
+from jrl.rollout.text import Texts, sample_rows, variety
 from jrl.trainers.loop.stopwatch import Stopwatch
 from jrl.typing import Frozen, Params, PRNGKey
 
