@@ -67,6 +67,8 @@ _HOMES = {
     "environment": ("TextEnvironment", "TextHistory"),
     "group_configs": ("GRPOConfig", "RLOOConfig"),
     "group_trainers": ("GRPOTrainer", "RLOOTrainer"),
+    "handles": ("resolve_model",),
+    "hub": ("push_folder",),
     "iterative_sft": ("IterativeSFTTrainer",),
     "models": (
         "AutoModelForCausalLM",
@@ -77,8 +79,6 @@ _HOMES = {
         "ModelHandle",
         "PreTrainedModelWrapper",
         "create_reference_model",
-        "push_folder",
-        "resolve_model",
     ),
     "parser": ("TrlParser",),
     "ppo": ("PPOConfig", "PPOTrainer"),

@@ -37,7 +37,7 @@ from jrl.trl.ddpo_config import DDPOConfig
 from jrl.trl.ddpo_native import OwnedDDPO, native_config, steps_per_epoch
 from jrl.trl.ddpo_pipeline import DDPOStableDiffusionPipeline
 from jrl.trl.ddpo_sampler import channels_last
-from jrl.trl.handles import push_folder
+from jrl.trl.hub import push_folder
 from jrl.trl.refusals import DDPO
 
 __all__ = ["DDPOTrainer"]

@@ -40,9 +40,11 @@ from jrl.trl.arguments import FlatArguments
 from jrl.trl.collated_rows import collated_preferences, preference_features, refuse_stream
 from jrl.trl.collators import Batch, DPODataCollatorWithPadding
 from jrl.trl.configs import DPOConfig
-from jrl.trl.flat_trainer import FlatTrainer, Given, shared_fields
-from jrl.trl.handles import check_rows, same_source, untrained
-from jrl.trl.models import AutoModelForCausalLM, ModelHandle, resolve_model
+from jrl.trl.constructor_arguments import Given, shared_fields
+from jrl.trl.flat_trainer import FlatTrainer
+from jrl.trl.handles import resolve_model, same_source, untrained
+from jrl.trl.models import AutoModelForCausalLM, ModelHandle
+from jrl.trl.module_surface import check_rows
 from jrl.trl.own_losses import own_pair_loss
 from jrl.trl.refusals import DPO
 from jrl.trl.run_state import Names

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import json
 import os
 import time
 import warnings
@@ -19,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-import jax
 from transformers import TrainingArguments
 from transformers.trainer_utils import (
     EvalPrediction,
@@ -29,101 +27,28 @@ from transformers.trainer_utils import (
     TrainOutput,
 )
 
-from jrl.data.chat import with_chat_template
 from jrl.data.sources import RecordStream, StreamSet, read_records
-from jrl.data.tokenizer import load_tokenizer
 from jrl.distributed import on_main
-from jrl.interop import (
-    Accelerator,
-    DataLoader,
-    jrl_class,
-    own_methods,
-    refuse_overrides,
-    refuse_while_traced,
-    warn_ignored,
-)
+from jrl.interop import jrl_class, own_methods, refuse_overrides, warn_ignored
 from jrl.learners.accumulate import Loss
 from jrl.learners.config import MethodConfig
 from jrl.learners.dpo import PairsLoss
 from jrl.models.adapters import plain_peft_config
-from jrl.trainers.cards import model_card
 from jrl.trainers.checkpoints import STATE, CheckpointError, checkpoints_in, read_state
 from jrl.trainers.config import ModelConfig, OptimizerConfig, TokenizerConfig, TRLConfig
-from jrl.trainers.loading import tokenizer_home
 from jrl.trainers.loop import Hooks
 from jrl.trainers.offline import HELD_OUT, OfflineTrainer
 from jrl.trainers.rollouts import Evaluation
 from jrl.trl.arguments import FlatArguments, check_meanings, train_section, word
 from jrl.trl.checkpoint_names import behind_link, drop_links, link_model
-from jrl.trl.handles import say_untrained, untrained
-from jrl.trl.models import ModelHandle, push_folder, resolve_model
+from jrl.trl.constructor_arguments import Given, flat_copy, flat_max_length, flat_tokenizer, with_classic
+from jrl.trl.handles import resolve_model, say_untrained, untrained
+from jrl.trl.models import ModelHandle
 from jrl.trl.optimization import given_optimizer, optimizer_section, scheduler_section
 from jrl.trl.refusals import IN_A_RUN, TRAINER
-from jrl.trl.run_state import Names, Watcher, best_name, make_callback, translated
-from jrl.typing import TRUNCATION_MODES, Frozen, Params
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """A constructor's arguments that every one of these trainers takes."""
-
-    model: Any = None
-    args: TrainingArguments | None = None
-    data_collator: Any = None
-    train_dataset: Any = None
-    eval_dataset: Any = None
-    tokenizer: Any = None
-    model_init: Callable[..., Any] | None = None
-    compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None
-    callbacks: Sequence[Any] | None = None
-    optimizers: tuple[Any, Any] = (None, None)
-    optimizer_cls_and_kwargs: tuple[Callable[..., Any], Mapping[str, Any]] | None = None
-    preprocess_logits_for_metrics: Callable[..., Any] | None = None
-    peft_config: Any = None
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Given:
-        """Selects from a constructor's arguments, by name; a `processing_class` is the tokenizer."""
-        names = {entry.name for entry in dataclasses.fields(cls)}
-        found = {name: value for name, value in arguments.items() if name in names}
-        newer = arguments["processing_class"]
-        return cls(**found if newer is None else {**found, "tokenizer": newer})
-
-    @property
-    def brings_optimizer(self) -> bool:
-        """True where the script gives an optimizer or a schedule of its own."""
-        parts = (self.optimizer_cls_and_kwargs, *(self.optimizers or ()))
-        return any(part is not None for part in parts)
-
-
-def flat_copy(args: TrainingArguments, config_class: type[FlatArguments]) -> FlatArguments:
-    """A copy of a flat configuration, which transformers' own arguments become with the other fields' defaults."""
-    if isinstance(args, config_class):
-        found = dataclasses.replace(args)
-        found.__post_init__()
-        return found
-    names = {entry.name for entry in dataclasses.fields(TrainingArguments)}
-    return config_class(**{name: value for name, value in vars(args).items() if name in names})
-
-
-def shared_fields(config: FlatArguments, method: type[MethodConfig]) -> dict[str, Any]:
-    """The values of a flat configuration that the method's section has under the same names."""
-    names = {entry.name for entry in dataclasses.fields(method)} & vars(config).keys()
-    return {name: vars(config)[name] for name in names}
-
-
-def with_classic(config: FlatArguments, classic: Mapping[str, Any]) -> FlatArguments:
-    """A configuration with arguments of the older constructors, as far as they say anything.
-
-    Args:
-      config: Changed in place and returned.
-      classic: Field → value; None: not given.
-    """
-    for name, value in classic.items():
-        if value is not None:
-            vars(config)[name] = value
-    return config
-
+from jrl.trl.run_state import Names, Watcher, best_name, translated
+from jrl.trl.trainer_surface import TrainerSurface
+from jrl.typing import Frozen, Params
 
 _Evaluations = dict[str, Any]
 TRAINING = "train_dataset"
@@ -138,7 +63,7 @@ MAIN = ""
 """Name of the evaluation data where there is one set of them."""
 
 
-class FlatTrainer(abc.ABC):
+class FlatTrainer(TrainerSurface, abc.ABC):
     """A trainer of TRL's shape.
 
     Attributes:
@@ -253,7 +178,7 @@ class FlatTrainer(abc.ABC):
         """Loss of a subclass for pairs of log-probabilities; None: the configured one."""
         return None
 
-    def _before_learning(self) -> None:  # noqa: B027 (two of three have nothing to do here)
+    def _before_learning(self) -> None:
         """Called once, before the first step."""
 
     def _prediction(self, samples: Any) -> EvalPrediction | None:
@@ -266,31 +191,6 @@ class FlatTrainer(abc.ABC):
         return flat_max_length(self.config, handle)
 
     # What a trainer is made of.
-
-    @property
-    def processing_class(self) -> Any:
-        """The tokenizer."""
-        return self.tokenizer
-
-    @property
-    def state(self) -> Any:
-        """transformers' `TrainerState`."""
-        refuse_while_traced("state")
-        return self._watcher.state
-
-    @property
-    def control(self) -> Any:
-        """transformers' `TrainerControl`."""
-        return self._watcher.control
-
-    @property
-    def callbacks(self) -> list[Any]:
-        """The callbacks."""
-        return self._watcher.callbacks
-
-    def add_callback(self, callback: Any) -> None:
-        """Adds a callback: an object or a class of transformers' `TrainerCallback`."""
-        self._watcher.callbacks.append(make_callback(callback))
 
     def _handle(self, given: Given) -> ModelHandle:
         """The model that was given, or that `model_init` makes, with the adapter that is to train."""
@@ -648,196 +548,6 @@ class FlatTrainer(abc.ABC):
         self._watcher.event("on_predict", metrics=metrics)
         return PredictionOutput(prediction.predictions, prediction.label_ids, metrics)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds a line to `state.log_history` and shows it to the callbacks.
-
-        Args:
-          logs: Name → number.
-          start_time: Of transformers; no effect.
-        """
-        del start_time
-        refuse_while_traced("log", "What a loss returns is logged.")
-        self._watcher.log(dict(logs))
-
-    # Data as scripts look at them.
-
-    def get_train_dataloader(self) -> DataLoader:
-        """Batches of the training rows as the collator makes them. A run makes its own; this is for looking."""
-        if self.train_dataset is None:
-            raise ValueError("`train_dataset` must be given.")
-        return self._loader(self.train_dataset, self.native.config.train.batch_size)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Loader of evaluation rows.
-
-        Args:
-          eval_dataset: Rows, or the name of one of several sets; None: those of the constructor.
-        """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
-            dataset = self.eval_dataset[dataset]
-        if dataset is None:
-            raise ValueError("`eval_dataset` must be given, here or to the constructor.")
-        return self._loader(dataset, self.args.per_device_eval_batch_size)
-
-    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        """Loader of given rows, for a test."""
-        return self._loader(test_dataset, self.args.per_device_eval_batch_size)
-
-    def _loader(self, dataset: Any, batch_size: int) -> DataLoader:
-        records = read_records(dataset)
-        if isinstance(records, RecordStream):
-            raise ValueError("A stream has no loader, because it has no length.")
-        return DataLoader(records, batch_size, collate_fn=self._collate)
-
-    def _collate(self, records: list[Any]) -> Any:
-        """A batch of rows as the data set has them."""
-        return self.data_collator(records)
-
-    # What it leaves behind.
-
-    def save_model(
-        self, output_dir: str | os.PathLike[str] | None = None, _internal_call: bool = False
-    ) -> None:
-        """Writes model, tokenizer and card.
-
-        Args:
-          output_dir: Default: that of the configuration.
-        """
-        del _internal_call
-        self.native.save_pretrained(output_dir or self.config.output_dir)
-
-    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
-        """Prints metrics, one a line, on the first process.
-
-        Args:
-          split: Such as "train", "eval" or "all".
-          metrics: Name → number.
-        """
-        if not self.is_world_process_zero():
-            return
-        print(f"***** {split} metrics *****")
-        width = max(map(len, metrics), default=0)
-        for name, value in sorted(self.metrics_format(metrics).items()):
-            print(f"  {name:<{width}} = {value}")
-
-    @staticmethod
-    def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Metrics as they are printed: four digits behind the point."""
-        return {
-            name: round(value, 4) if isinstance(value, float) else value for name, value in metrics.items()
-        }
-
-    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
-        """Writes `<split>_results.json` into `output_dir`, on the first process.
-
-        Args:
-          split: Such as "train" or "eval".
-          metrics: Name → number.
-          combined: Whether `all_results.json` takes them in, too.
-        """
-        if not self.is_world_process_zero():
-            return
-        folder = Path(str(self.config.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{split}_results.json").write_text(json.dumps(dict(metrics), indent=4, sort_keys=True))
-        if combined:
-            path = folder / "all_results.json"
-            known = json.loads(path.read_text()) if path.exists() else {}
-            path.write_text(json.dumps(known | dict(metrics), indent=4, sort_keys=True))
-
-    # Who this process is.
-
-    def is_world_process_zero(self) -> bool:
-        """True in the first process of all."""
-        return bool(self.accelerator.is_main_process)
-
-    def is_local_process_zero(self) -> bool:
-        """True in the first process of all: every process of a job has devices of its own."""
-        return self.is_world_process_zero()
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """Stand-in for accelerate's object, which says which process this is."""
-        return Accelerator()
-
-    def num_examples(self, dataloader: Any) -> int:
-        """Rows of a loader's data."""
-        return len(dataloader.dataset)
-
-    def get_num_trainable_parameters(self) -> int:
-        """Numbers that train."""
-        return sum(int(leaf.size) for leaf in jax.tree.leaves(self.native.params))
-
-    def pop_callback(self, callback: Any) -> Any:
-        """Takes a callback out and returns it; None if it is not there.
-
-        Args:
-          callback: The object, or its class, of which the first one counts.
-        """
-        of_class = isinstance(callback, type)
-        for one in self.callbacks:
-            if one is callback or (of_class and type(one) is callback):
-                self.callbacks.remove(one)
-                return one
-        return None
-
-    def remove_callback(self, callback: Any) -> None:
-        """Takes a callback out; see `pop_callback`."""
-        self.pop_callback(callback)
-
-    def save_state(self) -> None:
-        """Writes `trainer_state.json`, which holds the log history, into `output_dir`."""
-        self.state.save_to_json(str(Path(str(self.config.output_dir)) / "trainer_state.json"))
-
-    def create_model_card(
-        self,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | Sequence[str] | None = None,
-    ) -> None:
-        """Writes the model card, `README.md`, into `output_dir`.
-
-        Args:
-          model_name: Title.
-          dataset_name: What the data are called.
-          tags: Beside those that the card has.
-        """
-        self.model.add_model_tags(() if tags is None else tags)
-        if dataset_name is not None:
-            self.native.dataset_names = (dataset_name,)
-        folder = Path(str(self.config.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        model_card(self.native).write(folder, name=model_name)
-
-    def push_to_hub(
-        self, commit_message: str = "End of training", blocking: bool = True, **kwargs: Any
-    ) -> str:
-        """Uploads model, tokenizer and card; returns the address.
-
-        Args:
-          commit_message: Of the upload.
-          blocking: True; the upload has ended when this returns.
-          **kwargs: `repo_id`, `private`, `token` and `revision`, the branch; default: `hub_model_id` (or the name of
-            `output_dir`), `hub_private_repo`, `hub_token` and `hub_revision`.
-        """
-        unknown = kwargs.keys() - {"repo_id", "private", "token", "revision"}
-        if unknown or not blocking:
-            raise ValueError(
-                f"push_to_hub takes `repo_id`, `private`, `token` and `revision`, and blocks; got {sorted(unknown)}, "
-                f"blocking={blocking}."
-            )
-        folder = Path(str(self.config.output_dir))
-        self.save_model(folder / "hf_model")
-        return push_folder(
-            folder / "hf_model",
-            kwargs.get("repo_id") or self.config.hub_model_id or folder.name,
-            private=kwargs.get("private", self.config.hub_private_repo),
-            token=kwargs.get("token", self.config.hub_token),
-            commit_message=commit_message,
-            revision=kwargs.get("revision") or self.config.hub_revision,
-        )
-
 
 class Watched(OfflineTrainer):
     """A trainer of jrl's whose evaluations go through the trainer of TRL's shape that owns it."""
@@ -865,35 +575,3 @@ def _with_flat_names(text: str, config_name: str) -> str:
     for native, flat in {**_FLAT_NAMES, "train.overwrite: true": overwrite}.items():
         text = text.replace(native, flat)
     return text
-
-
-def flat_tokenizer(config: FlatArguments, given: Any, handle: ModelHandle) -> Any:
-    """The tokenizer with the template, EOS and padding that the configuration names."""
-    if given is None:
-        given = tokenizer_home(handle.source, "`tokenizer` (or `processing_class`)")
-    mode = vars(config).get("truncation_mode", "keep_start")  # reward models cut nothing
-    if mode not in TRUNCATION_MODES:
-        raise ValueError(f"`truncation_mode` must be one of {TRUNCATION_MODES}, got {mode!r}.")
-    side = "left" if mode == "keep_end" else "right"
-    tokenizer = load_tokenizer(given, padding_side="right", truncation_side=side)
-    if vars(config).get("chat_template_path") is not None:
-        tokenizer = with_chat_template(tokenizer, vars(config)["chat_template_path"])
-    for name in ("eos_token", "pad_token"):
-        token = vars(config).get(name)  # a policy's tokenizer is taken as it is
-        if token is None:
-            continue
-        if token not in tokenizer.get_vocab():
-            raise ValueError(f"`{name}` must be in the tokenizer's vocabulary, got {token!r}.")
-        setattr(tokenizer, name, token)
-    return tokenizer
-
-
-def flat_max_length(config: FlatArguments, handle: ModelHandle) -> int:
-    """Most tokens of a row; `max_length` None: the model's positions, where it has a table of them."""
-    given = vars(config)["max_length"]
-    limit = vars(handle.config).get("n_positions") or vars(handle.config).get("max_position_embeddings")
-    if given is not None:
-        return int(min(given, limit or given))
-    if limit is None:
-        raise ValueError("`max_length` must be a number for a model without a table of positions, got None.")
-    return int(limit)

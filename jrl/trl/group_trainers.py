@@ -20,7 +20,8 @@ from jrl.trainers.config import TRLConfig
 from jrl.trainers.offline import HELD_OUT
 from jrl.trainers.rollouts import Evaluation
 from jrl.trl.arguments import FlatArguments, data_devices
-from jrl.trl.flat_trainer import MAIN, FlatTrainer, Given, shared_fields
+from jrl.trl.constructor_arguments import Given, shared_fields
+from jrl.trl.flat_trainer import MAIN, FlatTrainer
 from jrl.trl.group_configs import GroupArguments, GRPOConfig, RLOOConfig
 from jrl.trl.group_method import GroupMethod, GRPOMethod, RLOOMethod
 from jrl.trl.group_native import LOGGED, GroupNative, encode_rows, prompt_set

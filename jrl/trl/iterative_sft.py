@@ -22,7 +22,7 @@ from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.sft import SFTTrainer as Native
 from jrl.trainers.sft_data import SFTSamples
 from jrl.trl.arguments import word
-from jrl.trl.flat_trainer import Given
+from jrl.trl.constructor_arguments import Given
 from jrl.trl.generation import as_row
 from jrl.trl.handles import ModelHandle, say_untrained
 from jrl.trl.refusals import ITERATIVE

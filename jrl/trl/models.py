@@ -13,12 +13,7 @@ from typing import Any, ClassVar, Self
 from jrl.interop import warn_ignored
 from jrl.models.adapters import is_adapter_folder, plain_peft_config
 from jrl.models.hub import is_checkpoint
-from jrl.trl.handles import (
-    ModelHandle,
-    create_reference_model,
-    push_folder,
-    resolve_model,
-)
+from jrl.trl.handles import ModelHandle, create_reference_model, resolve_model
 from jrl.trl.reward_adapter import check_reward_adapter
 
 __all__ = [
@@ -30,8 +25,6 @@ __all__ = [
     "ModelHandle",
     "PreTrainedModelWrapper",
     "create_reference_model",
-    "push_folder",
-    "resolve_model",
 ]
 
 DROPOUT = "summary_dropout_prob"

@@ -31,8 +31,9 @@ from jrl.ops.metrics import finalize
 from jrl.placement import place_rows
 from jrl.trainers.cards import model_card
 from jrl.trl.handles import same_source, say_untrained
+from jrl.trl.hub import push_folder
 from jrl.trl.loaded_model import TemporaryFolder
-from jrl.trl.models import ModelHandle, push_folder
+from jrl.trl.models import ModelHandle
 from jrl.trl.ppo_config import (
     Optimizer,
     PPOConfig,

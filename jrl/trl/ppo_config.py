@@ -30,8 +30,7 @@ from jrl.trainers.config import (
 )
 from jrl.trainers.loggers import PACKAGES, check_tracker
 from jrl.trl.core import flatten_dict
-from jrl.trl.handles import ModelHandle, same_source, unfrozen_layers, untrained
-from jrl.trl.models import resolve_model
+from jrl.trl.handles import ModelHandle, resolve_model, same_source, unfrozen_layers, untrained
 from jrl.trl.torch_optimizers import is_torch_optimizer, is_torch_schedule, named_optimizer, tabulated
 
 __all__ = ["PPOConfig"]

@@ -34,7 +34,7 @@ from jrl.ops.policy_gradient import importance_ratio
 from jrl.ops.reductions import LossOut
 from jrl.ops.rewards import place_scores
 from jrl.placement import place_rows
-from jrl.trl.handles import check_rows
+from jrl.trl.module_surface import check_rows
 from jrl.trl.ppo_config import PPOConfig
 from jrl.trl.ppo_data import action_columns, model_inputs
 from jrl.trl.ppo_native import KLControl, StepwisePPO

@@ -28,7 +28,8 @@ from jrl.trl.arguments import FlatArguments
 from jrl.trl.collated_rows import collated_comparisons, comparison_features, refuse_stream
 from jrl.trl.collators import RewardDataCollatorWithPadding
 from jrl.trl.configs import RewardConfig
-from jrl.trl.flat_trainer import FlatTrainer, Given
+from jrl.trl.constructor_arguments import Given
+from jrl.trl.flat_trainer import FlatTrainer
 from jrl.trl.models import AutoModelForSequenceClassification, ModelHandle
 from jrl.trl.own_losses import SIDES, TracedModel, comparison_inputs, own_objective, refuse_options
 from jrl.trl.run_state import Names

@@ -27,7 +27,8 @@ from jrl.trainers.sft_data import make_samples
 from jrl.trl.arguments import FlatArguments
 from jrl.trl.configs import SFTConfig
 from jrl.trl.constant_length import ConstantLengthDataset
-from jrl.trl.flat_trainer import TRAINING, FlatTrainer, Given, shared_fields
+from jrl.trl.constructor_arguments import Given, shared_fields
+from jrl.trl.flat_trainer import TRAINING, FlatTrainer
 from jrl.trl.models import AutoModelForCausalLM, ModelHandle
 from jrl.trl.own_losses import TracedModel, own_objective, refuse_options, token_inputs, token_loss_of
 from jrl.trl.refusals import SFT

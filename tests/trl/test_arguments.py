@@ -16,7 +16,7 @@ from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.trl import arguments as arguments_module
 from jrl.trl.arguments import check_meanings, compute_dtype, interval, train_section
 from jrl.trl.configs import DPOConfig, RewardConfig, SFTConfig
-from jrl.trl.flat_trainer import flat_copy
+from jrl.trl.constructor_arguments import flat_copy
 from jrl.trl.optimization import OPTIMIZERS, SCHEDULES, optimizer_section, scheduler_section
 
 

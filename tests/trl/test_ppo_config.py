@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import jrl
+from jrl.trl.handles import resolve_model
 from jrl.trl.models import (
     AutoModelForCausalLM,
     AutoModelForCausalLMWithValueHead,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     create_reference_model,
-    resolve_model,
 )
 from jrl.trl.ppo_config import PPOConfig, native_config
 from jrl.trl.ppo_data import list_columns

@@ -19,7 +19,7 @@ from jrl.trainers.config.sections import ModelConfig, TokenizerConfig
 from jrl.trainers.loading.dpo_reference import reference_config
 from jrl.trainers.loading.tokenizers import load_run_tokenizer
 from jrl.trl import ModelHandle, SFTConfig
-from jrl.trl.flat_trainer import flat_tokenizer
+from jrl.trl.constructor_arguments import flat_tokenizer
 from jrl.trlx.api import Request
 from jrl.trlx.seed_defaults import with_seed_prompts
 from tests.data.test_contexts import TOKENIZERS

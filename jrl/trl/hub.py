@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uploads to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+__all__ = ["push_folder"]
+
+
+def push_folder(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: Any = None,
+    commit_message: str = "Upload model",
+    revision: str | None = None,
+) -> str:
+    """Uploads a folder to the Hugging Face hub and returns its address.
+
+    Args:
+      folder: With the model.
+      repo_id: "organisation/name"; made if missing.
+      private: Whether a repository that is made is private.
+      token: Of the hub; None: the one of this machine.
+      commit_message: Of the upload.
+      revision: Branch that gets it, made if missing; None: the main one.
+
+    Raises:
+      RuntimeError: If the hub cannot be reached, or refuses; the message has the hub's reason.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi(token=token)
+    try:
+        address = api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        api.upload_folder(
+            repo_id=repo_id, folder_path=Path(folder), commit_message=commit_message, revision=revision
+        )
+    except (OSError, HfHubHTTPError) as error:
+        reason = " ".join(str(error).split())
+        raise RuntimeError(f"`repo_id` {repo_id!r} could not be pushed to: {reason}") from error
+    return str(address)
