@@ -77,11 +77,11 @@ class PromptSet:
             raise ValueError(f"`max_length` must be at least 1, got {max_length}.")
         texts, columns = _split(prompts)
         self._begin(tokenizer, max_length, seed, decoder_start_token_id)
-        suffix: list[int] = []
-        if decoder_start_token_id is None:
-            prefix = prompt_prefix(tokenizer, add_special_tokens=add_special_tokens)
-        else:
-            prefix, suffix = special_tokens_around(tokenizer)
+        prefix, suffix = (
+            (prompt_prefix(tokenizer, add_special_tokens=add_special_tokens), [])
+            if decoder_start_token_id is None
+            else special_tokens_around(tokenizer)
+        )
         room = max_length - len(prefix) - len(suffix)
         if room < 1:
             raise ValueError(
@@ -91,15 +91,9 @@ class PromptSet:
         rows = [
             row[len(prefix) :] if row[: len(prefix)] == prefix else row for row in tokenize(tokenizer, texts)
         ]
-        too_long = []
-        for index, row in enumerate(rows):
-            if not row and not prefix + suffix:
-                raise ValueError(
-                    f"`prompts`: prompt {index} ({texts[index]!r}) has no tokens. To sample from the start of a "
-                    "document, give the tokenizer's BOS or EOS text as the prompt."
-                )
-            if len(row) > room:
-                too_long.append(index)
+        if not prefix + suffix:
+            _refuse_empty(rows, texts)
+        too_long = [index for index, row in enumerate(rows) if len(row) > room]
         if too_long and long_prompts == "error":
             raise ValueError(
                 f"`prompts`: prompt {too_long[0]} has {len(rows[too_long[0]])} tokens, and there is room for "
@@ -204,6 +198,16 @@ class PromptSet:
             real: Any = np.ones(start.shape, bool)
             inputs = ModelInputs(start, real, None, *arrays)
         return PromptBatch(inputs, token_lists, self.metadata(indices))
+
+
+def _refuse_empty(rows: Sequence[Sequence[int]], texts: Sequence[str]) -> None:
+    """Refuses prompts without tokens, which nothing follows."""
+    for index, row in enumerate(rows):
+        if not row:
+            raise ValueError(
+                f"`prompts`: prompt {index} ({texts[index]!r}) has no tokens. To sample from the start of a "
+                "document, give the tokenizer's BOS or EOS text as the prompt."
+            )
 
 
 def _split(prompts: Sequence[str | Mapping[str, Any]]) -> tuple[list[str], dict[str, list[Any]]]:
