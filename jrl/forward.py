@@ -15,6 +15,7 @@ from typing import TypeVar
 import jax
 from jaxtyping import Array, Float, Int
 
+from jrl.mesh import logits_parts
 from jrl.ops.alignment import states_at, window_columns, window_targets
 from jrl.ops.checks import Scalar
 from jrl.ops.chunks import map_positions, positions_of
@@ -117,7 +118,11 @@ class Reader:
         return map_positions(
             lambda states, actions: read(logits_fn(states), actions),
             (hidden, targets),
-            positions=positions_of(self.chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size),
+            positions=positions_of(
+                self.chunk_bytes,
+                vocab_size=vocab_size,
+                num_parts=logits_parts(hidden.shape[0], vocab_size),
+            ),
         )
 
     def kl(
@@ -208,13 +213,15 @@ def window_logprobs(
       Unmasked: what stands at mask 0 is finite and means nothing.
     """
     logits_fn = partial(policy.logits, params, frozen)
+    vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
     return token_logprobs(
         logits_fn,
         hidden,
         window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1]),
         temperature=temperature,
         chunk_bytes=chunk_bytes,
-        vocab_size=jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1],
+        vocab_size=vocab_size,
+        num_parts=logits_parts(hidden.shape[0], vocab_size),
         with_entropy=with_entropy,
     )
 
@@ -255,5 +262,6 @@ def window_kl(
         )
 
     vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
-    positions = positions_of(chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size, num_reads=2)
+    num_parts = logits_parts(hidden.shape[0], vocab_size)
+    positions = positions_of(chunk_bytes, vocab_size=vocab_size, num_reads=2, num_parts=num_parts)
     return map_positions(read, (hidden, ref_hidden), positions=positions)

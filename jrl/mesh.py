@@ -209,6 +209,21 @@ def rows_of_device(num_rows: int, mesh: Mesh | AbstractMesh | None = None) -> in
     return num_rows if num_rows % parts else num_rows // parts
 
 
+def logits_parts(num_rows: int, vocab_size: int) -> int:
+    """Parts into which the mesh in force splits logits of these rows, 1 where there is none.
+
+    Args:
+      num_rows: Of the whole batch; those that the mesh does not divide are whole on every device, and so are columns.
+      vocab_size: Columns.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return 1
+    spec, _ = partition_spec(mesh, ("batch", "vocab"), (num_rows, vocab_size))
+    own = NamedSharding(mesh, spec).shard_shape((num_rows, vocab_size))
+    return num_rows * vocab_size // math.prod(own)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows split over the data and fsdp axes, everything else whole."""
     return NamedSharding(mesh, PartitionSpec(LOGICAL_TO_MESH["batch"]))

@@ -23,7 +23,6 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.isolation_worker": (set(), set()),
     "jrl.image_rewards": (set(), {"numpy", "PIL"}),
     "jrl.ops": ({"jrl.typing", "jrl.ops"}, JAX),
-    "jrl.ops.chunks": ({"jrl.mesh", "jrl.ops"}, JAX),
     "jrl.losses": ({"jrl.typing", "jrl.ops", "jrl.losses"}, JAX),
     "jrl.models": (
         {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.models"},
@@ -55,7 +54,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"transformers", "jinja2"},
     ),
     "jrl.data.chat.template_limits": (set(), {"jinja2"}),
-    "jrl.forward": ({"jrl.typing", "jrl.ops"}, JAX),
+    "jrl.forward": ({"jrl.typing", "jrl.mesh", "jrl.ops"}, JAX),
     "jrl.distributed": (set(), JAX | {"orbax"}),
     "jrl.placement": ({"jrl.mesh", "jrl.distributed"}, JAX),
     "jrl.compilation": ({"jrl.data.sources.mapping"}, JAX),

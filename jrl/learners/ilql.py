@@ -31,7 +31,7 @@ from jrl.learners.config import MethodConfig, check_fields, refuse_methods
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ilql import ILQLPredictions, ilql_loss
-from jrl.mesh import hold_split
+from jrl.mesh import hold_split, logits_parts
 from jrl.ops.alignment import targets_at
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.logprobs import logprobs_from_logits, take_targets
@@ -180,7 +180,10 @@ def ilql_objective(
     num_reads = 1 + 2 * len(params["q_heads"])
     vocab_size = jax.eval_shape(partial(policy.logits, params, frozen), features.policy[:, 0]).shape[-1]
     positions = positions_of(
-        reader.chunk_bytes, num_rows=actions.shape[0], vocab_size=vocab_size, num_reads=num_reads
+        reader.chunk_bytes,
+        vocab_size=vocab_size,
+        num_reads=num_reads,
+        num_parts=logits_parts(actions.shape[0], vocab_size),
     )
     wide = map_positions(read, (features, actions), positions=positions)
     values = policy.heads({"v_head": params["v_head"]}, features.value)["values"]

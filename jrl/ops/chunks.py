@@ -9,52 +9,40 @@ Reference: none; memory is bounded by recomputation (Chen et al. 2016, arXiv:160
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import Array
 
-from jrl.mesh import partition_spec
 from jrl.ops.checks import check_positive
 
 Result = TypeVar("Result")
 
 
-def positions_of(chunk_bytes: int, *, num_rows: int, vocab_size: int, num_reads: int = 1) -> int:
+def positions_of(chunk_bytes: int, *, vocab_size: int, num_reads: int = 1, num_parts: int = 1) -> int:
     """Positions of a chunk whose `num_reads` float32 arrays over the vocabulary fit into `chunk_bytes`; at least one.
 
-    The bytes are those of one device of the mesh in force, over which rows and vocabulary are split where they divide.
-    Counted over the whole mesh, chunks would become more with every device, and each gathers the head's kernel anew.
+    The bytes are those of one device. Counted over a whole mesh, chunks would become more with every device, and each
+    gathers the head's kernel anew.
 
     Args:
       chunk_bytes: Most bytes of a chunk on a device.
-      num_rows: Rows of the whole batch: those that the mesh does not divide are whole on every device.
-      vocab_size: Width of an array; so is a vocabulary that the mesh does not divide.
+      vocab_size: Width of an array.
       num_reads: Arrays that stand in memory together.
+      num_parts: Parts into which a mesh splits an array over rows and vocabulary; see `jrl.mesh.logits_parts`.
     Raises:
       ValueError: If an argument is not positive.
     Example:
-      >>> positions_of(4000, num_rows=8, vocab_size=100), positions_of(4000, num_rows=8, vocab_size=100, num_reads=5)
+      >>> positions_of(4000, vocab_size=100), positions_of(4000, vocab_size=100, num_reads=5)
       (10, 2)
     """
     check_positive("chunk_bytes", chunk_bytes)
-    check_positive("num_rows", num_rows)
     check_positive("vocab_size", vocab_size)
     check_positive("num_reads", num_reads)
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = 1 if mesh.empty else _parts(mesh, num_rows, vocab_size)
-    return max(chunk_bytes * parts // (4 * vocab_size * num_reads), 1)
-
-
-def _parts(mesh: AbstractMesh, num_rows: int, vocab_size: int) -> int:
-    """Number of parts into which the mesh splits logits of these rows."""
-    spec, _ = partition_spec(mesh, ("batch", "vocab"), (num_rows, vocab_size))
-    own = NamedSharding(mesh, spec).shard_shape((num_rows, vocab_size))
-    return num_rows * vocab_size // math.prod(own)
+    check_positive("num_parts", num_parts)
+    return max(chunk_bytes * num_parts // (4 * vocab_size * num_reads), 1)
 
 
 def map_positions(read: Callable[..., Result], arrays: tuple[Any, ...], *, positions: int) -> Result:

@@ -237,6 +237,7 @@ def token_logprobs(
     temperature: Scalar,
     chunk_bytes: int,
     vocab_size: int,
+    num_parts: int = 1,
     with_entropy: bool = False,
 ) -> TokenLogprobs:
     """Log-probabilities of the targets without ever holding all logits, where those would be large.
@@ -251,11 +252,12 @@ def token_logprobs(
       temperature: Divides the logits, as the sampler does; > 0.
       chunk_bytes: Most bytes of float32 logits held at a time on one device. At least one position is.
       vocab_size: V, columns of padding included.
+      num_parts: Devices over which a mesh splits the logits; see `jrl.mesh.logits_parts`.
       with_entropy: Whether to return the entropy as well.
     Returns:
       Log-probabilities (and entropies) in float32, unmasked. Both paths agree to rounding.
     Raises:
-      ValueError: If `temperature`, `chunk_bytes` or `vocab_size` is not positive.
+      ValueError: If `temperature`, `chunk_bytes`, `vocab_size` or `num_parts` is not positive.
     Example:
       >>> hidden = jnp.log(jnp.array([[[0.5, 0.25, 0.25]]]))  # the head is the identity: logits = hidden
       >>> sizes = {"chunk_bytes": 1000, "vocab_size": 3}
@@ -271,5 +273,5 @@ def token_logprobs(
         entropy = entropy_from_logits(logits) if with_entropy else None
         return TokenLogprobs(logprobs_from_logits(logits, targets), entropy)
 
-    positions = positions_of(chunk_bytes, num_rows=hidden.shape[0], vocab_size=vocab_size)
+    positions = positions_of(chunk_bytes, vocab_size=vocab_size, num_parts=num_parts)
     return map_positions(read, (hidden, targets), positions=positions)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.mesh import AXES
+from jrl.mesh import AXES, logits_parts
 from jrl.ops.chunks import map_positions, positions_of
 
 SIZES = [(3, 7, 2), (3, 7, 6), (5, 2, 2), (4, 1, 1)]
@@ -61,9 +61,9 @@ def test_no_call_gets_more_positions_than_allowed(num_rows: int, width: int, pos
 
 def test_every_wide_array_counts() -> None:
     # 10,000 bytes hold 25 float32 arrays over 100 tokens: 25 positions of one read, 5 of five.
-    assert positions_of(10_000, num_rows=4, vocab_size=100) == 25
-    assert positions_of(10_000, num_rows=4, vocab_size=100, num_reads=5) == 5
-    assert positions_of(1, num_rows=4, vocab_size=100) == 1, "one position at least"
+    assert positions_of(10_000, vocab_size=100) == 25
+    assert positions_of(10_000, vocab_size=100, num_reads=5) == 5
+    assert positions_of(1, vocab_size=100) == 1, "one position at least"
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,13 @@ def test_devices_count_where_they_split_the_logits(
 ) -> None:
     mesh = jax.sharding.AbstractMesh((2, 2, 2), AXES)
     monkeypatch.setattr(jax.sharding, "get_abstract_mesh", lambda: mesh)
-    positions = positions_of(10 * 4 * vocab_size, num_rows=num_rows, vocab_size=vocab_size)
-    assert positions == 10 * parts
+    found = logits_parts(num_rows, vocab_size)
+    assert found == parts
+    assert positions_of(10 * 4 * vocab_size, vocab_size=vocab_size, num_parts=found) == 10 * parts
 
 
-@pytest.mark.parametrize("argument", ["chunk_bytes", "num_rows", "vocab_size", "num_reads"])
+@pytest.mark.parametrize("argument", ["chunk_bytes", "vocab_size", "num_reads", "num_parts"])
 def test_sizes_must_be_positive(argument: str) -> None:
-    sizes = dict(chunk_bytes=1000, num_rows=2, vocab_size=10, num_reads=1) | {argument: 0}
+    sizes = dict(chunk_bytes=1000, vocab_size=10, num_reads=1, num_parts=1) | {argument: 0}
     with pytest.raises(ValueError, match=f"`{argument}` must be > 0, got 0"):
         positions_of(sizes.pop("chunk_bytes"), **sizes)
