@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 from jrl.losses.dpo_divergence import MAX_EXPONENT
 from jrl.losses.dpo_pairs import Pairs
 from jrl.ops.checks import Scalar, check_positive
+from jrl.ops.logistic import logistic_loss, smoothed_logistic_loss
 from jrl.ops.masking import masked_mean
 
 
@@ -37,7 +38,7 @@ def sigmoid_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Floa
       >>> round(float(sigmoid_loss(pairs, beta=1.0, label_smoothing=0.0)[0]), 4)  # −log σ(2)
       0.1269
     """
-    return _smoothed(beta * pairs.margins, label_smoothing=label_smoothing)
+    return smoothed_logistic_loss(beta * pairs.margins, label_smoothing=label_smoothing)
 
 
 def hinge_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
@@ -136,7 +137,7 @@ def nca_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
       1.1265
     """
     chosen, rejected = beta * pairs.chosen_ratios, beta * pairs.rejected_ratios
-    return -jax.nn.log_sigmoid(chosen) - (jax.nn.log_sigmoid(-chosen) + jax.nn.log_sigmoid(-rejected)) / 2
+    return logistic_loss(chosen) + (logistic_loss(-chosen) + logistic_loss(-rejected)) / 2
 
 
 def robust_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float[Array, "B"]:
@@ -154,7 +155,7 @@ def robust_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float
       -0.8731
     """
     logits = beta * pairs.margins
-    kept, flipped = -jax.nn.log_sigmoid(logits), -jax.nn.log_sigmoid(-logits)
+    kept, flipped = logistic_loss(logits), logistic_loss(-logits)
     return ((1 - label_smoothing) * kept - label_smoothing * flipped) / (1 - 2 * label_smoothing)
 
 
@@ -173,7 +174,7 @@ def bco_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
       >>> round(float(bco_pair_loss(pairs, beta=1.0)[0]), 4)  # −2·log σ(1)
       0.6265
     """
-    return -jax.nn.log_sigmoid(beta * pairs.chosen_ratios) - jax.nn.log_sigmoid(-beta * pairs.rejected_ratios)
+    return logistic_loss(beta * pairs.chosen_ratios) + logistic_loss(-beta * pairs.rejected_ratios)
 
 
 def sppo_hard_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
@@ -283,7 +284,7 @@ def discopop_loss(pairs: Pairs, *, beta: Scalar, discopop_tau: Scalar) -> Float[
     modulation = jax.nn.sigmoid(logits / discopop_tau)
     # Where the exponent is clamped, the weight beside it has long been 0.
     exponential = jnp.exp(jnp.minimum(-logits, MAX_EXPONENT))
-    return (1 - modulation) * -jax.nn.log_sigmoid(logits) + modulation * exponential
+    return (1 - modulation) * logistic_loss(logits) + modulation * exponential
 
 
 def sft_term(pairs: Pairs) -> Float[Array, "B"]:
@@ -316,12 +317,7 @@ def sigmoid_norm_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
       >>> round(float(sigmoid_norm_loss(pairs, beta=1.0)[0]), 4)  # −log σ(2), one token each
       0.1269
     """
-    return -jax.nn.log_sigmoid(beta * _mean_margins(pairs))
-
-
-def _smoothed(logits: Float[Array, "B"], *, label_smoothing: Scalar) -> Float[Array, "B"]:
-    """−(1 − ε)·log σ(x) − ε·log σ(−x): cross-entropy of a label that is wrong with probability ε."""
-    return -(1 - label_smoothing) * jax.nn.log_sigmoid(logits) - label_smoothing * jax.nn.log_sigmoid(-logits)
+    return logistic_loss(beta * _mean_margins(pairs))
 
 
 def _mean_margins(pairs: Pairs) -> Float[Array, "B"]:
@@ -341,5 +337,7 @@ def _of_ranks(
     order = jnp.argsort(jnp.where(valid, upper, jnp.inf))
     lower_order = jnp.argsort(jnp.where(valid, lower, jnp.inf))
     # Rows that do not count come last on both sides, so that they only meet each other.
-    losses = _smoothed(beta * (upper[order] - lower[lower_order]), label_smoothing=label_smoothing)
+    losses = smoothed_logistic_loss(
+        beta * (upper[order] - lower[lower_order]), label_smoothing=label_smoothing
+    )
     return losses[jnp.argsort(order)]

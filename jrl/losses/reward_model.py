@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jrl.ops.checks import Scalar, check_batch, check_same_floats
+from jrl.ops.logistic import logistic_loss
 from jrl.ops.masking import masked_sum, zero_masked
 from jrl.ops.metrics import max_metric, mean_metric, min_metric
 from jrl.ops.reductions import LossOut
@@ -43,7 +44,7 @@ def pairwise_loss(
     """
     check_same_floats("rejected_scores", rejected_scores, "chosen_scores", chosen_scores)
     check_same_floats("margins", margins, "chosen_scores", chosen_scores)
-    return -jax.nn.log_sigmoid(chosen_scores - rejected_scores - margins)
+    return logistic_loss(chosen_scores - rejected_scores - margins)
 
 
 def centering_loss(chosen_scores: Float[Array, "B"], rejected_scores: Float[Array, "B"]) -> Float[Array, "B"]:

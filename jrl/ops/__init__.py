@@ -27,6 +27,7 @@ from jrl.ops.denoising import guided_output
 from jrl.ops.gaussian import gaussian_kl, gaussian_logprob
 from jrl.ops.groups import GroupStatistics, group_statistics, smallest_of_group, sum_of_group
 from jrl.ops.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_straight_through
+from jrl.ops.logistic import logistic_loss, smoothed_logistic_loss
 from jrl.ops.logprobs import (
     TokenLogprobs,
     entropy_from_logits,
@@ -144,6 +145,7 @@ __all__ = [
     "leave_one_out_advantages",
     "length_mask",
     "length_weighted_advantages",
+    "logistic_loss",
     "logprobs_from_logits",
     "make_noise_schedule",
     "map_positions",
@@ -179,6 +181,7 @@ __all__ = [
     "sequence_weights",
     "shared_mean",
     "smallest_of_group",
+    "smoothed_logistic_loss",
     "standardized",
     "states_at",
     "step_of_timesteps",

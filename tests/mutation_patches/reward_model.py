@@ -8,9 +8,8 @@ from tests.mutation_patches.base import Mutation
 # fmt: off
 PATCHES = [
     # the logarithm of a probability that is 0 in float32
-    Mutation("8.4", "jrl.losses.reward_model.pairwise_loss",
-             "-jax.nn.log_sigmoid(chosen_scores - rejected_scores - margins)",
-             "-jnp.log(jax.nn.sigmoid(chosen_scores - rejected_scores - margins))",
+    Mutation("8.4", "jrl.ops.logistic.logistic_loss",
+             "-jax.nn.log_sigmoid(logits)", "-jax.numpy.log(jax.nn.sigmoid(logits))",
              "tests/losses/test_reward_model.py::TestStability::test_lore_8_4_extreme_margins_are_finite"),
     # the worse text is preferred
     Mutation("8.4", "jrl.losses.reward_model.pairwise_loss",
