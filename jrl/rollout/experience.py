@@ -31,7 +31,7 @@ from jrl.rollout.collect import Call, Clock, Collected, Collector
 from jrl.rollout.gathering import totals
 from jrl.rollout.generate import repeat_rows
 from jrl.rollout.group_scores import GroupScores, pass_rates
-from jrl.rollout.reward_columns import RewardColumns
+from jrl.rollout.reward_columns import RewardColumns, mean_and_std
 from jrl.rollout.rewards import RewardError, to_reward_matrix
 from jrl.rollout.sampler import GenerationSettings
 from jrl.rollout.score import make_score
@@ -394,10 +394,11 @@ class ExperienceCollector:
         )
         is_kept = np.isin(np.arange(len(judged.scores)), rows)
         known, lengths = judged.scores[~judged.failed], judged.texts.lengths[~judged.failed]
+        mean, std = mean_and_std(known)
         metrics = self._metrics(judged) | {
             # Of all that was asked: over mixed groups alone a policy that solves everything would look like half of it.
-            "reward/mean": float(np.mean(known)),
-            "reward/std": float(np.std(known, ddof=1)) if len(known) > 1 else 0.0,
+            "reward/mean": mean,
+            "reward/std": std,
             "completion/length_mean": float(np.mean(lengths)),
             "group/asked": float(len(judged.scores) // self._num_generations),
             "group/kept": float(len(rows) // self._num_generations),

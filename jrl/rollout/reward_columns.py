@@ -43,14 +43,13 @@ class RewardColumns(NamedTuple):
     def metrics(self) -> dict[str, float]:
         """`reward/<name>/mean`, `/std` and `/not_applicable` of each of several functions; nothing for one.
 
-        Mean and deviation (ddof 1) are over the rows that a function spoke of; without any there is neither.
+        Mean and deviation are over the rows that a function spoke of; without any there is neither.
         """
         found: dict[str, float] = {}
         for name, scores, silent in zip(self.names, self.scores.T, self.not_applicable.T, strict=True):
             known = scores[~np.isnan(scores)]
             if len(known):
-                found[f"reward/{name}/mean"] = float(known.mean())
-                found[f"reward/{name}/std"] = float(known.std(ddof=1)) if len(known) > 1 else 0.0
+                found[f"reward/{name}/mean"], found[f"reward/{name}/std"] = mean_and_std(known)
             found[f"reward/{name}/not_applicable"] = float(silent.sum())
         return found if self.several else {}
 
@@ -62,6 +61,21 @@ class RewardColumns(NamedTuple):
             f"reward/{name}": [None if math.isnan(score) else float(score) for score in scores]
             for name, scores in zip(self.names, self.scores.T, strict=True)
         }
+
+
+def mean_and_std(scores: Float[np.ndarray, "N"]) -> tuple[float, float]:
+    """Mean and deviation (ddof 1) of the scores of a log line; NaN and 0 of none, and of one its value and 0.
+
+    Args:
+      scores: Those that are known, without NaN.
+
+    Example:
+      >>> mean_and_std(np.array([1.0, 3.0]))
+      (2.0, 1.4142135623730951)
+    """
+    if not len(scores):
+        return math.nan, 0.0
+    return float(scores.mean()), float(scores.std(ddof=1)) if len(scores) > 1 else 0.0
 
 
 def reward_columns(names: Sequence[str], rewards: Sequence[Sequence[Reward]]) -> RewardColumns:

@@ -7,13 +7,22 @@ import numpy as np
 import pytest
 
 from jrl.rollout.reward_call import RewardCall
-from jrl.rollout.reward_columns import check_weights, combined_rewards, reward_columns
+from jrl.rollout.reward_columns import check_weights, combined_rewards, mean_and_std, reward_columns
 from jrl.rollout.rewards import RewardError
 from jrl.rollout.text import Texts
 
 NAMES = ("right", "short")
 # Row 0: both; 1: the second does not apply; 2: the first failed; 3: nobody speaks.
 REWARDS = [[1.0, 0.0, math.nan, None], [0.25, None, 0.5, math.nan]]
+
+
+@pytest.mark.parametrize(
+    ("scores", "mean", "std"),
+    [([2.0, 4.0, 9.0], 5.0, math.sqrt((9 + 1 + 16) / 2)), ([3.0], 3.0, 0.0), ([], math.nan, 0.0)],
+    ids=["several", "one", "none"],
+)
+def test_mean_and_deviation_of_known_scores(scores, mean, std):
+    np.testing.assert_allclose(mean_and_std(np.asarray(scores)), (mean, std), rtol=1e-15)
 
 
 def test_lore_4_14_a_reward_that_does_not_apply_is_absent_from_the_sum():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.learners.ddpo_config import DDPOConfig
+from jrl.rollout.reward_columns import mean_and_std
 from jrl.trainers.diffusion.ddpo_experience import ComputeRewards
 from jrl.trainers.diffusion.ddpo_rewards import check_rewards
 from jrl.trainers.diffusion.ddpo_sampling import Sampler, to_host
@@ -32,17 +33,16 @@ class Judged(NamedTuple):
     def as_evaluation(self, method: DDPOConfig) -> Evaluation:
         """Converts to the form that a run logs: rewards that are missing are in no mean."""
         known = self.rewards[np.isfinite(self.rewards)].astype(np.float64)
-        metrics = {
-            "reward/mean": float(known.mean()) if len(known) else float("nan"),
-            "reward/std": float(known.std(ddof=1)) if len(known) > 1 else 0.0,
-        }
+        mean, std = mean_and_std(known)
         sampling = count_samples(self.prompts) | {
             "num_steps": method.sample_num_steps,
             "eta": method.eval_eta,
             "guidance_scale": method.sample_guidance_scale,
         }
         rows = [[prompt, float(reward)] for prompt, reward in zip(self.prompts, self.rewards, strict=True)]
-        return Evaluation(metrics, metrics["reward/mean"], ["prompt", "reward"], rows, sampling)
+        return Evaluation(
+            {"reward/mean": mean, "reward/std": std}, mean, ["prompt", "reward"], rows, sampling
+        )
 
 
 def evaluate_prompts(

@@ -17,6 +17,7 @@ import numpy as np
 
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.ops.prompt_statistics import global_advantages, group_advantages, prompt_advantages, prompt_key
+from jrl.rollout.reward_columns import mean_and_std
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.diffusion.ddpo_prompts import PromptFunction, PromptRandomness, draw_prompts
 from jrl.trainers.diffusion.ddpo_rewards import Answers, Waiting, check_rewards
@@ -144,10 +145,11 @@ class Collector:
                 "learn from. Is the service it calls down?"
             )
         known, state = rewards[valid].astype(np.float64), dict(kept)
+        mean, std = mean_and_std(known)
         metrics = {
             "rollout/images": float(len(rewards)),
-            "reward/mean": float(known.mean()),
-            "reward/std": float(known.std(ddof=1)) if len(known) > 1 else 0.0,
+            "reward/mean": mean,
+            "reward/std": std,
             "reward/failed": float(np.sum(~valid)),
             "reward/failed_fraction": float(np.mean(~valid)),
         }

@@ -16,7 +16,7 @@ import numpy as np
 from jrl.data.prompts import PromptSet
 from jrl.data.selection import KeptSamples, select
 from jrl.rollout.collect import Collector
-from jrl.rollout.reward_columns import RewardColumns
+from jrl.rollout.reward_columns import RewardColumns, mean_and_std
 from jrl.rollout.sampler import GenerationSettings
 from jrl.rollout.text import Texts, sample_rows, variety
 from jrl.trainers.loop.stopwatch import Stopwatch
@@ -109,8 +109,7 @@ class RoundCollector:
         known = scores[~np.isnan(scores)]
         means = {}
         if len(known):
-            means["reward/mean"] = float(known.mean())
-            means["reward/std"] = float(known.std(ddof=1)) if len(known) > 1 else 0.0
+            means["reward/mean"], means["reward/std"] = mean_and_std(known)
         return means | {
             "reward/failed": float(len(scores) - len(known)),
             "reward/failed_fraction": (len(scores) - len(known)) / len(scores),
