@@ -31,8 +31,8 @@ from jrl.models.diffusion.vae import VAE
 from jrl.models.diffusion.vae_config import read_vae_config
 from jrl.ops.metrics import finalize
 from jrl.ops.noise_schedule import make_noise_schedule
-from jrl.ops.prompt_statistics import global_advantages
 from jrl.rollout.diffuse import decode_in_chunks, make_diffuse
+from jrl.rollout.prompt_statistics import global_advantages
 from jrl.typing import DDPOBatch
 
 

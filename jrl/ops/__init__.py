@@ -53,7 +53,6 @@ from jrl.ops.policy_gradient import (
     reinforce_loss,
     value_clip_events,
 )
-from jrl.ops.prompt_statistics import global_advantages, group_advantages, prompt_advantages, prompt_stats
 from jrl.ops.ratios import (
     geometric_clipped_ratio,
     product_ratio,
@@ -127,8 +126,6 @@ __all__ = [
     "gaussian_logprob",
     "geometric_clipped_ratio",
     "geometric_weights",
-    "global_advantages",
-    "group_advantages",
     "group_relative_advantages",
     "group_statistics",
     "group_token_shares",
@@ -168,8 +165,6 @@ __all__ = [
     "place_scores",
     "positions_of",
     "product_ratio",
-    "prompt_advantages",
-    "prompt_stats",
     "ratio_clip_events",
     "reduce_metrics",
     "reinforce_loss",

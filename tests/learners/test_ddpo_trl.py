@@ -20,7 +20,7 @@ from jrl.learners.ddpo_order import Order
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.ops.metrics import finalize
 from jrl.ops.noise_schedule import denoising_steps
-from jrl.ops.prompt_statistics import global_advantages
+from jrl.rollout.prompt_statistics import global_advantages
 from jrl.typing import DDPOBatch, DenoiserFns, Trajectories
 from tests.diffusion_toy import SD_SCHEDULE
 

@@ -41,18 +41,18 @@ PATCHES = [
              "tests/learners/test_ddpo_order.py::TestOrder::"
              "test_lore_8_8_fewer_steps_are_random_ones_of_those_allowed"),
     # every prompt is judged by all
-    Mutation("8.8", "jrl.ops.prompt_statistics.prompt_advantages",
+    Mutation("8.8", "jrl.rollout.prompt_statistics.prompt_advantages",
              "np.asarray(kept[key]) if is_tracked else values", "values",
-             "tests/ops/test_prompt_statistics.py::TestByPrompt::test_lore_8_8_statistics_are_kept_by_prompt"),
+             "tests/rollout/test_prompt_statistics.py::TestByPrompt::test_lore_8_8_statistics_are_kept_by_prompt"),
     # rounding makes an advantage of nothing
-    Mutation("4.9", "jrl.ops.prompt_statistics.group_advantages",
+    Mutation("4.9", "jrl.rollout.prompt_statistics.group_advantages",
              "np.ptp(values[rows])", "True",
-             "tests/ops/test_prompt_statistics.py::TestGroups::"
+             "tests/rollout/test_prompt_statistics.py::TestGroups::"
              "test_lore_4_9_a_group_without_spread_has_advantage_zero"),
     # the deviation of all where that of the group is asked for
-    Mutation("4.10", "jrl.ops.prompt_statistics.group_advantages",
+    Mutation("4.10", "jrl.rollout.prompt_statistics.group_advantages",
              "values[rows].std() if std == 'group' else values.std()", "values.std()",
-             "tests/ops/test_prompt_statistics.py::TestGroups::test_lore_4_10_which_deviation_divides"),
+             "tests/rollout/test_prompt_statistics.py::TestGroups::test_lore_4_10_which_deviation_divides"),
     # all rows draw the same noise
     Mutation("9.1", "jrl.rollout.diffuse.make_diffuse.diffuse.noise_at",
              "jax.vmap(lambda key: draw(jax.random.fold_in(key, step)))(step_keys)",

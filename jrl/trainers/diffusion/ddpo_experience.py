@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.learners.ddpo_config import DDPOConfig
-from jrl.ops.prompt_statistics import global_advantages, group_advantages, prompt_advantages, prompt_key
+from jrl.rollout.prompt_statistics import global_advantages, group_advantages, prompt_advantages, prompt_key
 from jrl.rollout.reward_columns import mean_and_std
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.diffusion.ddpo_prompts import PromptFunction, PromptRandomness, draw_prompts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jrl.learners.ddpo_config import DDPOConfig
-from jrl.ops.prompt_statistics import group_advantages
+from jrl.rollout.prompt_statistics import group_advantages
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.diffusion.ddpo_evaluation import evaluate_prompts
 from jrl.trainers.diffusion.ddpo_experience import Collector

@@ -31,7 +31,7 @@ SHOWN = {
     10: "tests/learners/test_ddpo.py::test_guidance_in_sampling_alone_is_said_aloud",
     11: "tests/trainers/loggers/test_watch.py::test_a_sick_run_of_each_algorithm_is_spoken_of",
     13: "tests/ops/test_noise_schedule.py::test_a_timestep_without_density",
-    14: "tests/ops/test_prompt_statistics.py::test_integer_rewards_are_not_truncated",
+    14: "tests/rollout/test_prompt_statistics.py::test_integer_rewards_are_not_truncated",
     15: f"{FLAT}::test_what_the_trainer_refuses",
     16: f"{FLAT}::test_what_it_becomes",
     17: f"{MODELS}::test_all_options_together",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jrl.ops.prompt_statistics import (
+from jrl.rollout.prompt_statistics import (
     global_advantages,
     group_advantages,
     prompt_advantages,
