@@ -301,18 +301,41 @@ def test_nobody_sets_the_attributes_of_another_object(room: str) -> None:
 
 # Where positions and their targets are taken apart outside `jrl.ops.alignment`, and why.
 SHIFTS = {
-    "jrl.losses.ilql": "the value of the next state, one step to the right on a window that is aligned already",
+    "jrl.rollout.text": "drops an EOS, which has no text",
     "jrl.models.positions": "a segment begins where a column's id differs from its left neighbour's",
     "jrl.trl.ddpo": "the two ends of a step of denoising: latents, no tokens",
-    "jrl.trl.ppo_data": "flags of whole rows, as TRL passes queries and responses, given to the states before them",
+    "jrl.trl.ppo_data": "flags of whole rows, as TRL passes queries and responses, given to the states before them; "
+    "and drops the start token that an encoder-decoder's decoder writes first",
+    "jrl.trlx.decoding": "drops the start token that an encoder-decoder's decoder writes first",
     "jrl.trlx.maths": "trlX's batches: `dones` has one state more than actions",
+    "jrl.trlx.store_rows": "trlX's batches: `dones` and `states_ixs` have one state more than actions",
+    "jrl.trlx.stores": "the start token of a decoder, which is no label",
     "jrl.trlx.trainer.accelerate_ilql_trainer": "trlX's batches: `dones` has one state more than actions",
     "jrl.trlx.trainer.accelerate_ppo_trainer": "drops the start token that an encoder-decoder's decoder writes first",
 }
 
 
+# Names of what has one entry for each token of a row.
+ONE_A_TOKEN = {
+    *(
+        "dones",
+        "flags",
+        "ids",
+        "input_ids",
+        "labels",
+        "learned",
+        "logprobs",
+        "mask",
+        "reward",
+        "rewards",
+        "row",
+    ),
+    *("response", "states", "targets", "tokens"),
+}
+
+
 def shifts(text: str) -> list[str]:
-    """Slices that drop the first or the last of an axis of rows, and the first flag of a row's `learned`."""
+    """Slices that drop the first or the last of an axis of rows, or of one row where its name says what it holds."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Subscript):
@@ -321,8 +344,8 @@ def shifts(text: str) -> list[str]:
             *_, last = [ast.unparse(part) for part in node.slice.elts]
             shifted = last in ("1:", ":-1") and ast.unparse(node.slice.elts[0]) in (":", "...")
         else:
-            name = ast.unparse(node.value).rpartition(".")[2]
-            shifted = name == "learned" and ast.unparse(node.slice) in ("1:", ":-1")
+            name = ast.unparse(node.value).removesuffix(".ravel()").rpartition(".")[2]
+            shifted = name in ONE_A_TOKEN and ast.unparse(node.slice) in ("1:", ":-1")
         if shifted:
             found.append(f"{ast.unparse(node)}, line {node.lineno}")
     return found
@@ -337,7 +360,16 @@ def test_only_alignment_shifts_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["logits[:, :-1]", "x.labels[:, 1:]", "row.learned[1:]", "mask[..., 1:]", "a[:, :, 1:]"]
+    "code",
+    [
+        "logits[:, :-1]",
+        "x.labels[:, 1:]",
+        "row.learned[1:]",
+        "mask[..., 1:]",
+        "a[:, :, 1:]",
+        "ids[1:]",
+        "dones.ravel()[:-1]",
+    ],
 )
 def test_a_shift_is_seen(code: str) -> None:
     assert shifts(code) == [f"{code}, line 1"]

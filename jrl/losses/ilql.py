@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jrl.ops.alignment import next_values
 from jrl.ops.checks import (
     Scalar,
     check_batch,
@@ -79,8 +80,8 @@ def bellman_targets(
     """
     check_batch(mask, rewards=rewards, values=values)
     check_share("gamma", gamma)
-    next_values = jnp.pad(zero_masked(values, mask)[:, 1:], ((0, 0), (0, 1)))
-    return jax.lax.stop_gradient(zero_masked(rewards + gamma * next_values, mask))
+    following = next_values(zero_masked(values, mask))
+    return jax.lax.stop_gradient(zero_masked(rewards + gamma * following, mask))
 
 
 def q_loss(q_values: Float[Array, "B T N"], targets: Float[Array, "B T"]) -> Float[Array, "B T"]:

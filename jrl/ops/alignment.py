@@ -126,6 +126,20 @@ def next_predictions(rows: Shaped[Array, "B L *rest"]) -> Shaped[Array, "B L-1 *
     return rows[:, :-1]
 
 
+def next_values(values: Shaped[Array, "B T"]) -> Shaped[Array, "B T"]:
+    """Values of the state after each action of a window: V(s_{t+1}), and 0 after the last column.
+
+    Args:
+      values: V(s_t) of the window's states, 0 where there is none.
+    Returns:
+      Index t speaks of the state that the action of index t leads to.
+    Example:
+      >>> next_values(jnp.array([[0.25, 0.5, 1.0]])).tolist()
+      [[0.5, 1.0, 0.0]]
+    """
+    return jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
+
+
 def learned_targets(learned: Sequence[bool] | Bool[np.ndarray, "*B L"]) -> Bool[np.ndarray, "*B T"]:
     """Flags of the tokens that are learned, at the positions that predict them: T = L − 1, on the host.
 

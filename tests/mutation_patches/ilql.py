@@ -18,8 +18,8 @@ PATCHES = [
              "test_lore_8_5_at_one_half_the_expectile_is_half_the_squared_error_and_gives_the_mean"),
     # the Bellman target learns, too
     Mutation("8.5", "jrl.losses.ilql.bellman_targets",
-             "jax.lax.stop_gradient(zero_masked(rewards + gamma * next_values, mask))",
-             "zero_masked(rewards + gamma * next_values, mask)",
+             "jax.lax.stop_gradient(zero_masked(rewards + gamma * following, mask))",
+             "zero_masked(rewards + gamma * following, mask)",
              "tests/losses/test_ilql.py::TestGradients::test_lore_8_5_targets_and_weights_pass_no_gradient"),
     # the weight of the likelihood learns, too
     Mutation("8.5", "jrl.losses.ilql.awac_weights",

@@ -12,6 +12,7 @@ from jrl.ops.alignment import (
     length_mask,
     next_predictions,
     next_tokens,
+    next_values,
     states_at,
     targets_at,
     window_columns,
@@ -75,6 +76,14 @@ class TestWindow:
             for t in range(2):
                 assert targets[row, t] == tokens[row, int(states[row, t]) + 1]
         assert targets.tolist() == [[11, 12], [20, 21]]
+
+
+def test_the_next_value_is_one_to_the_right_and_0_at_the_end():
+    values = jnp.array([[0.25, 0.5, 1.0], [2.0, 0.0, 0.0]])
+    np.testing.assert_array_equal(next_values(values), [[0.5, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    weights = jnp.array([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
+    slope = jax.grad(lambda v: jnp.sum(weights * next_values(v)))(values)
+    np.testing.assert_array_equal(slope, [[0.0, 1.0, 2.0], [0.0, 8.0, 16.0]])
 
 
 class TestColumns:
