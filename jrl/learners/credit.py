@@ -54,14 +54,33 @@ class ScoreMoments(NamedTuple):
     ref_std: Float[Array, ""]
 
 
+class ScoreDeviation(NamedTuple):
+    """A deviation that rewards are divided by.
+
+    Attributes:
+      of: Of the moments so far.
+      has_mean: Whether a mean belongs to it that may be subtracted first.
+    """
+
+    of: Callable[[ScoreMoments], Float[Array, ""]]
+    has_mean: bool
+
+
+SCORE_DEVIATIONS: Mapping[str | bool | None, ScoreDeviation] = {
+    "running": ScoreDeviation(lambda moments: moments_std(moments.running), has_mean=True),
+    "ref": ScoreDeviation(lambda moments: moments.ref_std, has_mean=False),
+}
+"""Deviations by the names of PPO's `scale_reward`."""
+
+
 class Scaling(NamedTuple):
     """Clipping and scaling of the user's rewards, before anything else is done to them.
 
     Attributes:
       clip_range: Rewards are clipped to ± this, token by token; None, False and 0 are off.
-      mode: "running" divides by the running deviation, this batch included; "ref" by that of the reference scores,
-        which are the first batch's unless configured. Anything else leaves the rewards. Where scores do not vary, the
-        deviation counts as 1.
+      mode: A name of `SCORE_DEVIATIONS`: "running" divides by the running deviation, this batch included; "ref" by that
+        of the reference scores, which are the first batch's unless configured. Anything else leaves the rewards. Where
+        scores do not vary, the deviation counts as 1.
       center: Under "running", whether their running mean is subtracted first, from the last action of each row.
       scaled_clip_range: What comes out is clipped to ± this, token by token; None is off.
       ref_std: Of the reference scores; None: the first batch's.
@@ -98,13 +117,12 @@ class Scaling(NamedTuple):
         # One score that is not finite would stay in the running moments for good.
         sound = jnp.isfinite(running.mean) & jnp.isfinite(running.variance)
         updated = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated, moments)
-        if self.mode == "running":
-            if self.center:
+        deviation = SCORE_DEVIATIONS.get(self.mode)
+        if deviation is not None:
+            if self.center and deviation.has_mean:
                 mean = jnp.full(rewards.shape[:1], updated.running.mean)
                 rewards = rewards - place_scores(mean, mask)
-            rewards = rewards / moments_std(updated.running)
-        elif self.mode == "ref":
-            rewards = rewards / updated.ref_std
+            rewards = rewards / deviation.of(updated)
         if self.scaled_clip_range is not None:
             rewards = clip_scores(rewards, clip_range=self.scaled_clip_range)
         return rewards, updated

@@ -18,6 +18,8 @@ NaN is that of a failed reward. float32 or better; no gradient flows through.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,16 +56,34 @@ def group_relative_advantages(
       >>> group_relative_advantages(scores, groups, jnp.ones(4, bool)).tolist()
       [0.5, -0.5, 0.0, 0.0]
     """
-    if scale not in ("group", "batch", "none"):
+    if scale not in _DEVIATIONS:
         raise ValueError(f"`scale` must be 'group', 'batch' or 'none', got {scale!r}.")
     valid, stats = _statistics(scores, groups, valid, ddof)
     centred = _centred(scores, valid, stats)
-    if scale == "group":
-        centred = centred / (jnp.where(stats.is_mixed, stats.std, 1.0) + epsilon)
-    elif scale == "batch":
-        std = jnp.sqrt(masked_variance(scores, valid, ddof=ddof))
-        centred = centred / (jnp.where(std > 0, std, 1.0) + epsilon)
+    deviation = _DEVIATIONS[scale]
+    if deviation is not None:
+        centred = centred / (deviation(scores, valid, stats, ddof) + epsilon)
     return jax.lax.stop_gradient(centred)
+
+
+def _group_deviation(scores: Array, valid: Array, stats: GroupStatistics, ddof: int) -> Float[Array, "N"]:
+    """σ of each row's group; 1 where the group has no spread."""
+    del scores, valid, ddof
+    return jnp.where(stats.is_mixed, stats.std, 1.0)
+
+
+def _batch_deviation(scores: Array, valid: Array, stats: GroupStatistics, ddof: int) -> Float[Array, ""]:
+    """σ of the raw scores of all rows; 1 without any spread."""
+    del stats
+    std = jnp.sqrt(masked_variance(scores, valid, ddof=ddof))
+    return jnp.where(std > 0, std, 1.0)
+
+
+_DEVIATIONS: Mapping[str, Callable[[Array, Array, GroupStatistics, int], Array] | None] = {
+    "group": _group_deviation,
+    "batch": _batch_deviation,
+    "none": None,
+}
 
 
 def leave_one_out_advantages(

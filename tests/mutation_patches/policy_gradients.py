@@ -15,7 +15,7 @@ PATCHES = [
     Mutation("4.10", "jrl.ops.advantages.group_relative_advantages",
              "_statistics(scores, groups, valid, ddof)", "_statistics(scores, groups, valid, 1)",
              ADVANTAGES + "test_lore_4_10_the_deviation_has_ddof_0"),
-    Mutation("4.11", "jrl.ops.advantages.group_relative_advantages",
+    Mutation("4.11", "jrl.ops.advantages._group_deviation",
              "jnp.where(stats.is_mixed, stats.std, 1.0)", "jnp.where(stats.is_mixed, jnp.square(stats.std), 1.0)",
              ADVANTAGES + "test_lore_4_11_dividing_by_the_deviation_favours_the_easy_and_the_hard"),
     Mutation("4.12", "jrl.ops.advantages.leave_one_out_advantages",
