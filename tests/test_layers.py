@@ -23,7 +23,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.isolation_worker": (set(), set()),
     "jrl.image_rewards": (set(), {"numpy", "PIL"}),
     "jrl.ops": ({"jrl.typing", "jrl.ops"}, JAX),
-    "jrl.losses": ({"jrl.typing", "jrl.ops", "jrl.losses"}, JAX),
+    "jrl.losses": ({"jrl.typing", "jrl.suggestions", "jrl.ops", "jrl.losses"}, JAX),
     "jrl.models": (
         {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.models"},
         JAX | {"flax", "ml_dtypes", "safetensors"},

@@ -44,10 +44,11 @@ from jrl.losses.dpo_terms import (
     sigmoid_norm_loss,
     sppo_hard_loss,
 )
-from jrl.ops.checks import Scalar, check_same_floats
+from jrl.ops.checks import Scalar, check_positive, check_same_floats, check_share
 from jrl.ops.masking import masked_sum
 from jrl.ops.metrics import mean_metric
 from jrl.ops.reductions import LossOut
+from jrl.suggestions import did_you_mean
 from jrl.typing import Metrics
 
 __all__ = [
@@ -171,7 +172,7 @@ def dpo_loss(
     Returns:
       The sum over pairs, their number, and the metrics; all 0 without a valid pair.
     Raises:
-      ValueError: If shapes differ, or a term has no known name.
+      ValueError: If shapes differ, a term has no known name, or a number is outside its range.
       TypeError: If a mask is not boolean.
     Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; the other losses: `jrl.losses.dpo_terms`.
     Example:
@@ -188,7 +189,11 @@ def dpo_loss(
     """
     unknown = [name for name, _ in terms if name not in LOSSES]
     if unknown:
-        raise ValueError(f"`terms` must name losses of {sorted(LOSSES)}, got {unknown}.")
+        near = did_you_mean(unknown[0], LOSSES)
+        raise ValueError(f"`terms` must name losses of {sorted(LOSSES)}, got {unknown}.{near}")
+    check_positive("beta", beta)
+    check_positive("discopop_tau", discopop_tau)
+    check_share("label_smoothing", label_smoothing)
     chosen, rejected = (side._replace(mask=side.mask & valid[:, None]) for side in (chosen, rejected))
     num_pairs = jnp.sum(valid, dtype=jnp.float32)
     if pairs_per_token is None:

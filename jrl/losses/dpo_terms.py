@@ -109,7 +109,7 @@ def exo_pair_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Flo
       beta: β > 0.
       label_smoothing: ε in (0, 0.5).
     Raises:
-      ValueError: If it is not positive: the logarithm of ε is in the loss.
+      ValueError: If it is not positive, or 1: the logarithms of ε and of 1 − ε are in the loss.
     Reference: EXO, Ji et al. 2024, arXiv:2402.00856, eq. 16.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -118,6 +118,7 @@ def exo_pair_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Flo
       0.3278
     """
     check_positive("label_smoothing", label_smoothing)
+    _check_below("label_smoothing", label_smoothing, 1.0)
     logits = beta * pairs.margins
     right = jax.nn.sigmoid(logits) * (jax.nn.log_sigmoid(logits) - jnp.log1p(-label_smoothing))
     return right + jax.nn.sigmoid(-logits) * (jax.nn.log_sigmoid(-logits) - jnp.log(label_smoothing))
@@ -147,6 +148,8 @@ def robust_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
       label_smoothing: ε in [0, 0.5).
+    Raises:
+      ValueError: If it is 0.5 or more: labels that say nothing, or the opposite, cannot be corrected for.
     Reference: Ray Chowdhury et al. 2024, arXiv:2403.00409.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -154,6 +157,7 @@ def robust_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float
       >>> round(float(robust_loss(pairs, beta=1.0, label_smoothing=0.25)[0]), 4)  # (¾·0.1269 − ¼·2.1269)/½
       -0.8731
     """
+    _check_below("label_smoothing", label_smoothing, 0.5)
     logits = beta * pairs.margins
     kept, flipped = logistic_loss(logits), logistic_loss(-logits)
     return ((1 - label_smoothing) * kept - label_smoothing * flipped) / (1 - 2 * label_smoothing)
@@ -318,6 +322,12 @@ def sigmoid_norm_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
       0.1269
     """
     return logistic_loss(beta * _mean_margins(pairs))
+
+
+def _check_below(name: str, value: Scalar, bound: float) -> None:
+    """Raises ValueError if a Python number is not < bound; a traced scalar cannot be looked at and passes."""
+    if isinstance(value, int | float) and not value < bound:
+        raise ValueError(f"`{name}` must be < {bound}, got {value}.")
 
 
 def _mean_margins(pairs: Pairs) -> Float[Array, "B"]:

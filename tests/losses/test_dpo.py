@@ -291,6 +291,29 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"`terms` must name losses of \['aot', .*\], got \['sigmoyd'\]"):
             loss_of(TestClassicGolden.SIDES, terms=[("sigmoid", 1.0), ("sigmoyd", 1.0)])
 
+    def test_the_closest_name_is_shown(self) -> None:
+        with pytest.raises(ValueError, match=r"got \['apo_zro'\]\. Did you mean `apo_zero`\?"):
+            loss_of(TestClassicGolden.SIDES, terms=[("apo_zro", 1.0)])
+
+    @pytest.mark.parametrize(
+        ("field", "value", "expected"),
+        [
+            ("beta", 0.0, "must be > 0, got 0.0"),
+            ("beta", -0.1, "must be > 0, got -0.1"),
+            ("discopop_tau", 0.0, "must be > 0, got 0.0"),
+            ("label_smoothing", 1.5, r"must be in \[0, 1\], got 1.5"),
+            ("label_smoothing", -0.1, r"must be in \[0, 1\], got -0.1"),
+        ],
+    )
+    def test_numbers_outside_their_range_are_refused(self, field, value, expected) -> None:
+        with pytest.raises(ValueError, match=f"`{field}` {expected}"):
+            loss_of(TestClassicGolden.SIDES, **{field: value})
+
+    @pytest.mark.parametrize(("name", "value", "bound"), [("exo_pair", 1.0, "1.0"), ("robust", 0.5, "0.5")])
+    def test_smoothing_that_leaves_no_loss_is_refused(self, name, value, bound) -> None:
+        with pytest.raises(ValueError, match=rf"`label_smoothing` must be < {bound}, got {value}"):
+            loss_of(TestClassicGolden.SIDES, terms=[(name, 1.0)], label_smoothing=value)
+
     def test_exo_needs_smoothing(self) -> None:
         with pytest.raises(ValueError, match=r"`label_smoothing` must be > 0, got 0\.0"):
             per_pair("exo_pair", TestClassicGolden.SIDES)
