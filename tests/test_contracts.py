@@ -6,6 +6,7 @@ A new algorithm adds a row to `CASES`, nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jrl.learners
+import jrl
 from jrl.forward import Reader
 from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.dpo import init_dpo_state, make_dpo_update
@@ -35,6 +36,7 @@ from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.ops.metrics import finalize
 from jrl.ops.rewards import last_token_scores
+from jrl.trlx.loop import make_loss_update
 from jrl.typing import DDPOBatch, Features, Frozen, Max, Mean, Min, PolicyFns, Rollouts, Trajectories, Update
 from tests.diffusion_toy import SD_SCHEDULE
 from tests.learners.batches import (
@@ -164,6 +166,34 @@ def _random_trajectories() -> DDPOBatch:
     return DDPOBatch(trajectories, FROZEN["strength"], advantages)
 
 
+class _ScriptTrainer:
+    """The part of a trainer with a loss of its own that its update reads."""
+
+    def __init__(self, policy: PolicyFns, minibatch_size: int) -> None:
+        self.opt, self.mb_size, self.model = adam(), minibatch_size, self
+        self._policy = policy
+        self._bound: tuple[Any, Frozen] | None = None
+
+    @contextlib.contextmanager
+    def bound(self, params: Any, frozen: Frozen) -> Iterator[None]:
+        self._bound = params, frozen
+        yield
+        self._bound = None
+
+    def loss(self, batch: Any) -> tuple[jax.Array, dict[str, Any]]:
+        assert self._bound is not None, "called outside `bound`"
+        params, frozen = self._bound
+        features = self._policy.branch(params, frozen, self._policy.trunk(frozen, batch), batch, None)
+        loss = jnp.mean(jnp.square(self._policy.heads(params, features.value)["values"] - 1.0))
+        return loss, {"losses/total": loss}
+
+
+def _loss(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
+    del chunk_bytes
+    trainer: Any = _ScriptTrainer(policy, minibatch_size)
+    return make_loss_update(trainer)
+
+
 CASES = {
     "ddpo": Case(
         _ddpo,
@@ -182,6 +212,12 @@ CASES = {
         lambda params: init_ilql_state(params, adam()),
         lambda: rewarded_samples(NUM_ROWS),
         num_q_heads=2,
+    ),
+    "loss": Case(
+        _loss,
+        lambda params: init_train_state(params, adam()),
+        lambda: random_sequences(NUM_ROWS).inputs,
+        reads_logits=False,
     ),
     "online": Case(
         _ppo,
@@ -244,7 +280,7 @@ def result(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_every_learner_has_a_case() -> None:
     made = set()
-    for path in Path(jrl.learners.__path__[0]).glob("*.py"):
+    for path in Path(jrl.__path__[0]).rglob("*.py"):
         made |= set(re.findall(r"^def make_(\w+)_update\(", path.read_text(encoding="utf-8"), re.MULTILINE))
     assert made == {name.partition(",")[0] for name in CASES}
 

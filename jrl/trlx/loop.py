@@ -18,9 +18,10 @@ from jrl.interop import tracing
 from jrl.learners.accumulate import Loss, Rows, accumulate, optimizer_step, take_rows
 from jrl.learners.state import TrainState, init_train_state
 from jrl.placement import place_rows
+from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.loading import PolicyBundle
 from jrl.trainers.policy_trainer import PolicyTrainer
-from jrl.typing import Frozen, Mean, Metrics, Params, PRNGKey
+from jrl.typing import Frozen, Mean, Metrics, Params, PRNGKey, Update
 
 if TYPE_CHECKING:
     from jrl.trlx.trainer.accelerate_base_trainer import AccelerateRLTrainer
@@ -96,6 +97,7 @@ def run_loop(trainer: AccelerateRLTrainer) -> None:
     native, train = trainer.native, trainer.config.train
     update = jax.jit(make_loss_update(trainer), donate_argnums=0, compiler_options=COMPILER_OPTIONS)
     num_steps = min(train.total_steps, trainer.total_steps)
+    root_key = jax.random.fold_in(native.root_key, TRAINING_STREAM)
     trainer.position = Position()
     with native.running(num_steps=num_steps) as run:
         run.begin()
@@ -111,7 +113,8 @@ def run_loop(trainer: AccelerateRLTrainer) -> None:
                 learned = trainer.position.batches
                 for batch in islice(trainer.create_train_dataloader(), learned, None):
                     placed = place_rows(native.mesh, as_pytree(batch))
-                    trained, metrics = update(_train_state(native.state), native.frozen, placed)
+                    key = jax.random.fold_in(root_key, run.iteration)
+                    trained, metrics = update(_train_state(native.state), native.frozen, placed, key)
                     native.state = _with_train_state(native.state, trained)
                     learned += 1
                     trainer.position = Position(epoch, number, learned)
@@ -134,17 +137,17 @@ def fresh_optimizer_state(native: PolicyTrainer, optimizer: optax.GradientTransf
     )
 
 
-def make_loss_update(
-    trainer: AccelerateRLTrainer,
-) -> Callable[[TrainState, Frozen, Any], tuple[TrainState, Metrics]]:
+def make_loss_update(trainer: AccelerateRLTrainer) -> Update:
     """Builds the update that descends the gradient of `trainer.loss`, which may call `trainer.model`.
 
-    A batch is cut into microbatches where `minibatch_size` divides it; their losses are averaged by rows.
+    A batch is cut into microbatches where `minibatch_size` divides it; their losses are averaged by rows. `loss(batch)`
+    of a script takes no key, so none is used.
     """
     optimizer: optax.GradientTransformation = trainer.opt
     size = trainer.mb_size
 
-    def update(state: TrainState, frozen: Frozen, batch: Any) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, frozen: Frozen, batch: Any, key: PRNGKey) -> tuple[TrainState, Metrics]:
+        del key
         num_rows = jax.tree.leaves(batch)[0].shape[0]
         rows = size if num_rows % size == 0 else num_rows
 

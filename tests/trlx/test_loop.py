@@ -86,7 +86,9 @@ class TestLoss:
         for size in (2, 4):
             trainer.mb_size = size
             found.append(
-                jax.jit(make_loss_update(trainer))(trainer.native.state, trainer.native.frozen, rows)
+                jax.jit(make_loss_update(trainer))(
+                    trainer.native.state, trainer.native.frozen, rows, jax.random.key(0)
+                )
             )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found[0][0], found[1][0])
 
@@ -101,7 +103,11 @@ class TestLoss:
         batch = as_pytree(next(iter(trainer.create_train_dataloader())))
         with jax.set_mesh(trainer.native.mesh):
             _, stats = jax.eval_shape(
-                make_loss_update(trainer), trainer.native.state, trainer.native.frozen, batch
+                make_loss_update(trainer),
+                trainer.native.state,
+                trainer.native.frozen,
+                batch,
+                jax.random.key(0),
             )
         assert "sft/loss" in stats
 
