@@ -110,8 +110,9 @@ def load_unbound(
 
 def fresh_value_head(kind: str, width: int, key: jax.Array, std: float) -> dict[str, Any]:
     """A new value head: one that says 0, or with a `std` one whose last layer is drawn from N(0, std²)."""
-    head = init_value_head(kind, width, key)
+    body_key, kernel_key = (jax.random.fold_in(key, part) for part in (0, 1))
+    head = init_value_head(kind, width, body_key)
     if not std:
         return head
-    kernel = std * jax.random.normal(jax.random.fold_in(key, 1), head["out"]["kernel"].shape)
+    kernel = std * jax.random.normal(kernel_key, head["out"]["kernel"].shape)
     return {**head, "out": {**head["out"], "kernel": kernel}}

@@ -32,6 +32,9 @@ from jrl.trl.ppo_overrides import OverriddenMaths
 from jrl.trl.step_records import WatchedHistory
 from jrl.typing import Frozen, Metrics, Params, Rollouts, Scored, Sequences
 
+VALUE_HEAD_STREAM = 5
+"""Stream of the root key from which a value head is drawn that a script asked for with a deviation."""
+
 Schedule = Callable[[Any], Any]
 
 
@@ -119,7 +122,7 @@ class StepwisePPO(PPOTrainer):
         head = bundle.params["v_head"]
         if not self._v_head_std or np.any(np.asarray(head["out"]["kernel"])):
             return bundle
-        key = jax.random.fold_in(jax.random.key(self.config.train.seed), 5)
+        key = jax.random.fold_in(jax.random.key(self.config.train.seed), VALUE_HEAD_STREAM)
         drawn = fresh_value_head("linear", bundle.lm.feature_width, key, self._v_head_std)
         placed = place(drawn, tree_shardings(self.mesh, {"v_head": drawn})[0]["v_head"])
         return replace(bundle, params={**bundle.params, "v_head": placed})
