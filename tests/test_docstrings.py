@@ -76,6 +76,16 @@ class TestMaths:
         assert {name: found for name, found in by_place.items() if found and name not in IN_PLACE} == {}
         assert [name for name in IN_PLACE if by_place.get(name) == []] == []
 
+    def test_every_result_is_described(self, path):
+        """`Returns:` gives range, unit and reduction; the shape stands in the annotation.
+
+        What builds a surrogate returns it, and its first line says which.
+        """
+        for node, docstring in public_functions(path):
+            if ast.unparse(node.returns) not in ("None", "Surrogate"):
+                found = section(docstring, "Returns").strip()
+                assert found, f"{node.name} does not describe its result"
+
     def test_every_function_names_its_source(self, path):
         """`Reference:` names paper and equation, or says `none;` and why. A module may say `none;` for all of it.
 

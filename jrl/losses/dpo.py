@@ -123,6 +123,8 @@ def implicit_rewards(
       logprobs: log π(y|x), summed over the completion, in nats.
       ref_logprobs: log π_ref(y|x), likewise.
       beta: β > 0.
+    Returns:
+      One a completion, of any sign.
     Raises:
       ValueError: If the shapes differ.
       TypeError: If either is not of a float dtype.
@@ -162,10 +164,10 @@ def dpo_loss(
       label_smoothing: ε in [0, 0.5).
       discopop_tau: τ > 0 of `discopop`.
       divergence: One of `DIVERGENCES`.
-      alpha: α of the α-divergence.
+      alpha: α of the α-divergence, other than 1; other divergences do not read it.
       reference_free: Takes the reference to find all completions equally likely, its log-probabilities to be 0, in
         the losses; rewards keep the real one.
-      ld_alpha: Weight of tokens beyond the shorter completion; None: 1.
+      ld_alpha: Weight, in [0, 1], of tokens beyond the shorter completion; None: 1.
       use_weighting: Weighs pairs as WPO does; `sft` too, pair by pair.
       pairs_per_token: Valid pairs over their chosen tokens in the whole optimizer batch, of which these rows may be
         a part; None: these rows are the whole.

@@ -29,6 +29,8 @@ def reverse_kl(log_ratios: Float[Array, "B"]) -> Float[Array, "B"]:
 
     Args:
       log_ratios: log π/π_ref, in nats.
+    Returns:
+      Score of each completion, of any sign, in nats.
     Reference: Wang et al. 2023, arXiv:2309.16240, table 1.
     Example:
       >>> reverse_kl(jnp.array([0.5])).tolist()
@@ -43,6 +45,8 @@ def forward_kl(log_ratios: Float[Array, "B"]) -> Float[Array, "B"]:
 
     Args:
       log_ratios: log π/π_ref, in nats.
+    Returns:
+      Score of each completion, at most 1.
     Reference: Wang et al. 2023, arXiv:2309.16240, table 1.
     Example:
       >>> forward_kl(jnp.log(jnp.array([1.0, 2.0]))).tolist()
@@ -57,6 +61,8 @@ def js_divergence(log_ratios: Float[Array, "B"]) -> Float[Array, "B"]:
 
     Args:
       log_ratios: log π/π_ref, in nats.
+    Returns:
+      Score of each completion, at most log 2.
     Reference: Wang et al. 2023, arXiv:2309.16240, table 1.
     Example:
       >>> [round(float(x), 4) for x in js_divergence(jnp.log(jnp.array([1.0, 3.0])))]  # log 1, log 1.5
@@ -74,6 +80,8 @@ def alpha_divergence(log_ratios: Float[Array, "B"], *, alpha: Scalar) -> Float[A
     Args:
       log_ratios: log π/π_ref, in nats.
       alpha: α, other than 1.
+    Returns:
+      Score of each completion, of any sign; at most 1/(1 − α) for α < 1.
     Reference: Wang et al. 2023, arXiv:2309.16240, table 1.
     Example:
       >>> round(float(alpha_divergence(jnp.log(jnp.array([3.0])), alpha=2.0)[0]), 4)  # (3 − 1)/1

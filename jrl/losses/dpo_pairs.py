@@ -102,7 +102,9 @@ def pairs_from_logprobs(
       ref_chosen: log π_ref(y⁺|x), in nats.
       ref_rejected: log π_ref(y⁻|x), in nats.
       divergence: Makes scores of log-ratios; by default they are the log-ratios.
-      alpha: α of the α-divergence.
+      alpha: α of the α-divergence, other than 1; other divergences do not read it.
+    Returns:
+      Pairs, all of them valid.
     Raises:
       ValueError: If the shapes differ.
       TypeError: If one is not of a float dtype.
@@ -148,6 +150,8 @@ def completion_logprobs(
       mask: True on the completion's tokens; only they are counted.
       shared_lengths: l; None: every token weighs 1.
       ld_alpha: α in [0, 1].
+    Returns:
+      At most 0, one a completion, in nats.
     Reference: Liu et al. 2024, arXiv:2409.06411.
     Example:
       >>> mask = jnp.array([[False, True, True]])
@@ -183,9 +187,11 @@ def make_pairs(
       rejected: y⁻ of each pair.
       valid: False on copies.
       divergence: Makes scores of log-ratios.
-      alpha: α of the α-divergence.
-      ld_alpha: Weight of tokens beyond the shorter completion; None: 1.
+      alpha: α of the α-divergence, other than 1; other divergences do not read it.
+      ld_alpha: Weight, in [0, 1], of tokens beyond the shorter completion; None: 1.
       pairs_per_token: Of the whole optimizer batch.
+    Returns:
+      Sums and log-ratios, one a pair, in nats.
     Raises:
       ValueError: If shapes differ.
     Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; divergences: Wang et al. 2023, arXiv:2309.16240.
@@ -235,6 +241,8 @@ def wpo_weights(chosen: Completion, rejected: Completion) -> Float[Array, "B"]:
     Args:
       chosen: y⁺ of each pair.
       rejected: y⁻ of each pair.
+    Returns:
+      Above 0, one a pair.
     Reference: Zhou et al. 2024, arXiv:2406.11827, eq. 2.
     Example:
       >>> zero = jnp.zeros((1, 2))

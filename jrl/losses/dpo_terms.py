@@ -30,6 +30,8 @@ def sigmoid_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Floa
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
       label_smoothing: ε in [0, 0.5).
+    Returns:
+      Loss >= 0 per pair, log 2 where δ = 0. Not averaged.
     Reference: Rafailov et al. 2023, arXiv:2305.18290, eq. 7; ε: Mitchell 2023, "A note on DPO with noisy
     preferences and relationship to IPO".
     Example:
@@ -47,6 +49,8 @@ def hinge_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Args:
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
+    Returns:
+      Loss >= 0 per pair, 1 where δ = 0. Not averaged.
     Reference: Zhao et al. 2023 (SLiC), arXiv:2305.10425.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -66,6 +70,8 @@ def ipo_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Args:
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
+    Returns:
+      Loss >= 0 per pair, in squared nats. Not averaged.
     Reference: Azar et al. 2023, arXiv:2310.12036, eq. 17.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -85,6 +91,8 @@ def kto_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Args:
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
+    Returns:
+      Loss in [0, 1] per pair. Not averaged.
     Reference: Ethayarajh et al. 2024, arXiv:2402.01306, eq. 7, for pairs.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -108,6 +116,8 @@ def exo_pair_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Flo
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
       label_smoothing: ε in (0, 0.5).
+    Returns:
+      Loss >= 0 per pair, but for rounding. Not averaged.
     Raises:
       ValueError: If it is not positive, or 1: the logarithms of ε and of 1 − ε are in the loss.
     Reference: EXO, Ji et al. 2024, arXiv:2402.00856, eq. 16.
@@ -130,6 +140,8 @@ def nca_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Args:
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
+    Returns:
+      Loss > 0 per pair. Not averaged.
     Reference: Chen et al. 2024, arXiv:2402.05369, for pairs.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -148,6 +160,8 @@ def robust_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
       label_smoothing: ε in [0, 0.5).
+    Returns:
+      Loss per pair, which may fall below 0 where ε > 0. Not averaged.
     Raises:
       ValueError: If it is 0.5 or more: labels that say nothing, or the opposite, cannot be corrected for.
     Reference: Ray Chowdhury et al. 2024, arXiv:2403.00409.
@@ -171,6 +185,8 @@ def bco_pair_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Args:
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
+    Returns:
+      Loss > 0 per pair, 2·log 2 where both log-ratios are 0. Not averaged.
     Reference: Jung et al. 2024, arXiv:2404.04656.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -187,6 +203,8 @@ def sppo_hard_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Args:
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
+    Returns:
+      Loss >= 0 per pair, in squared nats. Not averaged.
     Reference: Wu et al. 2024, arXiv:2405.00675, eq. 4.7.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -208,6 +226,8 @@ def aot_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) -> Float[Ar
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
       label_smoothing: ε in [0, 0.5).
+    Returns:
+      Loss >= 0 per pair. Not averaged.
     Reference: Melnyk et al. 2024, arXiv:2406.05882.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -226,6 +246,8 @@ def aot_unpaired_loss(pairs: Pairs, *, beta: Scalar, label_smoothing: Scalar) ->
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
       label_smoothing: ε in [0, 0.5).
+    Returns:
+      Loss >= 0 per pair. Not averaged.
     Reference: Melnyk et al. 2024, arXiv:2406.05882.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -243,6 +265,8 @@ def apo_zero_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Args:
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
+    Returns:
+      Loss in [0, 2] per pair, 1 where both log-ratios are 0. Not averaged.
     Reference: D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -259,6 +283,8 @@ def apo_down_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Args:
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
+    Returns:
+      Loss in [0, 2] per pair, 1 where both log-ratios are 0. Not averaged.
     Reference: D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 8.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -277,6 +303,8 @@ def discopop_loss(pairs: Pairs, *, beta: Scalar, discopop_tau: Scalar) -> Float[
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
       discopop_tau: τ > 0, in units of βδ.
+    Returns:
+      Loss >= 0 per pair. Not averaged.
     Reference: Lu et al. 2024, arXiv:2406.08414, eq. 5.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -298,6 +326,8 @@ def sft_term(pairs: Pairs) -> Float[Array, "B"]:
 
     Args:
       pairs: Sums and log-ratios of each pair.
+    Returns:
+      Loss >= 0 per pair. Not averaged.
     Reference: none; maximum likelihood.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs
@@ -314,6 +344,8 @@ def sigmoid_norm_loss(pairs: Pairs, *, beta: Scalar) -> Float[Array, "B"]:
     Args:
       pairs: Sums and log-ratios of each pair.
       beta: β > 0.
+    Returns:
+      Loss >= 0 per pair, log 2 for equal means. Not averaged.
     Reference: Lambert et al. 2024 (Tülu 3), arXiv:2411.15124, section 5.1.2.
     Example:
       >>> from jrl.losses.dpo_pairs import pairs_from_logprobs

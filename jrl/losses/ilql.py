@@ -156,6 +156,8 @@ def awac_weights(
       target_q: Q(s_t, a_t).
       values: V(s_t).
       beta: β >= 0.
+    Returns:
+      Above 0 at each action; not reduced.
     Reference: Nair et al. 2020, arXiv:2006.09359, eq. 9, with β for 1/λ.
     Example:
       >>> round(float(awac_weights(jnp.array([[1.0]]), jnp.array([[0.5]]), beta=2.0)[0, 0]), 4)

@@ -62,10 +62,10 @@ def vespo(*, k_pos: Scalar, lambda_pos: Scalar, k_neg: Scalar, lambda_neg: Scala
     """VESPO's weight of log π, of a product ratio; see `jrl.ops.vespo_loss`.
 
     Args:
-      k_pos: k where A ≥ 0.
-      lambda_pos: λ there.
-      k_neg: k elsewhere.
-      lambda_neg: λ elsewhere.
+      k_pos: k > 0 where A ≥ 0.
+      lambda_pos: λ > 0 there.
+      k_neg: k > 0 elsewhere.
+      lambda_neg: λ > 0 elsewhere.
     Reference: arXiv:2602.10693 (VESPO), 2026, as TRL 1.16 computes it.
     Example:
       >>> import jax.numpy as jnp
@@ -83,7 +83,7 @@ def dppo_tv(*, delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
 
     Args:
       delta: δ > 0 for falling probabilities.
-      delta_high: δ for rising ones; None: the same.
+      delta_high: δ > 0 for rising ones; None: the same.
     Reference: arXiv:2602.04879 (DPPO), 2026.
     Example:
       >>> import jax.numpy as jnp
@@ -99,7 +99,7 @@ def dppo_kl(*, delta: Scalar, delta_high: Scalar | None = None) -> Surrogate:
 
     Args:
       delta: δ > 0 for falling probabilities.
-      delta_high: δ for rising ones; None: the same.
+      delta_high: δ > 0 for rising ones; None: the same.
     Reference: arXiv:2602.04879 (DPPO), 2026.
     Example:
       >>> import jax.numpy as jnp

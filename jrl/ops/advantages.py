@@ -48,6 +48,8 @@ def group_relative_advantages(
       scale: "group": σ of the group. "batch": σ of the raw scores of all rows. "none": nothing divides.
       ddof: Of σ. 0 here; 1, which TRL and verl take, makes A smaller by √(1 − 1/K): 29 % at K = 2, 6 % at K = 8.
       epsilon: ε, outside the root; TRL's is 1e-4.
+    Returns:
+      One a completion: in units of the score, and without unit under a scale; 0 on invalid rows.
     Raises:
       ValueError: On another scale.
     Reference: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; without scale: Liu et al. 2025, arXiv:2503.20783.
@@ -95,6 +97,8 @@ def leave_one_out_advantages(
       scores: One a completion; NaN where the reward failed.
       groups: Equal numbers are samples of one prompt.
       valid: False on padding.
+    Returns:
+      One a completion, in units of the score; 0 on invalid rows.
     Reference: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al. 2024,
     arXiv:2402.14740, eq. 6.
     Example:
@@ -118,6 +122,8 @@ def mean_scaled_advantages(
       scores: One a completion; NaN where the reward failed.
       groups: Equal numbers are samples of one prompt.
       valid: False on padding.
+    Returns:
+      One a completion, without unit, at least −1 for scores >= 0; 0 on invalid rows.
     Reference: Tajwar, Zeng et al. 2026, arXiv:2602.02710.
     Example:
       >>> scores = jnp.array([1.0, 0.0, 0.0, 0.0])
@@ -146,6 +152,8 @@ def length_weighted_advantages(
       lengths: Number of actions of each completion.
       groups: Equal numbers are samples of one prompt.
       valid: False on padding.
+    Returns:
+      One a completion, in units of the score; 0 on invalid rows.
     Reference: Hao et al. 2025, arXiv:2505.23585 (OPO), eq. 8.
     Example:
       >>> scores, lengths = jnp.array([1.0, 0.0]), jnp.array([1.0, 3.0])
@@ -182,6 +190,8 @@ def decoupled_advantages(
       valid: False on padding.
       ddof: Of both deviations.
       epsilon: ε of both.
+    Returns:
+      One a completion, without unit, of mean 0 over the valid rows but for rounding; 0 on the others.
     Reference: Liu et al. 2026, arXiv:2601.05242 (GDPO), section 3.
     Example:
       >>> scores = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
@@ -220,6 +230,8 @@ def standardized(
       mask: True where a value counts; elsewhere the result is 0.
       ddof: Of the deviation.
       epsilon: ε, outside the root.
+    Returns:
+      Of the shape of `x`, without unit, of mean 0 over the True positions but for rounding. No gradient flows through.
     Reference: none; the z-score.
     Example:
       >>> [round(float(x), 3) for x in standardized(jnp.array([1.0, 3.0]), jnp.ones(2, bool))]
@@ -237,6 +249,8 @@ def whitened_over_batch(x: Float[Array, "N T"], mask: Bool[Array, "N T"]) -> Flo
     Args:
       x: Advantages of the actions.
       mask: True on actions.
+    Returns:
+      Of the shape of `x`, without unit, 0 where `mask` is False. No gradient flows through.
     Reference: Hu et al. 2025, arXiv:2501.03262 (REINFORCE++), eq. 5.
     Example:
       >>> [round(float(x), 3) for x in whitened_over_batch(jnp.array([[1.0, 3.0]]), jnp.ones((1, 2), bool))[0]]

@@ -47,6 +47,8 @@ def states_at(hidden: Float[Array, "B L D"], columns: Int[Array, "B T"]) -> Floa
     Args:
       hidden: States of whole rows.
       columns: In [0, L), T of each row.
+    Returns:
+      State of each column, in the order of the columns.
     Example:
       >>> states_at(jnp.array([[[0.0], [1.0], [2.0]]]), jnp.array([[0, 2]])).tolist()
       [[[0.0], [2.0]]]
@@ -60,6 +62,8 @@ def targets_at(tokens: Int[Array, "B L"], columns: Int[Array, "B T"]) -> Int[Arr
     Args:
       tokens: Ids of whole rows.
       columns: Column of each state, in [0, L); at the last one the row's last token is returned.
+    Returns:
+      Ids, one for each state.
     Example:
       >>> targets_at(jnp.array([[5, 6, 7, 8, 9]]), jnp.array([[0, 3]])).tolist()
       [[6, 9]]
@@ -76,6 +80,8 @@ def window_states(
       hidden: States of whole rows.
       starts: Column of each window's first state.
       width: T, positions of the window.
+    Returns:
+      States of the window, with those of the last column repeated where it overhangs its row.
     Example:
       >>> window_states(jnp.array([[[0.0], [1.0], [2.0]]]), jnp.array([1]), width=2).tolist()
       [[[1.0], [2.0]]]
@@ -90,6 +96,8 @@ def window_targets(tokens: Int[Array, "B L"], starts: Int[Array, "B"], *, width:
       tokens: Ids of whole rows.
       starts: Column of each window's first state.
       width: T, positions of the window.
+    Returns:
+      Ids of the window, with the row's last one repeated where the window overhangs it.
     Example:
       >>> window_targets(jnp.array([[5, 6, 7, 8, 0]]), jnp.array([1]), width=3).tolist()
       [[7, 8, 0]]
@@ -164,6 +172,8 @@ def length_mask(lengths: Int[Array, "B"], *, width: int) -> Bool[Array, "B T"]:
     Args:
       lengths: Real columns of each row, in [0, width].
       width: T, columns of the mask.
+    Returns:
+      True on the first `lengths` columns.
     Example:
       >>> length_mask(jnp.array([2, 0]), width=3).tolist()
       [[True, True, False], [False, False, False]]

@@ -32,6 +32,8 @@ def positions_of(chunk_bytes: int, *, vocab_size: int, num_reads: int = 1, num_p
       vocab_size: Width of an array.
       num_reads: Arrays that stand in memory together.
       num_parts: Parts into which a mesh splits an array over rows and vocabulary; see `jrl.mesh.logits_parts`.
+    Returns:
+      Positions over all devices, at least 1.
     Raises:
       ValueError: If an argument is not positive.
     Example:

@@ -85,6 +85,8 @@ def ddim_mean(
       at: Each row's step, from `steps_of_rows`.
       schedule: Says what the output is, and how the predicted clean latents x̂0 are clipped.
       use_clipped_model_output: Whether ε̂ is computed anew from clipped x̂0.
+    Returns:
+      μ of each element, in units of the latents.
     Raises:
       ValueError: If the output has another shape than the latents.
     Reference: Song et al. 2021, arXiv:2010.02502, eq. 12 without its noise term.
@@ -126,6 +128,8 @@ def ddim_step(
       at: Each row's step.
       schedule: See `ddim_mean`.
       use_clipped_model_output: See `ddim_mean`.
+    Returns:
+      x_p and its log-density; see `DDIMStep`.
     Reference: Song et al. 2021, arXiv:2010.02502, eq. 12.
     Example:
       >>> at = DenoisingSteps(*(jnp.array([x]) for x in (601, 0.6, 0.8, 0.8, 0.6, 0.5)))
@@ -153,6 +157,8 @@ def ddim_logprob(
       next_latents: x_p.
       mean: μ, from `ddim_mean`.
       at: Each row's step.
+    Returns:
+      Nats an element, one a row: the mean over elements, not their sum.
     Reference: Black et al. 2023, arXiv:2305.13301, section 4.3.
     Example:
       >>> at = DenoisingSteps(*(jnp.array([x]) for x in (601, 0.6, 0.8, 0.8, 0.6, 1.0)))
@@ -175,6 +181,8 @@ def dynamic_threshold(
       clean: Predicted clean latents.
       quantile: In [0, 1]; 0.995 is usual.
       largest: Most that s may be.
+    Returns:
+      In [−1, 1].
     Reference: Saharia et al. 2022 (Imagen), arXiv:2205.11487, section 2.3.
     Example:
       >>> dynamic_threshold(jnp.array([[[[2.0, -4.0]]]]), quantile=1.0, largest=8.0).tolist()  # s = 4

@@ -39,6 +39,8 @@ def group_numbers(groups: Int[Array, "N"]) -> Int[Array, "N"]:
 
     Args:
       groups: Equal numbers are samples of one prompt.
+    Returns:
+      In [0, number of groups), in the order of the original numbers.
     Reference: none; an index of distinct numbers.
     Example:
       >>> group_numbers(jnp.array([9, -5, 9])).tolist()
@@ -55,6 +57,8 @@ def sum_of_group(x: Float[Array, "N"], groups: Int[Array, "N"]) -> Float[Array, 
     Args:
       x: One number a row.
       groups: Equal numbers are samples of one prompt.
+    Returns:
+      The same at all rows of a group.
     Reference: none; a sum by key.
     Example:
       >>> sum_of_group(jnp.array([1.0, 2.0, 4.0]), jnp.array([9, 5, 9])).tolist()
@@ -76,6 +80,8 @@ def group_statistics(
       groups: Equal numbers are samples of one prompt.
       valid: False on padding and on rows whose reward failed.
       ddof: Subtracted from the count in the variance's denominator.
+    Returns:
+      The same at all rows of a group, in units of the score; 0 where a group has no valid row.
     Reference: none; moments of a population, or of a sample under `ddof` 1.
     Example:
       >>> found = group_statistics(jnp.array([1.0, 3.0, 9.0]), jnp.array([4, 4, 7]), jnp.array([True, True, False]))
@@ -113,6 +119,8 @@ def smallest_of_group(
       groups: Equal numbers are samples of one prompt.
       valid: Rows that may be kept.
       num_kept: At least 1.
+    Returns:
+      At most `num_kept` True in each group; False on invalid rows.
     Raises:
       ValueError: If `num_kept` is below 1.
     Reference: Shrivastava et al. 2025, arXiv:2508.09726 (GFPO), algorithm 1.

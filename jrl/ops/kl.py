@@ -32,6 +32,8 @@ def kl_k1(logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"]
     Args:
       logprobs: log π_θ of sampled actions, in nats.
       ref_logprobs: log π_ref of the same actions, in nats.
+    Returns:
+      Nats at each position, of any sign; not reduced.
     Raises:
       ValueError: If the shapes differ.
       TypeError: If either is not of a float dtype.
@@ -50,6 +52,8 @@ def kl_k2(logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"]
     Args:
       logprobs: log π_θ of sampled actions, in nats.
       ref_logprobs: log π_ref of the same actions, in nats.
+    Returns:
+      At least 0 at each position, in nats; not reduced.
     Reference: Schulman 2020, "Approximating KL divergence", k2.
     Example:
       >>> kl_k2(jnp.array([-1.0]), jnp.array([-1.5])).tolist()
@@ -66,6 +70,8 @@ def kl_k3(logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"]
     Args:
       logprobs: log π_θ of sampled actions, in nats.
       ref_logprobs: log π_ref of the same actions, in nats.
+    Returns:
+      At least 0 at each position, in nats; not reduced.
     Reference: Schulman 2020, "Approximating KL divergence", k3.
     Example:
       >>> round(float(kl_k3(jnp.array([-1.0]), jnp.array([-1.5]))[0]), 4)  # e^−0.5 − 1 + 0.5
@@ -84,6 +90,8 @@ def kl_k3_straight_through(
     Args:
       logprobs: log π_θ of sampled actions, in nats.
       ref_logprobs: log π_ref of the same actions, in nats.
+    Returns:
+      At least 0 at each position, in nats; not reduced.
     Reference: Schulman 2020, "Approximating KL divergence"; gradients: arXiv:2510.01555.
     Example:
       >>> round(float(kl_k3_straight_through(jnp.array([-1.0]), jnp.array([-1.5]))[0]), 4)

@@ -80,6 +80,8 @@ def take_targets(x: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Fl
     Args:
       x: One entry for each id.
       targets: Ids.
+    Returns:
+      Of the dtype of the array that is read, one for each target.
     Raises:
       ValueError: If the rows differ in shape.
     Example:
@@ -160,6 +162,8 @@ def entropy_from_logits(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"
 
     Args:
       logits: Any float dtype; computed in float32. −inf excludes a token.
+    Returns:
+      In [0, log V], one for each row of logits; float32 or better, not reduced.
     Raises:
       TypeError: If `logits` are not of a float dtype.
     Example:
@@ -212,6 +216,8 @@ def kl_from_logits(
     Args:
       logits: Of π; any float dtype, computed in float32.
       ref_logits: Of π_ref.
+    Returns:
+      At least 0 but for rounding, one for each row of logits, in nats; not reduced.
     Raises:
       ValueError: If the shapes differ.
       TypeError: If either is not of a float dtype.

@@ -22,6 +22,8 @@ def at_least_float32(x: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
 
     Args:
       x: Of any dtype.
+    Returns:
+      float32, or float64 where it came in.
     Example:
       >>> at_least_float32(jnp.array([1, 2])).dtype.name
       'float32'
@@ -35,6 +37,8 @@ def zero_masked(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Floa
     Args:
       x: Values.
       mask: True where a value counts.
+    Returns:
+      Of the shape of `x`, float32 or better; no gradient where the mask is False.
     Raises:
       ValueError: If the shapes differ.
       TypeError: If the mask is not boolean.
@@ -56,6 +60,8 @@ def masked_sum(
       x: Values.
       mask: True where a value counts.
       axis: Axis to sum over; None: all.
+    Returns:
+      In units of `x`, without the summed axis; 0 where nothing counts.
     Example:
       >>> float(masked_sum(jnp.array([1.0, jnp.nan, 5.0]), jnp.array([True, False, True])))
       6.0
@@ -72,6 +78,8 @@ def masked_mean(
       x: Values.
       mask: True where a value counts.
       axis: Axis to average over; None: all.
+    Returns:
+      In units of `x`, without the averaged axis.
     Example:
       >>> float(masked_mean(jnp.array([1.0, jnp.nan, 5.0]), jnp.array([True, False, True])))
       3.0
@@ -148,6 +156,8 @@ def whitened_by(
       variance: σ².
       shift_mean: Whether the mean is removed; if not, it stays where it was.
       epsilon: Added to the variance.
+    Returns:
+      Of the shape of `x`; every position has a value.
     Reference: as of `whiten`.
     Example:
       >>> whitened_by(jnp.array([2.0, 6.0]), mean=jnp.array(2.0), variance=jnp.array(4.0)).tolist()

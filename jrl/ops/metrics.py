@@ -45,6 +45,8 @@ def max_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Max:
     Args:
       x: Numbers.
       mask: True where one counts.
+    Returns:
+      A metric whose `value` is a scalar.
     Example:
       >>> float(max_metric(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False])).value)
       3.0
@@ -60,6 +62,8 @@ def min_metric(x: Shaped[Array, "*shape"], mask: Bool[Array, "*shape"]) -> Min:
     Args:
       x: Numbers.
       mask: True where one counts.
+    Returns:
+      A metric whose `value` is a scalar.
     Example:
       >>> float(min_metric(jnp.array([2.0, 3.0, 1.0]), jnp.array([True, True, False])).value)
       2.0
@@ -73,6 +77,8 @@ def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
     Args:
       first: Metrics by name.
       second: Metrics by name.
+    Returns:
+      All names of both.
     Raises:
       TypeError: If one name is a mean here and a maximum or minimum there.
     Example:
@@ -104,6 +110,8 @@ def reduce_metrics(stacked: Metrics) -> Metrics:
 
     Args:
       stacked: Metrics whose arrays have one more axis in front.
+    Returns:
+      The same names, without the leading axis.
     Example:
       >>> finalize(reduce_metrics({"loss": Mean(jnp.array([1.0, 5.0]), jnp.array([1.0, 2.0]))}))
       {'loss': 2.0}
@@ -126,6 +134,8 @@ def no_metrics(shapes: Metrics) -> Metrics:
 
     Args:
       shapes: Metrics of arrays, or of `jax.ShapeDtypeStruct`.
+    Returns:
+      The same names, arrays and dtypes.
     Example:
       >>> metrics = {"loss": mean_metric(jnp.array([1.5]), jnp.ones(1, bool))}
       >>> finalize(merge_metrics(metrics, no_metrics(metrics)))

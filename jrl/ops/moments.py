@@ -35,6 +35,8 @@ class RunningMoments(NamedTuple):
 def init_moments() -> RunningMoments:
     """Moments before any value: mean 0, variance 1, no values.
 
+    Returns:
+      Scalars, float32.
     Reference: none; initial state.
     Example:
       >>> [float(x) for x in init_moments()]

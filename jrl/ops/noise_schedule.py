@@ -202,6 +202,8 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
 
     Args:
       config: Keys of diffusers' schedulers.
+    Returns:
+      A schedule, with the defaults of `NoiseSchedule` for what the dictionary does not name.
     Raises:
       ValueError: If the scheduler is one of another process, or a value is of a wrong kind or unknown.
     Reference: diffusers, `DDIMScheduler.from_config` and the repairs in `StableDiffusionPipeline.__init__`.
@@ -262,6 +264,8 @@ def denoising_steps(
       num_steps: T >= 1, at most the number of training timesteps.
       eta: η in [0, 1]: 1 is the full noise of the reverse process, 0 a deterministic sampler without densities.
       dtype: Of the coefficients.
+    Returns:
+      One entry a step, (T,), in the order of sampling: from noise to image.
     Raises:
       ValueError: If an argument is out of range, or a step with η > 0 would have no noise.
     Reference: Song et al. 2021, arXiv:2010.02502, eqs. 12 and 16.

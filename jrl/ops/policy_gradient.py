@@ -26,6 +26,8 @@ def bounded_log_ratio(
     Args:
       logprobs: log π_θ of the actions, in nats.
       old_logprobs: log π_old of the actions, in nats.
+    Returns:
+      Nats at each position; not reduced.
     Raises:
       ValueError: If the shapes differ.
       TypeError: If either is not of a float dtype.
@@ -46,6 +48,8 @@ def importance_ratio(
     Args:
       logprobs: log π_θ of the actions, in nats.
       old_logprobs: log π_old of the actions, in nats.
+    Returns:
+      Above 0 at each position; not reduced.
     Raises:
       ValueError: If the shapes differ.
       TypeError: If either is not of a float dtype.
@@ -108,6 +112,8 @@ def clipped_ratio_loss(
       clip_range_high: ε_high > 0, the upper half-width where it differs ("clip-higher"); None: ε.
       max_ratio: δ > 1+ε_high, the cap of the unclipped term; None: there is none. It acts where A < 0 alone.
       dual_clip: c > 1, the largest loss of a bad action in units of |A|; None: a loss grows with ρ without bound.
+    Returns:
+      Loss of each position, of any sign, in units of the advantage; not reduced.
     Raises:
       ValueError: If the arrays differ in shape, a range is not positive, or a bound is not above 1.
     Reference: Schulman et al. 2017, arXiv:1707.06347, eq. 7, sign reversed; clip-higher: Yu et al. 2025,
@@ -147,6 +153,8 @@ def reinforce_loss(
     Args:
       logprobs: log π_θ of the sampled actions, in nats; the only argument to differentiate.
       advantages: A.
+    Returns:
+      Loss of each position, of any sign; not reduced.
     Raises:
       ValueError: If the arrays differ in shape.
     Reference: Williams 1992, "Simple statistical gradient-following algorithms", eq. 4.
@@ -202,6 +210,8 @@ def value_clip_events(
       old_values: Before the update.
       returns: Target of the critic.
       clip_range: ε > 0, in units of the value.
+    Returns:
+      One claim for each action; not reduced.
     Raises:
       ValueError: If the arrays differ in shape or ε is not positive.
     Reference: none; counts branches of `clipped_value_loss`.
@@ -254,6 +264,8 @@ def clip_events(
       old_logprobs: log π_old of the actions, in nats.
       advantages: A.
       clip_range: ε > 0.
+    Returns:
+      A claim for each position and side; not reduced.
     Raises:
       ValueError: If the shapes differ.
     Reference: none; counts branches of `clipped_surrogate`.
@@ -279,6 +291,8 @@ def ratio_clip_events(
       advantages: A.
       clip_range: ε > 0.
       clip_range_high: The upper half-width where it differs; None: ε.
+    Returns:
+      A claim for each position and side; not reduced.
     Raises:
       ValueError: If the shapes differ.
     Reference: none; counts branches of `clipped_ratio_loss`.

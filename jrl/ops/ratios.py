@@ -40,6 +40,8 @@ def token_ratio(
       old_logprobs: log π_old of the actions, in nats; 0 where masked.
       advantages: A; not read here, but by `geometric_clipped_ratio`.
       mask: True on actions.
+    Returns:
+      In [e^−20, e^20] at each action; 1 where both log-probabilities are 0.
     Reference: Schulman et al. 2017, arXiv:1707.06347, section 3.
     Example:
       >>> new, old = jnp.log(jnp.array([[0.5, 0.4]])), jnp.log(jnp.array([[0.25, 0.2]]))
@@ -63,6 +65,8 @@ def sequence_ratio(
       old_logprobs: log π_old of the actions, in nats; 0 where masked.
       advantages: A; not read here, but by `geometric_clipped_ratio`.
       mask: True on actions.
+    Returns:
+      In [e^−20, e^20], the same in all columns of a row.
     Reference: Zheng et al. 2025, arXiv:2507.18071, eq. 7.
     Example:
       >>> new, old = jnp.log(jnp.array([[0.5, 0.4]])), jnp.log(jnp.array([[0.25, 0.2]]))
@@ -88,6 +92,8 @@ def sequence_token_ratio(
       old_logprobs: log π_old of the actions, in nats; 0 where masked.
       advantages: A; not read here, but by `geometric_clipped_ratio`.
       mask: True on actions.
+    Returns:
+      In [e^−20, e^20], the same value in all columns of a row.
     Reference: Zheng et al. 2025, arXiv:2507.18071, eqs. 13 and 14.
     Example:
       >>> new, old = jnp.log(jnp.array([[0.5, 0.4]])), jnp.log(jnp.array([[0.25, 0.2]]))
@@ -115,6 +121,8 @@ def product_ratio(
       old_logprobs: log π_old of the actions, in nats; 0 where masked.
       advantages: A; not read here, but by `geometric_clipped_ratio`.
       mask: True on actions.
+    Returns:
+      The same in all columns of a row.
     Reference: Ahmadian et al. 2024, arXiv:2402.14740, where a completion is one action; the clamp: arXiv:2602.10693.
     Example:
       >>> new, old = jnp.log(jnp.array([[0.5, 0.4]])), jnp.log(jnp.array([[0.25, 0.2]]))
@@ -146,6 +154,8 @@ def geometric_clipped_ratio(
       mask: True on actions.
       clip_range: ε > 0, in log space; 0.4 in the paper.
       clip_range_high: ε_high; None: ε.
+    Returns:
+      At most e^ε_high in a row of good actions, at least e^−ε in one of bad ones; the same in all its columns.
     Reference: Zhao et al. 2025, arXiv:2507.20673, eq. 4.
     Example:
       >>> new, old = jnp.log(jnp.array([[0.5, 0.4]])), jnp.log(jnp.array([[0.25, 0.2]]))

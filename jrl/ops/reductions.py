@@ -119,6 +119,8 @@ def sequence_sum_mean(
       losses: One per action.
       mask: True on actions.
       count_empty: As of `sequence_mean`.
+    Returns:
+      (sum of the losses, number of rows): scalars, to be added up before they are divided.
     Reference: Ahmadian et al. 2024, arXiv:2402.14740, section 2.
     Example:
       >>> mask = jnp.array([[True, True], [True, False]])
@@ -137,6 +139,8 @@ def group_token_shares(mask: Bool[Array, "N T"], groups: Int[Array, "N"]) -> Flo
     Args:
       mask: True on actions.
       groups: Equal numbers are samples of one prompt.
+    Returns:
+      In [0, 1]; 0 where `mask` is False.
     Reference: Yu et al. 2025, arXiv:2503.14476 (DAPO), eq. 8: the mean over tokens is within each prompt's group.
     Example:
       >>> mask = jnp.array([[True, True], [True, True], [True, False]])
@@ -158,6 +162,8 @@ def shared_mean(
       losses: One per action.
       mask: True on actions.
       shares: f ≥ 0, such as `group_token_shares`.
+    Returns:
+      (sum, weight): scalars, to be added up before they are divided.
     Reference: Yu et al. 2025, arXiv:2503.14476 (DAPO), eq. 8, in parts that add up.
     Example:
       >>> loss_sum, weight = shared_mean(jnp.array([[2.0, 4.0]]), jnp.ones((1, 2), bool), jnp.array([[0.5, 0.25]]))
@@ -180,6 +186,8 @@ def loss_of_mean(mean: Any, shown: Mapping[str, Any], mask: Bool[Array, "*B"]) -
       shown: Numbers to show. One is averaged as L is, an array of the mask's shape over its entries, any other array
         as its own mean.
       mask: True on actions, or on rows.
+    Returns:
+      The sum n·L, the weight n, and the metrics.
     Reference: none; a mean undone.
     Example:
       >>> loss = loss_of_mean(0.5, {"accuracy": 1.0}, jnp.array([True, True, False]))

@@ -22,6 +22,8 @@ def clip_scores(scores: Float[Array, "*shape"], *, clip_range: Scalar) -> Float[
     Args:
       scores: One a completion, or one a token.
       clip_range: Largest absolute value, > 0.
+    Returns:
+      Of the shape of `scores`, in their unit.
     Raises:
       ValueError: If `clip_range` is not positive.
     Reference: none; plain arithmetic.
@@ -43,6 +45,8 @@ def missing_eos_penalty(
       scores: One a completion.
       terminated: True where a completion ended by itself.
       penalty: >= 0, in units of the score.
+    Returns:
+      One a completion, in units of the score.
     Reference: Huang et al. 2024, arXiv:2403.17031, detail 3 ("EOS trick").
     Example:
       >>> missing_eos_penalty(jnp.array([1.0, 1.0]), jnp.array([True, False]), penalty=2.0).tolist()
@@ -63,6 +67,8 @@ def overlong_penalty(lengths: Int[Array, "B"], *, max_length: int, buffer_length
       lengths: n, actions of each completion.
       max_length: L, from which on the penalty is whole.
       buffer_length: b, in [1, L]: tokens over which it grows.
+    Returns:
+      In [−1, 0], one a completion; multiply it by what a unit is worth.
     Raises:
       ValueError: If the buffer does not fit into the length.
     Reference: Yu et al. 2025, arXiv:2503.14476 (DAPO), eq. 13; there 20,480 and 4,096.
@@ -86,6 +92,8 @@ def last_token_scores(scores: Float[Array, "B L"], attention_mask: Bool[Array, "
     Args:
       scores: A reward model's output at each column.
       attention_mask: True on real tokens.
+    Returns:
+      One a row, in units of the score.
     Reference: none; plain indexing.
     Example:
       >>> mask = jnp.array([[True, True, False], [False, True, True]])
@@ -108,6 +116,8 @@ def calibrate_scores(
       scores: To be shifted.
       reference_scores: Of completions of the reference policy, or of demonstrations; at least two to scale.
       unit_variance: Also divide by their standard deviation (ddof 1).
+    Returns:
+      One a completion: in units of the score, or of its deviation.
     Reference: Stiennon et al. 2020, arXiv:2009.01325: reference summaries score 0 on average.
     Example:
       >>> calibrate_scores(jnp.array([3.0]), jnp.array([1.0, 3.0]), unit_variance=False).tolist()

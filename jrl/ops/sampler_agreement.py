@@ -31,6 +31,8 @@ def sampler_agreement(
       logprobs: Of the learner, before its first step.
       sampler_logprobs: Recorded when sampling.
       mask: True on actions.
+    Returns:
+      Metrics by name, over all actions.
     Reference: Schulman 2020, "Approximating KL divergence", for k3.
     Example:
       >>> found = sampler_agreement(jnp.array([[-1.0]]), jnp.array([[-1.5]]), jnp.array([[True]]))

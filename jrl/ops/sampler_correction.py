@@ -34,6 +34,8 @@ def token_weights(
       old_logprobs: log π_o.
       sampler_logprobs: log π_s of the distribution that was drawn from, after temperature and filters.
       mask: True on actions; elsewhere the weight is 1.
+    Returns:
+      In [e^−20, e^20] at each action. No gradient flows through.
     Reference: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy training".
     Example:
       >>> old, sampler = jnp.log(jnp.array([[0.5, 0.4]])), jnp.log(jnp.array([[0.25, 0.4]]))
@@ -52,6 +54,8 @@ def sequence_weights(
       old_logprobs: log π_o.
       sampler_logprobs: log π_s.
       mask: True on actions.
+    Returns:
+      In [e^−20, e^20], the same in all columns of a row. No gradient flows through.
     Reference: Liu, Li et al. 2025, "When speed kills stability".
     Example:
       >>> old, sampler = jnp.log(jnp.array([[0.5, 0.4]])), jnp.log(jnp.array([[0.25, 0.4]]))
@@ -72,6 +76,8 @@ def geometric_weights(
       old_logprobs: log π_o.
       sampler_logprobs: log π_s.
       mask: True on actions.
+    Returns:
+      In [e^−20, e^20], the same in all columns of a row. No gradient flows through.
     Reference: Liu, Li et al. 2025, "When speed kills stability".
     Example:
       >>> old, sampler = jnp.log(jnp.array([[0.5, 0.4]])), jnp.log(jnp.array([[0.25, 0.4]]))
@@ -88,6 +94,8 @@ def truncate_weights(weights: Float[Array, "B T"], *, cap: Scalar) -> Float[Arra
     Args:
       weights: w.
       cap: C > 0.
+    Returns:
+      At most C; not reduced.
     Reference: Ionides 2008, "Truncated importance sampling"; for language models Yao et al. 2025.
     Example:
       >>> truncate_weights(jnp.array([[0.5, 7.0]]), cap=2.0).tolist()
@@ -105,6 +113,8 @@ def drop_weights(weights: Float[Array, "B T"], *, low: Scalar, high: Scalar) -> 
       weights: w.
       low: At least 0; 0.5 in the paper, 0 leaves small weights.
       high: At least `low`; 5 in the paper.
+    Returns:
+      0, or in [low, high]; not reduced.
     Raises:
       ValueError: If the bounds leave nothing between them.
     Reference: Ling team 2025, arXiv:2510.18855 (IcePop).
@@ -125,6 +135,8 @@ def effective_sample_size(weights: Float[Array, "B T"], mask: Bool[Array, "B T"]
     Args:
       weights: w ≥ 0, as the loss reads them.
       mask: True on actions.
+    Returns:
+      A scalar, without unit.
     Reference: Kong 1992, "A note on importance sampling using standardized weights".
     Example:
       >>> float(effective_sample_size(jnp.array([[2.0, 0.0]]), jnp.ones((1, 2), bool)))
@@ -156,6 +168,8 @@ def off_policy_rows(
       advantages: A, one value a row at all its actions.
       mask: True on actions.
       threshold: δ, in nats per token.
+    Returns:
+      The same in all columns of a row.
     Reference: DeepSeek-AI 2025, arXiv:2512.02556 (DeepSeek-V3.2), eq. 9.
     Example:
       >>> now, sampler = jnp.array([[-3.0], [-1.0]]), jnp.array([[-1.0], [-1.0]])

@@ -56,6 +56,8 @@ def apply_temperature(logits: Float[Array, "B V"], temperature: Float[Array, ""]
     Args:
       logits: Processed so far.
       temperature: > 0; below 1 sharpens the distribution.
+    Returns:
+      Logits, not normalised.
     Example:
       >>> apply_temperature(jnp.array([[1.0, 2.0]]), jnp.array(0.5)).tolist()
       [[2.0, 4.0]]
@@ -69,6 +71,8 @@ def keep_top_k(logits: Float[Array, "B V"], *, k: int) -> Float[Array, "B V"]:
     Args:
       logits: Processed so far.
       k: Static; V or more keeps all.
+    Returns:
+      Logits, with −inf in the place of those that are left out.
     Raises:
       ValueError: If k is not positive.
     Reference: Fan et al. 2018, "Hierarchical neural story generation", arXiv:1805.04833.
@@ -91,6 +95,8 @@ def keep_top_p(logits: Float[Array, "B V"], top_p: Float[Array, ""]) -> Float[Ar
     Args:
       logits: Processed so far.
       top_p: Mass of the nucleus, in (0, 1].
+    Returns:
+      Logits, with −inf in the place of those that are left out.
     Reference: Holtzman et al. 2020, arXiv:1904.09751, section 3.1.
     Example:
       >>> logits = jnp.log(jnp.array([[0.5, 0.3, 0.2]]))
@@ -161,6 +167,8 @@ def forbid(logits: Float[Array, "B V"], token_ids: Sequence[int]) -> Float[Array
     Args:
       logits: Processed so far.
       token_ids: Ids in [0, V).
+    Returns:
+      Logits, the others as they were.
     Example:
       >>> forbid(jnp.array([[1.0, 3.0, 2.0]]), [1]).tolist()
       [[1.0, -inf, 2.0]]
@@ -180,6 +188,8 @@ def forbid_transitions(
       last_tokens: Ids in [0, W).
       forbidden: True where the column's token may not follow the row's. A row that forbids all leaves nothing to draw:
         it is for tokens that end a completion.
+    Returns:
+      Logits, the others as they were.
     Raises:
       ValueError: If the mask is not square, or wider than the logits.
     Example:
@@ -203,6 +213,8 @@ def best_advantages(q_values: Float[Array, "N B V"], values: Float[Array, "B"]) 
     Args:
       q_values: Of every head; −inf in columns of a padded vocabulary.
       values: V(s).
+    Returns:
+      Q − V, in units of the return.
     Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
     Example:
       >>> best_advantages(jnp.array([[[3.0, 1.0]], [[2.0, 4.0]]]), jnp.array([1.0])).tolist()
@@ -225,6 +237,8 @@ def steer(
       logits: Processed so far.
       advantages: Q − V of every action.
       beta: β >= 0.
+    Returns:
+      Logits, not normalised.
     Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
     Example:
       >>> steer(jnp.array([[0.5, 0.5]]), jnp.array([[1.0, -1.0]]), jnp.array(2.0)).tolist()
@@ -242,6 +256,8 @@ def penalize_repetition(
       logits: Processed so far.
       seen: True for ids that occur in the row so far.
       penalty: > 0; above 1 makes repetition less likely.
+    Returns:
+      Logits, the others as they were.
     Raises:
       ValueError: If the penalty is not positive.
     Reference: Keskar et al. 2019, arXiv:1909.05858, section 4.1, in the sign-aware form of transformers.

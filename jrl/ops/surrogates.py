@@ -32,6 +32,8 @@ def cispo_loss(
       advantages: A.
       clip_range_high: ε_high > −1. TRL's `epsilon_high` is the whole cap, 1 more than this: its default of 0.2 is
         −0.8 here, and scales every loss.
+    Returns:
+      Loss of each position, of any sign; its value means nothing, its gradient is what counts. Not reduced.
     Reference: MiniMax 2025, arXiv:2506.13585, eq. 4.
     Example:
       >>> ratio, logprobs, advantages = jnp.array([2.0]), jnp.array([-1.0]), jnp.array([3.0])
@@ -57,6 +59,8 @@ def sapo_loss(
       advantages: A.
       temperature_pos: τ where A > 0.
       temperature_neg: τ elsewhere; a little larger, so that bad actions are let go sooner.
+    Returns:
+      Loss of each position, of the sign of −A; not reduced.
     Reference: Qwen 2025, arXiv:2511.20347, eqs. 5 and 6.
     Example:
       >>> losses = sapo_loss(jnp.array([1.0]), jnp.array([3.0]), temperature_pos=1.0, temperature_neg=1.05)
@@ -91,10 +95,12 @@ def vespo_loss(
       ratio: w, the product over the completion (`product_ratio`); a constant here.
       logprobs: log π_θ; the only argument to differentiate.
       advantages: A.
-      k_pos: k where A >= 0.
-      lambda_pos: λ there.
-      k_neg: k elsewhere.
-      lambda_neg: λ elsewhere.
+      k_pos: k > 0 where A >= 0.
+      lambda_pos: λ > 0 there.
+      k_neg: k > 0 elsewhere.
+      lambda_neg: λ > 0 elsewhere.
+    Returns:
+      Loss of each position, of any sign; its value means nothing, its gradient is what counts. Not reduced.
     Reference: arXiv:2602.10693 (VESPO), 2026, as TRL 1.16 computes it.
     Example:
       >>> ratio, logprobs, advantages = jnp.array([2.0]), jnp.array([-1.0]), jnp.array([3.0])
@@ -126,7 +132,9 @@ def dppo_tv_loss(
       logprobs: log π_θ; the only argument to differentiate.
       advantages: A.
       delta: δ > 0 for falling probabilities (A <= 0); 0.15 in the paper.
-      delta_high: δ for rising ones (A > 0); None: the same.
+      delta_high: δ > 0 for rising ones (A > 0); None: the same.
+    Returns:
+      Loss of each position, 0 where an action is dropped; its value means nothing. Not reduced.
     Reference: arXiv:2602.04879 (DPPO), 2026.
     Example:
       >>> ratio, logprobs, advantages = jnp.array([2.0]), jnp.array([-1.0]), jnp.array([3.0])
@@ -156,7 +164,9 @@ def dppo_kl_loss(
       logprobs: log π_θ; the only argument to differentiate.
       advantages: A.
       delta: δ > 0 for falling probabilities (A <= 0).
-      delta_high: δ for rising ones (A > 0); None: the same.
+      delta_high: δ > 0 for rising ones (A > 0); None: the same.
+    Returns:
+      Loss of each position, 0 where an action is dropped; its value means nothing. Not reduced.
     Reference: arXiv:2602.04879 (DPPO), 2026.
     Example:
       >>> ratio, logprobs, advantages = jnp.array([2.0]), jnp.array([-1.0]), jnp.array([3.0])

@@ -41,6 +41,8 @@ def read_tokens(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -
     Args:
       logits: −inf excludes a token, as in a padded vocabulary.
       targets: Ids in [0, V).
+    Returns:
+      One entry for each target, (*rows,), in every field.
     Example:
       >>> found = read_tokens(jnp.log(jnp.array([0.5, 0.25, 0.25])), jnp.array(1))
       >>> [round(float(x), 4) for x in (found.logprobs, found.entropy, found.collision)], bool(found.is_top)
