@@ -267,6 +267,8 @@ def gather_fsdp(tree: Any) -> Any:
     def whole(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         split = [(axes,) if isinstance(axes, str) else axes or () for axes in sharding.spec]
         kept = [tuple(axis for axis in axes if axis != "fsdp") or None for axes in split]
+        # Split first: else what makes x, such as a rounding, is done after the gathering of what it is made from.
+        x = jax.lax.with_sharding_constraint(x, sharding.spec)
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*kept))
 
     return jax.tree.map(whole, tree, tree_shardings(mesh, tree)[0])

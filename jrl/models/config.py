@@ -279,6 +279,12 @@ class TransformerConfig:
         return self.embedding_width or self.width
 
     @property
+    def rounds_embeddings(self) -> bool:
+        """Whether an embedding is rounded to the compute dtype before anything is done with it."""
+        is_first_done = self.embedding_scale is not None or self.embedding_width is not None
+        return is_first_done or not (self.learned_positions or self.embedding_norm)
+
+    @property
     def padded_vocab_size(self) -> int:
         """`vocab_size` rounded up to a multiple of 64."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE

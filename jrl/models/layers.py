@@ -178,15 +178,23 @@ class Table(nn.Module):
         init = nn.initializers.normal(self.init_range)
         self.embedding = self.param("embedding", init, (self.num_rows, self.width), jnp.float32)
 
-    def __call__(self, ids: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
-        """The rows of these ids; NaN outside the table, so that a bad id is seen and not clipped."""
+    def __call__(self, ids: Int[Array, "B Q"], dtype: Any = None) -> Float[Array, "B Q D"]:
+        """The rows of these ids; NaN outside the table, so that a bad id is seen and not clipped.
+
+        Args:
+          ids: To look up.
+          dtype: What rows are rounded to; None: they keep their own.
+        """
         # Whole rows on every device of the fsdp axis: a lookup in split rows would move the batch instead.
-        table = constrain(self.embedding, self.rows, None)
-        return constrain(jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan), "batch", None, None)
+        table = constrain(self.embedding if dtype is None else self._rounded(), self.rows, None)
+        found = jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
+        return constrain(found if dtype is None else found.astype(dtype), "batch", None, None)
 
     def transposed(self, hidden: Float[Array, "*rows D"], dtype: Any) -> Float[Array, "*rows V"]:
         """Products with every row of the table, accumulated and returned in float32."""
-        # Where `jrl.models.rounding` left a copy: a lookup adds up rows in float32, so the table itself stays.
-        copied = self.has_variable("params", ROUNDED)
-        table = self.get_variable("params", ROUNDED) if copied else self.embedding
-        return multiply_table(hidden.astype(dtype), table.astype(dtype))
+        return multiply_table(hidden.astype(dtype), self._rounded().astype(dtype))
+
+    def _rounded(self) -> Float[Array, "V D"]:
+        """The copy that `jrl.models.rounding` left, or the table."""
+        copy: Array | None = self.get_variable("params", ROUNDED)
+        return self.embedding if copy is None else copy

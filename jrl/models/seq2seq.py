@@ -186,7 +186,7 @@ class EncoderDecoder(nn.Module):
 
     def embed_tokens(self, tokens: Int[Array, "B Q"]) -> Stream:
         """The residual stream before the first layer of either stack."""
-        return self._drop(self.embed(tokens).astype(self.dtype))
+        return self._drop(self.embed(tokens, self.dtype))
 
     def encode(self, tokens: Int[Array, "B C"], mask: Bool[Array, "B C"]) -> Float[Array, "B C D"]:
         """The encoder's output, which the decoder reads: garbage where padded."""

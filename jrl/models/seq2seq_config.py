@@ -52,6 +52,11 @@ class Seq2SeqConfig:
     init_factor: float = 1.0
 
     @property
+    def rounds_embeddings(self) -> bool:
+        """Whether an embedding is rounded to the compute dtype before anything is done with it."""
+        return True
+
+    @property
     def padded_vocab_size(self) -> int:
         """`vocab_size` rounded up to a multiple of 64."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE

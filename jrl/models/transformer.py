@@ -126,7 +126,7 @@ class Decoder(nn.Module):
         noise: Float[Array, "B Q W"] | None = None,
     ) -> Float[Array, "B Q D"]:
         """The residual stream before the first layer; `noise` is added to the embeddings."""
-        x = self.embed(tokens)
+        x = self.embed(tokens, self.dtype if noise is None and self.config.rounds_embeddings else None)
         if noise is not None:
             x = x + noise
         if self.config.embedding_scale is not None:

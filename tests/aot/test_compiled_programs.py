@@ -104,6 +104,17 @@ class TestSampling:
                 assert found.axes == {"tensor"}, found
                 assert found.kind == "all-reduce" or found.num_bytes <= 4 * own_rows * blocks, found
 
+    def test_weights_are_rounded_before_they_are_gathered(self, case: Case) -> None:
+        """But the table to whose rows GPT-2 adds positions in float32."""
+        for found in collectives(case.programs["sample"], case.mesh):
+            if found.kind != "all-gather" or "fsdp" not in found.axes:
+                continue
+            for array in found.arrays:
+                is_table = (
+                    case.name == "gpt2" and MODELS["gpt2"].n_embd in array.shape and max(array.shape) > 50_000
+                )
+                assert array.dtype == "bf16" or array.num_bytes < 1 << 22 or is_table, found
+
     def test_the_vocabulary_is_not_sorted(self, case: Case) -> None:
         """Experts sort the few tokens of a step."""
         lines = [line for line in case.programs["sample"].splitlines() if re.search(r"[ =]sort\(", line)]

@@ -241,7 +241,7 @@ def test_remat_changes_neither_value_nor_gradient():
 def test_cache_is_updated_in_place_and_per_layer():
     policy, params, frozen, _ = tiny_policy("llama")
     cache = jax.eval_shape(lambda: policy.init_cache(params, frozen, tiny_prompts(B=4), 16))
-    assert [layer.k.shape for layer in cache.layers] == [(4, 2, 16, 8)] * 2
+    assert [[keys.shape for keys in layer.k] for layer in cache.layers] == [[(4, 2, 16, 8)]] * 2
     assert cache.value_layers == ()
     one = ModelInputs(jnp.full((4, 1), 5), jnp.ones((4, 1), bool))
     compiled = jax.jit(policy.decode, donate_argnums=3).lower(params, frozen, one, cache).compile()

@@ -194,12 +194,15 @@ def _sampled(part: ModelShapes, everything: Any) -> tuple[int, int]:
     Kernels are rounded to the dtype of the computation, then made whole over fsdp.
     """
     read = dict(jax.eval_shape(part.policy.rounded, everything))
-    if "lm_head" in read:  # a head of its own does not read the table's copy
-        read["embed"] = {name: leaf for name, leaf in read["embed"].items() if name != ROUNDED}
+    config = part.lm.config
+    unread = {"embedding"} if config.rounds_embeddings else {ROUNDED} if "lm_head" in read else set()
+    if ROUNDED in read["embed"]:
+        read["embed"] = {name: leaf for name, leaf in read["embed"].items() if name not in unread}
     whole = _bytes(read, part.mesh, whole=True)
     if part.mesh.shape["fsdp"] > 1:
         return whole, whole - _bytes(read, part.mesh)
     lying = {path_name(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(everything)}
+    lying[f"embed/{ROUNDED}"] = lying["embed/embedding"]  # a table that is rounded already is its own copy
     made = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf if lying.get(path_name(path)) != leaf.dtype else None, read
     )
