@@ -280,7 +280,7 @@ class TransformerConfig:
 
     @property
     def rounds_embeddings(self) -> bool:
-        """Whether an embedding is rounded to the compute dtype before anything is done with it."""
+        """True where an embedding is rounded to the compute dtype before anything is done with it."""
         is_first_done = self.embedding_scale is not None or self.embedding_width is not None
         return is_first_done or not (self.learned_positions or self.embedding_norm)
 

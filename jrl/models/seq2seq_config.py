@@ -53,7 +53,7 @@ class Seq2SeqConfig:
 
     @property
     def rounds_embeddings(self) -> bool:
-        """Whether an embedding is rounded to the compute dtype before anything is done with it."""
+        """True where an embedding is rounded to the compute dtype before anything is done with it."""
         return True
 
     @property

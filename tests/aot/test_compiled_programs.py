@@ -105,7 +105,7 @@ class TestSampling:
                 assert found.kind == "all-reduce" or found.num_bytes <= 4 * own_rows * blocks, found
 
     def test_weights_are_rounded_before_they_are_gathered(self, case: Case) -> None:
-        """But the table to whose rows GPT-2 adds positions in float32."""
+        """Excepted is the table to whose rows GPT-2 adds positions in float32."""
         for found in collectives(case.programs["sample"], case.mesh):
             if found.kind != "all-gather" or "fsdp" not in found.axes:
                 continue
