@@ -131,6 +131,7 @@ def figures(found: CompiledPlan) -> dict[str, Any]:
             "reserved": program.own_bytes,
             "seconds": round(program.seconds, 1),
             "sent_a_round": dict(sent),
+            "least_seconds": program.least_seconds(found.target, found.dtype),
         }
     return {
         "mesh": dict(found.planned.mesh),
@@ -155,12 +156,13 @@ def page(rows: list[dict[str, Any]]) -> str:
         "shapes and places of the compiled",
         "programs' arguments. *Beside it* is what a call takes: planned from shapes, and reserved by the compiler, "
         "which is what counts. Models have their own",
-        "widths; where *layers* has a number, so many of their layers. Seconds are those of one compilation on a busy "
-        "machine.",
+        "widths; where *layers* has a number, so many of their layers. Compiled on a busy machine. A call takes at least as "
+        "long as the longest of its products, its reads of",
+        "weights and cache (sampling alone), and what it sends, at the rates of the data sheets.",
         "",
-        "| recipe | layers | target, data x fsdp x tensor | held | program | beside it: planned, reserved | seconds "
-        "| sent in one round |",
-        "|---|---|---|---|---|---|---|---|",
+        "| recipe | layers | target, data x fsdp x tensor | held | program | beside it: planned, reserved | compiled in, s "
+        "| a call takes at least | sent in one round |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: (list(TARGETS).index(row["target"]), row["recipe"])):
         head = [
@@ -175,11 +177,13 @@ def page(rows: list[dict[str, Any]]) -> str:
                 f"{kind}: {format_bytes(size)}" for kind, size in program["sent_a_round"].items()
             )
             beside = f"{planned}, {format_bytes(program['reserved'])}"
-            cells = [*head, name, beside, f"{program['seconds']:.0f}", sent or "-"]
+            least = max(program["least_seconds"], key=program["least_seconds"].__getitem__)
+            bound = f"{1e3 * program['least_seconds'][least]:.2g} ms, {least}"
+            cells = [*head, name, beside, f"{program['seconds']:.0f}", bound, sent or "-"]
             lines.append(f"| {' | '.join(cells)} |")
             head = [""] * 4
         for name, said in row["too_large"].items():
-            lines.append(f"| {' | '.join([*head, name, f'does not fit: {said}'])} | | |")
+            lines.append(f"| {' | '.join([*head, name, f'does not fit: {said}'])} | | | |")
     return "\n".join(lines) + "\n"
 
 

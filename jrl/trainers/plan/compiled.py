@@ -25,6 +25,7 @@ from jrl.models.cost import format_bytes
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loading.setup import compute_dtype
 from jrl.trainers.plan.hlo import (
     Collective,
     collectives,
@@ -58,6 +59,7 @@ class CompiledProgram:
       flops: Of its matrix products, loops counted as often as they run.
       collectives: What it sends.
       round_bytes: That a token's round of sampling reads of weights and cache; None: there is no such loop.
+      rounds: Of a loop that may end early, if it does not, as in `jrl.trainers.programs.Program`.
       kernels: Calls of kernels from libraries, by name.
       num_sorts: Sorts.
       largest: Kinds, shapes and bytes of the largest arrays.
@@ -73,6 +75,7 @@ class CompiledProgram:
     flops: float
     collectives: tuple[Collective, ...]
     round_bytes: int | None
+    rounds: int
     kernels: dict[str, int]
     num_sorts: int
     largest: tuple[tuple[str, tuple[int, ...], int], ...]
@@ -81,6 +84,37 @@ class CompiledProgram:
     def own_bytes(self) -> int:
         """Bytes that a call takes beside what the run holds."""
         return self.given_bytes + self.result_bytes + self.temporary_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of weights and cache that all rounds of sampling read; 0 elsewhere, where products take the time."""
+        return self.rounds * (self.round_bytes or 0)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a device sends, loops counted as often as they run."""
+        return sum(
+            one.sent_bytes * math.prod(self.rounds if count is None else count for count in one.place)
+            for one in self.collectives
+        )
+
+    def least_seconds(self, target: Target, dtype: str) -> dict[str, float]:
+        """Seconds of a call at the rates of the data sheet, if nothing else took any: a bound that no run beats.
+
+        Products, memory and links work side by side, so that the call takes at least the longest of them.
+
+        Args:
+          target: The devices.
+          dtype: Of the products' operands.
+        Returns:
+          Seconds by "products", "memory" and "links", without those whose rate is not known.
+        """
+        found = {"memory": self.moved_bytes / target.memory_rate}
+        if dtype in target.matrix_flops:
+            found["products"] = self.flops / target.matrix_flops[dtype]
+        if target.link_rate is not None:
+            found["links"] = self.sent_bytes / target.link_rate
+        return found
 
 
 @dataclass(frozen=True)
@@ -91,6 +125,7 @@ class CompiledPlan:
       target: The devices.
       planned: From shapes alone.
       held_bytes: That lie on a device all the time.
+      dtype: Of the computation.
       programs: In the order in which an iteration calls them.
       too_large: Programs that the compiler refused for want of memory, with what it said.
     """
@@ -98,6 +133,7 @@ class CompiledPlan:
     target: Target
     planned: RunPlan
     held_bytes: int
+    dtype: str
     programs: tuple[CompiledProgram, ...]
     too_large: Mapping[str, str]
 
@@ -125,6 +161,10 @@ class CompiledPlan:
             lines += ["", f"{program.name}, compiled in {program.seconds:.0f} s"]
             lines += [f"  {'taken by a call beside it':<44}{_size(program.own_bytes)}{beside}"]
             lines += _described(program)
+            seconds = program.least_seconds(self.target, self.dtype)
+            parts = ", ".join(f"{name} {_time(value)}" for name, value in seconds.items() if value)
+            if parts:
+                lines.append(f"  {'a call takes at least':<44}{_time(max(seconds.values())):>12}: {parts}")
         lines += [f"\n{name} does not fit: {said}" for name, said in self.too_large.items()]
         verdict = "fits" if self.fits else "does not fit"
         share = self.total / self.target.memory_bytes
@@ -174,7 +214,8 @@ def compile_run(
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
                 too_large[program.name] = str(error).partition("\n")[0]
-    return CompiledPlan(target, planned, held, tuple(found), too_large)
+        dtype = compute_dtype(config)
+    return CompiledPlan(target, planned, held, dtype, tuple(found), too_large)
 
 
 def _programs(config: TRLConfig, mesh: Mesh) -> tuple[list[Program], int]:
@@ -210,6 +251,7 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
         flops=num_flops(text, program.rounds),
         collectives=tuple(collectives(text, mesh)),
         round_bytes=max(rounds) if rounds and program.name == "sample" else None,
+        rounds=program.rounds,
         kernels={name: count for name, count in kernels(text).items() if _LIBRARIES.search(name)},
         num_sorts=num_sorts(text),
         largest=tuple(largest_arrays(text, 3)),
@@ -270,6 +312,10 @@ def _by_place(found: Sequence[Collective]) -> dict[tuple[str, str, str], tuple[i
         counts[key] += 1
         sent[key] += one.sent_bytes
     return {key: (counts[key], sent[key]) for key in counts}
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.2g} ms"
 
 
 def _size(num_bytes: int) -> str:

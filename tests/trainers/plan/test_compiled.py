@@ -17,7 +17,9 @@ from jrl.cli import main
 from jrl.mesh import make_mesh
 from jrl.models.cost import device_bytes
 from jrl.trainers.plan import compiled, targets
-from jrl.trainers.plan.compiled import compile_run
+from jrl.trainers.plan.compiled import CompiledProgram, compile_run
+from jrl.trainers.plan.hlo import Collective
+from jrl.trainers.plan.hlo_text import Array
 from jrl.trainers.plan.targets import Target, parse_target
 from tests.trainers.runs import count_vowels, grpo_config, ppo_config
 
@@ -51,6 +53,35 @@ def test_a_plan_holds_what_the_run_holds(checkpoint: str, tmp_path: Path) -> Non
     assert update.flops > 4 * score.flops > 0
     text = found.table()
     assert "cpu:here" in text and "update, compiled in" in text and "fits into 1.0 GiB" in text
+    assert "a call takes at least" in text and ": memory " in text and "products " in text
+
+
+def test_the_least_time_of_a_call_is_by_the_data_sheet() -> None:
+    """8 rounds read 3.35 GB each; in each a ring of 4 gathers 2 MB, and once it sums 4 MB."""
+    gather = Collective("all-gather", (Array("bf16", (1_000_000,)),), frozenset({"fsdp"}), 4, (None,), "")
+    total = Collective("all-reduce", (Array("f32", (1_000_000,)),), frozenset({"data"}), 4, (), "")
+    program = CompiledProgram(
+        name="sample",
+        seconds=1.0,
+        held_bytes=0,
+        given_bytes=0,
+        argument_bytes=0,
+        result_bytes=0,
+        temporary_bytes=0,
+        flops=989e12,
+        collectives=(gather, total),
+        round_bytes=3_350_000_000,
+        rounds=8,
+        kernels={},
+        num_sorts=0,
+        largest=(),
+    )
+    target = parse_target("gpu:h100x4")
+    assert program.sent_bytes == 8 * 1_500_000 + 6_000_000
+    found = program.least_seconds(target, "bfloat16")
+    assert found == pytest.approx({"products": 1.0, "memory": 0.008, "links": 18e6 / 450e9})
+    assert "products" not in program.least_seconds(target, "float8_e4m3")
+    assert replace(program, round_bytes=None).least_seconds(target, "bfloat16")["memory"] == 0
 
 
 def test_programs_can_be_chosen_and_saved(checkpoint: str, tmp_path: Path) -> None:
