@@ -156,12 +156,12 @@ def page(rows: list[dict[str, Any]]) -> str:
         "shapes and places of the compiled",
         "programs' arguments. *Beside it* is what a call takes: planned from shapes, and reserved by the compiler, "
         "which is what counts. Models have their own",
-        "widths; where *layers* has a number, so many of their layers. Compiled on a busy machine. A call takes at least as "
-        "long as the longest of its products, its reads of",
+        "widths; where *layers* has a number, so many of their layers. A call takes at least "
+        "as long as the longest of its products, its reads of",
         "weights and cache (sampling alone), and what it sends, at the rates of the data sheets.",
         "",
-        "| recipe | layers | target, data x fsdp x tensor | held | program | beside it: planned, reserved | compiled in, s "
-        "| a call takes at least | sent in one round |",
+        "| recipe | layers | target, data x fsdp x tensor | held | program | beside it: planned, reserved "
+        "| compiled in, s | a call takes at least | sent in one round |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: (list(TARGETS).index(row["target"]), row["recipe"])):
