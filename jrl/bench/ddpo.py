@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrl.bench.diffusion_counts import unet_counts
-from jrl.bench.measure import hardware, measure_machine, peak_bytes, versions
+from jrl.bench.diffusion_counts import UNetCounts, unet_counts
+from jrl.bench.measure import Machine, hardware, measure_machine, peak_bytes, versions
 from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.optimizers import make_optimizer, make_schedule
@@ -254,6 +254,27 @@ def measure_ddpo(
         peak = peak_bytes()
         del epoch, trajectories
         machine = measure_machine(PRECISIONS[shapes.precision].dtype)
+    return {
+        "benchmark": "ddpo",
+        "model": name,
+        "parameters": parameters,
+        "shapes": asdict(shapes),
+        "decoding_dtype": str(jnp.dtype(decoded_in)),
+        "rounds": rounds,
+        **_rates(shapes, seconds, counts, machine),
+        "peak_bytes": peak,
+        "pre_update_ratio_max_dev": max(one["ddpo/pre_update_ratio_max_dev"] for one in found),
+        "pre_update_clip_fraction": max(one["ddpo/pre_update_clip_fraction"] for one in found),
+        "hardware": hardware(),
+        "versions": versions(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def _rates(
+    shapes: EpochShapes, seconds: Mapping[str, list[float]], counts: UNetCounts, machine: Machine
+) -> dict[str, Any]:
+    """Times of an epoch's parts, compilation apart, and the share of the machine's rate that they reach."""
     median = {part: statistics.median(values[1:]) for part, values in seconds.items()}
     network_rows = shapes.rows * shapes.steps * (2 if shapes.guidance > 1 else 1)
     flops = {
@@ -263,12 +284,6 @@ def measure_ddpo(
     denoising = max(median["sample"] - median["decode"], 1e-9)
     peak_rate = machine.peak_rate or machine.matrix_rate
     return {
-        "benchmark": "ddpo",
-        "model": name,
-        "parameters": parameters,
-        "shapes": asdict(shapes),
-        "decoding_dtype": str(jnp.dtype(decoded_in)),
-        "rounds": rounds,
         "samples_per_second": round(shapes.rows / (median["sample"] + median["update"]), 4),
         **{f"seconds_{part}": round(value, 4) for part, value in median.items()},
         **{f"all_seconds_{part}": [round(x, 4) for x in values[1:]] for part, values in seconds.items()},
@@ -278,10 +293,4 @@ def measure_ddpo(
         "mfu_update": round(flops["update"] / median["update"] / peak_rate, 4),
         "mfu_of": "data sheet" if machine.peak_rate else "measured rate",
         "matrix_rate": round(machine.matrix_rate),
-        "peak_bytes": peak,
-        "pre_update_ratio_max_dev": max(one["ddpo/pre_update_ratio_max_dev"] for one in found),
-        "pre_update_clip_fraction": max(one["ddpo/pre_update_clip_fraction"] for one in found),
-        "hardware": hardware(),
-        "versions": versions(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }

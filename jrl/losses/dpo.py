@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -189,10 +190,7 @@ def dpo_loss(
       >>> round(float(loss.loss_sum), 4)  # −log σ(1)
       0.3133
     """
-    unknown = [name for name, _ in terms if name not in LOSSES]
-    if unknown:
-        near = did_you_mean(unknown[0], LOSSES)
-        raise ValueError(f"`terms` must name losses of {sorted(LOSSES)}, got {unknown}.{near}")
+    _check_names([name for name, _ in terms])
     check_positive("beta", beta)
     check_positive("discopop_tau", discopop_tau)
     check_share("label_smoothing", label_smoothing)
@@ -201,17 +199,14 @@ def dpo_loss(
     if pairs_per_token is None:
         pairs_per_token = num_pairs / jnp.maximum(jnp.sum(chosen.mask, dtype=jnp.float32), 1)
 
-    def pairs_of(chosen: Completion, rejected: Completion) -> Pairs:
-        return make_pairs(
-            chosen,
-            rejected,
-            valid,
-            divergence=divergence,
-            alpha=alpha,
-            ld_alpha=ld_alpha,
-            pairs_per_token=pairs_per_token,
-        )
-
+    pairs_of = partial(
+        make_pairs,
+        valid=valid,
+        divergence=divergence,
+        alpha=alpha,
+        ld_alpha=ld_alpha,
+        pairs_per_token=pairs_per_token,
+    )
     compared = pairs_of(chosen, rejected)
     pairs = pairs_of(*map(_without_reference, (chosen, rejected))) if reference_free else compared
     settings = {"beta": beta, "label_smoothing": label_smoothing, "discopop_tau": discopop_tau}
@@ -223,6 +218,14 @@ def dpo_loss(
         metrics |= {f"dpo/{name}_loss": mean_metric(values, valid) for name, _, values in found}
     metrics |= _token_metrics(chosen, rejected)
     return LossOut(masked_sum(losses, valid), num_pairs, jax.lax.stop_gradient(metrics))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuses names that `LOSSES` does not have."""
+    unknown = [name for name in names if name not in LOSSES]
+    if unknown:
+        near = did_you_mean(unknown[0], LOSSES)
+        raise ValueError(f"`terms` must name losses of {sorted(LOSSES)}, got {unknown}.{near}")
 
 
 def _without_reference(side: Completion) -> Completion:

@@ -260,15 +260,8 @@ class Collector:
         ) -> tuple[Call, Part]:
             rows, tokens, lengths = got
             with clock("decode"):
-                texts = decode_rows(
-                    self.tokenizer,
-                    [call.batch.token_lists[row // self.num_generations] for row in rows],
-                    tokens,
-                    lengths,
-                    eos_token_ids=settings.eos_token_id,
-                    stop_sequences=self.stop_sequences,
-                    separator=prompts.separator,
-                )
+                written = [call.batch.token_lists[row // self.num_generations] for row in rows]
+                texts = self._decoded(written, tokens, lengths, settings, prompts.separator)
                 part = Part(number * rows_of_call + rows, texts)
                 return call, to_main(part) if self.on_main else part
 
@@ -280,6 +273,25 @@ class Collector:
             ahead=self.ahead,
             hold_back=self.on_main,
             meanwhile=meanwhile,
+        )
+
+    def _decoded(
+        self,
+        prompts: list[list[int]],
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        settings: GenerationSettings,
+        separator: str | None,
+    ) -> Texts:
+        """Texts of completions behind their prompts, cut at the first stop sequence."""
+        return decode_rows(
+            self.tokenizer,
+            prompts,
+            tokens,
+            lengths,
+            eos_token_ids=settings.eos_token_id,
+            stop_sequences=self.stop_sequences,
+            separator=separator,
         )
 
     def _rows_of_call(self, total: int) -> int:
