@@ -45,7 +45,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         JAX | {"flax", "ml_dtypes", "transformers"},
     ),
     "jrl.data": (
-        {"jrl.typing", "jrl.ops.alignment", "jrl.data"},
+        {"jrl.typing", "jrl.ops.alignment", "jrl.ops.z_scores", "jrl.data"},
         {"numpy", "jaxtyping", "tokenizers", "transformers", "datasets"},
     ),
     "jrl.data.sources.mapping": (set(), {"numpy", "rich", "transformers"}),

@@ -18,6 +18,7 @@ from jrl.data.demonstrations.rows import DialogueRow, RowSet
 from jrl.data.ordering import batch_rows
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.ops.alignment import learned_targets
+from jrl.ops.z_scores import z_scores
 from jrl.typing import ILQLBatch
 
 
@@ -187,7 +188,8 @@ def standardized(rewards: Float[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
     """
     if np.ptp(rewards) == 0:
         return np.zeros_like(rewards)
-    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + np.finfo(np.float64).eps)
+    epsilon = float(np.finfo(np.float64).eps)
+    return z_scores(rewards, mean=rewards.mean(), std=rewards.std(ddof=1), epsilon=epsilon)
 
 
 def check_rewards(rewards: Sequence[float], *, num_samples: int) -> Float[np.ndarray, "N"]:

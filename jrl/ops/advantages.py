@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.ops.checks import check_batch, check_float, check_mask, check_same_shape
 from jrl.ops.groups import GroupStatistics, group_statistics, sum_of_group
 from jrl.ops.masking import masked_mean, masked_variance, whiten, zero_masked
+from jrl.ops.z_scores import z_scores
 
 
 def group_relative_advantages(
@@ -61,11 +62,12 @@ def group_relative_advantages(
     if scale not in _DEVIATIONS:
         raise ValueError(f"`scale` must be 'group', 'batch' or 'none', got {scale!r}.")
     valid, stats = _statistics(scores, groups, valid, ddof)
-    centred = _centred(scores, valid, stats)
     deviation = _DEVIATIONS[scale]
-    if deviation is not None:
-        centred = centred / (deviation(scores, valid, stats, ddof) + epsilon)
-    return jax.lax.stop_gradient(centred)
+    if deviation is None:
+        return jax.lax.stop_gradient(_centred(scores, valid, stats))
+    std = deviation(scores, valid, stats, ddof)
+    found = z_scores(zero_masked(scores, valid), mean=stats.mean, std=std, epsilon=epsilon)
+    return jax.lax.stop_gradient(jnp.where(valid & stats.is_mixed, found, 0.0))
 
 
 def _group_deviation(scores: Array, valid: Array, stats: GroupStatistics, ddof: int) -> Float[Array, "N"]:
@@ -239,8 +241,8 @@ def standardized(
     """
     check_batch(mask, x=x)
     std = jnp.sqrt(masked_variance(x, mask, ddof=ddof))
-    centred = (zero_masked(x, mask) - masked_mean(x, mask)) / (std + epsilon)
-    return jax.lax.stop_gradient(jnp.where(mask & _has_spread(x, mask), centred, 0.0))
+    scores = z_scores(zero_masked(x, mask), mean=masked_mean(x, mask), std=std, epsilon=epsilon)
+    return jax.lax.stop_gradient(jnp.where(mask & _has_spread(x, mask), scores, 0.0))
 
 
 def whitened_over_batch(x: Float[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N T"]:

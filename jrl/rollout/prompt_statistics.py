@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jrl.ops.z_scores import z_scores
+
 GLOBAL_EPSILON = 1e-8
 PROMPT_EPSILON = 1e-6
 
@@ -77,7 +79,7 @@ def global_advantages(rewards: Rewards) -> np.ndarray:
       [-1.2247, 0.0, 1.2247]
     """
     values = _as_rewards(rewards)
-    return _standardised(values, values.mean(), values.std(), GLOBAL_EPSILON).astype(np.float32)
+    return z_scores(values, mean=values.mean(), std=values.std(), epsilon=GLOBAL_EPSILON).astype(np.float32)
 
 
 def prompt_advantages(
@@ -120,7 +122,7 @@ def prompt_advantages(
         is_tracked = len(kept[key]) >= min_count
         num_tracked += is_tracked
         among = np.asarray(kept[key]) if is_tracked else values
-        advantages[rows] = _standardised(values[rows], among.mean(), among.std(), PROMPT_EPSILON)
+        advantages[rows] = z_scores(values[rows], mean=among.mean(), std=among.std(), epsilon=PROMPT_EPSILON)
     return PromptAdvantages(kept, advantages.astype(np.float32), num_tracked, len(distinct))
 
 
@@ -156,7 +158,9 @@ def group_advantages(
         rows = numbers == group
         if np.ptp(values[rows]):
             deviation = values[rows].std() if std == "group" else values.std()
-            advantages[rows] = _standardised(values[rows], values[rows].mean(), deviation, PROMPT_EPSILON)
+            advantages[rows] = z_scores(
+                values[rows], mean=values[rows].mean(), std=deviation, epsilon=PROMPT_EPSILON
+            )
     return advantages.astype(np.float32)
 
 
@@ -178,8 +182,3 @@ def prompt_stats(state: Mapping[str, Rewards]) -> dict[str, PromptStats]:
 def _as_rewards(rewards: Rewards) -> np.ndarray:
     """Rewards as float64, so that integers do not truncate what is computed of them."""
     return np.asarray(rewards, np.float64)
-
-
-def _standardised(values: np.ndarray, mean: float, deviation: float, epsilon: float) -> np.ndarray:
-    result: np.ndarray = (values - mean) / (deviation + epsilon)
-    return result
