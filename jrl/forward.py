@@ -59,6 +59,7 @@ class Reader:
         *,
         trunk: Trunk = None,
         with_entropy: bool = False,
+        ref_params: Params | None = None,
     ) -> Predictions:
         """Runs the model on the rows and returns its predictions for the window's actions.
 
@@ -68,6 +69,7 @@ class Reader:
           sequences: The rows.
           trunk: The frozen trunk's output of these rows, as `trunk_of` gives it; None: it is computed here.
           with_entropy: Whether to compute the entropy as well.
+          ref_params: The reference's own parameters, {} where it has none: whose KL to compute as well. None: nobody's.
         """
         trunk = self.trunk_of(frozen, sequences) if trunk is None else trunk
         features = window_features(self.policy, params, frozen, trunk, sequences)
@@ -86,6 +88,9 @@ class Reader:
             self.policy.heads(params, features.value).get("values"),
             found.entropy,
             lambda: at_least_float32(self.policy.logits(params, frozen, features.policy)) / self.temperature,
+            None
+            if ref_params is None
+            else self._kl_to(ref_params, params, frozen, features.policy, sequences, trunk=trunk),
         )
 
     def read(
@@ -130,10 +135,22 @@ class Reader:
     ) -> Float[Array, "B T"]:
         """KL(π ‖ π_ref) of the whole distributions at every state of the window, in nats; see `window_kl`."""
         trunk = self.trunk_of(frozen, sequences) if trunk is None else trunk
-        hidden, ref_hidden = (
-            window_features(self.policy, weights, frozen, trunk, sequences).policy
-            for weights in (params, ref_params)
-        )
+        hidden = window_features(self.policy, params, frozen, trunk, sequences).policy
+        return self._kl_to(ref_params, params, frozen, hidden, sequences, trunk=trunk)
+
+    def _kl_to(
+        self,
+        ref_params: Params,
+        params: Params,
+        frozen: Frozen,
+        hidden: Float[Array, "B T D"],
+        sequences: Sequences,
+        *,
+        trunk: Trunk,
+    ) -> Float[Array, "B T"]:
+        """KL(π ‖ π_ref) from the policy's features; a gradient reaches the policy alone."""
+        ref_params = jax.lax.stop_gradient(ref_params)
+        ref_hidden = window_features(self.policy, ref_params, frozen, trunk, sequences).policy
         return window_kl(
             self.policy,
             params,
@@ -239,7 +256,7 @@ def window_kl(
 ) -> Float[Array, "B T"]:
     """KL(π ‖ π_ref) of the whole next-token distributions at every state of a window, in nats.
 
-    Both models' logits are held for a chunk of positions at a time, never for all of them.
+    Both models' logits are held for a chunk of positions at a time, never for all of them, and so in the backward pass.
 
     Args:
       policy: The model.

@@ -287,8 +287,9 @@ def test_every_learner_has_a_case() -> None:
 
 def test_an_update_takes_state_frozen_batch_and_key(result: dict[str, Any]) -> None:
     parameters = inspect.signature(result["update"]).parameters
-    assert list(parameters) in (names := ["state", "frozen", "batch", "key"], [*names, "last_step"])
-    assert "last_step" not in parameters or parameters["last_step"].default is None
+    names, more = ["state", "frozen", "batch", "key"], ["last_step", "reference"]
+    assert list(parameters) in [[*names, *more[:count]] for count in range(3)]
+    assert all(parameters[name].default is None for name in list(parameters)[len(names) :])
 
 
 def test_the_state_keeps_its_tree_shapes_and_types(result: dict[str, Any]) -> None:

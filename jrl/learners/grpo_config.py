@@ -76,7 +76,8 @@ class GRPOConfig(OnlineConfig):
       beta: Weight of the KL to the reference; 0: there is no reference.
       kl_placement: "loss" or "reward".
       kl_estimator: In the loss "k2", or "k3", whose gradient is that of the other direction unless it is corrected, or
-        "k1", if it is corrected. In the reward "k1" alone.
+        "k1", if it is corrected; or "full", the KL of the whole distributions at each state: no estimate, at the price
+        of a pass through the reference in every step. In the reward "k1" alone.
       use_bias_correction_kl: Multiplies k1 or k3 in the loss by the ratio, which turns its gradient to KL(π ‖ π_ref).
       entropy_coef: Weight of the entropy bonus; 0 only reports the entropy.
       importance_sampling_mode: Correction for a sampler that is another policy: "none", "token_truncate" (TIS),
@@ -254,13 +255,18 @@ class GRPOConfig(OnlineConfig):
     def _kl_conflicts(self) -> Conflicts:
         in_loss, estimator = self.kl_placement == "loss", self.kl_estimator
         if self.beta and not in_loss and estimator != "k1":
-            yield "kl_estimator", '"k1" in the reward: the gradient of another one is not that of the KL'
+            why = (
+                "the KL of a state does not depend on the action drawn there, which would learn nothing from it"
+                if estimator == "full"
+                else "the gradient of another one is not that of the KL"
+            )
+            yield "kl_estimator", f'"k1" in the reward: {why}'
         if self.beta and in_loss and estimator == "k1" and not self.use_bias_correction_kl:
             yield (
                 "kl_estimator",
                 '"k2" or "k3" in the loss: the gradient of k1 is noise there, unless `use_bias_correction_kl`',
             )
-        if self.use_bias_correction_kl and not (in_loss and estimator != "k2"):
+        if self.use_bias_correction_kl and not (in_loss and estimator in ("k1", "k3")):
             yield "use_bias_correction_kl", "False unless `kl_estimator` is k1 or k3 in the loss"
         if self.beta and not in_loss and self.scale_rewards == "group":
             yield (
@@ -438,7 +444,12 @@ REDUCTIONS: Mapping[str, Callable[[GRPOConfig], Reduction]] = {
     "sequence_sum": lambda config: sequence_sum_mean,
     "group_token": lambda config: token_mean,
 }
-KL_ESTIMATORS: Mapping[str, Callable[..., Any]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
+KL_ESTIMATORS: Mapping[str, Callable[..., Any] | None] = {
+    "k1": kl_k1,
+    "k2": kl_k2,
+    "k3": kl_k3,
+    "full": None,
+}
 
 
 def _truncated(weights: Weigh) -> Callable[[GRPOConfig], Weigh]:

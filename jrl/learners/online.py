@@ -7,6 +7,7 @@ Reference: Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler e
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -102,6 +103,7 @@ def online_objective(
     loss: RecipeLoss,
     prefix: str,
     trunk: Trunk = None,
+    reference: Params | None = None,
     keep_ratios: bool = False,
     is_its_own_past: bool = False,
 ) -> Loss:
@@ -116,11 +118,12 @@ def online_objective(
       loss: Of a minibatch, as a recipe has it.
       prefix: Of the metrics' names.
       trunk: Of the sequences.
+      reference: The reference's own parameters, for a loss that reads it; see `Recipe.reads_reference`.
       keep_ratios: Whether the metrics hold `RATIOS`.
       is_its_own_past: Whether `params` are those before the update: the old log-probabilities are then these ones, and
         the metrics say how far the sampler's, where they are known, are from them.
     """
-    now = reader(params, frozen, sequences, trunk=trunk, with_entropy=True)
+    now = reader(params, frozen, sequences, trunk=trunk, with_entropy=True, ref_params=reference)
     if is_its_own_past:
         targets = targets._replace(old_logprobs=jax.lax.stop_gradient(now.logprobs))
     ratio = importance_ratio(now.logprobs, targets.old_logprobs)
@@ -159,17 +162,26 @@ def make_online_update(
       is_its_own_past: Whether nobody scored the rollouts, and the one step of an iteration takes its own
         log-probabilities as the old ones; see `Recipe.is_its_own_past`.
     Returns:
-      `(OnlineState, frozen, Rollouts, key, last_step=None) -> (OnlineState, metrics)`:
+      `(OnlineState, frozen, Rollouts, key, last_step=None, reference=None) -> (OnlineState, metrics)`:
       `num_epochs · ceil(N / batch_size)` steps, or fewer under `max_policy_kl`; none behind `last_step`, the counter of
-      the state after the run's last step. A step that was not made is in no metric.
+      the state after the run's last step. A step that was not made is in no metric. `reference` is the reference's own
+      parameters where `Recipe.reads_reference`, else None; it is no part of the state, whose donation leaves it alone.
     Raises:
       ValueError: If `minibatch_size` does not divide `batch_size`, the temperature is not positive, or, when it is
-        traced, several steps are to take their own log-probabilities as the old ones.
+        traced, several steps are to take their own log-probabilities as the old ones, or there is a reference and
+        nobody who reads it, or none and somebody who does.
     """
     split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
     if not reader.temperature > 0:
         raise ValueError(f"`temperature` must be that of the rollouts, positive, got {reader.temperature}.")
-    prefix = recipe.prefix
+    objective = partial(
+        online_objective,
+        reader,
+        loss=recipe.loss,
+        prefix=recipe.prefix,
+        keep_ratios=keep_ratios,
+        is_its_own_past=is_its_own_past,
+    )
 
     def update(
         state: OnlineState,
@@ -177,63 +189,103 @@ def make_online_update(
         batch: Rollouts,
         key: PRNGKey,
         last_step: Int[Array, ""] | None = None,
+        reference: Params | None = None,
     ) -> tuple[OnlineState, Metrics]:
         num_steps = recipe.num_steps(len(batch.rewards), batch_size)
-        if is_its_own_past and num_steps > 1:
-            raise ValueError(
-                f"`is_its_own_past` must be False for several steps an iteration, got {num_steps}."
-            )
-        rollouts, batch = batch, recipe.selected(batch)
-        sequences, mask = batch.sequences, batch.sequences.mask
-        rewards, moments = recipe.scaled_rewards(batch, state.moments)
-        targets = recipe.targets(
-            rewards, batch.scored, mask, state.kl_coef, batch.groups, batch.sampler_logprobs
-        )
-        trunk = trunk_of_rows(reader.policy, frozen, sequences.inputs, minibatch_size=minibatch_size)
-        everything = _Rows(sequences, trunk, targets)
-        has_action = jnp.any(mask, axis=1)
-
-        def objective(params: Params, rows: Rows) -> Loss:
-            taken = take_rows(everything, rows.ids)
-            return online_objective(
-                reader,
-                params,
-                hold_split(frozen, rows),
-                mask_rows(taken.sequences, rows.valid),
-                taken.targets,
-                loss=recipe.loss,
-                trunk=taken.trunk,
-                prefix=prefix,
-                keep_ratios=keep_ratios,
-                is_its_own_past=is_its_own_past,
-            )
-
-        def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:
-            found = accumulate(objective, train.params, rows)
-            # A loss that counts empty rows weighs a step of nothing but them, which has nothing to teach.
-            acts = jnp.any(jnp.take(has_action, rows.ids) & rows.valid)
-            weight = jnp.where(acts, found.weight, 0.0)
-            return optimizer_step(train, optimizer, found._replace(weight=weight))
-
-        epoch_keys = jax.random.split(key, recipe.num_epochs)
+        _check_call(recipe, num_steps, is_its_own_past=is_its_own_past, has_reference=reference is not None)
+        kept = recipe.selected(batch)
+        rows, moments = _rows_to_learn(reader, recipe, state, frozen, kept, minibatch_size=minibatch_size)
         train, stacked = run_epochs(
-            step,
+            _step_on(rows, frozen, reference, objective, optimizer),
             state.train,
-            jnp.stack([shuffled_rows(mask, one, spread_empty=recipe.spread_empty) for one in epoch_keys]),
+            _orders(kept.sequences.mask, key, recipe),
             batch_size=batch_size,
             minibatch_size=minibatch_size,
             max_kl=recipe.max_policy_kl,
-            watched_kl=f"{prefix}/policy_kl",
+            watched_kl=f"{recipe.prefix}/policy_kl",
             last_step=last_step,
         )
-        credit = Credit(targets.advantages, targets.returns)
-        penalty = None if recipe.kl is None else recipe.kl.penalty
-        metrics = _metrics_of_steps(stacked, f"{prefix}/{_FIRST}")
-        metrics |= rollout_metrics(rollouts, credit, kl_penalty=penalty, prefix=prefix, learned=mask)
-        metrics |= recipe.watch(rollouts, batch, targets) | _carried_metrics(state, moments, recipe)
-        return OnlineState(train, _next_kl_coef(state.kl_coef, rollouts, recipe), moments), metrics
+        metrics = _metrics_of_steps(stacked, f"{recipe.prefix}/{_FIRST}")
+        metrics |= _metrics_of_rollouts(batch, kept, rows.targets, recipe)
+        metrics |= _carried_metrics(state, moments, recipe)
+        return OnlineState(train, _next_kl_coef(state.kl_coef, batch, recipe), moments), metrics
 
     return update
+
+
+def _check_call(recipe: Recipe, num_steps: int, *, is_its_own_past: bool, has_reference: bool) -> None:
+    """Refuses an update that would compare with the wrong past, or with no reference."""
+    if is_its_own_past and num_steps > 1:
+        raise ValueError(f"`is_its_own_past` must be False for several steps an iteration, got {num_steps}.")
+    if has_reference != recipe.reads_reference:
+        expected = (
+            "the reference's own parameters"
+            if recipe.reads_reference
+            else "None: the loss reads no reference"
+        )
+        raise ValueError(
+            f"`reference` of an update must be {expected}, got {'a tree' if has_reference else None}."
+        )
+
+
+def _rows_to_learn(
+    reader: Reader,
+    recipe: Recipe,
+    state: OnlineState,
+    frozen: Frozen,
+    rollouts: Rollouts,
+    *,
+    minibatch_size: int,
+) -> tuple[_Rows, ScoreMoments]:
+    """What all epochs read of the rollouts that are learned from, and the moments of the scores after them."""
+    rewards, moments = recipe.scaled_rewards(rollouts, state.moments)
+    targets = recipe.targets(
+        rewards,
+        rollouts.scored,
+        rollouts.sequences.mask,
+        state.kl_coef,
+        rollouts.groups,
+        rollouts.sampler_logprobs,
+    )
+    trunk = trunk_of_rows(reader.policy, frozen, rollouts.sequences.inputs, minibatch_size=minibatch_size)
+    return _Rows(rollouts.sequences, trunk, targets), moments
+
+
+def _step_on(
+    everything: _Rows,
+    frozen: Frozen,
+    reference: Params | None,
+    objective: Callable[..., Loss],
+    optimizer: optax.GradientTransformation,
+) -> Step:
+    """An optimizer step on some of the rows."""
+    has_action = jnp.any(everything.sequences.mask, axis=1)
+
+    def loss_of(params: Params, rows: Rows) -> Loss:
+        taken = take_rows(everything, rows.ids)
+        return objective(
+            params,
+            hold_split(frozen, rows),
+            mask_rows(taken.sequences, rows.valid),
+            taken.targets,
+            trunk=taken.trunk,
+            reference=None if reference is None else hold_split(reference, rows),
+        )
+
+    def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:
+        found = accumulate(loss_of, train.params, rows)
+        # A loss that counts empty rows weighs a step of nothing but them, which has nothing to teach.
+        acts = jnp.any(jnp.take(has_action, rows.ids) & rows.valid)
+        weight = jnp.where(acts, found.weight, 0.0)
+        return optimizer_step(train, optimizer, found._replace(weight=weight))
+
+    return step
+
+
+def _orders(mask: Bool[Array, "N T"], key: PRNGKey, recipe: Recipe) -> Int[Array, "E N"]:
+    """The order of the rows in each epoch."""
+    keys = jax.random.split(key, recipe.num_epochs)
+    return jnp.stack([shuffled_rows(mask, one, spread_empty=recipe.spread_empty) for one in keys])
 
 
 def shuffled_rows(mask: Bool[Array, "N T"], key: PRNGKey, *, spread_empty: bool = False) -> Int[Array, "N"]:
@@ -361,6 +413,15 @@ def _metrics_of_steps(stacked: Metrics, first_name: str) -> Metrics:
     first = stacked.pop(first_name)
     assert isinstance(first, Max)
     return reduce_metrics(stacked) | {first_name: Max(first.value[0])}
+
+
+def _metrics_of_rollouts(rollouts: Rollouts, kept: Rollouts, targets: Targets, recipe: Recipe) -> Metrics:
+    """Metrics of all rollouts, and of those that are learned from."""
+    credit = Credit(targets.advantages, targets.returns)
+    penalty = None if recipe.kl is None else recipe.kl.penalty
+    mask = kept.sequences.mask
+    found = rollout_metrics(rollouts, credit, kl_penalty=penalty, prefix=recipe.prefix, learned=mask)
+    return found | recipe.watch(rollouts, kept, targets)
 
 
 def _carried_metrics(state: OnlineState, moments: ScoreMoments, recipe: Recipe) -> Metrics:

@@ -153,6 +153,11 @@ class Recipe:
             if not holds:
                 raise ValueError(f"`{field}` of a recipe must be {expected}, got {got!r}.")
 
+    @property
+    def reads_reference(self) -> bool:
+        """True where the update itself, and not only the scoring pass, needs the reference's own parameters."""
+        return isinstance(self.loss, PolicyLoss) and self.loss.reads_reference
+
     def num_steps(self, num_rollouts: int, batch_size: int) -> int:
         """Optimizer steps of an iteration: passes times optimizer batches, the last of which may be smaller."""
         return self.num_epochs * math.ceil(num_rollouts / batch_size)

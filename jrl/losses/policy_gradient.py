@@ -10,9 +10,9 @@ Left out: which advantage (`jrl.learners.credit`), and the KL penalty in the rew
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class Targets(NamedTuple):
       advantages: Of the actions; PPO's are whitened over all rollouts.
       returns: What the critic predicts; None without one.
       mask: True on actions. Elsewhere nothing is read, so NaN may stand there.
-      ref_logprobs: log π_ref of the actions; None unless the loss has a KL term.
+      ref_logprobs: log π_ref of the actions; None unless the loss has a KL term that estimates by them.
       sampler_logprobs: log π_s of the actions under the distribution they were drawn from; None: that of π_old.
       weights: Of the surrogate: π_old/π_s in some form; see `jrl.ops.sampler_correction`. None: 1.
       shares: How much each action counts, in the place of the reduction; see `jrl.ops.shared_mean`. None: by the
@@ -97,21 +97,27 @@ class ValueLoss(NamedTuple):
 
 
 class KLTerm(NamedTuple):
-    """A KL penalty in the loss: β·KL(π_θ ‖ π_ref), estimated per action.
+    """A KL penalty in the loss: β·KL(π_θ ‖ π_ref), estimated per action, or that of the whole distributions.
 
     Attributes:
       coef: β > 0.
       estimator: (logprobs, ref_logprobs) → one value per action, such as `jrl.ops.kl_k2`. The gradient of `kl_k1` as a
-        loss is noise.
+        loss is noise. None: nothing is estimated; each state has the KL of its whole distributions, whose gradient is
+        exact, whoever sampled the action. As with every estimate the states themselves are held fixed.
       off_policy: Whether each value is multiplied by ρ, the gradient running through both: the gradient
         of k1 and k3 is then that of KL(π_θ ‖ π_ref), on and off the policy.
       ratio: Level of that ρ. TRL takes the surrogate's own, of which a whole row's has no such gradient.
     """
 
     coef: Scalar
-    estimator: Callable[[Float[Array, "B T"], Float[Array, "B T"]], Float[Array, "B T"]] = kl_k2
+    estimator: Callable[[Float[Array, "B T"], Float[Array, "B T"]], Float[Array, "B T"]] | None = kl_k2
     off_policy: bool = False
     ratio: Ratio = token_ratio
+
+    @property
+    def is_full(self) -> bool:
+        """True where the whole distributions are compared, and not the log-probabilities of the actions."""
+        return self.estimator is None
 
 
 def clipped(
@@ -186,6 +192,11 @@ class PolicyLoss:
     off_policy_threshold: float | None = None
     prefix: str = "policy_gradient"
 
+    @property
+    def reads_reference(self) -> bool:
+        """True where the predictions must hold `full_kl`, so that an update needs the reference's own parameters."""
+        return self.kl is not None and self.kl.is_full
+
     def __call__(self, now: Predictions, targets: Targets) -> LossOut:
         """The loss of a minibatch; one that ran away is left out of it, and still watched.
 
@@ -216,6 +227,7 @@ class PolicyLoss:
             values=now.values,
             value_loss=self.value_loss,
             kl=self.kl,
+            full_kl=now.full_kl,
             entropy=entropy,
             entropy_coef=self.entropy_coef,
             off_policy_threshold=self.off_policy_threshold,
@@ -230,8 +242,10 @@ class PolicyLoss:
           now: What the policy says of the actions.
           targets: What they are trained towards.
         """
-        values, entropy = (x if x is None else jax.lax.stop_gradient(x) for x in (now.values, now.entropy))
-        fixed = Predictions(jax.lax.stop_gradient(now.logprobs), values, entropy, now.logits)
+        values, entropy, full_kl = (
+            x if x is None else jax.lax.stop_gradient(x) for x in (now.values, now.entropy, now.full_kl)
+        )
+        fixed = Predictions(jax.lax.stop_gradient(now.logprobs), values, entropy, now.logits, full_kl)
         found = replace(self, ratio_threshold=None)(fixed, targets).metrics
         losses = (f"{self.prefix}/policy_loss", f"{self.prefix}/value_loss")
         return {name: value for name, value in found.items() if name not in losses}
@@ -247,6 +261,7 @@ def policy_gradient_loss(
     values: Float[Array, "B T"] | None = None,
     value_loss: ValueLoss | None = None,
     kl: KLTerm | None = None,
+    full_kl: Float[Array, "B T"] | None = None,
     entropy: Float[Array, "B T"] | None = None,
     entropy_coef: Scalar = 0.0,
     off_policy_threshold: Scalar | None = None,
@@ -263,6 +278,7 @@ def policy_gradient_loss(
       values: V_θ of the state before each action; read with `value_loss` alone.
       value_loss: The critic's part; None: there is no critic.
       kl: KL term; None: there is none.
+      full_kl: KL(π_θ ‖ π_ref) of the state before each action, for a `kl` that estimates nothing.
       entropy: H of the whole distribution at each action; None leaves out the bonus and its metric.
       entropy_coef: c_e >= 0; the entropy is maximised.
       off_policy_threshold: δ of `jrl.ops.off_policy_rows`, whose surrogates are dropped; None: none is.
@@ -280,48 +296,23 @@ def policy_gradient_loss(
       >>> float(loss.loss_sum), float(loss.weight)  # ρ = 1, A = 2
       (-2.0, 1.0)
     """
-    _check_parts(targets, values, value_loss, kl, entropy, entropy_coef, off_policy_threshold)
-    mask = targets.mask
-    given = {"values": values if value_loss is not None else None, "entropy": entropy}
-    fixed = {name: x for name, x in targets._asdict().items() if name != "mask"}
-    check_batch(mask, logprobs=logprobs, **{k: x for k, x in (given | fixed).items() if x is not None})
-    logprobs = zero_masked(logprobs, mask)
-    old = targets._replace(
-        **{k: jax.lax.stop_gradient(zero_masked(x, mask)) for k, x in fixed.items() if x is not None}
-    )
-    ratios = ratio(logprobs, old.old_logprobs, old.advantages, mask)
-    losses = surrogate.losses(ratios, logprobs, old.advantages)
-    metrics: Metrics = {}
-    if old.weights is not None:
-        losses = losses * old.weights
-    if off_policy_threshold is not None:
-        assert old.sampler_logprobs is not None, "checked above"
-        dropped = off_policy_rows(
-            logprobs, old.sampler_logprobs, old.advantages, mask, threshold=off_policy_threshold
-        )
-        losses = jnp.where(dropped, 0.0, losses)
-        metrics[f"{prefix}/off_policy_fraction"] = mean_metric(dropped, mask)
-    metrics[f"{prefix}/policy_loss"] = mean_metric(losses, mask)
+    _check_parts(targets, values, value_loss, kl, full_kl, entropy, entropy_coef, off_policy_threshold)
+    read = {"values": None if value_loss is None else values, "full_kl": full_kl, "entropy": entropy}
+    logprobs, old = _checked(logprobs, targets, {name: x for name, x in read.items() if x is not None})
+    losses, metrics = _surrogate_part(logprobs, old, surrogate, ratio, off_policy_threshold, prefix)
     if value_loss is not None:
-        assert values is not None, "checked above"
-        value_losses, found = _value_part(zero_masked(values, mask), old, value_loss, prefix)
+        value_losses, found = _value_part(values, old, value_loss, prefix)
         losses, metrics = losses + value_loss.coef * value_losses, metrics | found
-    metrics |= _ratio_metrics(logprobs, old, prefix) | _clip_metrics(ratios, old, surrogate, prefix)
     if kl is not None:
-        assert old.ref_logprobs is not None, "checked above"
-        penalties = kl.estimator(logprobs, old.ref_logprobs)
-        if kl.off_policy:
-            penalties = penalties * kl.ratio(logprobs, old.old_logprobs, old.advantages, mask)
+        penalties = _kl_penalties(logprobs, old, kl, full_kl)
         losses = losses + kl.coef * penalties
-        metrics[f"{prefix}/kl_term"] = mean_metric(penalties, mask)
+        metrics[f"{prefix}/kl_term"] = mean_metric(penalties, old.mask)
     if entropy is not None:
-        entropy = zero_masked(entropy, mask)
+        entropy = zero_masked(entropy, old.mask)
         losses = losses - entropy_coef * entropy
-        metrics[f"{prefix}/entropy"] = mean_metric(entropy, mask)
-    loss_sum, weight = (
-        reduction(losses, mask) if old.shares is None else shared_mean(losses, mask, old.shares)
-    )
-    return LossOut(loss_sum, weight, jax.lax.stop_gradient(metrics))
+        metrics[f"{prefix}/entropy"] = mean_metric(entropy, old.mask)
+    reduced = reduction(losses, old.mask) if old.shares is None else shared_mean(losses, old.mask, old.shares)
+    return LossOut(*reduced, jax.lax.stop_gradient(metrics))
 
 
 def _check_parts(
@@ -329,26 +320,38 @@ def _check_parts(
     values: Array | None,
     value_loss: ValueLoss | None,
     kl: KLTerm | None,
+    full_kl: Array | None,
     entropy: Array | None,
     entropy_coef: Scalar,
     off_policy_threshold: Scalar | None,
 ) -> None:
-    """Refuses a part that misses what it reads."""
+    """Refuses a part that misses what it reads, or has nothing to do."""
+    full = kl is not None and kl.is_full
     missing = [
         name
         for name, needed, found in (
             ("values", value_loss is not None, values),
             ("targets.old_values", value_loss is not None, targets.old_values),
             ("targets.returns", value_loss is not None, targets.returns),
-            ("targets.ref_logprobs", kl is not None, targets.ref_logprobs),
+            ("targets.ref_logprobs", kl is not None and not full, targets.ref_logprobs),
+            ("full_kl", full, full_kl),
             ("targets.sampler_logprobs", off_policy_threshold is not None, targets.sampler_logprobs),
         )
         if needed and found is None
     ]
     if missing:
-        why = {"targets.ref_logprobs": "kl", "targets.sampler_logprobs": "off_policy_threshold"}
+        why = {
+            "targets.ref_logprobs": "kl",
+            "full_kl": "kl` without an `estimator",
+            "targets.sampler_logprobs": "off_policy_threshold",
+        }
         beside = why.get(missing[0], "value_loss")
         raise ValueError(f"`{missing[0]}` must be given beside `{beside}`, got None.")
+    if kl is not None and full and kl.off_policy:
+        raise ValueError(
+            "`off_policy` of a `KLTerm` must be False without an `estimator`, got True: the KL of a state depends on "
+            "no action, so there is no sampler to correct for."
+        )
     if entropy is None and not (isinstance(entropy_coef, int | float) and entropy_coef == 0):
         raise ValueError(
             f"`entropy` must be given where `entropy_coef` is not 0, got None and {entropy_coef}. "
@@ -356,12 +359,62 @@ def _check_parts(
         )
 
 
+def _checked(logprobs: Array, targets: Targets, read: Mapping[str, Array]) -> tuple[Array, Targets]:
+    """(log-probabilities, targets), 0 where masked; the shapes of all that is read are the mask's."""
+    mask = targets.mask
+    fixed = {name: x for name, x in targets._asdict().items() if name != "mask" and x is not None}
+    check_batch(mask, logprobs=logprobs, **{**read, **fixed})
+    held = {name: jax.lax.stop_gradient(zero_masked(x, mask)) for name, x in fixed.items()}
+    return zero_masked(logprobs, mask), targets._replace(**held)
+
+
+def _surrogate_part(
+    logprobs: Array,
+    old: Targets,
+    surrogate: Surrogate,
+    ratio: Ratio,
+    off_policy_threshold: Scalar | None,
+    prefix: str,
+) -> tuple[Float[Array, "B T"], Metrics]:
+    """The surrogate's losses, corrected for the sampler, and the metrics of the policy's distance from its past."""
+    mask, metrics = old.mask, dict[str, Any]()
+    ratios = ratio(logprobs, old.old_logprobs, old.advantages, mask)
+    losses = surrogate.losses(ratios, logprobs, old.advantages)
+    if old.weights is not None:
+        losses = losses * old.weights
+    if off_policy_threshold is not None:
+        assert old.sampler_logprobs is not None, "checked by the caller"
+        dropped = off_policy_rows(
+            logprobs, old.sampler_logprobs, old.advantages, mask, threshold=off_policy_threshold
+        )
+        losses = jnp.where(dropped, 0.0, losses)
+        metrics[f"{prefix}/off_policy_fraction"] = mean_metric(dropped, mask)
+    metrics[f"{prefix}/policy_loss"] = mean_metric(losses, mask)
+    metrics |= _ratio_metrics(logprobs, old, prefix) | _clip_metrics(ratios, old, surrogate, prefix)
+    return losses, metrics
+
+
+def _kl_penalties(logprobs: Array, old: Targets, kl: KLTerm, full_kl: Array | None) -> Float[Array, "B T"]:
+    """The penalty of each action before its weight."""
+    if kl.estimator is None:
+        assert full_kl is not None, "checked by the caller"
+        return zero_masked(full_kl, old.mask)
+    assert old.ref_logprobs is not None, "checked by the caller"
+    penalties = kl.estimator(logprobs, old.ref_logprobs)
+    if kl.off_policy:
+        penalties = penalties * kl.ratio(logprobs, old.old_logprobs, old.advantages, old.mask)
+    return penalties
+
+
 def _value_part(
-    values: Array, old: Targets, value_loss: ValueLoss, prefix: str
+    values: Array | None, old: Targets, value_loss: ValueLoss, prefix: str
 ) -> tuple[Float[Array, "B T"], Metrics]:
     """The critic's losses and their metrics."""
-    assert old.old_values is not None and old.returns is not None, "checked by the caller"
+    assert values is not None and old.old_values is not None and old.returns is not None, (
+        "checked by the caller"
+    )
     mask, clip_range = old.mask, value_loss.clip_range
+    values = zero_masked(values, mask)
     losses = clipped_value_loss(values, old.old_values, old.returns, clip_range=clip_range)
     clipped_away = value_clip_events(values, old.old_values, old.returns, clip_range=clip_range)
     return losses, {

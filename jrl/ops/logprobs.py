@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from jrl.ops.checks import (
@@ -211,7 +212,8 @@ def kl_from_logits(
 ) -> Float[Array, "*rows"]:
     """KL(π ‖ π_ref) = Σ π·(log π − log π_ref) of the two softmax distributions over the last axis, in nats, >= 0.
 
-    A token excluded from both (−inf, as in a padded vocabulary) adds nothing.
+    A token excluded from both (−inf, as in a padded vocabulary) adds nothing. Where the two are equal, so that the
+    divergence is at its least, the gradient is exactly 0.
 
     Args:
       logits: Of π; any float dtype, computed in float32.
@@ -227,12 +229,37 @@ def kl_from_logits(
       0.085123
     """
     check_same_floats("ref_logits", ref_logits, "logits", logits)
-    logprobs, ref_logprobs = (
-        jax.nn.log_softmax(at_least_float32(each), axis=-1) for each in (logits, ref_logits)
-    )
+    return _kl(at_least_float32(logits), at_least_float32(ref_logits))
+
+
+# By hand, too: a derived tangent subtracts π·(KL + 1) from π·(difference + 1), and leaves rounding where the two are
+# equal, of which Adam makes whole steps.
+@jax.custom_jvp
+def _kl(logits: Float[Array, "*rows V"], ref_logits: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    return _read_kl(logits, ref_logits)[0]
+
+
+def _read_kl(logits: Array, ref_logits: Array) -> tuple[Array, Array, Array, Array]:
+    """(KL, π, π_ref, log π − log π_ref)."""
+    logprobs, ref_logprobs = (jax.nn.log_softmax(each, axis=-1) for each in (logits, ref_logits))
     # As in the entropy: an excluded token enters as 0·0, never as 0·(inf − inf).
     difference = jnp.where(logprobs > -jnp.inf, logprobs - ref_logprobs, 0.0)
-    return jnp.sum(jnp.exp(logprobs) * difference, axis=-1)
+    probs = jnp.exp(logprobs)
+    return jnp.sum(probs * difference, axis=-1), probs, jnp.exp(ref_logprobs), difference
+
+
+@partial(_kl.defjvp, symbolic_zeros=True)
+def _kl_tangents(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+    def tangent(logits: Array, ref_logits: Array, *moving: Array) -> Array:
+        kl, probs, ref_probs, difference = _read_kl(logits, ref_logits)
+        # ∂KL/∂logit = π·(log π − log π_ref − KL), ∂KL/∂ref_logit = π_ref − π
+        slopes = probs * (difference - kl[..., None]), ref_probs - probs
+        pairs = zip([slopes[which] for which in moves], moving, strict=True)
+        return sum((jnp.sum(slope * dot, axis=-1) for slope, dot in pairs), jnp.zeros_like(kl))
+
+    # A fixed reference is the rule: nothing as wide as the vocabulary is made for its zeros.
+    moves = [which for which, dot in enumerate(tangents) if not isinstance(dot, SymbolicZero)]
+    return _kl(*primals), _recomputed(tangent)(*primals, *(tangents[which] for which in moves))
 
 
 def token_logprobs(

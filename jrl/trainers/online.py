@@ -176,7 +176,12 @@ class OnlineTrainer(SamplingTrainer):
                 if experience.degenerate:  # before the update: a warning may be an error
                     self._warn_of_equal_scores(iteration)
                 self.state, metrics = self.update(
-                    self.state, self.frozen, experience.rollouts, update_key, run.end_of_state
+                    self.state,
+                    self.frozen,
+                    experience.rollouts,
+                    update_key,
+                    run.end_of_state,
+                    self.ref_params if self.recipe.reads_reference else None,
                 )
                 host = experience.metrics | self.count(experience, iteration)
                 # Of what was sampled and left out the update knows nothing.

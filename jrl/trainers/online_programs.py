@@ -61,7 +61,9 @@ def online_programs(config: TRLConfig, recipe: Recipe, model: ModelShapes, mesh:
     update = make_update(config, recipe, model.policy, optimizer, temperature=settings.temperature)
     init = partial(init_online_state, optimizer=optimizer, recipe=recipe)
     last_step, rounds = number_on(mesh, jnp.int32), -(-method.num_rollouts // config.train.batch_size)
-    step = update_program(model, mesh, init, update, rollouts, last_step, rounds=rounds)
+    own = _reference(recipe, model, mesh) if recipe.reads_reference else None
+    held = (0, 1) if own is None else (0, 1, 5)
+    step = update_program(model, mesh, init, update, rollouts, last_step, own, rounds=rounds, held=held)
     return [sample, score, step] if _with_scoring(config, recipe) else [sample, step]
 
 
@@ -107,8 +109,6 @@ def _scoring(
     method = config.method
     assert isinstance(method, OnlineConfig), "the recipe is of one"
     params, frozen, prompts, *_ = sample.arguments
-    # Under an adapter the reference keeps nothing of its own, and there is one none the less.
-    own = None if recipe.kl is None else weights_on(mesh, jax.eval_shape(init_reference, model.params))
     program = scoring_program(
         model.policy,
         mesh,
@@ -119,7 +119,14 @@ def _scoring(
         with_full_kl=recipe.kl is not None and recipe.kl.penalty == "full",
         with_scoring=_with_scoring(config, recipe),
     )
-    return Program("score", program, (params, frozen, own, prompts, completions, number_on(mesh)), num_held=3)
+    own = _reference(recipe, model, mesh)
+    arguments = params, frozen, own, prompts, completions, number_on(mesh)
+    return Program("score", program, arguments, held=(0, 1, 2))
+
+
+def _reference(recipe: Recipe, model: ModelShapes, mesh: Mesh) -> Any:
+    """The reference's own parameters; {} under an adapter, None where there is no reference."""
+    return None if recipe.kl is None else weights_on(mesh, jax.eval_shape(init_reference, model.params))
 
 
 def _planned_rollouts(

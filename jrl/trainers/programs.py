@@ -35,14 +35,14 @@ class Program:
       name: What it does: "sample", "score", "update", ...
       function: From `jax.jit`.
       arguments: Trees of `jax.ShapeDtypeStruct` with shardings, by position.
-      num_held: How many of the first arguments a run holds anyway: parameters, a reference, the state.
+      held: Places of the arguments that a run holds anyway: parameters, a reference, the state.
       rounds: Of a loop that may end early, if it does not: tokens of a completion, optimizer steps of a pass.
     """
 
     name: str
     function: Any
     arguments: tuple[Any, ...]
-    num_held: int = 2
+    held: tuple[int, ...] = (0, 1)
     rounds: int = 1
 
     def result(self) -> Any:
@@ -190,6 +190,7 @@ def update_program(
     batch: Any,
     *more: Any,
     rounds: int = 1,
+    held: tuple[int, ...] = (0, 1),
 ) -> Program:
     """An update that takes a batch of rows and a key.
 
@@ -201,11 +202,12 @@ def update_program(
       batch: Shapes of its rows.
       *more: Further arguments, with their shardings.
       rounds: As in `Program`.
+      held: As in `Program`.
     """
     jitted, shardings = jit_update(init, update, model.params, mesh)
     state = with_shardings(jax.eval_shape(init, model.params), shardings)
     arguments = state, weights_on(mesh, model.frozen), rows_on(mesh, batch), key_on(mesh), *more
-    return Program("update", jitted, arguments, rounds=rounds)
+    return Program("update", jitted, arguments, held, rounds=rounds)
 
 
 def sequence_shapes(model: ModelShapes, rows: int, length: int, packed: bool = False) -> Sequences:

@@ -48,7 +48,8 @@ Metrics = dict[str, Mean | Max | Min | Kept]
 class Update(Protocol):
     """A learner's update: pure; the caller jits it and donates the state.
 
-    One of several optimizer steps may also take `last_step`, the state's counter after the run's last one.
+    One of several optimizer steps may also take `last_step`, the state's counter after the run's last one, and
+    `reference`, the parameters of a reference that its loss reads; it is fixed, so no part of the state.
     """
 
     def __call__(self, state: Any, frozen: Frozen, batch: Any, key: PRNGKey) -> tuple[Any, Metrics]:

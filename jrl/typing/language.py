@@ -153,12 +153,15 @@ class Predictions(NamedTuple):
       entropy: H of the whole distribution at each action; None where nobody asked.
       logits: Makes the logits (B, T, V) of the actions, divided by the temperature; a padded vocabulary ends in −inf.
         They take memory where they are asked for, and none where they are not.
+      full_kl: KL(π_θ ‖ π_ref) of the whole distributions at the state before each action, in nats; None where nobody
+        asked.
     """
 
     logprobs: Float[Array, "B T"]
     values: Float[Array, "B T"] | None
     entropy: Float[Array, "B T"] | None
     logits: Callable[[], Float[Array, "B T V"]]
+    full_kl: Float[Array, "B T"] | None = None
 
 
 class Scored(NamedTuple):

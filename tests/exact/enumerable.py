@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.ops import kl_from_logits
+
 VOCAB, HORIZON, EOS = 8, 5, 0
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "policy_gradient.json").read_text())
 
@@ -103,6 +105,13 @@ def objective(logits: Any, beta: float) -> jax.Array:
     logprobs = jnp.sum(action_logprobs(logits), axis=1)
     ref_logprobs = jnp.sum(action_logprobs(world.ref_logits), axis=1)
     return jnp.sum(jnp.exp(logprobs) * (world.rewards - beta * (logprobs - ref_logprobs)))
+
+
+def state_divergences(logits: Any) -> jax.Array:
+    """KL(π ‖ π_ref) of the state before every token of every completion (19608, 5); 0 where masked."""
+    world = tree()
+    found = kl_from_logits(jnp.asarray(logits), jnp.asarray(world.ref_logits))[world.states]
+    return jnp.where(world.mask, found, 0.0)
 
 
 def optimum(beta: float) -> tuple[float, np.ndarray]:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from jrl.losses import KLTerm, Surrogate, Targets, policy_gradient_loss
-from jrl.ops import kl_k1, kl_k2, kl_k3
+from jrl.ops import kl_from_logits, kl_k1, kl_k2, kl_k3
 from tests.exact.enumerable import GOLDEN
 
 KL = GOLDEN["kl"]
 FORMS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
+FULL = "full"
 NOTHING = Surrogate(lambda ratio, logprobs, advantages: 0.0 * logprobs)
 
 
@@ -34,9 +35,9 @@ def loss_and_gradient(name, *, off_policy, sampler):
         now = jax.nn.log_softmax(z)[:, None]
         # The shares make the mean over rows an expectation over actions.
         targets = Targets(old, None, 0.0 * old, None, mask, ref_logprobs=ref[:, None], shares=chances)
-        return policy_gradient_loss(
-            now, targets, surrogate=NOTHING, kl=KLTerm(1.0, FORMS[name], off_policy)
-        ).loss_sum
+        whole = jnp.broadcast_to(kl_from_logits(z, ref), (5, 1)) if name == FULL else None
+        kl = KLTerm(1.0, None if name == FULL else FORMS[name], off_policy)
+        return policy_gradient_loss(now, targets, surrogate=NOTHING, kl=kl, full_kl=whole).loss_sum
 
     return jax.value_and_grad(loss)(logits)
 
@@ -63,12 +64,13 @@ REVERSE, FORWARD = np.array(KL["reverse_grad"]), np.array(KL["forward_grad"])
         (lambda: gradient_in_loss("k1"), 0 * REVERSE),
         (lambda: gradient_in_loss("k2"), REVERSE),
         (lambda: gradient_in_loss("k3"), FORWARD),
+        (lambda: gradient_in_loss(FULL), REVERSE),
         (lambda: gradient_in_loss("k1", off_policy=True), REVERSE),
         (lambda: gradient_in_loss("k3", off_policy=True), REVERSE),
         (lambda: gradient_in_reward("k1"), REVERSE),
         (lambda: gradient_in_reward("k3"), REVERSE - FORWARD),
     ],
-    ids=["k1-loss", "k2-loss", "k3-loss", "ratio-k1", "ratio-k3", "k1-reward", "k3-reward"],
+    ids=["k1-loss", "k2-loss", "k3-loss", "full-loss", "ratio-k1", "ratio-k3", "k1-reward", "k3-reward"],
 )
 def test_the_direction_of_every_placement(found, wanted):
     np.testing.assert_allclose(found(), wanted, atol=1e-9)
@@ -83,6 +85,12 @@ def test_lore_3_5_off_policy_samples_need_the_ratio(name):
     value, gradient = loss_and_gradient(name, off_policy=False, sampler=sampler)
     assert abs(float(value) - KL["reverse_kl"]) > 1e-3
     assert np.abs(gradient - REVERSE).max() > 1e-3
+
+
+def test_the_whole_divergence_needs_no_correction_for_another_sampler():
+    value, gradient = loss_and_gradient(FULL, off_policy=False, sampler=[0.6, -0.7, 0.1, 0.5, -0.2])
+    assert float(value) == pytest.approx(KL["reverse_kl"], abs=1e-9)
+    np.testing.assert_allclose(gradient, REVERSE, atol=1e-9)
 
 
 def test_what_is_refused_points_elsewhere():

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.learners.credit import returns_to_go
+from jrl.learners.credit import Credit, returns_to_go
 from jrl.learners.grpo import grpo_recipe
 from jrl.learners.grpo_algorithms import algorithm
 from jrl.learners.recipe import Recipe
-from jrl.ops import place_scores
+from jrl.ops import kl_from_logits, place_scores
 from jrl.typing import Predictions, Scored
 from tests.exact.enumerable import (
     GOLDEN,
@@ -23,6 +23,7 @@ from tests.exact.enumerable import (
     objective,
     optimal_logits,
     optimum,
+    state_divergences,
     tree,
 )
 
@@ -60,7 +61,8 @@ def expected_gradient(
     shares = jnp.where(mask, chances[:, None], 0.0)
 
     def loss(table: Any) -> Any:
-        now = Predictions(action_logprobs(table), None, None, lambda: table)
+        full_kl = state_divergences(table) if recipe.reads_reference else None
+        now = Predictions(action_logprobs(table), None, None, lambda: table, full_kl)
         return recipe.loss(now, targets._replace(shares=shares)).loss_sum
 
     return -np.asarray(jax.jit(jax.grad(loss))(logits))
@@ -121,7 +123,29 @@ def test_the_optimum_is_the_fixed_point_of_k1_in_the_reward(beta):
     assert np.abs(found).max() < 1e-10
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_the_whole_divergence_in_the_loss_is_that_of_fixed_states():
+    """Nothing is estimated: by hand, each state's ∂KL/∂logits times the chance to be there, sampler or no sampler."""
+    world, logits, beta = tree(), some_logits(), 0.5
+    recipe = plain(beta=beta, kl_placement="loss", kl_estimator="full")
+    silent = replace(recipe, estimate=lambda rewards, values, mask, groups: Credit(0.0 * rewards, None))
+    p, q = (np.exp(x) / np.exp(x).sum(axis=1, keepdims=True) for x in (logits, world.ref_logits))
+    slopes = p * (np.log(p / q) - (p * np.log(p / q)).sum(axis=1, keepdims=True))
+    for sampler in (logits, logits + 0.5 * np.random.default_rng(1).normal(size=logits.shape)):
+        chances = np.exp(np.asarray(action_logprobs(sampler)).sum(axis=1))
+        visits = np.zeros(len(logits))
+        np.add.at(visits, world.states[world.mask], np.repeat(chances, world.mask.sum(axis=1)))
+        found = expected_gradient(silent, logits, beta, sampler=sampler)
+        np.testing.assert_allclose(found, -beta * visits[:, None] * slopes, atol=1e-9)
+    # On the policy k2 has the same expectation, and the effect on later states is missing from both.
+    found, sampled = (
+        expected_gradient(plain(beta=beta, kl_placement="loss", kl_estimator=name), logits, beta)
+        for name in ("full", "k2")
+    )
+    np.testing.assert_allclose(found, sampled, atol=1e-9)
+    assert np.abs(found - true_gradient(logits, beta)).max() > 1e-3
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "full"])
 def test_no_form_in_the_loss_has_the_optimum_as_its_fixed_point(estimator):
     """The states are held fixed there: what an action does to the KL of later states is missing."""
     recipe = plain(beta=0.5, kl_placement="loss", kl_estimator=estimator)
@@ -149,10 +173,11 @@ def test_lore_6_1_the_product_weight_makes_another_samplers_gradient_exact():
 
 
 def test_the_bandits_fixed_points():
-    """One state, three actions: k2 in the loss leads to π*, k3 to β·π_ref/(λ − r)."""
+    """One state, three actions: k2 and the whole divergence in the loss lead to π*, k3 to β·π_ref/(λ − r)."""
     bandit = GOLDEN["bandit"]
     rewards, ref = np.array(bandit["rewards"]), np.log(bandit["ref"])
-    for estimator, point in (("k2", bandit["optimum"]), ("k3", bandit["k3_loss_fixed_point"])):
+    points = {"k2": bandit["optimum"], "full": bandit["optimum"], "k3": bandit["k3_loss_fixed_point"]}
+    for estimator, point in points.items():
         config = algorithm("reinforce_pp", beta=bandit["beta"], kl_placement="loss", kl_estimator=estimator)
         recipe = replace(grpo_recipe(config), estimate=returns_to_go())
         logits, mask = jnp.log(jnp.array(point)), jnp.ones((3, 1), bool)
@@ -161,7 +186,9 @@ def test_the_bandits_fixed_points():
         targets = targets._replace(shares=jnp.exp(logits)[:, None])
 
         def loss(table: Any, recipe: Recipe = recipe, targets: Any = targets) -> Any:
-            now = jax.nn.log_softmax(table)[:, None]
-            return recipe.loss(Predictions(now, None, None, lambda: now), targets).loss_sum
+            now, full_kl = jax.nn.log_softmax(table)[:, None], None
+            if recipe.reads_reference:
+                full_kl = jnp.broadcast_to(kl_from_logits(table, jnp.asarray(ref)), (3, 1))
+            return recipe.loss(Predictions(now, None, None, lambda: now, full_kl), targets).loss_sum
 
         assert np.abs(np.asarray(jax.grad(loss)(logits))).max() < 1e-9, estimator

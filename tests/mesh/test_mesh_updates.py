@@ -23,6 +23,7 @@ from jrl.learners.ppo import PPOConfig
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import TrainState, init_train_state
 from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
+from jrl.models.policy import init_reference
 from jrl.ops.metrics import finalize
 from tests.learners.batches import (
     CHUNK_BYTES,
@@ -34,7 +35,7 @@ from tests.learners.batches import (
     stored_rollouts,
 )
 from tests.learners.ppo_parts import ppo_state, ppo_update
-from tests.tiny import loud_heads, tiny_policy
+from tests.tiny import loud_heads, tiny_lm, tiny_policy
 
 pytestmark = pytest.mark.mesh
 
@@ -58,17 +59,20 @@ def place(mesh: Mesh | None, state: Any, frozen: Any, batch: Any) -> tuple[Any, 
 
 
 def run(
-    update: Any, mesh: Mesh | None, state: Any, frozen: Any, batch: Any
+    update: Any, mesh: Mesh | None, state: Any, frozen: Any, batch: Any, reference: Any = None
 ) -> tuple[TrainState, dict[str, float]]:
     """The train state after one call of the update, on the host, and its metrics."""
     state, frozen, batch = place(mesh, state, frozen, batch)
+    if mesh is not None and reference is not None:
+        reference = jax.device_put(reference, tree_shardings(mesh, reference)[0])
+    more = () if reference is None else (None, reference)
     jitted = jax.jit(update, donate_argnums=0)
     if mesh is None:
-        state, metrics = jitted(state, frozen, batch, jax.random.key(0))
+        state, metrics = jitted(state, frozen, batch, jax.random.key(0), *more)
     else:
         with jax.set_mesh(mesh):
             key = jax.device_put(jax.random.key(0), replicated(mesh))
-            state, metrics = jitted(state, frozen, batch, key)
+            state, metrics = jitted(state, frozen, batch, key, *more)
     train = state if isinstance(state, TrainState) else state.train
     return jax.device_get(train), finalize(metrics)
 
@@ -133,9 +137,11 @@ def grpo(
     reduction: str = "token",
     estimator: str = "group_relative",
     aggregation: str = "sum_then_normalize",
+    kl_estimator: str = "k2",
 ) -> tuple[TrainState, dict[str, float]]:
     """One update of 1 or 4 optimizer steps; each of four groups lies on several devices, and one is left out."""
     policy, params, frozen, _ = tiny_policy("llama", -1)
+    reference = init_reference(tiny_lm("llama", seed=1)[1]) if kl_estimator == "full" else None
     config = GRPOConfig(
         num_generations=4,
         num_rollouts=NUM_ROWS,
@@ -144,6 +150,7 @@ def grpo(
         scale_rewards="group" if estimator == "group_relative" else "none",
         reduction=reduction,
         beta=0.04,
+        kl_estimator=kl_estimator,
         entropy_coef=0.01,
         reward_weights=[1.0, 0.5, 2.0],
         multi_objective_aggregation=aggregation,
@@ -163,7 +170,7 @@ def grpo(
         scores = jax.random.normal(jax.random.key(5), (NUM_ROWS, 3))
         silent = jax.random.bernoulli(jax.random.key(6), 0.2, scores.shape)
         grouped = grouped._replace(scores_by_function=jnp.where(silent, jnp.nan, scores))
-    return run(update, mesh, init_online_state(params, optimizer, recipe), frozen, grouped)
+    return run(update, mesh, init_online_state(params, optimizer, recipe), frozen, grouped, reference)
 
 
 @functools.cache
@@ -259,6 +266,17 @@ def test_each_functions_scores_may_lie_on_several_devices(capfd: pytest.CaptureF
     assert largest(relative_to_norm, first_moment(actual), first_moment(wanted)) < 1e-5
     summed, _ = expected(grpo, "adam", 1, reduction="token")
     assert largest(relative_to_norm, first_moment(actual), first_moment(summed)) > 1e-2
+
+
+def test_the_whole_divergence_agrees(mesh: Mesh, capfd: pytest.CaptureFixture[str]) -> None:
+    """Policy and reference read in every microbatch, on every mesh."""
+    wanted, wanted_metrics = expected(grpo, "adam", 1, kl_estimator="full")
+    capfd.readouterr()
+    actual, metrics = grpo(adam(LR), mesh, steps=1, kl_estimator="full")
+    assert REMATERIALIZED not in capfd.readouterr().err
+    assert metrics["grpo/kl_term"] > 0.1
+    assert_metrics_agree(metrics, wanted_metrics, ratio_noise("llama"))
+    assert largest(relative_to_norm, first_moment(actual), first_moment(wanted)) < 1e-5
 
 
 @pytest.mark.parametrize("estimator", ["group_relative", "group_then_batch"])

@@ -50,7 +50,7 @@ PATCHES = [
              "k3 - jax.lax.stop_gradient(k2) + jax.lax.stop_gradient(k2)",
              "tests/ops/test_kl.py::TestGradients::"
              "test_lore_3_4_straight_through_has_the_value_of_k3_and_the_gradient_of_k2"),
-    Mutation("3.5", "jrl.losses.policy_gradient.policy_gradient_loss",
+    Mutation("3.5", "jrl.losses.policy_gradient._kl_penalties",
              "penalties * kl.ratio(logprobs, old.old_logprobs, old.advantages, mask)",
              "penalties * jax.lax.stop_gradient(kl.ratio(logprobs, old.old_logprobs, old.advantages, mask))",
              "tests/exact/test_kl.py::test_lore_3_5_off_policy_samples_need_the_ratio"),
@@ -93,12 +93,12 @@ PATCHES = [
              "-jnp.minimum(plain, clipped)", "-jnp.maximum(plain, clipped)",
              "tests/ops/test_policy_gradient.py::TestClippedSurrogate::"
              "test_lore_5_3_gradient_is_zero_only_where_the_table_says"),
-    Mutation("5.5", "jrl.losses.policy_gradient.policy_gradient_loss",
+    Mutation("5.5", "jrl.losses.policy_gradient._surrogate_part",
              "ratio(logprobs, old.old_logprobs, old.advantages, mask)",
              "ratio(jax.lax.stop_gradient(logprobs), old.old_logprobs, old.advantages, mask)",
              "tests/losses/test_ppo.py::TestIdentities::"
              "test_lore_5_5_on_policy_the_loss_is_zero_and_the_gradient_is_not"),
-    Mutation("5.6", "jrl.losses.policy_gradient.policy_gradient_loss",
+    Mutation("5.6", "jrl.losses.policy_gradient._checked",
              "jax.lax.stop_gradient(zero_masked(x, mask))", "zero_masked(x, mask)",
              "tests/losses/test_ppo.py::TestGradients::test_lore_5_6_no_gradient_reaches_the_targets"),
     Mutation("5.10", "jrl.losses.policy_gradient.policy_gradient_loss",

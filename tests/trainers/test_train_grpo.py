@@ -197,6 +197,51 @@ def test_every_kind_of_model_learns_from_refilled_groups(kind: str, tmp_path: Pa
     assert cut.first_prompt(4) == whole.first_prompt(4)
 
 
+def sums_of_letters(outputs: list[str]) -> list[float]:
+    """A number that nearly every two texts differ in, of the tiny T5 too."""
+    return [sum(map(ord, text)) % 7 / 7 for text in outputs]
+
+
+def read_in_the_update(model: dict[str, Any], checkpoint: str, folder: Path, **train: Any) -> Any:
+    """A run whose updates hold the policy against the whole distributions of the reference, two steps each."""
+    method = {"beta": 0.05, "kl_estimator": "full", "num_iterations": 2}
+    config = grpo_config(checkpoint, folder, model=model, method=method, train={"total_steps": 4} | train)
+    return jrl.train(reward_fn=sums_of_letters, prompts=PROMPTS, config=config)
+
+
+def assert_it_left_its_reference(trainer: Any) -> None:
+    """Policy and reference are one before the first step alone, and the reference is not what trains."""
+    first, second = updates(trainer)
+    assert 0 < first["grpo/kl_term"] < second["grpo/kl_term"] < 1
+    for record in (first, second):
+        assert np.isfinite(record["optim/grad_norm"]) and record["optim/skipped_steps"] == 0
+    # The scoring pass draws what the update computes: both are means over the same actions.
+    assert second["kl/per_token"] == pytest.approx(second["grpo/kl_term"], abs=0.5)
+
+
+@pytest.mark.slow
+def test_the_whole_divergence_of_a_hydra(checkpoint: str, tmp_path: Path) -> None:
+    """And a run that was cut is the whole one to the bit: the reference is read from the checkpoint anew."""
+    model = {"num_layers_unfrozen": 1}
+    whole = read_in_the_update(model, checkpoint, tmp_path / "whole")
+    assert_it_left_its_reference(whole)
+    read_in_the_update(model, checkpoint, tmp_path / "cut", total_steps=2)
+    cut = read_in_the_update(
+        model, checkpoint, tmp_path / "cut", resume_from_checkpoint=str(tmp_path / "cut")
+    )
+    jax.tree.map(np.testing.assert_array_equal, cut.state, whole.state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora", "t5", "t5 hydra"])
+def test_the_whole_divergence_of_every_kind_of_model(kind: str, tmp_path: Path) -> None:
+    family, model = MODELS[kind]
+    checkpoint = save_tiny_checkpoint(tmp_path / "model", family)
+    trainer = read_in_the_update(model, checkpoint, tmp_path / "run")
+    assert (trainer.ref_params == {}) is (kind == "lora")
+    assert_it_left_its_reference(trainer)
+
+
 class TestMistakes:
     """What a user gets wrong: the message names it, what was expected, what came, and what to do."""
 

@@ -32,6 +32,7 @@ class Footprint(NamedTuple):
         of all that trains, another configuration's model; None: nothing.
       scores: When policy or reference score rows outside of the update: "rollouts" each sampling call, "steps" each
         optimizer step.
+      update_reads_reference: Whether the update itself passes through the reference.
     """
 
     value_head: bool = False
@@ -40,6 +41,7 @@ class Footprint(NamedTuple):
     rows_per_sample: int = 1
     reference: Literal["branch", "whole"] | TRLConfig | None = None
     scores: Literal["rollouts", "steps"] | None = None
+    update_reads_reference: bool = False
 
 
 def _nothing(method: Any) -> Sequence[str]:
@@ -205,4 +207,5 @@ def footprint_of(config: TRLConfig) -> Footprint | None:
         sampling_rows=method.chunk_size,
         reference=None if recipe.kl is None else "branch",
         scores="rollouts" if recipe.needs_scoring(num_steps) else None,
+        update_reads_reference=recipe.reads_reference,
     )

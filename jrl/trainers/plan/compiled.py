@@ -239,12 +239,13 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
     memory, text = compiled.memory_analysis(), compiled.as_text()
     if save is not None:
         _save(compiled, text, save, program.name)
+    held_bytes = _bytes([program.arguments[place] for place in program.held])
     rounds = [loop.round_bytes for loop in loops(text) if loop.trips is None and not loop.place]
     return CompiledProgram(
         name=program.name,
         seconds=seconds,
-        held_bytes=_bytes(program.arguments[: program.num_held]),
-        given_bytes=_bytes(program.arguments[program.num_held :]),
+        held_bytes=held_bytes,
+        given_bytes=_bytes(program.arguments) - held_bytes,
         argument_bytes=memory.argument_size_in_bytes,
         result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,

@@ -146,6 +146,12 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
         read, layers = [{**part.frozen, **reference}], part.lm.config.num_layers
         found = _score_traffic(part, read, layers, rows=rows, length=train.seq_length)
         score_traffic = {name: microbatches * size for name, size in found.items()}
+    if footprint.update_reads_reference:
+        # The trunk's output is there already; under an adapter the frozen layers are the reference.
+        found = _score_traffic(
+            part, [reference or part.frozen], part.depth, rows=rows, length=train.seq_length
+        )
+        step_traffic |= {f"reference, {name}": size for name, size in found.items()}
     return RunPlan(
         model=f"{part.lm.family.model_type}, {_count(everything):,} parameters",
         mesh=dict(mesh.shape),

@@ -84,6 +84,25 @@ def test_the_least_time_of_a_call_is_by_the_data_sheet() -> None:
     assert replace(program, round_bytes=None).least_seconds(target, "bfloat16")["memory"] == 0
 
 
+@pytest.mark.slow
+def test_a_reference_that_the_update_reads_is_held_once(checkpoint: str, tmp_path: Path) -> None:
+    method = {"beta": 0.1, "kl_estimator": "full"}
+    config = grpo_config(checkpoint, tmp_path / "run", method=method, model={"num_layers_unfrozen": 1})
+    found, scored = (
+        compile_run(each, here(), make_mesh(devices=here().devices()), only=["update"])
+        for each in (config, config.evolve(method={"kl_estimator": "k2"}))
+    )
+    trainer = jrl.OnlineTrainer(config, reward_fn=count_vowels)
+    reference = device_bytes(trainer.ref_params)
+    assert found.held_bytes == scored.held_bytes
+    assert found.held_bytes == device_bytes((trainer.state, trainer.frozen)) + reference
+    (update,), (other,) = found.programs, scored.programs
+    assert update.held_bytes == found.held_bytes == other.held_bytes + reference
+    assert update.given_bytes == other.given_bytes
+    # A pass through the branch, and one more through the head of either model.
+    assert update.flops > 1.2 * other.flops
+
+
 def test_programs_can_be_chosen_and_saved(checkpoint: str, tmp_path: Path) -> None:
     config = grpo_config(checkpoint, tmp_path / "run")
     told: list[str] = []

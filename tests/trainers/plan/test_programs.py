@@ -79,8 +79,9 @@ def config_of(make: Any, checkpoint: str, tmp_path: Path, **method: Any) -> jrl.
     [
         (ppo_config, {"ppo_epochs": 1, "gen_kwargs": SAMPLING}),
         (grpo_config, {"num_iterations": 2, "beta": 0.1, "gen_kwargs": SAMPLING}),
+        (grpo_config, {"num_iterations": 2, "beta": 0.1, "kl_estimator": "full", "gen_kwargs": SAMPLING}),
     ],
-    ids=["ppo", "grpo"],
+    ids=["ppo", "grpo", "grpo that reads its reference"],
 )
 def test_an_online_run_calls_what_was_planned(
     make: Any, method: dict[str, Any], checkpoint: str, tmp_path: Path

@@ -145,6 +145,18 @@ def test_a_reference_that_dpo_keeps_is_counted(method, copies, asked):
 
 
 @pytest.mark.slow
+def test_a_reference_that_the_update_reads_is_counted():
+    config = jrl.default_grpo_config().evolve(model={"num_layers_unfrozen": -1}, method={"beta": 0.1})
+    plan, scored = (planned(config.evolve(method={"kl_estimator": name})) for name in ("full", "k2"))
+    assert plan.held == scored.held
+    assert plan.held["reference's own parameters"] == plan.held["parameters that train"]
+    sent = plan.step_traffic
+    passes = "fsdp: parameters gathered, forward and backward"
+    assert 2 * sent["reference, fsdp: parameters gathered"] == sent[passes] > 0
+    assert {name: size for name, size in sent.items() if "reference" not in name} == scored.step_traffic
+
+
+@pytest.mark.slow
 def test_held_bytes_are_those_of_a_trainer(checkpoint, tmp_path):
     config = ppo_config(checkpoint, tmp_path)
     trainer = PPOTrainer(config, reward_fn=count_vowels)
