@@ -36,7 +36,7 @@ def grpo_recipe(config: GRPOConfig) -> Recipe:
         prefix="grpo",
         estimate=estimator.make(config) if aggregate is None else as_they_are(),
         loss=grpo_policy_loss(config),
-        penalize=penalize("kl") if config.beta and config.kl_placement == "reward" else unpenalized,
+        penalize=penalize("kl") if config.kl_in_reward else unpenalized,
         kl=KLControl(coef=config.beta) if config.beta else None,
         scaling=Scaling(clip_range=config.reward_clip_range),
         num_epochs=config.num_iterations,
@@ -60,7 +60,7 @@ def grpo_recipe(config: GRPOConfig) -> Recipe:
         weigh=None if correction is None else correction(config),
         shares=group_token_shares if config.reduction == "group_token" else None,
         old_logprobs_from_sampler=config.old_logprobs_from_sampler,
-        compares_scores=estimator.grouped and not (config.beta and config.kl_placement == "reward"),
+        compares_scores=estimator.grouped and not config.kl_in_reward,
         greedy_baseline=estimator.with_greedy,
         reward_weights=weights,
         aggregate=aggregate,
@@ -69,14 +69,13 @@ def grpo_recipe(config: GRPOConfig) -> Recipe:
 
 def grpo_policy_loss(config: GRPOConfig) -> PolicyLoss:
     """The loss of a minibatch: ratio, surrogate, reduction and KL term as configured."""
-    in_loss = config.beta and config.kl_placement == "loss"
     return PolicyLoss(
         prefix="grpo",
         surrogate=SURROGATES[config.surrogate](config),
         ratio=RATIOS[config.importance_sampling_level](config),
         reduction=REDUCTIONS[config.reduction](config),
         kl=KLTerm(config.beta, KL_ESTIMATORS[config.kl_estimator], config.use_bias_correction_kl)
-        if in_loss
+        if config.kl_in_loss
         else None,
         entropy_coef=config.entropy_coef,
         off_policy_threshold=config.off_policy_mask_threshold,

@@ -151,6 +151,16 @@ class GRPOConfig(OnlineConfig):
     keep_by: str = "length"
     max_policy_kl: float | None = None
 
+    @property
+    def kl_in_reward(self) -> bool:
+        """True where a KL to the reference is subtracted from the rewards."""
+        return self.beta > 0 and self.kl_placement == "reward"
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """True where a KL to the reference is a term of the loss."""
+        return self.beta > 0 and self.kl_placement == "loss"
+
     def validate(self) -> None:
         """Refuses unknown switches, values outside their range, and switches that contradict each other."""
         super().validate()
@@ -253,22 +263,22 @@ class GRPOConfig(OnlineConfig):
             yield "num_iterations", "1 beside `surrogate: reinforce`, which corrects no staleness"
 
     def _kl_conflicts(self) -> Conflicts:
-        in_loss, estimator = self.kl_placement == "loss", self.kl_estimator
-        if self.beta and not in_loss and estimator != "k1":
+        estimator = self.kl_estimator
+        if self.kl_in_reward and estimator != "k1":
             why = (
                 "the KL of a state does not depend on the action drawn there, which would learn nothing from it"
                 if estimator == "full"
                 else "the gradient of another one is not that of the KL"
             )
             yield "kl_estimator", f'"k1" in the reward: {why}'
-        if self.beta and in_loss and estimator == "k1" and not self.use_bias_correction_kl:
+        if self.kl_in_loss and estimator == "k1" and not self.use_bias_correction_kl:
             yield (
                 "kl_estimator",
                 '"k2" or "k3" in the loss: the gradient of k1 is noise there, unless `use_bias_correction_kl`',
             )
-        if self.use_bias_correction_kl and not (in_loss and estimator in ("k1", "k3")):
+        if self.use_bias_correction_kl and not (self.kl_placement == "loss" and estimator in ("k1", "k3")):
             yield "use_bias_correction_kl", "False unless `kl_estimator` is k1 or k3 in the loss"
-        if self.beta and not in_loss and self.scale_rewards == "group":
+        if self.kl_in_reward and self.scale_rewards == "group":
             yield (
                 "scale_rewards",
                 'not "group" where the KL is in the reward: of equal scores it would scale the KL to size 1',
@@ -310,7 +320,7 @@ class GRPOConfig(OnlineConfig):
             yield "reward_clip_range", f"None {beside}"
         if self.missing_eos_penalty and estimator.divides_by_mean:
             yield "missing_eos_penalty", f"None {beside}: scores may not fall below 0"
-        if self.beta and self.kl_placement == "reward" and estimator.divides_by_mean:
+        if self.kl_in_reward and estimator.divides_by_mean:
             yield "kl_placement", f'"loss" {beside}: a penalty would be divided by the mean'
         if self.overlong_buffer_len is not None and (estimator.with_greedy or estimator.divides_by_mean):
             yield "overlong_buffer_len", f"None {beside}, which compares scores as they are"
@@ -355,7 +365,7 @@ class GRPOConfig(OnlineConfig):
             yield "overlong_buffer_len", f"None {each}: it is of none of them"
         if self.reward_clip_range is not None:
             yield "reward_clip_range", f"None {each}"
-        if self.beta and self.kl_placement == "reward":
+        if self.kl_in_reward:
             yield "kl_placement", f'"loss" {each}: a penalty would be added to what is normalised'
         if self.drop_uniform_groups:
             yield "drop_uniform_groups", f"False {each}: where sums are equal, scores may differ"
