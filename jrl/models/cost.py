@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, Mesh
 
 from jrl.mesh import partition_spec, rows_of_device, tree_shardings
@@ -192,7 +193,8 @@ def activation_bytes(
 ) -> int:
     """Bytes that the forward pass keeps for the backward pass, on one device, before any head.
 
-    They are the residuals of `jax.vjp` that grow with the rows. The compiler may keep fewer of them.
+    They are the residuals of `jax.vjp` that grow with the rows; those that are views of one another count once. The
+    compiler may keep fewer of them.
 
     Args:
       policy: The model.
@@ -216,7 +218,7 @@ def activation_bytes(
             trunk = policy.trunk(frozen, inputs)
             return jax.vjp(lambda p: policy.branch(p, frozen, trunk, inputs, None).policy, params)[1]
 
-        return jax.tree.leaves(jax.eval_shape(kept, params, frozen, inputs))
+        return different_results(jax.make_jaxpr(kept)(params, frozen, inputs).jaxpr)
 
     # Of the run's own rows: by their number attention keeps its scores, or makes them anew. What twice as many keep as
     # well does not grow with them.
@@ -231,6 +233,46 @@ def activation_bytes(
         parts = mesh.shape["tensor"] if set(split_sizes) & set(sizes) else 1
         total += count * math.prod(shape) * dtype.itemsize / parts
     return int(total * rows_of_device(rows, mesh) / rows)
+
+
+def different_results(jaxpr: Any) -> list[Any]:
+    """Shapes of a program's results, without those that are its arguments or other results in another form."""
+    found = dict[Any, Any]()
+    sources = _sources(jaxpr, [None] * len(jaxpr.invars))
+    for result, source in zip(jaxpr.outvars, sources, strict=True):
+        if source is not None:
+            found.setdefault(source, result.aval)
+    return list(found.values())
+
+
+def _sources(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+    """The variable that each result of a program is or is a view of, looked for in called programs too.
+
+    Args:
+      jaxpr: The program.
+      arguments: Sources of its arguments.
+    """
+    known = dict(zip(jaxpr.invars, arguments, strict=True))
+
+    def source(variable: Any) -> Any:
+        return None if isinstance(variable, Literal) else known.get(variable, variable)
+
+    for equation in jaxpr.eqns:
+        inputs = [source(variable) for variable in equation.invars]
+        called = equation.params.get("jaxpr") if equation.primitive.name in _CALLS else None
+        if called is not None:
+            known |= zip(equation.outvars, _sources(called.jaxpr, inputs), strict=True)
+        elif (
+            equation.primitive.name in _VIEWS
+            and equation.outvars[0].aval.size == equation.invars[0].aval.size
+        ):
+            known[equation.outvars[0]] = inputs[0]
+    return [source(variable) for variable in jaxpr.outvars]
+
+
+_CALLS = ("jit", "pjit", "closed_call")
+_VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "sharding_constraint", "name")
+"""What moves no number, where it makes no more of them; a product reads a transposed operand as it lies."""
 
 
 def device_bytes(tree: Any) -> int:

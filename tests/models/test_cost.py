@@ -14,7 +14,7 @@ from transformers import T5Config
 import jrl
 from jrl.mesh import AXES, make_mesh, rows_of_device
 from jrl.models.adapters.config import read_adapter_config
-from jrl.models.cost import device_bytes, estimate_cost, format_bytes
+from jrl.models.cost import device_bytes, different_results, estimate_cost, format_bytes
 from jrl.models.model import make_model
 from jrl.typing import ModelInputs
 from tests.tiny import tiny_hf_config, tiny_lm
@@ -133,3 +133,16 @@ def test_sizes_read_well(count, text):
 
 def test_arrays_of_one_device_are_added_up():
     assert device_bytes({"a": jnp.zeros((2, 3)), "b": jnp.asarray(np.zeros(5, np.int8))}) == 29
+
+
+def test_views_of_one_array_are_counted_once():
+    @jax.jit
+    def twice(y):
+        return y.reshape(-1), jnp.cos(y)
+
+    def program(x):
+        y = jnp.sin(x)
+        return y, y.T, y[None], *twice(y), jnp.broadcast_to(y, (4, 2, 3)), x.reshape(3, 2), jnp.zeros(())
+
+    found = different_results(jax.make_jaxpr(program)(jnp.ones((2, 3))).jaxpr)
+    assert [leaf.shape for leaf in found] == [(2, 3), (2, 3), (4, 2, 3)]
