@@ -31,6 +31,7 @@ from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.forward import interleave, map_rows, separate
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.dpo import DIVERGENCES, LOSSES, Completion, dpo_loss
+from jrl.losses.dpo_pairs import pairs_per_chosen_token
 from jrl.mesh import hold_split
 from jrl.ops.masking import zero_masked
 from jrl.ops.reductions import LossOut
@@ -188,8 +189,7 @@ def make_dpo_update(
     ) -> tuple[DPOState, Metrics]:
         num_rows = batch.valid.shape[0]
         microbatches = batch_in_order(num_rows, batch_size=batch_size, minibatch_size=minibatch_size)
-        num_tokens = jnp.sum(batch.chosen.mask & batch.valid[:, None], dtype=jnp.float32)
-        pairs_per_token = jnp.sum(batch.valid, dtype=jnp.float32) / jnp.maximum(num_tokens, 1.0)
+        pairs_per_token = pairs_per_chosen_token(batch.chosen.mask, batch.valid)
 
         def objective(params: Params, rows: Rows) -> Loss:
             taken = take_rows(batch, rows.ids)

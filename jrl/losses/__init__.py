@@ -17,6 +17,7 @@ from jrl.losses.dpo_pairs import (
     completion_logprobs,
     make_pairs,
     pairs_from_logprobs,
+    pairs_per_chosen_token,
     wpo_weights,
 )
 from jrl.losses.dpo_terms import (
@@ -107,6 +108,7 @@ __all__ = [
     "nca_pair_loss",
     "nll",
     "pairs_from_logprobs",
+    "pairs_per_chosen_token",
     "pairwise_loss",
     "plain_ratio",
     "policy_gradient_loss",

@@ -25,6 +25,7 @@ from jrl.losses.dpo_pairs import (
     completion_logprobs,
     make_pairs,
     pairs_from_logprobs,
+    pairs_per_chosen_token,
     wpo_weights,
 )
 from jrl.losses.dpo_terms import (
@@ -63,6 +64,7 @@ __all__ = [
     "implicit_rewards",
     "make_pairs",
     "pairs_from_logprobs",
+    "pairs_per_chosen_token",
     "wpo_weights",
 ]
 
@@ -197,7 +199,7 @@ def dpo_loss(
     chosen, rejected = (side._replace(mask=side.mask & valid[:, None]) for side in (chosen, rejected))
     num_pairs = jnp.sum(valid, dtype=jnp.float32)
     if pairs_per_token is None:
-        pairs_per_token = num_pairs / jnp.maximum(jnp.sum(chosen.mask, dtype=jnp.float32), 1)
+        pairs_per_token = pairs_per_chosen_token(chosen.mask, valid)
 
     pairs_of = partial(
         make_pairs,

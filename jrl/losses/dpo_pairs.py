@@ -231,6 +231,24 @@ def make_pairs(
     )
 
 
+def pairs_per_chosen_token(mask: Bool[Array, "B T"], valid: Bool[Array, "B"]) -> Float[Array, ""]:
+    """Pairs over chosen tokens: times it, a sum over these tokens is their mean, in a loss that is a sum over pairs.
+
+    Args:
+      mask: True on the tokens of the chosen completions.
+      valid: False on copies, of which neither pair nor tokens count.
+    Returns:
+      Valid pairs over their chosen tokens; with no such token, their number.
+    Reference: none; a count.
+    Example:
+      >>> mask = jnp.array([[True, True, True], [True, False, False]])
+      >>> float(pairs_per_chosen_token(mask, jnp.array([True, True])))  # 2 pairs, 4 tokens
+      0.5
+    """
+    num_tokens = jnp.sum(mask & valid[:, None], dtype=jnp.float32)
+    return jnp.sum(valid, dtype=jnp.float32) / jnp.maximum(num_tokens, 1.0)
+
+
 def wpo_weights(chosen: Completion, rejected: Completion) -> Float[Array, "B"]:
     """WPO's weights of pairs, w(y⁺)·w(y⁻): how typical each pair is of the present policy. No gradient.
 

@@ -44,6 +44,11 @@ class Mlp(nn.Module):
         return self.down(constrain(y, "batch", None, "mlp"))
 
 
+def stream_norm(config: TransformerConfig, dtype: Any) -> Norm:
+    """A norm over the residual stream."""
+    return Norm(config.norm, config.norm_epsilon, (config.width,), dtype)
+
+
 class _Block(nn.Module):
     """Base class of the blocks.
 
@@ -69,7 +74,7 @@ class _Block(nn.Module):
 
     def norm(self) -> Norm:
         """A norm over the residual stream."""
-        return Norm(self.config.norm, self.config.norm_epsilon, (self.config.width,), self.dtype)
+        return stream_norm(self.config, self.dtype)
 
     def feed_forward(self, x: Stream) -> Stream:
         """The MLP, or the mixture of experts in its place."""

@@ -17,11 +17,11 @@ from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain_rows
 from jrl.models.attention import AttentionContext, full_context
-from jrl.models.blocks import equal_layers, make_block
+from jrl.models.blocks import equal_layers, make_block, stream_norm
 from jrl.models.cache import LayerCache
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.layer_loop import run_blocks
-from jrl.models.layers import Norm, Projection, Table, add_adapter, as_row, stored_kernel
+from jrl.models.layers import Projection, Table, add_adapter, as_row, stored_kernel
 from jrl.models.products import contract
 
 
@@ -88,13 +88,13 @@ class Decoder(nn.Module):
                 for size_in, size_out in ((width, config.width), (config.width, width))
             )
         if config.embedding_norm:
-            self.embed_norm = self._norm()
+            self.embed_norm = stream_norm(config, self.dtype)
         if config.learned_positions:
             rows = config.max_positions + config.position_offset
             self.position = Table(rows, config.width, config.init_range, None)
         self.layers = [make_block(config, layer, self.dtype, remat=self.remat) for layer in config.layers]
         if config.final_norm:
-            self.final_norm = self._norm()
+            self.final_norm = stream_norm(config, self.dtype)
         if not config.tie_embeddings:
             self.lm_head = Head(
                 config.feature_width,
@@ -176,9 +176,6 @@ class Decoder(nn.Module):
         if self.config.final_norm:
             x = self.final_norm(x)
         return x if self.config.embedding_width is None else self.embed_out(x)
-
-    def _norm(self) -> Norm:
-        return Norm(self.config.norm, self.config.norm_epsilon, (self.config.width,), self.dtype)
 
     def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Float32 logits; −inf in the columns that only pad the vocabulary."""

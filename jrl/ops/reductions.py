@@ -37,11 +37,19 @@ class LossOut(NamedTuple):
       loss_sum: Undivided loss; differentiate this.
       weight: What to divide by, once it is summed over the whole optimizer batch.
       metrics: What to log, as sums with weights.
+    Example:
+      >>> float(LossOut(jnp.float32(6), jnp.float32(4), {}).mean)
+      1.5
     """
 
     loss_sum: Float[Array, ""]
     weight: Float[Array, ""]
     metrics: Metrics
+
+    @property
+    def mean(self) -> Float[Array, ""]:
+        """The loss, where these rows are the whole batch: the sum by its weight, and by 1 where that is below 1."""
+        return self.loss_sum / jnp.maximum(self.weight, 1.0)
 
 
 def token_mean(

@@ -117,8 +117,7 @@ def token_loss_of(logits: Array, labels: Array, token_loss: TokenLoss) -> Array:
     targets = next_tokens(labels)
     real = targets != IGNORED_LABEL
     logprobs = logprobs_from_logits(next_predictions(logits), jnp.where(real, targets, 0))
-    out = sft_loss(logprobs, real, token_loss=token_loss)
-    return out.loss_sum / jnp.maximum(out.weight, 1.0)
+    return sft_loss(logprobs, real, token_loss=token_loss).mean
 
 
 def own_objective(

@@ -31,7 +31,6 @@ from jrl.losses.policy_gradient import Targets
 from jrl.ops.logprobs import entropy_from_logits, kl_from_logits
 from jrl.ops.masking import at_least_float32, masked_mean, masked_variance, zero_masked
 from jrl.ops.policy_gradient import importance_ratio
-from jrl.ops.reductions import LossOut
 from jrl.ops.rewards import place_scores
 from jrl.placement import place_rows
 from jrl.trl.module_surface import check_rows
@@ -109,8 +108,8 @@ def minibatch_loss(
     targets = Targets(old, old_values, earned, returned, real)
     found = ppo_policy_loss(config)(now, targets)
     # The objective is one sum. Its policy part is the same objective without the value loss.
-    policy_loss = _loss(ppo_policy_loss(replace(config, vf_coef=0.0))(now, targets))
-    total = _loss(found)
+    policy_loss = ppo_policy_loss(replace(config, vf_coef=0.0))(now, targets).mean
+    total = found.mean
     stats = {ours: _mean(found.metrics[name]) for ours, name in OF_UPDATE.items()} | {
         "loss/total": total,
         "policy/advantages": earned,
@@ -122,11 +121,6 @@ def minibatch_loss(
         "val/var": masked_variance(old_values, real),
     }
     return policy_loss, total - policy_loss, jax.lax.stop_gradient(stats)
-
-
-def _loss(out: LossOut) -> Float[Array, ""]:
-    """The mean over the actions that count; 0 where none does."""
-    return out.loss_sum / jnp.maximum(out.weight, 1.0)
 
 
 def _mean(metric: Any) -> Float[Array, ""]:

@@ -106,7 +106,7 @@ def ilql_mean_loss(config: ILQLConfig, outputs: Any, labels: Any) -> tuple[Any, 
 
 def _mean_and_stats(out: LossOut, given: Any) -> tuple[Any, dict[str, Any]]:
     stats = {name: in_kind_of(given, value) for name, value in stats_of(out.metrics).items()}
-    return in_kind_of(given, out.loss_sum / jnp.maximum(out.weight, 1.0)), stats
+    return in_kind_of(given, out.mean), stats
 
 
 def own_recipe(config: PPOConfig, recipe: Recipe, own: Methods) -> Recipe:

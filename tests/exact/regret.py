@@ -140,8 +140,7 @@ def make_train(config: GRPOConfig, *, binary: bool, budget: Budget) -> Callable[
 
         def loss(table: jax.Array) -> jax.Array:
             now = _chosen(table, states=states, tokens=tokens, mask=mask)
-            out = recipe.loss(Predictions(now, None, None, lambda: table), targets)
-            return out.loss_sum / jnp.maximum(out.weight, 1.0)
+            return recipe.loss(Predictions(now, None, None, lambda: table), targets).mean
 
         updates, opt_state = optimizer.update(jax.grad(loss)(table), opt_state)
         return (optax.apply_updates(table, updates), opt_state), None

@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -39,6 +38,7 @@ from jrl.interop import (
 )
 from jrl.learners.accumulate import Loss
 from jrl.learners.optimizers import make_schedule
+from jrl.ops.reductions import LossOut
 from jrl.trainers.checkpoints import CheckpointError, checkpoints_in, read_manifest
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.loading import PolicyBundle, load_policy, mesh_of
@@ -251,8 +251,8 @@ class AccelerateRLTrainer(BaseRLTrainer):
         """`(params, frozen, targets, batch) -> (mean, stats)` of an algorithm of jrl's own."""
 
         def mean(params: Params, frozen: Frozen, targets: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
-            total, weight, metrics = self._loss_of(params, frozen, targets, batch)
-            return total / jnp.maximum(weight, 1.0), stats_of(metrics)
+            out = LossOut(*self._loss_of(params, frozen, targets, batch))
+            return out.mean, stats_of(out.metrics)
 
         return compiled(mean)
 
