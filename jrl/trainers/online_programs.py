@@ -60,7 +60,8 @@ def online_programs(config: TRLConfig, recipe: Recipe, model: ModelShapes, mesh:
     optimizer = optimizer_of(config)
     update = make_update(config, recipe, model.policy, optimizer, temperature=settings.temperature)
     init = partial(init_online_state, optimizer=optimizer, recipe=recipe)
-    last_step, rounds = number_on(mesh, jnp.int32), -(-method.num_rollouts // config.train.batch_size)
+    last_step = number_on(mesh, jnp.int32) if _is_cut(config, recipe) else None
+    rounds = -(-method.num_rollouts // config.train.batch_size)
     own = _reference(recipe, model, mesh) if recipe.reads_reference else None
     held = (0, 1) if own is None else (0, 1, 5)
     step = update_program(model, mesh, init, update, rollouts, last_step, own, rounds=rounds, held=held)
@@ -77,8 +78,7 @@ def make_update(
     keep_ratios: bool = False,
 ) -> Update:
     """The update of an iteration, as a configuration asks for it."""
-    train, method = config.train, config.method
-    assert isinstance(method, OnlineConfig), "the recipe is of one"
+    train = config.train
     return make_online_update(
         Reader(policy, temperature, chunk_bytes=train.logprob_chunk_bytes),
         optimizer,
@@ -86,14 +86,25 @@ def make_update(
         batch_size=train.batch_size,
         minibatch_size=train.rows_per_pass,
         keep_ratios=keep_ratios,
-        is_its_own_past=recipe.is_its_own_past(recipe.num_steps(method.num_rollouts, train.batch_size)),
+        is_its_own_past=recipe.is_its_own_past(_num_steps(config, recipe)),
     )
+
+
+def _num_steps(config: TRLConfig, recipe: Recipe) -> int:
+    """Optimizer steps of an iteration."""
+    assert isinstance(config.method, OnlineConfig), "the recipe is of one"
+    return recipe.num_steps(config.method.num_rollouts, config.train.batch_size)
+
+
+def _is_cut(config: TRLConfig, recipe: Recipe) -> bool:
+    """Whether the run ends within an iteration: the update is then told of the last step."""
+    train, num_steps = config.train, _num_steps(config, recipe)
+    return train.total_steps % num_steps > 0 and train.total_steps < train.epochs * num_steps
 
 
 def _with_scoring(config: TRLConfig, recipe: Recipe) -> bool:
     """Whether an iteration's rollouts are passed through the model before its update."""
-    assert isinstance(config.method, OnlineConfig), "the recipe is of one"
-    return recipe.needs_scoring(recipe.num_steps(config.method.num_rollouts, config.train.batch_size))
+    return recipe.needs_scoring(_num_steps(config, recipe))
 
 
 def _scoring(

@@ -68,8 +68,11 @@ class Recorder:
         return self.function(*arguments)
 
 
-def config_of(make: Any, checkpoint: str, tmp_path: Path, **method: Any) -> jrl.TRLConfig:
-    sizes = {"seq_length": LENGTH, "total_steps": 1}
+def config_of(
+    make: Any, checkpoint: str, tmp_path: Path, *, is_whole: bool = False, **method: Any
+) -> jrl.TRLConfig:
+    """A run of one iteration, which ends behind its first step or, if it is whole, behind its last."""
+    sizes = {"seq_length": LENGTH, "epochs": 1, "total_steps": 100 if is_whole else 1}
     config: jrl.TRLConfig = make(checkpoint, tmp_path / "run", train=sizes).evolve(method=method)
     return config
 
@@ -77,7 +80,7 @@ def config_of(make: Any, checkpoint: str, tmp_path: Path, **method: Any) -> jrl.
 @pytest.mark.parametrize(
     ("make", "method"),
     [
-        (ppo_config, {"ppo_epochs": 1, "gen_kwargs": SAMPLING}),
+        (ppo_config, {"ppo_epochs": 1, "gen_kwargs": SAMPLING, "is_whole": True}),
         (grpo_config, {"num_iterations": 2, "beta": 0.1, "gen_kwargs": SAMPLING}),
         (grpo_config, {"num_iterations": 2, "beta": 0.1, "kl_estimator": "full", "gen_kwargs": SAMPLING}),
     ],
