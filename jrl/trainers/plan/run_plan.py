@@ -7,6 +7,7 @@ What the collectives send is arithmetic: docs/scaling.md derives it.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from jrl.mesh import path_name, rows_of_device, tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED
-from jrl.trainers.config.method import entries, footprint_of
+from jrl.trainers.config.method import Footprint, entries, footprint_of
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.plan.model_part import ModelShapes, kept_reference, model_part
 from jrl.trainers.programs import optimizer_of
@@ -91,107 +92,144 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
       ValueError: If the model cannot be what the configuration asks for, or the method is none that is planned.
     """
     config.validate()
-    train, footprint = config.train, footprint_of(config)
+    footprint = footprint_of(config)
     if footprint is None:
         planned = [entry.config.__name__ for entry in entries().values() if entry.recipe or entry.footprint]
         raise ValueError(
             f"`method.name` must be one of {planned} to be planned, got {type(config.method).__name__}: what else it "
             "holds is not known."
         )
-    part = model_part(config, mesh, footprint)
-    stepped = {name: tree for name, tree in part.params.items() if name != "target_q_heads"}
-    everything = {**part.params, **part.frozen}
-    reference = kept_reference(part, footprint)
-    rows = train.rows_per_pass
-    microbatches = -(-train.batch_size // rows)
-    rows *= footprint.rows_per_sample
-    vocabulary = part.lm.config.padded_vocab_size
-    whole_logits = 4 * rows_of_device(rows, mesh) * train.seq_length * vocabulary // mesh.shape["tensor"]
-    logits = min(train.logprob_chunk_bytes, whole_logits)
-    chunk = footprint.sampling_rows
-    whole = _bytes(everything, mesh, whole=True)
-    gathered = whole - _bytes(everything, mesh)
-    sampling, fetched, has_context = {}, 0, part.lm.family.kind == "seq2seq"
-    if chunk:
-        made, fetched = _sampled(part, everything)
-        cache = cache_bytes(
-            part.policy,
-            part.params,
-            part.frozen,
-            mesh=mesh,
-            rows=chunk,
-            length=train.seq_length,
-            has_context=has_context,
-        )
-        sampling = {"parameters, as sampling reads them": made, "cache": cache}
-    step_traffic, token_traffic = _traffic(
-        part,
-        stepped,
-        gathered,
-        fetched,
-        rows=rows,
-        length=train.seq_length,
-        chunk=chunk,
-        remat=train.remat,
-    )
-    kept, recomputed = _activations(part, rows=rows, length=train.seq_length)
-    score_traffic: Bytes = {}
-    if footprint.scores == "rollouts":
-        # Policy and reference share one pass of the frozen trunk. Under an adapter the reference has nothing of its
-        # own, and reads all layers none the less.
-        layers = part.lm.config.num_layers + (0 if footprint.reference is None else part.depth)
-        read = [everything, reference]
-        score_traffic = _score_traffic(part, read, layers, rows=chunk, length=train.seq_length)
-    elif footprint.scores == "steps":
-        read, layers = [{**part.frozen, **reference}], part.lm.config.num_layers
-        found = _score_traffic(part, read, layers, rows=rows, length=train.seq_length)
-        score_traffic = {name: microbatches * size for name, size in found.items()}
-    if footprint.update_reads_reference:
-        # The trunk's output is there already; under an adapter the frozen layers are the reference.
-        found = _score_traffic(
-            part, [reference or part.frozen], part.depth, rows=rows, length=train.seq_length
-        )
-        step_traffic |= {f"reference, {name}": size for name, size in found.items()}
+    run = _Run(config, footprint, model_part(config, mesh, footprint))
+    step = _step_traffic(run) | _reference_traffic(run)
     return RunPlan(
-        model=f"{part.lm.family.model_type}, {_count(everything):,} parameters",
+        model=f"{run.part.lm.family.model_type}, {_count(run.everything):,} parameters",
         mesh=dict(mesh.shape),
-        microbatches=microbatches,
-        held={
-            "parameters that train": _bytes(part.params, mesh),
-            "optimizer": _bytes(jax.eval_shape(optimizer_of(config).init, stepped), mesh),
-            "frozen parameters": _bytes(part.frozen, mesh),
-            "reference's own parameters": _bytes(reference, mesh),
-        },
-        learning={
-            "gradients, a microbatch's and their sum": 2 * _bytes(stepped, mesh),
-            "parameters of two layers, whole over fsdp": _two_layers(part),
-            "activations of a microbatch": kept,
-            "activations of the layer computed again": recomputed,
-            "logits, their softmax and gradient": 3 * logits,
-        },
-        sampling=sampling,
-        step_traffic={name: microbatches * size for name, size in step_traffic.items()},
-        token_traffic=token_traffic if chunk else {},
-        score_traffic=score_traffic,
+        microbatches=run.microbatches,
+        held=_held(run),
+        learning=_learning(run),
+        sampling=_sampling(run),
+        step_traffic={name: run.microbatches * size for name, size in step.items()},
+        token_traffic=_token_traffic(run),
+        score_traffic=_scoring_traffic(run),
     )
 
 
-def _activations(part: ModelShapes, *, rows: int, length: int) -> tuple[int, int]:
+@dataclass(frozen=True)
+class _Run:
+    """A run to be planned.
+
+    Attributes:
+      config: Its configuration.
+      footprint: What its algorithm holds.
+      part: Its model.
+    """
+
+    config: TRLConfig
+    footprint: Footprint
+    part: ModelShapes
+
+    @property
+    def mesh(self) -> AbstractMesh:
+        return self.part.mesh
+
+    @property
+    def stepped(self) -> Any:
+        """Parameters that an optimizer moves."""
+        return {name: tree for name, tree in self.part.params.items() if name != "target_q_heads"}
+
+    @property
+    def everything(self) -> Any:
+        """All parameters of the model."""
+        return {**self.part.params, **self.part.frozen}
+
+    @functools.cached_property
+    def reference(self) -> Any:
+        """The reference's own parameters."""
+        return kept_reference(self.part, self.footprint)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a microbatch."""
+        return self.config.train.rows_per_pass * self.footprint.rows_per_sample
+
+    @property
+    def microbatches(self) -> int:
+        """Of an optimizer step."""
+        return -(-self.config.train.batch_size // self.config.train.rows_per_pass)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return self.config.train.seq_length
+
+    @property
+    def has_context(self) -> bool:
+        """True where an encoder reads the prompt."""
+        return self.part.lm.family.kind == "seq2seq"
+
+    @functools.cached_property
+    def sampled(self) -> tuple[int, int]:
+        """Bytes of the parameters that a sampling call makes of those that lie there, and those that it gathers."""
+        return _sampled(self.part, self.everything)
+
+
+def _held(run: _Run) -> Bytes:
+    """Bytes that lie on a device all the time."""
+    optimizer = jax.eval_shape(optimizer_of(run.config).init, run.stepped)
+    return {
+        "parameters that train": _bytes(run.part.params, run.mesh),
+        "optimizer": _bytes(optimizer, run.mesh),
+        "frozen parameters": _bytes(run.part.frozen, run.mesh),
+        "reference's own parameters": _bytes(run.reference, run.mesh),
+    }
+
+
+def _learning(run: _Run) -> Bytes:
+    """Bytes that an optimizer step takes beside them."""
+    vocabulary, tensor = run.part.lm.config.padded_vocab_size, run.mesh.shape["tensor"]
+    whole_logits = 4 * rows_of_device(run.rows, run.mesh) * run.length * vocabulary // tensor
+    kept, recomputed = _activations(run)
+    return {
+        "gradients, a microbatch's and their sum": 2 * _bytes(run.stepped, run.mesh),
+        "parameters of two layers, whole over fsdp": _two_layers(run.part),
+        "activations of a microbatch": kept,
+        "activations of the layer computed again": recomputed,
+        "logits, their softmax and gradient": 3 * min(run.config.train.logprob_chunk_bytes, whole_logits),
+    }
+
+
+def _sampling(run: _Run) -> Bytes:
+    """Bytes that a sampling call takes beside them."""
+    if not run.footprint.sampling_rows:
+        return {}
+    cache = cache_bytes(
+        run.part.policy,
+        run.part.params,
+        run.part.frozen,
+        mesh=run.mesh,
+        rows=run.footprint.sampling_rows,
+        length=run.length,
+        has_context=run.has_context,
+    )
+    return {"parameters, as sampling reads them": run.sampled[0], "cache": cache}
+
+
+def _activations(run: _Run) -> tuple[int, int]:
     """(what is kept for the backward pass, what one layer adds while it is computed again)."""
     kept, everything = (
         activation_bytes(
             policy,
-            part.params,
-            part.frozen,
-            mesh=part.mesh,
-            rows=rows,
-            length=length,
-            split_sizes=_split_sizes(part),
-            has_context=part.lm.family.kind == "seq2seq",
+            run.part.params,
+            run.part.frozen,
+            mesh=run.mesh,
+            rows=run.rows,
+            length=run.length,
+            split_sizes=_split_sizes(run.part),
+            has_context=run.has_context,
         )
-        for policy in (part.policy, part.keeping)
+        for policy in (run.part.policy, run.part.keeping)
     )
-    return kept, (everything - kept) // part.depth
+    return kept, (everything - kept) // run.part.depth
 
 
 def _sampled(part: ModelShapes, everything: Any) -> tuple[int, int]:
@@ -215,44 +253,57 @@ def _sampled(part: ModelShapes, everything: Any) -> tuple[int, int]:
     return _bytes(made, part.mesh), 0
 
 
-def _traffic(
-    part: ModelShapes,
-    stepped: Any,
-    gathered: int,
-    fetched: int,
-    *,
-    rows: int,
-    length: int,
-    chunk: int,
-    remat: bool,
-) -> tuple[Bytes, Bytes]:
-    """(of a microbatch, of sampling) in bytes that a device sends; see docs/scaling.md.
-
-    Args:
-      part: The model.
-      stepped: What an optimizer moves.
-      gathered: Bytes that a pass gathers over fsdp.
-      fetched: Bytes that a sampling call does.
-      rows: Of a microbatch.
-      length: Of a row.
-      chunk: Rows of a sampling call.
-      remat: Whether a backward pass computes layers again.
-    """
-    data, tensor = part.mesh.shape["data"], part.mesh.shape["tensor"]
-    grads = _bytes(stepped, part.mesh, whole=True) - _bytes(stepped, part.mesh)
-    layers = part.lm.config.num_layers
-    sums = (6 if remat else 4) * layers
-    stream = _stream_bytes(part, rows=rows, length=length)
-    token = 2 * layers * _ring(_stream_bytes(part, rows=chunk, length=1), tensor)
+def _step_traffic(run: _Run) -> Bytes:
+    """Bytes that a device sends for a microbatch; see docs/scaling.md."""
+    data, tensor = run.mesh.shape["data"], run.mesh.shape["tensor"]
+    gathered = _bytes(run.everything, run.mesh, whole=True) - _bytes(run.everything, run.mesh)
+    own = _bytes(run.stepped, run.mesh)
+    sums = (6 if run.config.train.remat else 4) * run.part.lm.config.num_layers
     return {
         "fsdp: parameters gathered, forward and backward": 2 * gathered,
-        "fsdp: gradients scattered": grads,
-        "data: gradients summed": _ring(_bytes(stepped, part.mesh), data),
-        "tensor: activations summed": sums * _ring(stream, tensor),
-    }, {
-        "fsdp: parameters gathered, once a call": fetched,
-        "tensor: activations summed, each token": token,
+        "fsdp: gradients scattered": _bytes(run.stepped, run.mesh, whole=True) - own,
+        "data: gradients summed": _ring(own, data),
+        "tensor: activations summed": sums
+        * _ring(_stream_bytes(run.part, rows=run.rows, length=run.length), tensor),
     }
+
+
+def _reference_traffic(run: _Run) -> Bytes:
+    """Bytes that a device sends for the reference in a microbatch of an update that reads it."""
+    if not run.footprint.update_reads_reference:
+        return {}
+    # The trunk's output is there already; under an adapter the frozen layers are the reference.
+    read = [run.reference or run.part.frozen]
+    found = _pass_traffic(run.part, read, run.part.depth, rows=run.rows, length=run.length)
+    return {f"reference, {name}": size for name, size in found.items()}
+
+
+def _token_traffic(run: _Run) -> Bytes:
+    """Bytes that a device sends in sampling."""
+    rows = run.footprint.sampling_rows
+    if not rows:
+        return {}
+    stream = _ring(_stream_bytes(run.part, rows=rows, length=1), run.mesh.shape["tensor"])
+    return {
+        "fsdp: parameters gathered, once a call": run.sampled[1],
+        "tensor: activations summed, each token": 2 * run.part.lm.config.num_layers * stream,
+    }
+
+
+def _scoring_traffic(run: _Run) -> Bytes:
+    """Bytes that a device sends where policy or reference score rows outside of the update."""
+    footprint, layers = run.footprint, run.part.lm.config.num_layers
+    if footprint.scores == "rollouts":
+        # Policy and reference share one pass of the frozen trunk. Under an adapter the reference has nothing of its
+        # own, and reads all layers none the less.
+        layers += 0 if footprint.reference is None else run.part.depth
+        read = [run.everything, run.reference]
+        return _pass_traffic(run.part, read, layers, rows=footprint.sampling_rows, length=run.length)
+    if footprint.scores == "steps":
+        read = [{**run.part.frozen, **run.reference}]
+        found = _pass_traffic(run.part, read, layers, rows=run.rows, length=run.length)
+        return {name: run.microbatches * size for name, size in found.items()}
+    return {}
 
 
 def _split_sizes(part: ModelShapes) -> tuple[int, ...]:
@@ -266,7 +317,7 @@ def _split_sizes(part: ModelShapes) -> tuple[int, ...]:
     return (*sizes, config.num_kv_heads)
 
 
-def _score_traffic(part: ModelShapes, read: list[Any], layers: int, *, rows: int, length: int) -> Bytes:
+def _pass_traffic(part: ModelShapes, read: list[Any], layers: int, *, rows: int, length: int) -> Bytes:
     """Bytes sent by forward passes through `layers` layers that read these trees."""
     stream = _ring(_stream_bytes(part, rows=rows, length=length), part.mesh.shape["tensor"])
     return {
