@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy gradients without a critic: GRPO and its relatives, as switches of one configuration.
 
-`GRPOConfig()` has the defaults that jrl recommends; `algorithm("dapo")` is the configuration of a published algorithm,
-and `ALGORITHMS` lists them all. No name is asked for here: `grpo_recipe` binds switches to functions.
+`GRPOConfig()` (`jrl.learners.grpo_config`) has the defaults that jrl recommends; `algorithm("dapo")`
+(`jrl.learners.grpo_algorithms`) is the configuration of a published algorithm. No name is asked for here:
+`grpo_recipe` binds switches to functions.
 
 Reference: Shao et al. 2024, arXiv:2402.03300 (GRPO); the others stand beside their names in `ALGORITHMS`.
 """

@@ -196,6 +196,13 @@ def dpo_loss(
     check_positive("beta", beta)
     check_positive("discopop_tau", discopop_tau)
     check_share("label_smoothing", label_smoothing)
+    if ld_alpha is not None:
+        check_share("ld_alpha", ld_alpha)
+    if divergence.takes_alpha and isinstance(alpha, int | float) and alpha == 1:
+        raise ValueError(
+            "`alpha` must not be 1 beside the α-divergence, whose formula divides by 1 − α, got 1: it becomes the "
+            "reverse KL there, which is a divergence of its own."
+        )
     chosen, rejected = (side._replace(mask=side.mask & valid[:, None]) for side in (chosen, rejected))
     num_pairs = jnp.sum(valid, dtype=jnp.float32)
     if pairs_per_token is None:

@@ -261,7 +261,11 @@ def _sources(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
         inputs = [source(variable) for variable in equation.invars]
         called = equation.params.get("jaxpr") if equation.primitive.name in _CALLS else None
         if called is not None:
-            known |= zip(equation.outvars, _sources(called.jaxpr, inputs), strict=True)
+            # Calls of one function share its program, and with it the names inside: each call's results are its own.
+            own = dict[Any, Any]()
+            for result, inner in zip(equation.outvars, _sources(called.jaxpr, inputs), strict=True):
+                is_argument = inner is None or any(inner is one for one in inputs)
+                known[result] = inner if is_argument else own.setdefault(inner, result)
         elif (
             equation.primitive.name in _VIEWS
             and equation.outvars[0].aval.size == equation.invars[0].aval.size
@@ -270,7 +274,7 @@ def _sources(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     return [source(variable) for variable in jaxpr.outvars]
 
 
-_CALLS = ("jit", "pjit", "closed_call")
+_CALLS = ("jit", "pjit")
 _VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "sharding_constraint", "name")
 """What moves no number, where it makes no more of them; a product reads a transposed operand as it lies."""
 

@@ -303,11 +303,16 @@ class TestBadInput:
             ("discopop_tau", 0.0, "must be > 0, got 0.0"),
             ("label_smoothing", 1.5, r"must be in \[0, 1\], got 1.5"),
             ("label_smoothing", -0.1, r"must be in \[0, 1\], got -0.1"),
+            ("ld_alpha", 2.0, r"must be in \[0, 1\], got 2.0"),
         ],
     )
     def test_numbers_outside_their_range_are_refused(self, field, value, expected) -> None:
         with pytest.raises(ValueError, match=f"`{field}` {expected}"):
             loss_of(TestClassicGolden.SIDES, **{field: value})
+
+    def test_an_alpha_that_leaves_no_divergence_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="`alpha` must not be 1 beside the α-divergence"):
+            loss_of(TestClassicGolden.SIDES, divergence=DIVERGENCES["alpha_divergence"], alpha=1.0)
 
     @pytest.mark.parametrize(("name", "value", "bound"), [("exo_pair", 1.0, "1.0"), ("robust", 0.5, "0.5")])
     def test_smoothing_that_leaves_no_loss_is_refused(self, name, value, bound) -> None:

@@ -146,3 +146,13 @@ def test_views_of_one_array_are_counted_once():
 
     found = different_results(jax.make_jaxpr(program)(jnp.ones((2, 3))).jaxpr)
     assert [leaf.shape for leaf in found] == [(2, 3), (2, 3), (4, 2, 3)]
+
+
+def test_two_calls_of_one_function_give_results_of_their_own():
+    @jax.jit
+    def pair(y):
+        z = jnp.cos(y)
+        return z, z.reshape(-1), y.T
+
+    found = different_results(jax.make_jaxpr(lambda x: (*pair(x), *pair(jnp.sin(x))))(jnp.ones((2, 3))).jaxpr)
+    assert [leaf.shape for leaf in found] == [(2, 3), (2, 3), (3, 2)]

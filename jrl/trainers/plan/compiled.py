@@ -99,7 +99,7 @@ class CompiledProgram:
         )
 
     def least_seconds(self, target: Target, dtype: str) -> dict[str, float]:
-        """Seconds of a call at the rates of the data sheet, if nothing else took any: a bound that no run beats.
+        """Seconds of a call at the rates of the data sheet, if nothing else took any and no loop ended early.
 
         Products, memory and links work side by side, so that the call takes at least the longest of them.
 
@@ -164,7 +164,9 @@ class CompiledPlan:
             seconds = program.least_seconds(self.target, self.dtype)
             parts = ", ".join(f"{name} {_time(value)}" for name, value in seconds.items() if value)
             if parts:
-                lines.append(f"  {'a call takes at least':<44}{_time(max(seconds.values())):>12}: {parts}")
+                lines.append(
+                    f"  {'a call of all rounds takes at least':<44}{_time(max(seconds.values())):>12}: {parts}"
+                )
         lines += [f"\n{name} does not fit: {said}" for name, said in self.too_large.items()]
         verdict = "fits" if self.fits else "does not fit"
         share = self.total / self.target.memory_bytes
@@ -316,7 +318,7 @@ def _by_place(found: Sequence[Collective]) -> dict[tuple[str, str, str], tuple[i
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.2g} ms"
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.2g} ms"
 
 
 def _size(num_bytes: int) -> str:

@@ -53,7 +53,7 @@ def test_a_plan_holds_what_the_run_holds(checkpoint: str, tmp_path: Path) -> Non
     assert update.flops > 4 * score.flops > 0
     text = found.table()
     assert "cpu:here" in text and "update, compiled in" in text and "fits into 1.0 GiB" in text
-    assert "a call takes at least" in text and ": memory " in text and "products " in text
+    assert "a call of all rounds takes at least" in text and ": memory " in text and "products " in text
 
 
 def test_the_least_time_of_a_call_is_by_the_data_sheet() -> None:
