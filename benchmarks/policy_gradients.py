@@ -135,7 +135,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "mean, lowest and highest of the seeds. All begin with the same",
         "checkpoint of a task and take the step size of [`grpo_arithmetic.yaml`](../configs/grpo_arithmetic.yaml), "
         "which was chosen with the first defaults in view.",
-        "A short budget on small tasks ranks nothing but itself.",
+        "A short budget on small tasks ranks nothing but itself. The first evaluation, too, is drawn by the seed: "
+        "cells of different seeds do not compare.",
         "",
         "| algorithm | "
         + " | ".join(f"{task}, from {np.mean(list(before[task])):.2f}" for task in tasks)
@@ -151,7 +152,8 @@ def page(rows: list[dict[str, Any]]) -> str:
 def _cell(values: list[float]) -> str:
     if not values:
         return "not run"
-    return f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f}, {len(values)} seeds)"
+    seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
+    return f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f}, {seeds})"
 
 
 if __name__ == "__main__":
