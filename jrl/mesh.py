@@ -186,14 +186,13 @@ def _rounded_axes(
 
 
 def rows_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Into how many parts the rows of a batch are split."""
-    return math.prod(mesh.shape[axis] for axis in LOGICAL_TO_MESH["batch"])
+    """Into how many parts the rows of a batch are split; 1 without a mesh, which is an empty one."""
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in LOGICAL_TO_MESH["batch"])
 
 
 def split_evenly(num_rows: int) -> int:
     """The least number of rows, not fewer than these, that the mesh in force divides."""
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = 1 if mesh.empty else rows_parts(mesh)
+    parts = rows_parts(jax.sharding.get_abstract_mesh())
     return -(-num_rows // parts) * parts
 
 
@@ -204,8 +203,7 @@ def rows_of_device(num_rows: int, mesh: Mesh | AbstractMesh | None = None) -> in
       num_rows: Of the batch.
       mesh: That splits it; None: the mesh in force, where there is one.
     """
-    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    parts = 1 if mesh.empty else rows_parts(mesh)
+    parts = rows_parts(jax.sharding.get_abstract_mesh() if mesh is None else mesh)
     return num_rows if num_rows % parts else num_rows // parts
 
 

@@ -169,7 +169,7 @@ def decode_in_chunks(
       decode_rows: Rows of one call on one device.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    most = decode_rows * (1 if mesh.empty else rows_parts(mesh))
+    most = decode_rows * rows_parts(mesh)
     num_rows = latents.shape[0]
     count = -(-num_rows // most)
     if count == 1:

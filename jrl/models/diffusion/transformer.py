@@ -54,7 +54,7 @@ def queries_at_once(shape: tuple[int, ...], num_keys: int) -> int:
       num_keys: S.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    rows = -(-shape[0] // (1 if mesh.empty else rows_parts(mesh)))
+    rows = -(-shape[0] // rows_parts(mesh))
     fitting = SCORES_BYTES // (rows * shape[2] * num_keys * np.dtype(np.float32).itemsize)
     # Places are divisible by powers of two: no chunk is left over.
     return 1 << (max(LEAST_QUERIES, fitting).bit_length() - 1)
