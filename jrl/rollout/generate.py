@@ -210,7 +210,7 @@ def _sampled(
     if settings.watches_seen:
         seen = _seen(prompts, _vocab_size(policy, params, frozen, features))
     # The first token needs no decoding beyond the prompt, and the last one is never read.
-    start = _nothing_sampled(cache, prompts, settings)._replace(seen=seen)
+    start = _nothing_sampled(cache, prompts, seen, settings)
     end = jax.lax.while_loop(more, next_token, sample(start, features))
     return Completions(end.tokens, end.lengths, end.done, end.logprobs)
 
@@ -275,8 +275,10 @@ def repeat_rows(tree: Tree, count: int) -> Tree:
     return found
 
 
-def _nothing_sampled(cache: Cache, prompts: ModelInputs, settings: _Settings) -> _Loop:
-    """The loop's state before the first token, without the ids that occurred."""
+def _nothing_sampled(
+    cache: Cache, prompts: ModelInputs, seen: Bool[Array, "B V"] | None, settings: _Settings
+) -> _Loop:
+    """The loop's state before the first token."""
     rows, width = prompts.tokens.shape[0], settings.max_new_tokens
     return _Loop(
         step=jnp.zeros((), jnp.int32),
@@ -286,7 +288,7 @@ def _nothing_sampled(cache: Cache, prompts: ModelInputs, settings: _Settings) ->
         lengths=jnp.zeros((rows,), jnp.int32),
         done=jnp.zeros((rows,), bool),
         last_tokens=prompts.tokens[:, -1].astype(jnp.int32),
-        seen=None,
+        seen=seen,
     )
 
 

@@ -19,6 +19,7 @@ from jrl.models.policy import init_reference
 from jrl.rollout.assemble import assemble
 from jrl.rollout.experience import scoring_program
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loop.run import run_length
 from jrl.trainers.plan.model_part import ModelShapes
 from jrl.trainers.programs import (
     Program,
@@ -99,7 +100,8 @@ def _num_steps(config: TRLConfig, recipe: Recipe) -> int:
 def _is_cut(config: TRLConfig, recipe: Recipe) -> bool:
     """Whether the run ends within an iteration: the update is then told of the last step."""
     train, num_steps = config.train, _num_steps(config, recipe)
-    return train.total_steps % num_steps > 0 and train.total_steps < train.epochs * num_steps
+    _, end = run_length(train.total_steps, steps_per_iteration=num_steps, max_iterations=train.epochs)
+    return end % num_steps > 0
 
 
 def _with_scoring(config: TRLConfig, recipe: Recipe) -> bool:

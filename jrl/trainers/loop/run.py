@@ -45,6 +45,29 @@ class UnfinishedError(RuntimeError):
     """A function of the user's called `sys.exit` in the middle of a run."""
 
 
+def run_length(
+    num_steps: int,
+    *,
+    steps_per_iteration: int,
+    max_iterations: int | None,
+    step: int = 0,
+    iteration: int = 0,
+) -> tuple[int, int]:
+    """Iterations and optimizer steps of a run at its end; the steps may end within the last iteration.
+
+    Args:
+      num_steps: Optimizer steps that are wanted in all.
+      steps_per_iteration: Of a whole iteration.
+      max_iterations: Iterations in all; None: the steps alone end the run.
+      step: Optimizer steps so far.
+      iteration: Iterations so far.
+    """
+    left = math.ceil(max(num_steps - step, 0) / steps_per_iteration)
+    if max_iterations is not None:
+        left = min(left, max(max_iterations - iteration, 0))
+    return iteration + left, max(min(step + left * steps_per_iteration, num_steps), step)
+
+
 class Run:
     """A call of `learn`: a context manager around the loop.
 
@@ -93,12 +116,13 @@ class Run:
 
     def _measure(self) -> None:
         """Sets where the run ends, from where it stands."""
-        iterations = math.ceil(max(self._num_steps - self.step, 0) / self.steps_per_iteration)
-        if self._max_iterations is not None:
-            iterations = min(iterations, max(self._max_iterations - self.iteration, 0))
-        self.num_iterations = self.iteration + iterations
-        whole = self.step + iterations * self.steps_per_iteration
-        self.last_step = max(min(whole, self._num_steps), self.step)
+        self.num_iterations, self.last_step = run_length(
+            self._num_steps,
+            steps_per_iteration=self.steps_per_iteration,
+            max_iterations=self._max_iterations,
+            step=self.step,
+            iteration=self.iteration,
+        )
 
     def __enter__(self) -> Self:
         """Locks the run's folder, restores a checkpoint where one is named, opens the trackers."""
