@@ -2,6 +2,7 @@
 """Text-to-image diffusion models of the Stable Diffusion kind, and their folders."""
 
 from jrl.models.diffusion.folder import (
+    describe_diffusion_model,
     load_diffusion_model,
 )
 from jrl.models.diffusion.lora_files import (
@@ -30,6 +31,7 @@ __all__ = [
     "DiffusionModel",
     "UNet",
     "UNetConfig",
+    "describe_diffusion_model",
     "has_lora",
     "load_diffusion_model",
     "read_lora",

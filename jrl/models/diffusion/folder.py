@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from jrl.models.diffusion.clip_config import read_clip_config
 from jrl.models.diffusion.clip_text import ClipText
@@ -40,6 +43,9 @@ _CLASSES: Mapping[str, tuple[str, ...] | None] = {
     TOKENIZER: ("CLIPTokenizer", "CLIPTokenizerFast"),
     SCHEDULER: None,
 }
+_BESIDE_PARTS = (MODEL_INDEX, LORA_FILE, f"{SCHEDULER}/*.json", f"{TOKENIZER}/*.json", f"{TOKENIZER}/*.txt")
+_DESCRIBING = (*_BESIDE_PARTS, *(f"{part}/{CONFIG}" for part in PART_FILES))
+"""Files of a repository that tell what its model is."""
 _LEAST_SAMPLE_SIZE, _LEAST_VERSION = 64, (0, 9)
 
 
@@ -60,7 +66,37 @@ def load_diffusion_model(
       ValueError: If a config asks for what jrl lacks, the tensors are not those of their config, or one of them is
         damaged or not finite.
     """
-    folder = _find(path_or_repo, revision, variant)
+    folder = _find(path_or_repo, lambda: _fetch(str(path_or_repo), revision, variant))
+    model, parts = _described(folder, str(path_or_repo))
+    weights = {
+        name: read_part(folder / name, part, PART_FILES[name], variant) for name, part in parts.items()
+    }
+    return replace(model, weights=weights)
+
+
+def describe_diffusion_model(
+    path_or_repo: str | os.PathLike[str], *, revision: str = "main"
+) -> DiffusionModel:
+    """The model of a folder with shapes in the place of its weights: none is read, and none of the hub downloaded.
+
+    A LoRA file is read, for its ranks are in it.
+
+    Args:
+      path_or_repo: As for `load_diffusion_model`.
+      revision: Likewise.
+    Raises:
+      FileNotFoundError: If there is no such folder, or a config of it is missing.
+      ValueError: If a config asks for what jrl lacks.
+    """
+    name = str(path_or_repo)
+    folder = _find(path_or_repo, lambda: download(name, _DESCRIBING, ignored=(), revision=revision))
+    model, parts = _described(folder, name)
+    shapes = {name: jax.eval_shape(part.init, jax.random.key(0)) for name, part in parts.items()}
+    return replace(model, weights=shapes)
+
+
+def _described(folder: Path, name: str) -> tuple[DiffusionModel, dict[str, Network]]:
+    """(the model of a folder without weights, its parts that have some)."""
     index = read_json(folder / MODEL_INDEX)
     _check_components(folder, index)
     configs = {name: _config(folder / name) for name in PART_FILES}
@@ -80,36 +116,34 @@ def load_diffusion_model(
         vocab_size=text_encoder.config.vocab_size,
     )
     parts: dict[str, Network] = {UNET: unet, VAE_PART: vae, TEXT_ENCODER: text_encoder}
-    weights = {
-        name: read_part(folder / name, part, PART_FILES[name], variant) for name, part in parts.items()
-    }
     stored = {
         name: StoredPart(part.stored_config(), part.entries(), PART_FILES[name].stem)
         for name, part in parts.items()
     }
-    return DiffusionModel(
-        name=str(path_or_repo),
+    model = DiffusionModel(
+        name=name,
         unet=unet,
         vae=vae,
         text_encoder=text_encoder,
         tokenizer=tokenizer,
         schedule=schedule,
-        weights=weights,
+        weights={},
         sample_size=_sample_size(unet),
         found_lora=read_lora(folder, unet) if has_lora(folder) else None,
         files=FolderFiles(_kept_index(index), stored, scheduler, tokenizer),
     )
+    return model, parts
 
 
-def _find(path_or_repo: str | os.PathLike[str], revision: str, variant: str | None) -> Path:
-    """The folder, downloaded first where it is one of the hub."""
+def _find(path_or_repo: str | os.PathLike[str], fetch: Callable[[], Path]) -> Path:
+    """The folder, or that which `fetch` downloads of the hub."""
     name, file = str(path_or_repo), Path(path_or_repo).expanduser()
     if file.is_file():
         raise ValueError(
             f"{file} is a file; a diffusers folder is needed. Make one of it where diffusers is: "
             f"StableDiffusionPipeline.from_single_file({name!r}).save_pretrained(...)"
         )
-    folder = local_folder(path_or_repo, argument="the model") or _fetch(name, revision, variant)
+    folder = local_folder(path_or_repo, argument="the model") or fetch()
     if not (folder / MODEL_INDEX).is_file():
         raise FileNotFoundError(
             f"{folder} is not a diffusers folder: it has no {MODEL_INDEX}.{_hint(folder)}"
@@ -119,7 +153,7 @@ def _find(path_or_repo: str | os.PathLike[str], revision: str, variant: str | No
 
 def _fetch(name: str, revision: str, variant: str | None) -> Path:
     """The folder of a repository of the hub; where parts have no tensors of the variant, with those of another one."""
-    wanted = [MODEL_INDEX, LORA_FILE, f"{SCHEDULER}/*.json", f"{TOKENIZER}/*.json", f"{TOKENIZER}/*.txt"]
+    wanted = list(_BESIDE_PARTS)
     parts: list[str] = list(PART_FILES)
     for asked in (variant, VARIANT if variant is None else None):
         wanted += [pattern for part in parts for pattern in _patterns(part, asked)]
@@ -179,7 +213,7 @@ def _check_components(folder: Path, index: Mapping[str, Any]) -> None:
     if skipped:
         warnings.warn(
             f"{path}: {', '.join(skipped)} skipped: neither training nor its images use what is not the model.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -204,7 +238,7 @@ def _sized(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     warnings.warn(
         f"{folder / UNET / CONFIG}: `sample_size` {size} of a folder from diffusers {version} is read as "
         f"{_LEAST_SAMPLE_SIZE}, as diffusers does: its first versions wrote a wrong one.",
-        stacklevel=3,
+        stacklevel=4,
     )
     return {**config, "sample_size": _LEAST_SAMPLE_SIZE}
 

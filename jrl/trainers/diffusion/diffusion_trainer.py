@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import abc
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,14 @@ import optax
 from jrl.distributed import join
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.mesh import place, tree_shardings
-from jrl.models.adapters.config import LoraConfig, read_adapter_config
 from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.pipeline import DiffusionModel
-from jrl.models.fused_attention import require_einsum
 from jrl.models.heads import HeadsPlace
 from jrl.trainers.base import Trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.diffusion.ddpo_sampling import Sampler
-from jrl.trainers.loading.setup import ADAPTER_STREAM, COMPUTE_DTYPES, ModelBundle, compute_dtype
+from jrl.trainers.loading.denoiser import bind_denoiser, check_denoiser, make_denoiser, split_denoiser
+from jrl.trainers.loading.setup import ADAPTER_STREAM, ModelBundle
 from jrl.trainers.loggers.description import describe_denoiser
 from jrl.typing import DenoiserFns, Params
 
@@ -92,26 +90,16 @@ class DiffusionTrainer(Trainer):
         Raises:
           ValueError: If model and configuration do not fit each other.
         """
-        section, train = self.config.model, self.config.train
+        section = self.config.model
         model = self._given_model or _read(section.model_path)
-        if section.num_layers_unfrozen != -1:
-            raise ValueError(
-                "`model.num_layers_unfrozen` must be -1 for a diffusion model: either all of its UNet trains or an "
-                f"adapter (`model.peft_config`), got {section.num_layers_unfrozen}."
-            )
-        require_einsum(section.attn_implementation, "a diffusion model has its own attention")
+        check_denoiser(section)
         self.latent_shape = model.latent_shape(self.method.sample_height, self.method.sample_width)
-        lora = _adapter(model, section.peft_config)
-        dtype = COMPUTE_DTYPES[compute_dtype(self.config)]
-        params, frozen = model.split(
-            lora=lora,
-            key=jax.random.fold_in(jax.random.key(train.seed), ADAPTER_STREAM),
-            compute_dtype=dtype,
-            with_reference=self.method.beta_kl > 0,
-        )
+        lora = bind_denoiser(model, section.peft_config)
+        key = jax.random.fold_in(jax.random.key(self.config.train.seed), ADAPTER_STREAM)
+        params, frozen = split_denoiser(self.config, self.method, model, lora, key=key)
         shardings, report = tree_shardings(self.mesh, params)
         params, frozen = place(params, shardings), place(frozen, tree_shardings(self.mesh, frozen)[0])
-        denoiser = model.functions(compute_dtype=dtype, remat=train.remat, lora=lora)
+        denoiser = make_denoiser(self.config, model, lora)
         return DiffusionBundle(params, frozen, model.tokenizer, lora, model.name, report, model, denoiser)
 
     @property
@@ -213,28 +201,3 @@ def _read(path: Any) -> DiffusionModel:
     from jrl.models.diffusion.folder import load_diffusion_model  # brings transformers along
 
     return load_diffusion_model(path)
-
-
-def _adapter(model: DiffusionModel, given: Any) -> Lora | None:
-    """The adapter that `model.peft_config` asks for; the one that came with the model trains on in its place.
-
-    Raises:
-      ValueError: If it is no low-rank one.
-    """
-    if given is None:
-        return None
-    config = read_adapter_config(given)
-    if not isinstance(config, LoraConfig):
-        raise ValueError(
-            f"`model.peft_config.peft_type` must be LORA for a diffusion model, got {type(config).__name__}."
-        )
-    if model.found_lora is None:
-        return model.unet.bind_lora(config)
-    found = model.found_lora.lora
-    if (found.config.r, found.config.lora_alpha) != (config.r, config.lora_alpha):
-        warnings.warn(
-            f"{model.name} comes with an adapter, which trains on with its own rank {found.config.r} and alpha "
-            f"{found.config.lora_alpha:g}, in place of {config.r} and {config.lora_alpha:g}.",
-            stacklevel=5,
-        )
-    return found

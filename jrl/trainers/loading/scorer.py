@@ -42,7 +42,7 @@ from jrl.trainers.loading.setup import (
     compute_dtype,
 )
 from jrl.trainers.loading.tokenizers import load_run_tokenizer
-from jrl.typing import Frozen, Params, Scorer
+from jrl.typing import Frozen, Params, PRNGKey, Scorer
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,10 @@ def load_scorer(config: TRLConfig, mesh: Mesh, *, dropout: bool) -> ScorerBundle
     section, train = config.model, config.train
     tokenizer = load_run_tokenizer(config.model, config.tokenizer)
     plan = plan_adapter(section, tokenizer, dropout=dropout)
-    described = _described_model(config, plan, tokenizer)
+    described = describe_classifier(config, plan)
+    check_vocabulary(tokenizer, described.vocab_size)
     adapter = bind_classifier(described, plan.config)
-    options: dict[str, Any] = {"num_layers_unfrozen": section.num_layers_unfrozen, "adapter": adapter}
-    dtype = COMPUTE_DTYPES[compute_dtype(config)]
-    attention = section.attn_implementation
-    scorer = make_scorer(
-        described, **options, compute_dtype=dtype, remat=train.remat, attn_implementation=attention
-    )
+    scorer = make_run_scorer(config, described, adapter)
     root_key = jax.random.key(train.seed)
     start = load_start(
         plan.base,
@@ -96,13 +92,8 @@ def load_scorer(config: TRLConfig, mesh: Mesh, *, dropout: bool) -> ScorerBundle
     if adapter is not None and plan.continues:
         assert plan.folder is not None
         params, fresh = params | load_classifier_adapter(plan.folder, start.model, adapter), ()
-    quantize = partial(quantize_frozen, kind=section.frozen_dtype, mesh=mesh)
-    if adapter is not None:
-        # First, so that what starts as a norm of frozen weights is that of those which are used.
-        params = quantize(params, keep=(*HEADS, *ADAPTERS))
     key = jax.random.fold_in(root_key, ADAPTER_STREAM)
-    trainable, frozen = split_scorer(params, start.model, **options, key=key)
-    frozen = frozen if adapter is not None else quantize(frozen)
+    trainable, frozen = split_classifier(config, params, start.model, adapter, key=key, mesh=mesh)
     # A fresh adapter, or one of a folder of its own, is not on the mesh yet.
     trainable = place(trainable, tree_shardings(mesh, trainable)[0])
     return ScorerBundle(
@@ -118,10 +109,16 @@ def load_scorer(config: TRLConfig, mesh: Mesh, *, dropout: bool) -> ScorerBundle
     )
 
 
-def _described_model(config: TRLConfig, plan: AdapterPlan, tokenizer: Any) -> Classifier:
-    """The model that the config tells of, which tokenizer and configuration must fit: no weight is read."""
+def describe_classifier(config: TRLConfig, plan: AdapterPlan) -> Classifier:
+    """The model that the config tells of, which the run's configuration must fit: no weight is read.
+
+    Args:
+      config: The run's configuration.
+      plan: Its adapter.
+    Raises:
+      ValueError: If it does not fit.
+    """
     model, length = describe_start(plan.base, config.model.model_extra_configs), config.train.seq_length
-    check_vocabulary(tokenizer, model.vocab_size)
     if length > model.max_positions:
         raise ValueError(
             f"`train.seq_length` is {length}, but the model has {model.max_positions} positions; shorten `seq_length` "
@@ -129,6 +126,47 @@ def _described_model(config: TRLConfig, plan: AdapterPlan, tokenizer: Any) -> Cl
         )
     check_what_trains(config, plan, with_value_head=True)
     return model
+
+
+def make_run_scorer(config: TRLConfig, model: Classifier, adapter: Lora | None) -> Scorer:
+    """The model as algorithms see it, computed as a run's configuration asks for."""
+    return make_scorer(
+        model,
+        num_layers_unfrozen=config.model.num_layers_unfrozen,
+        adapter=adapter,
+        compute_dtype=COMPUTE_DTYPES[compute_dtype(config)],
+        remat=config.train.remat,
+        attn_implementation=config.model.attn_implementation,
+    )
+
+
+def split_classifier(
+    config: TRLConfig,
+    params: Params,
+    model: Classifier,
+    adapter: Lora | None,
+    *,
+    key: PRNGKey,
+    mesh: Mesh | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what trains, what does not, in as many bits as `model.frozen_dtype` says).
+
+    Args:
+      config: The run's configuration.
+      params: The whole model, and perhaps an adapter that was loaded.
+      model: What they belong to.
+      adapter: What trains in the place of layers.
+      key: For a fresh adapter.
+      mesh: Where the parameters lie; None: on one device.
+    """
+    quantize = partial(quantize_frozen, kind=config.model.frozen_dtype, mesh=mesh)
+    if adapter is not None:
+        # First, so that what starts as a norm of frozen weights is that of those which are used.
+        params = quantize(params, keep=(*HEADS, *ADAPTERS))
+    trainable, frozen = split_scorer(
+        params, model, num_layers_unfrozen=config.model.num_layers_unfrozen, adapter=adapter, key=key
+    )
+    return trainable, frozen if adapter is not None else quantize(frozen)
 
 
 def padded_model(start: Start, tokenizer: Any) -> Classifier:
