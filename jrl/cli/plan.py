@@ -6,7 +6,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+import jax
 
 from jrl.cli.flat import is_flat
 from jrl.mesh import abstract_mesh, make_mesh, mesh_sizes
@@ -21,7 +24,7 @@ GIB = 1 << 30
 def add_plan_flags(command: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     command.add_argument(
-        "--config", required=True, metavar="YAML", help="nested recipe of a run, or its name"
+        "--config", required=True, metavar="YAML", help="nested recipe of a run, or DDPO's, or its name"
     )
     command.add_argument(
         "--devices", type=int, metavar="N", help="default: what `--mesh` multiplies to, or 1"
@@ -42,7 +45,7 @@ def add_plan_flags(command: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="with --compile: these alone (sample, update)",
+        help="with --compile: these alone (sample, score, update, evaluate)",
     )
     command.add_argument(
         "--save", type=Path, metavar="DIR", help="with --compile: writes the executables into this folder"
@@ -52,18 +55,12 @@ def add_plan_flags(command: argparse.ArgumentParser) -> None:
 
 def plan(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], int | None]:
     """Runs `jrl plan`."""
-    content = read_yaml(flags.config)
-    if is_flat(content):
-        raise ValueError(
-            f"--config must be a nested recipe, of the sections method, model, train, ...; {flags.config} has TRL's "
-            "flat fields. A run with it writes its sections into config.yaml of every checkpoint, which can be planned."
-        )
-    config = apply_overrides(TRLConfig.load_yaml(flags.config), list(overrides))
-    sizes = {"data": -1, "fsdp": 1, "tensor": 1} | (config.train.mesh or {})
+    read = partial(_config, flags.config, overrides)
+    sizes = {"data": -1, "fsdp": 1, "tensor": 1} | (read(1).train.mesh or {})
     if flags.mesh:
         sizes = {"data": 1, "fsdp": 1, "tensor": 1} | _sizes(flags.mesh)
     if flags.compile:
-        return _compile(config, flags, sizes)
+        return _compile(read, flags, sizes)
     for name, given in {"programs": flags.programs, "save": flags.save}.items():
         if given:
             raise ValueError(f"--{name} needs --compile TARGET: without it nothing is compiled.")
@@ -72,7 +69,7 @@ def plan(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], in
         devices = 1
         for size in sizes.values():
             devices *= max(size, 1)
-    found = plan_run(config, abstract_mesh(**sizes, num_devices=devices))
+    found = plan_run(read(devices), abstract_mesh(**sizes, num_devices=devices))
 
     def show() -> None:
         print(found.table(None if flags.hbm is None else int(flags.hbm * GIB)))
@@ -80,8 +77,27 @@ def plan(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], in
     return show
 
 
+def _config(path: str, overrides: Sequence[str], num_devices: int) -> TRLConfig:
+    """The configuration of a run on so many devices: a nested one is the same for any number.
+
+    Raises:
+      ValueError: If it is flat, and not DDPO's, whose fields are no other command's.
+    """
+    content = read_yaml(path)
+    if not is_flat(content):
+        return apply_overrides(TRLConfig.load_yaml(path), list(overrides))
+    if "pretrained_model" in content:
+        from jrl.trl.commands import planned_ddpo  # transformers' arguments take a second to import
+
+        return apply_overrides(planned_ddpo(path, num_devices), list(overrides))
+    raise ValueError(
+        f"--config must be a nested recipe, of the sections method, model, train, ...; {path} has TRL's "
+        "flat fields. A run with it writes its sections into config.yaml of every checkpoint, which can be planned."
+    )
+
+
 def _compile(
-    config: TRLConfig, flags: argparse.Namespace, sizes: Mapping[str, int]
+    read: Callable[[int], TRLConfig], flags: argparse.Namespace, sizes: Mapping[str, int]
 ) -> Callable[[], int | None]:
     """`jrl plan --compile`; status 1 where a target is too small."""
     # Other commands need not wait for what reads compiled programs.
@@ -99,6 +115,8 @@ def _compile(
         fits = True
         for target, mesh in zip(targets, meshes, strict=True):
             folder = None if flags.save is None else flags.save / target.name.replace(":", "_")
+            with jax.set_mesh(mesh):
+                config = read(target.num_devices)
             found = compile_run(config, target, mesh, only=flags.programs, save=folder, tell=_tell)
             print(found.table(), flush=True)
             fits = fits and found.fits

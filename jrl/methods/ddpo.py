@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.trainers.config.defaults import default_config
-from jrl.trainers.config.method import Method
+from jrl.trainers.config.method import Footprint, Method
 from jrl.trainers.config.sections import ModelConfig
 from jrl.trainers.config.trl_config import TRLConfig
 
@@ -31,6 +31,11 @@ def default_ddpo_config() -> TRLConfig:
     )
 
 
+def _footprint(config: TRLConfig) -> Footprint:
+    assert isinstance(config.method, DDPOConfig), "the entry's own"
+    return Footprint(passes_per_sample=config.method.num_trained_steps)
+
+
 DDPO = Method(
     name="ddpo",
     config=DDPOConfig,
@@ -41,6 +46,7 @@ DDPO = Method(
     papers=lambda method: ("black2023training",),
     data="images",
     model="diffusion",
+    footprint=_footprint,
     headlines={"ddpo/kl": "kl", "ddpo/clip_fraction": "clip"},
     own_tokens=True,
     scales_loss=True,

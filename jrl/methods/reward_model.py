@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.trainers.config.defaults import default_config
-from jrl.trainers.config.method import Method
+from jrl.trainers.config.method import Footprint, Method
 from jrl.trainers.config.trl_config import TRLConfig
 
 
@@ -24,6 +24,7 @@ REWARD_MODEL = Method(
     papers=lambda method: ("ouyang2022training", "bradley1952rank"),
     data="pairs",
     model="classifier",
+    footprint=lambda config: Footprint(rows_per_sample=2, reads_logits=False),
     headlines={
         "reward_model/loss": "loss",
         "reward_model/accuracy": "accuracy",

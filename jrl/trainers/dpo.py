@@ -43,7 +43,7 @@ from jrl.trainers.loading.dpo_reference import (
 )
 from jrl.trainers.loading.setup import PolicyBundle
 from jrl.trainers.offline import OfflineTrainer, SampleSet
-from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.programs import (
     Program,
@@ -123,6 +123,7 @@ class DPOTrainer(OfflineTrainer, PolicyTrainer):
         """The update of an optimizer batch, and what a reference says of one where it is the model as it began."""
         method, train, optimizer = config.method, config.train, optimizer_of(config)
         assert isinstance(method, DPOConfig), "the registry saw to it"
+        assert isinstance(model, LanguageShapes), "the method saw to it"
         reader = Reader(model.policy, chunk_bytes=train.logprob_chunk_bytes)
         sequences = sequence_shapes(model, train.batch_size, train.seq_length)
         logprobs = array_of(*sequences.mask.shape)

@@ -21,7 +21,7 @@ from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import PolicyBundle, load_policy
 from jrl.trainers.offline import OfflineTrainer
-from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.programs import (
     Program,
@@ -68,6 +68,7 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
         """The update of an optimizer batch, and the steered sampling call of an evaluation."""
         method, train, optimizer = config.method, config.train, optimizer_of(config)
         assert isinstance(method, ILQLConfig), "the registry saw to it"
+        assert isinstance(model, LanguageShapes), "the method saw to it"
         reader = Reader(model.policy, chunk_bytes=train.logprob_chunk_bytes)
         update = _make_update(config, method, reader, optimizer)
         sequences = sequence_shapes(model, train.batch_size, train.seq_length)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import jax
+from jax.sharding import Mesh
 
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.data.sources.streams import StreamSet
@@ -64,13 +65,7 @@ class OfflineTrainer(Trainer):
         Args:
           objective: `(params, frozen, batch) -> (loss_sum, weight, metrics)` of rows as `batch` gives them.
         """
-
-        def measure(params: Params, frozen: Frozen, batch: Any) -> Metrics:
-            return objective(params, frozen, batch)[2]
-
-        self._measure = jax.jit(
-            measure, out_shardings=replicated(self.mesh), compiler_options=COMPILER_OPTIONS
-        )
+        self._measure = measuring_program(objective, self.mesh)
 
     def learn(self) -> None:
         """Runs up to `total_steps`, or `epochs` passes over the samples."""
@@ -139,6 +134,15 @@ class OfflineTrainer(Trainer):
         """The samples', beside what every trainer has."""
         found = super().data_sha256() | {"samples": self.samples.sha256()}
         return found if self.eval_samples is None else found | {"eval_samples": self.eval_samples.sha256()}
+
+
+def measuring_program(objective: Callable[[Params, Frozen, Any], Loss], mesh: Mesh) -> Callable[..., Metrics]:
+    """Metrics of an objective, jitted: `(params, frozen, batch) -> metrics`."""
+
+    def measure(params: Params, frozen: Frozen, batch: Any) -> Metrics:
+        return objective(params, frozen, batch)[2]
+
+    return jax.jit(measure, out_shardings=replicated(mesh), compiler_options=COMPILER_OPTIONS)
 
 
 def real_rows(batch: Any) -> Any:

@@ -26,7 +26,7 @@ from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import PolicyBundle, load_policy
 from jrl.trainers.loggers.description import warn_of_batches
 from jrl.trainers.online_programs import make_update, online_programs
-from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.trainers.programs import Program
 from jrl.trainers.sampling_trainer import SamplingTrainer
 from jrl.typing import Params, PRNGKey
@@ -109,6 +109,7 @@ class OnlineTrainer(SamplingTrainer):
         Raises:
           ValueError: If the method has no recipe.
         """
+        assert isinstance(model, LanguageShapes), "the method saw to it"
         return online_programs(config, _recipe_of(config.method), model, mesh)
 
     @property

@@ -20,7 +20,7 @@ from jrl.rollout.assemble import assemble
 from jrl.rollout.experience import scoring_program
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loop.run import run_length
-from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.plan.model_part import LanguageShapes
 from jrl.trainers.programs import (
     Program,
     array_of,
@@ -35,7 +35,7 @@ from jrl.trainers.programs import (
 from jrl.typing import Completions, PolicyFns, Rollouts, Scored, Sequences, Update
 
 
-def online_programs(config: TRLConfig, recipe: Recipe, model: ModelShapes, mesh: Mesh) -> list[Program]:
+def online_programs(config: TRLConfig, recipe: Recipe, model: LanguageShapes, mesh: Mesh) -> list[Program]:
     """Sampling call, what follows it, and the update of an iteration.
 
     Args:
@@ -112,7 +112,7 @@ def _with_scoring(config: TRLConfig, recipe: Recipe) -> bool:
 def _scoring(
     config: TRLConfig,
     recipe: Recipe,
-    model: ModelShapes,
+    model: LanguageShapes,
     mesh: Mesh,
     sample: Program,
     completions: Any,
@@ -137,7 +137,7 @@ def _scoring(
     return Program("score", program, arguments, held=(0, 1, 2))
 
 
-def _reference(recipe: Recipe, model: ModelShapes, mesh: Mesh) -> Any:
+def _reference(recipe: Recipe, model: LanguageShapes, mesh: Mesh) -> Any:
     """The reference's own parameters; {} under an adapter, None where there is no reference."""
     return None if recipe.kl is None else weights_on(mesh, jax.eval_shape(init_reference, model.params))
 

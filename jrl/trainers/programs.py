@@ -6,6 +6,7 @@ Both take a program from the same function, so a plan speaks of the very program
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from jrl.placement import rows_sharding
 from jrl.rollout.sampler import GenerationSettings, Sampler
 from jrl.trainers.config.gen_kwargs import parse_gen_kwargs
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.typing import ModelInputs, Params, SamplingKnobs, Sequences, Update
 
 
@@ -44,6 +45,11 @@ class Program:
     arguments: tuple[Any, ...]
     held: tuple[int, ...] = (0, 1)
     rounds: int = 1
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """The other arguments."""
+        return tuple(tree for place, tree in enumerate(self.arguments) if place not in self.held)
 
     def result(self) -> Any:
         """Shapes of what it returns."""
@@ -87,6 +93,14 @@ def with_shardings(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(_placed, tree, shardings)
 
 
+def placed_bytes(tree: Any) -> int:
+    """Bytes of a tree of shapes with shardings on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
 def weights_on(mesh: Mesh, tree: Any) -> Any:
     """Shapes of parameters or of a state, placed as `jrl.mesh` places them."""
     return with_shardings(tree, tree_shardings(mesh, tree)[0])
@@ -117,7 +131,7 @@ def _placed(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
 
 
 def planned_settings(
-    model: ModelShapes, gen_kwargs: Mapping[str, Any], *, steers: bool = False
+    model: LanguageShapes, gen_kwargs: Mapping[str, Any], *, steers: bool = False
 ) -> GenerationSettings:
     """`gen_kwargs` as settings where no tokenizer need be: which ids end or fill a row changes no program's size."""
     last = model.lm.vocab_size - 1
@@ -126,7 +140,7 @@ def planned_settings(
 
 
 def sampling_program(
-    model: ModelShapes,
+    model: LanguageShapes,
     mesh: Mesh,
     settings: GenerationSettings,
     *,
@@ -166,7 +180,7 @@ def sampling_program(
 
 
 def evaluation_program(
-    config: TRLConfig, model: ModelShapes, mesh: Mesh, *, num_rows: int | None = None, steers: bool = False
+    config: TRLConfig, model: LanguageShapes, mesh: Mesh, *, num_rows: int | None = None, steers: bool = False
 ) -> Program:
     """The sampling call of an evaluation.
 
@@ -210,7 +224,7 @@ def update_program(
     return Program("update", jitted, arguments, held, rounds=rounds)
 
 
-def sequence_shapes(model: ModelShapes, rows: int, length: int, packed: bool = False) -> Sequences:
+def sequence_shapes(model: LanguageShapes, rows: int, length: int, packed: bool = False) -> Sequences:
     """Shapes of rows that are learned from: a window of all their actions.
 
     Args:

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh
 
 from jrl.data.preferences.comparison_format import ComparisonFormat, ComparisonRow
 from jrl.data.preferences.preference_set import ComparisonSet
 from jrl.data.sources.records import RecordStream
 from jrl.data.sources.streams import StreamSet
+from jrl.learners.accumulate import OwnObjective
 from jrl.learners.reward_model import make_reward_model_update, reward_model_objective
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.state import TrainState, init_train_state
@@ -22,11 +26,14 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.classifier import Classifier
 from jrl.models.heads import HeadsPlace
 from jrl.trainers.config.registry import register_trainer
+from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.reward_model import APPEND_EOS
 from jrl.trainers.loading.scorer import ScorerBundle, load_scorer, scorer_writer
 from jrl.trainers.loggers.description import describe_scorer
-from jrl.trainers.offline import OfflineTrainer
-from jrl.typing import ComparisonBatch, Params
+from jrl.trainers.offline import OfflineTrainer, measuring_program
+from jrl.trainers.plan.model_part import ClassifierShapes, ModelShapes
+from jrl.trainers.programs import Program, array_of, optimizer_of, rows_on, update_program, weights_on
+from jrl.typing import ComparisonBatch, ModelInputs, Params, Scorer, Update
 
 
 @register_trainer("RewardTrainer")
@@ -61,20 +68,29 @@ class RewardTrainer(OfflineTrainer):
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """No reference is made: nothing is compared."""
         del make_reference
-        train, method = self.config.train, self.method
-        optimizer = self.make_optimizer()
-        update = make_reward_model_update(
-            self.loaded.scorer,
-            optimizer,
-            method,
-            batch_size=train.batch_size,
-            minibatch_size=train.rows_per_pass,
-            objective=self.own_objective,
-        )
+        optimizer, scorer = self.make_optimizer(), self.loaded.scorer
+        update = _make_update(self.config, self.method, scorer, optimizer, self.own_objective)
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
-        center_coef = method.center_rewards_coefficient or 0.0
-        own = partial(reward_model_objective, self.loaded.scorer, center_coef=center_coef)
-        self.compile_evaluation(self.own_objective or own)
+        self.compile_evaluation(self.own_objective or _objective(self.method, scorer))
+
+    @classmethod
+    def programs(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> list[Program]:
+        """The update of an optimizer batch, and what an evaluation measures of one."""
+        method, optimizer = config.method, optimizer_of(config)
+        assert isinstance(method, RewardConfig), "the registry saw to it"
+        assert isinstance(model, ClassifierShapes), "the method saw to it"
+        update = _make_update(config, method, model.scorer, optimizer)
+        rows = partial(array_of, config.train.batch_size)
+        length = config.train.seq_length
+        texts = ModelInputs(rows(length, dtype=jnp.int32), rows(length, dtype=jnp.bool_))
+        batch = ComparisonBatch(texts, texts, rows(dtype=jnp.bool_), rows())
+        init = partial(init_train_state, optimizer=optimizer)
+        weights = weights_on(mesh, model.params), weights_on(mesh, model.frozen)
+        measure = measuring_program(_objective(method, model.scorer), mesh)
+        return [
+            update_program(model, mesh, init, update, batch),
+            Program("evaluate", measure, (*weights, rows_on(mesh, batch))),
+        ]
 
     def add_data(
         self,
@@ -170,6 +186,29 @@ class RewardTrainer(OfflineTrainer):
         fresh, seed = self.loaded.fresh, self.config.train.seed
         origin = f"fresh ({', '.join(fresh)}), from seed {seed}" if fresh else "loaded"
         return found | {"score head": origin}
+
+
+def _make_update(
+    config: TRLConfig,
+    method: RewardConfig,
+    scorer: Scorer,
+    optimizer: optax.GradientTransformation,
+    objective: OwnObjective[ComparisonBatch] | None = None,
+) -> Update:
+    """The update of an optimizer batch, as a configuration asks for it."""
+    return make_reward_model_update(
+        scorer,
+        optimizer,
+        method,
+        batch_size=config.train.batch_size,
+        minibatch_size=config.train.rows_per_pass,
+        objective=objective,
+    )
+
+
+def _objective(method: RewardConfig, scorer: Scorer) -> OwnObjective[ComparisonBatch]:
+    """What an evaluation measures."""
+    return partial(reward_model_objective, scorer, center_coef=method.center_rewards_coefficient or 0.0)
 
 
 def ends_in(batch: ComparisonBatch, token: int) -> bool:

@@ -28,7 +28,7 @@ from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loggers.description import warn_of_batches
 from jrl.trainers.loop.run import Run
-from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.trainers.programs import (
     Program,
     evaluation_program,
@@ -89,6 +89,7 @@ class RFTTrainer(SamplingTrainer):
         """The update of an optimizer batch, and a sampling call."""
         method, optimizer = config.method, optimizer_of(config)
         assert isinstance(method, RFTConfig), "the registry saw to it"
+        assert isinstance(model, LanguageShapes), "the method saw to it"
         reader = Reader(model.policy, chunk_bytes=config.train.logprob_chunk_bytes)
         update = _make_update(config, reader, optimizer)
         init = partial(init_train_state, optimizer=optimizer)

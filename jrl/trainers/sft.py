@@ -22,7 +22,7 @@ from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import PolicyBundle, load_policy
 from jrl.trainers.offline import OfflineTrainer
-from jrl.trainers.plan.model_part import ModelShapes
+from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.programs import (
     Program,
@@ -71,6 +71,7 @@ class SFTTrainer(OfflineTrainer, PolicyTrainer):
         """The update of an optimizer batch, and the sampling call of an evaluation."""
         method, optimizer = config.method, optimizer_of(config)
         assert isinstance(method, SFTConfig), "the configuration saw to it"
+        assert isinstance(model, LanguageShapes), "the method saw to it"
         reader = Reader(model.policy, chunk_bytes=config.train.logprob_chunk_bytes)
         update = _make_update(config, method, reader, optimizer)
         init = partial(init_train_state, optimizer=optimizer)

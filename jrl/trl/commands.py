@@ -14,6 +14,7 @@ from jrl.api import prepare
 from jrl.data.sources import RecordStream, load_prompts
 from jrl.named_functions import load_function, load_image_reward, load_reward, names_function
 from jrl.trainers.base import Trainer
+from jrl.trainers.config import TRLConfig
 from jrl.trainers.diffusion import PromptFunction, PromptList
 from jrl.trainers.loading import reward_mesh
 from jrl.trl.arguments import FlatArguments
@@ -21,6 +22,7 @@ from jrl.trl.command_help import FlatParser
 from jrl.trl.configs import DPOConfig, RewardConfig, SFTConfig
 from jrl.trl.ddpo import DDPOTrainer
 from jrl.trl.ddpo_config import DDPOConfig
+from jrl.trl.ddpo_native import native_config as ddpo_native_config
 from jrl.trl.ddpo_pipeline import DefaultDDPOStableDiffusionPipeline
 from jrl.trl.dpo import DPOTrainer
 from jrl.trl.models import (
@@ -374,6 +376,23 @@ def _ddpo(words: Sequence[str]) -> Prepared:
 
     native = trainer.native
     return Prepared(native, trainer.train, native.save_pretrained, f"--resume_from {native.run_dir}")
+
+
+def planned_ddpo(path: str, num_devices: int) -> TRLConfig:
+    """A flat recipe of DDPO as the six sections of its run, for `jrl plan`.
+
+    Args:
+      path: Of the recipe.
+      num_devices: Of the run; they need not be here. TRL's sizes are of one device.
+    Raises:
+      ValueError: If a field is mistaken; as does TypeError.
+    """
+    script, config = ddpo_parser().parse_args_and_config(["--config", path])
+    if script.pretrained_model is None:
+        raise ValueError("`pretrained_model` must be given, got None.")
+    return ddpo_native_config(
+        config, model=script.pretrained_model, use_lora=script.use_lora, absent_devices=num_devices
+    )
 
 
 def _prompt_function(name: str) -> PromptFunction:

@@ -126,18 +126,21 @@ class OwnedDDPO(DDPOTrainer):
             jax.block_until_ready(done.device)
 
 
-def native_config(config: DDPOConfig, *, model: str, use_lora: bool) -> TRLConfig:
+def native_config(
+    config: DDPOConfig, *, model: str, use_lora: bool, absent_devices: int | None = None
+) -> TRLConfig:
     """The six sections.
 
     Args:
       config: TRL's.
       model: What the model is called, or where it lies.
       use_lora: Whether an adapter trains.
+      absent_devices: Devices of a run that is planned; None: those that are here.
     Raises:
       ValueError: On a value out of range, under the name that it has there.
     """
     names = {entry.name for entry in fields(NativeDDPOConfig)} & {entry.name for entry in fields(DDPOConfig)}
-    dtype = compute_dtype(config)
+    devices, dtype = data_devices(config, absent_devices), compute_dtype(config, absent_devices)
     method = {name: vars(config)[name] for name in names - {"name", "sample_batch_size"}}
     peft_config = {
         "peft_type": "LORA",
@@ -156,7 +159,7 @@ def native_config(config: DDPOConfig, *, model: str, use_lora: bool) -> TRLConfi
     return TRLConfig(
         method=NativeDDPOConfig(
             **method,
-            sample_batch_size=config.sample_batch_size * data_devices(config),
+            sample_batch_size=config.sample_batch_size * devices,
             loss_scaling=FIRST_LOSS_SCALE if dtype == "float16" else 0.0,
         ),
         model=ModelConfig(model, peft_config=peft_config if use_lora else None),
@@ -165,12 +168,12 @@ def native_config(config: DDPOConfig, *, model: str, use_lora: bool) -> TRLConfi
         if warmup
         else SchedulerConfig("constant"),
         tokenizer=TokenizerConfig(model),
-        train=_train(config, dtype),
+        train=_train(config, devices, dtype),
     )
 
 
-def _train(config: DDPOConfig, dtype: Dtype) -> TrainConfig:
-    devices, steps = data_devices(config), steps_per_epoch(config)
+def _train(config: DDPOConfig, devices: int, dtype: Dtype) -> TrainConfig:
+    steps = steps_per_epoch(config)
     tracker, project = tracker_fields(config.tracker_kwargs), config.project_kwargs
     minibatch_size = config.train_batch_size * devices
     return TrainConfig(
@@ -208,18 +211,20 @@ def steps_per_epoch(config: DDPOConfig) -> int:
     return config.train_num_inner_epochs * (config.samples_of_a_device // config.samples_of_a_step)
 
 
-def data_devices(config: DDPOConfig) -> int:
+def data_devices(config: DDPOConfig, absent_devices: int | None) -> int:
     """Devices that rows are divided over; those of the tensor axis share theirs."""
-    return max(jax.device_count() // max(config.mesh_sizes.get("tensor", 1), 1), 1)
+    count = jax.device_count() if absent_devices is None else absent_devices
+    return max(count // max(config.mesh_sizes.get("tensor", 1), 1), 1)
 
 
-def compute_dtype(config: DDPOConfig) -> Dtype:
+def compute_dtype(config: DDPOConfig, absent_devices: int | None) -> Dtype:
     """Dtype for `mixed_precision`: by default bfloat16 on an accelerator, float32 on a CPU.
 
-    On a CPU it is float32 whatever is asked for: XLA computes not all of the networks in half precision there.
+    On a CPU that is here it is float32 whatever is asked for: XLA computes not all of the networks in half precision
+    there.
     """
     default = default_compute_dtype()
-    on_cpu = default == "float32"
+    on_cpu = default == "float32" and absent_devices is None
     if on_cpu and config.mixed_precision not in (None, "no"):
         warnings.warn(
             f"`mixed_precision` {config.mixed_precision} computes in float32 on a CPU.", stacklevel=2

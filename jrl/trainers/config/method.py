@@ -28,6 +28,8 @@ class Footprint(NamedTuple):
       num_q_heads: Of the model.
       sampling_rows: Rows of a sampling call; 0: the algorithm does not sample.
       rows_per_sample: Rows that a sample has in an optimizer step: 2 for a pair.
+      passes_per_sample: Passes of each sample in an optimizer step: more than one where it has denoising steps.
+      reads_logits: Whether an optimizer step reads logits, whose head is a language model's.
       reference: What the algorithm keeps to be held against: "branch" copies of the layers that train, "whole" a copy
         of all that trains, another configuration's model; None: nothing.
       scores: When policy or reference score rows outside of the update: "rollouts" each sampling call, "steps" each
@@ -39,6 +41,8 @@ class Footprint(NamedTuple):
     num_q_heads: int = 0
     sampling_rows: int = 0
     rows_per_sample: int = 1
+    passes_per_sample: int = 1
+    reads_logits: bool = True
     reference: Literal["branch", "whole"] | TRLConfig | None = None
     scores: Literal["rollouts", "steps"] | None = None
     update_reads_reference: bool = False

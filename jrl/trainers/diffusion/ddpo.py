@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
-from jrl.learners.ddpo import DDPOState, init_ddpo_state, make_ddpo_update
+from jrl.learners.ddpo import DDPOState, init_ddpo_state
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.state import TrainState
 from jrl.mesh import place, tree_shardings
@@ -24,6 +25,7 @@ from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.diffusion.ddpo_evaluation import evaluate_prompts
 from jrl.trainers.diffusion.ddpo_experience import Collector, Experience, batch_name
 from jrl.trainers.diffusion.ddpo_gallery import Gallery, Tracker
+from jrl.trainers.diffusion.ddpo_programs import check_sizes, ddpo_programs, make_update, steps_per_epoch
 from jrl.trainers.diffusion.ddpo_prompts import PromptFunction, PromptList
 from jrl.trainers.diffusion.ddpo_rewards import Answers, ImageRewardCall, RewardFunction, judge
 from jrl.trainers.diffusion.ddpo_sampling import Sampler
@@ -31,6 +33,8 @@ from jrl.trainers.diffusion.diffusion_trainer import DiffusionTrainer
 from jrl.trainers.loggers.safe_text import code_span
 from jrl.trainers.loop.run import Run
 from jrl.trainers.loop.stopwatch import Stopwatch
+from jrl.trainers.plan.model_part import DiffusionShapes, ModelShapes
+from jrl.trainers.programs import Program
 from jrl.trainers.rollouts.evaluation import Evaluation
 from jrl.typing import Metrics, Params, PRNGKey
 
@@ -105,27 +109,11 @@ class DDPOTrainer(DiffusionTrainer):
         """The reference is the model without its adapter, or the copy that `frozen` holds."""
         del make_reference
         train, method = self.config.train, self.method
-        if method.num_samples % train.batch_size:
-            raise ValueError(
-                f"`train.batch_size` must divide the samples of an epoch, `method.sample_batch_size` * "
-                f"`method.sample_num_batches_per_epoch` = {method.num_samples}, got {train.batch_size}."
-            )
-        if train.compute_dtype == "float16" and not method.loss_scaling:
-            raise ValueError(
-                "`method.loss_scaling` must be positive where `train.compute_dtype` is float16 (4096 is a good one), "
-                "got 0: gradients of its images are smaller than its smallest numbers."
-            )
+        check_sizes(self.config, method)
         if self.adapter is None:
             _warn_of_rate(self.config.optimizer.kwargs.get("lr", 0.0), params)
         optimizer = self.make_optimizer()
-        update = make_ddpo_update(
-            self.denoiser,
-            self.model.schedule,
-            optimizer,
-            method,
-            batch_size=train.batch_size,
-            minibatch_size=train.rows_per_pass,
-        )
+        update = make_update(self.config, method, self.denoiser, self.model.schedule, optimizer)
         self.compile_learner(lambda p: init_ddpo_state(p, optimizer, method), update, params)
         self.memory = Collector.fresh_memory(train.seed)
         self.gallery = Gallery(train, self.run_dir)
@@ -136,6 +124,14 @@ class DDPOTrainer(DiffusionTrainer):
             lambda batches, is_async: self.compute_rewards(batches, is_async),
             skip_errors=train.reward_errors == "skip",
         )
+
+    @classmethod
+    def programs(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> list[Program]:
+        """Sampling call and update of an epoch."""
+        method = config.method
+        assert isinstance(method, DDPOConfig), "the registry saw to it"
+        assert isinstance(model, DiffusionShapes), "the method saw to it"
+        return ddpo_programs(config, method, model, mesh)
 
     def compute_rewards(self, batches: Sequence[list[Any]], is_async: bool = False) -> Answers:
         """(reward vectors, reward metadata), one entry a sampling batch.
@@ -273,7 +269,7 @@ class DDPOTrainer(DiffusionTrainer):
     @property
     def steps_per_iteration(self) -> int:
         """Optimizer steps of an epoch."""
-        return self.method.train_num_inner_epochs * (self.method.num_samples // self.config.train.batch_size)
+        return steps_per_epoch(self.config, self.method)
 
     def host_state(self) -> dict[str, Any]:
         """Rewards of prompts, and the generators of the prompt function."""

@@ -27,6 +27,55 @@ _TOLERANCE = 1e-3
 """How far rounding may take an image out of [0, 1]."""
 
 
+def diffusing_program(
+    model: DenoiserFns,
+    schedule: NoiseSchedule,
+    method: DDPOConfig,
+    *,
+    mesh: jax.sharding.Mesh,
+    latent_shape: tuple[int, int, int],
+    rows: int,
+    eta: float | None = None,
+) -> Callable[..., tuple[Trajectories, jax.Array]]:
+    """A sampling call, jitted: denoising and decoding of so many images.
+
+    Args:
+      model: The model as algorithms see it.
+      schedule: Its noise.
+      method: How to sample.
+      mesh: Where rows go.
+      latent_shape: (Y, X, C).
+      rows: Of the call, global.
+      eta: η; None: that of training.
+    Returns:
+      `(params, frozen, tokens, negative, key, starts, steps) -> (trajectories, images)`; the last two are numbers of
+      rows, as `Sampler` takes them.
+    """
+    diffuse = make_diffuse(
+        model,
+        schedule,
+        num_steps=method.sample_num_steps,
+        eta=method.sample_eta if eta is None else eta,
+        guidance_scale=method.sample_guidance_scale,
+        guidance_rescale=method.guidance_rescale,
+        latent_shape=latent_shape,
+    )
+
+    def sample(
+        params: Params,
+        frozen: Frozen,
+        tokens: jax.Array,
+        negative: jax.Array,
+        key: PRNGKey,
+        starts: jax.Array,
+        steps: jax.Array,
+    ) -> tuple[Trajectories, jax.Array]:
+        of_start, of_steps = jax.random.split(key)
+        return diffuse(params, frozen, tokens, negative, _keys(of_start, starts), _keys(of_steps, steps))
+
+    return jax.jit(sample, out_shardings=rows_sharding(mesh, rows), compiler_options=COMPILER_OPTIONS)
+
+
 class Sampler:
     """Images of prompts, and how they came about: one compiled call for so many rows.
 
@@ -54,30 +103,8 @@ class Sampler:
         eta: float | None = None,
     ) -> None:
         self.tokenize, self.rows, self._mesh = tokenize, rows, mesh
-        diffuse = make_diffuse(
-            model,
-            schedule,
-            num_steps=method.sample_num_steps,
-            eta=method.sample_eta if eta is None else eta,
-            guidance_scale=method.sample_guidance_scale,
-            guidance_rescale=method.guidance_rescale,
-            latent_shape=latent_shape,
-        )
-
-        def sample(
-            params: Params,
-            frozen: Frozen,
-            tokens: jax.Array,
-            negative: jax.Array,
-            key: PRNGKey,
-            starts: jax.Array,
-            steps: jax.Array,
-        ) -> tuple[Trajectories, jax.Array]:
-            of_start, of_steps = jax.random.split(key)
-            return diffuse(params, frozen, tokens, negative, _keys(of_start, starts), _keys(of_steps, steps))
-
-        self._sample = jax.jit(
-            sample, out_shardings=rows_sharding(mesh, rows), compiler_options=COMPILER_OPTIONS
+        self._sample = diffusing_program(
+            model, schedule, method, mesh=mesh, latent_shape=latent_shape, rows=rows, eta=eta
         )
         self._encode = jax.jit(model.encode, compiler_options=COMPILER_OPTIONS)
         self._negative_tokens = tokenize([method.negative_prompts])

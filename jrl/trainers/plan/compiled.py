@@ -38,7 +38,7 @@ from jrl.trainers.plan.hlo import (
 from jrl.trainers.plan.model_part import kept_reference, model_part
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
 from jrl.trainers.plan.targets import Target
-from jrl.trainers.programs import Program, weights_on
+from jrl.trainers.programs import Program, placed_bytes, weights_on
 
 _LIBRARIES = re.compile("cudnn|cublas|cufft|tpu_custom_call|mosaic")
 """Kernels that a library brings; the compilers' own helpers are custom calls, too."""
@@ -155,7 +155,8 @@ class CompiledPlan:
             f"compiled for {self.target.name} ({axes})",
             f"{'held on each device':<46}{_size(self.held_bytes)}, planned {format_bytes(sum(planned.held.values()))}",
         ]
-        own = {"sample": sum(planned.sampling.values()), "update": sum(planned.learning.values())}
+        counted = {"sample": planned.sampling, "update": planned.learning} if planned.is_whole else {}
+        own = {name: sum(found.values()) for name, found in counted.items()}
         for program in self.programs:
             beside = f", planned {format_bytes(own[program.name])}" if program.name in own else ""
             lines += ["", f"{program.name}, compiled in {program.seconds:.0f} s"]
@@ -231,7 +232,7 @@ def _programs(config: TRLConfig, mesh: Mesh) -> tuple[list[Program], int]:
     programs = get_trainer(config.train.trainer).programs(config, model, mesh)
     update = next(program for program in programs if program.name == "update")
     reference = weights_on(mesh, kept_reference(model, footprint))
-    return programs, _bytes(update.arguments[:2]) + _bytes(reference)
+    return programs, placed_bytes(update.arguments[:2]) + placed_bytes(reference)
 
 
 def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProgram:
@@ -241,13 +242,13 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
     memory, text = compiled.memory_analysis(), compiled.as_text()
     if save is not None:
         _save(compiled, text, save, program.name)
-    held_bytes = _bytes([program.arguments[place] for place in program.held])
+    given_bytes = placed_bytes(program.given)
     rounds = [loop.round_bytes for loop in loops(text) if loop.trips is None and not loop.place]
     return CompiledProgram(
         name=program.name,
         seconds=seconds,
-        held_bytes=held_bytes,
-        given_bytes=_bytes(program.arguments) - held_bytes,
+        held_bytes=placed_bytes(program.arguments) - given_bytes,
+        given_bytes=given_bytes,
         argument_bytes=memory.argument_size_in_bytes,
         result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
@@ -275,14 +276,6 @@ def _save(compiled: Any, text: str, folder: Path, name: str) -> None:
         )
         return
     (folder / f"{name}.bin").write_bytes(content)
-
-
-def _bytes(tree: Any) -> int:
-    """Bytes of a tree on one device."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
 
 
 def _described(program: CompiledProgram) -> list[str]:

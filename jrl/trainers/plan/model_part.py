@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,16 +11,25 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
+from jrl.learners.ddpo_config import DDPOConfig
+from jrl.learners.reward_model_config import RewardConfig
+from jrl.models.classifier import Classifier
+from jrl.models.classifier_adapter import bind_classifier
+from jrl.models.config import TransformerConfig
+from jrl.models.diffusion.folder import describe_diffusion_model
+from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.models.heads import HEADS
-from jrl.models.model import LanguageModel
-from jrl.models.policy import ADAPTERS, init_reference
+from jrl.models.model import CausalLM, LanguageModel
+from jrl.models.policy import ADAPTERS, init_reference, make_policy
 from jrl.models.quantize import quantize_frozen
 from jrl.models.seq2seq_config import Seq2SeqConfig
-from jrl.trainers.config.method import Footprint
+from jrl.trainers.config.method import Footprint, entry_of
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.adapters import plan_adapter
+from jrl.trainers.loading.denoiser import bind_denoiser, check_denoiser, make_denoiser, split_denoiser
+from jrl.trainers.loading.scorer import describe_classifier, make_run_scorer, split_classifier
 from jrl.trainers.loading.setup import COMPUTE_DTYPES, check_what_trains, compute_dtype, described_model
-from jrl.typing import PolicyFns
+from jrl.typing import DenoiserFns, PolicyFns, Scorer
 
 
 @dataclass(frozen=True)
@@ -27,24 +37,78 @@ class ModelShapes:
     """A model as shapes, and where it is.
 
     Attributes:
-      lm: The model.
-      policy: As algorithms see it.
-      keeping: The same, which keeps every activation; `policy` itself without remat.
-      depth: Layers that a gradient passes.
+      name: Of its architecture.
       params: What trains.
       frozen: The rest.
       mesh: Where it would be.
       dtype: Of the computation.
     """
 
-    lm: LanguageModel
-    policy: PolicyFns
-    keeping: PolicyFns
-    depth: int
+    name: str
     params: Any
     frozen: Any
     mesh: AbstractMesh
     dtype: Any
+
+    @property
+    def layers(self) -> LanguageShapes | None:
+        """The layers of a language model, whose activations and traffic can be counted; None: it has no such."""
+        return None
+
+
+@dataclass(frozen=True)
+class LanguageShapes(ModelShapes):
+    """A language model as shapes, or the layers of a classifier.
+
+    Attributes:
+      lm: The model.
+      policy: As algorithms see it.
+      keeping: The same, which keeps every activation; `policy` itself without remat.
+      depth: Layers that a gradient passes.
+    """
+
+    lm: LanguageModel
+    policy: PolicyFns
+    keeping: PolicyFns
+    depth: int
+
+    @property
+    def layers(self) -> LanguageShapes:
+        """The model itself."""
+        return self
+
+
+@dataclass(frozen=True)
+class ClassifierShapes(ModelShapes):
+    """A classifier as shapes.
+
+    Attributes:
+      model: The model.
+      scorer: As algorithms see it.
+      decoder: Its layers, with its parameters; None: it is an encoder.
+    """
+
+    model: Classifier
+    scorer: Scorer
+    decoder: LanguageShapes | None
+
+    @property
+    def layers(self) -> LanguageShapes | None:
+        """The layers of a decoder; an encoder has none that are counted."""
+        return self.decoder
+
+
+@dataclass(frozen=True)
+class DiffusionShapes(ModelShapes):
+    """A diffusion model as shapes.
+
+    Attributes:
+      model: The model, with shapes in the place of its weights.
+      denoiser: As algorithms see it.
+    """
+
+    model: DiffusionModel
+    denoiser: DenoiserFns
 
 
 def model_part(
@@ -61,22 +125,11 @@ def model_part(
     Raises:
       ValueError: If the model cannot be what the configuration asks for.
     """
-    adapter = plan_adapter(config.model, None)
-    check_what_trains(config, adapter, with_value_head=footprint.value_head)
-    lm = described_model(config, adapter)
-    value_head = config.model.value_head if footprint.value_head else None
-    lm = replace(lm, value_head=value_head, num_q_heads=footprint.num_q_heads)
-    split: dict[str, Any] = {"num_layers_unfrozen": config.model.num_layers_unfrozen}
-    if adapter.config is not None:
-        split["adapter"] = adapter.config
-    dtype = COMPUTE_DTYPES[compute_dtype(config)]
-    computed: dict[str, Any] = {"compute_dtype": dtype}
-    if attends_as_configured:
-        computed["attn_implementation"] = config.model.attn_implementation
-    keeping = lm.policy(**computed, **split)
-    policy = lm.policy(**computed, remat=True, **split) if config.train.remat else keeping
-    shapes = _shapes(lm, split, config.model.frozen_dtype)
-    return ModelShapes(lm, policy, keeping, _depth(lm, split), *shapes, mesh, dtype)
+    entry = entry_of(config.method)
+    assert entry is not None, "it has a footprint"
+    if not attends_as_configured:
+        config = config.evolve(model={"attn_implementation": "einsum"})
+    return _KINDS[entry.model](config, mesh, footprint)
 
 
 def kept_reference(part: ModelShapes, footprint: Footprint) -> Any:
@@ -91,10 +144,83 @@ def kept_reference(part: ModelShapes, footprint: Footprint) -> Any:
     return {**own.params, **own.frozen}
 
 
-def _depth(lm: LanguageModel, split: dict[str, Any]) -> int:
+def _language_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> LanguageShapes:
+    adapter = plan_adapter(config.model, None)
+    check_what_trains(config, adapter, with_value_head=footprint.value_head)
+    lm = described_model(config, adapter)
+    value_head = config.model.value_head if footprint.value_head else None
+    lm = replace(lm, value_head=value_head, num_q_heads=footprint.num_q_heads)
+    split: dict[str, Any] = {"num_layers_unfrozen": config.model.num_layers_unfrozen}
+    if adapter.config is not None:
+        split["adapter"] = adapter.config
+    dtype = COMPUTE_DTYPES[compute_dtype(config)]
+    make = partial(
+        lm.policy, compute_dtype=dtype, attn_implementation=config.model.attn_implementation, **split
+    )
+    shapes = _shapes(lm, split, config.model.frozen_dtype)
+    depth = _depth(lm, config, adapts="adapter" in split)
+    return LanguageShapes(
+        lm.family.model_type, *shapes, mesh, dtype, lm, *_policies(make, remat=config.train.remat), depth
+    )
+
+
+def _classifier_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> ClassifierShapes:
+    del footprint
+    assert isinstance(config.method, RewardConfig), "the only algorithm of such models"
+    plan = plan_adapter(config.model, None, dropout=not config.method.disable_dropout)
+    model = describe_classifier(config, plan)
+    adapter = bind_classifier(model, plan.config)
+
+    def init(key: Any) -> Any:
+        return split_classifier(config, model.init(key), model, adapter, key=key)
+
+    dtype = COMPUTE_DTYPES[compute_dtype(config)]
+    scorer = make_run_scorer(config, model, adapter)
+    params, frozen = jax.eval_shape(init, _key())
+    shared = model.family.model_type, params, frozen, mesh, dtype
+    if not isinstance(model.config, TransformerConfig):
+        return ClassifierShapes(*shared, model, scorer, None)
+    make = partial(
+        make_policy,
+        model.config,
+        num_layers_unfrozen=config.model.num_layers_unfrozen,
+        adapter=adapter,
+        compute_dtype=dtype,
+        attn_implementation=config.model.attn_implementation,
+    )
+    lm = CausalLM(model.hf_config, model.family, model.config)
+    depth = _depth(lm, config, adapts=adapter is not None)
+    decoder = LanguageShapes(*shared, lm, *_policies(make, remat=config.train.remat), depth)
+    return ClassifierShapes(*shared, model, scorer, decoder)
+
+
+def _diffusion_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> DiffusionShapes:
+    del footprint
+    method = config.method
+    assert isinstance(method, DDPOConfig), "the only algorithm of such models"
+    check_denoiser(config.model)
+    model = describe_diffusion_model(config.model.model_path)
+    lora = bind_denoiser(model, config.model.peft_config)
+
+    def init(weights: Any, key: Any) -> Any:
+        return split_denoiser(config, method, replace(model, weights=weights), lora, key=key)
+
+    params, frozen = jax.eval_shape(init, dict(model.weights), _key())
+    dtype = COMPUTE_DTYPES[compute_dtype(config)]
+    denoiser = make_denoiser(config, model, lora)
+    return DiffusionShapes(model.name, params, frozen, mesh, dtype, model, denoiser)
+
+
+def _policies(make: Callable[..., PolicyFns], *, remat: bool) -> tuple[PolicyFns, PolicyFns]:
+    """(a model as a run computes it, the same that keeps every activation)."""
+    keeping = make(remat=False)
+    return make(remat=True) if remat else keeping, keeping
+
+
+def _depth(lm: LanguageModel, config: TRLConfig, *, adapts: bool) -> int:
     """Layers that a gradient passes: those that train, all under an adapter."""
-    unfrozen: int = split["num_layers_unfrozen"]
-    if "adapter" not in split and unfrozen != -1:
+    unfrozen = config.model.num_layers_unfrozen
+    if not adapts and unfrozen != -1:
         return max(unfrozen, 1)
     return lm.config.num_layers + (
         lm.config.num_encoder_layers if isinstance(lm.config, Seq2SeqConfig) else 0
@@ -111,5 +237,17 @@ def _shapes(lm: LanguageModel, split: dict[str, Any], kind: str) -> tuple[Any, A
         params, frozen = lm.split_params(params, key=key, **split)
         return params, frozen if "adapter" in split else quantize_frozen(frozen, kind=kind)
 
-    shapes: tuple[Any, Any] = jax.eval_shape(init, jax.eval_shape(partial(jax.random.key, 0)))
+    shapes: tuple[Any, Any] = jax.eval_shape(init, _key())
     return shapes
+
+
+def _key() -> Any:
+    """Shape of a random key."""
+    return jax.eval_shape(partial(jax.random.key, 0))
+
+
+_KINDS: Mapping[str, Callable[[TRLConfig, AbstractMesh, Footprint], ModelShapes]] = {
+    "language": _language_part,
+    "classifier": _classifier_part,
+    "diffusion": _diffusion_part,
+}

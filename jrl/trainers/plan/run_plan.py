@@ -10,20 +10,21 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jrl.mesh import path_name, rows_of_device, tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED
 from jrl.trainers.config.method import Footprint, entries, footprint_of
+from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.plan.model_part import ModelShapes, kept_reference, model_part
-from jrl.trainers.programs import optimizer_of
+from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes, kept_reference, model_part
+from jrl.trainers.programs import optimizer_of, placed_bytes
 
 Bytes = dict[str, int]
 
@@ -43,6 +44,7 @@ class RunPlan:
       token_traffic: Bytes that sampling sends: once a call, and for each token.
       score_traffic: Bytes that scoring sends: in PPO a call, which scores a chunk; in DPO an optimizer step, where the
         reference is asked in each.
+      is_whole: Whether all of it is counted; else activations, gathered weights and what is sent are not.
     """
 
     model: str
@@ -54,10 +56,11 @@ class RunPlan:
     step_traffic: Bytes
     token_traffic: Bytes
     score_traffic: Bytes
+    is_whole: bool = True
 
     @property
     def total(self) -> int:
-        """Bytes at the fuller of the two moments."""
+        """Bytes at the fuller of the two moments, of what is counted."""
         return sum(self.held.values()) + max(sum(self.learning.values()), sum(self.sampling.values()))
 
     def table(self, hbm_bytes: int | None = None) -> str:
@@ -75,9 +78,13 @@ class RunPlan:
             if found:
                 lines.append(title)
                 lines += [f"  {name:<44}{format_bytes(size):>12}" for name, size in found.items()]
-        lines.append(f"{'memory of each device, at most':<46}{format_bytes(self.total):>12}")
+        if not self.is_whole:
+            lines.append("not counted: activations, weights gathered, what is sent; --compile says them")
+        bound = "most" if self.is_whole else "least"
+        lines.append(f"{f'memory of each device, at {bound}':<46}{format_bytes(self.total):>12}")
         if hbm_bytes is not None:
-            verdict = "fits" if self.total <= hbm_bytes else "does not fit"
+            fits = "fits" if self.is_whole else "may fit"
+            verdict = fits if self.total <= hbm_bytes else "does not fit"
             lines.append(f"{verdict} into {format_bytes(hbm_bytes)} ({self.total / hbm_bytes:.0%})")
         return "\n".join(lines)
 
@@ -99,10 +106,13 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
             f"`method.name` must be one of {planned} to be planned, got {type(config.method).__name__}: what else it "
             "holds is not known."
         )
-    run = _Run(config, footprint, model_part(config, mesh, footprint))
+    part = model_part(config, mesh, footprint)
+    if part.layers is None:
+        return _plan_of_arrays(_Held(config, footprint, part))
+    run = _Run(config, footprint, part.layers)
     step = _step_traffic(run) | _reference_traffic(run)
     return RunPlan(
-        model=f"{run.part.lm.family.model_type}, {_count(run.everything):,} parameters",
+        model=run.model,
         mesh=dict(mesh.shape),
         microbatches=run.microbatches,
         held=_held(run),
@@ -114,9 +124,37 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
     )
 
 
+def _plan_of_arrays(run: _Held) -> RunPlan:
+    """The plan of a model whose layers are not counted: of arrays that its programs are given and return."""
+    with jax.sharding.use_abstract_mesh(run.mesh):
+        # Nothing is compiled: sizes are all that is asked of the mesh.
+        mesh = cast(Mesh, run.mesh)
+        found = get_trainer(run.config.train.trainer).programs(run.config, run.part, mesh)
+        programs = {program.name: program for program in found}
+        update, sample = programs["update"], programs.get("sample")
+        made = None if sample is None else sample.result()
+    return RunPlan(
+        model=run.model,
+        mesh=dict(run.mesh.shape),
+        microbatches=run.microbatches,
+        held=_held(run),
+        learning={
+            "gradients, a microbatch's and their sum": 2 * _bytes(run.stepped, run.mesh),
+            "batch": placed_bytes(update.given),
+        },
+        sampling={}
+        if sample is None
+        else {"prompts": placed_bytes(sample.given), "samples": placed_bytes(made)},
+        step_traffic={},
+        token_traffic={},
+        score_traffic={},
+        is_whole=False,
+    )
+
+
 @dataclass(frozen=True)
-class _Run:
-    """A run to be planned.
+class _Held:
+    """What a run to be planned holds.
 
     Attributes:
       config: Its configuration.
@@ -127,6 +165,11 @@ class _Run:
     config: TRLConfig
     footprint: Footprint
     part: ModelShapes
+
+    @property
+    def model(self) -> str:
+        """Name and size."""
+        return f"{self.part.name}, {_count(self.everything):,} parameters"
 
     @property
     def mesh(self) -> AbstractMesh:
@@ -155,7 +198,15 @@ class _Run:
     @property
     def microbatches(self) -> int:
         """Of an optimizer step."""
-        return -(-self.config.train.batch_size // self.config.train.rows_per_pass)
+        passes = -(-self.config.train.batch_size // self.config.train.rows_per_pass)
+        return passes * self.footprint.passes_per_sample
+
+
+@dataclass(frozen=True)
+class _Run(_Held):
+    """A run of a language model to be planned, or of a classifier with its layers."""
+
+    part: LanguageShapes
 
     @property
     def length(self) -> int:
@@ -173,7 +224,7 @@ class _Run:
         return _sampled(self.part, self.everything)
 
 
-def _held(run: _Run) -> Bytes:
+def _held(run: _Held) -> Bytes:
     """Bytes that lie on a device all the time."""
     optimizer = jax.eval_shape(optimizer_of(run.config).init, run.stepped)
     return {
@@ -188,6 +239,8 @@ def _learning(run: _Run) -> Bytes:
     """Bytes that an optimizer step takes beside them."""
     vocabulary, tensor = run.part.lm.config.padded_vocab_size, run.mesh.shape["tensor"]
     whole_logits = 4 * rows_of_device(run.rows, run.mesh) * run.length * vocabulary // tensor
+    if not run.footprint.reads_logits:
+        whole_logits = 0
     kept, recomputed = _activations(run)
     return {
         "gradients, a microbatch's and their sum": 2 * _bytes(run.stepped, run.mesh),
@@ -232,7 +285,7 @@ def _activations(run: _Run) -> tuple[int, int]:
     return kept, (everything - kept) // run.part.depth
 
 
-def _sampled(part: ModelShapes, everything: Any) -> tuple[int, int]:
+def _sampled(part: LanguageShapes, everything: Any) -> tuple[int, int]:
     """(bytes of the parameters that a sampling call makes of those that lie there, bytes that it gathers over fsdp).
 
     Kernels are rounded to the dtype of the computation, then made whole over fsdp.
@@ -306,7 +359,7 @@ def _scoring_traffic(run: _Run) -> Bytes:
     return {}
 
 
-def _split_sizes(part: ModelShapes) -> tuple[int, ...]:
+def _split_sizes(part: LanguageShapes) -> tuple[int, ...]:
     """Sizes of the axes that `tensor` splits: query heads, MLP width, and the heads that queries share, where whole
     ones fall to a device.
     """
@@ -317,7 +370,7 @@ def _split_sizes(part: ModelShapes) -> tuple[int, ...]:
     return (*sizes, config.num_kv_heads)
 
 
-def _pass_traffic(part: ModelShapes, read: list[Any], layers: int, *, rows: int, length: int) -> Bytes:
+def _pass_traffic(part: LanguageShapes, read: list[Any], layers: int, *, rows: int, length: int) -> Bytes:
     """Bytes sent by forward passes through `layers` layers that read these trees."""
     stream = _ring(_stream_bytes(part, rows=rows, length=length), part.mesh.shape["tensor"])
     return {
@@ -352,7 +405,7 @@ def _ring(size: int, devices: int) -> int:
     return 2 * size * (devices - 1) // devices
 
 
-def _stream_bytes(part: ModelShapes, *, rows: int, length: int) -> int:
+def _stream_bytes(part: LanguageShapes, *, rows: int, length: int) -> int:
     """Bytes of the residual stream of a device's own rows."""
     own = rows_of_device(rows, part.mesh)
     return own * length * part.lm.feature_width * jnp.dtype(part.dtype).itemsize

@@ -3,21 +3,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import jrl
 from jrl.api import prepare
+from jrl.models.diffusion import DiffusionModel
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
+from jrl.trainers.diffusion import DDPOTrainer
 from jrl.trainers.loading.setup import mesh_of
+from jrl.trainers.plan import model_part as model_part_module
 from jrl.trainers.plan.model_part import model_part
 from jrl.trainers.programs import Program
+from tests.models.diffusion.tiny_folder import save_tiny_folder
 from tests.tiny import EOS_ID, PAD_ID
+from tests.trainers.diffusion.runs import brightness, ddpo_config, draw_prompt, toy_model
 from tests.trainers.runs import (
+    COMPARISONS,
     PREFERENCES,
     REWARDED,
     count_vowels,
@@ -25,6 +33,7 @@ from tests.trainers.runs import (
     grpo_config,
     ilql_config,
     ppo_config,
+    reward_config,
     rft_config,
     sft_config,
 )
@@ -58,14 +67,14 @@ def signature(arguments: Any) -> dict[str, Any]:
 
 
 class Recorder:
-    """A program that notes what it is called with."""
+    """A program that notes what it is called with; it is not run where a result is given."""
 
-    def __init__(self, function: Any) -> None:
-        self.function, self.signature = function, dict[str, Any]()
+    def __init__(self, function: Any, result: Any = None) -> None:
+        self.function, self.result, self.signature = function, result, dict[str, Any]()
 
     def __call__(self, *arguments: Any) -> Any:
         self.signature = signature(arguments)
-        return self.function(*arguments)
+        return self.function(*arguments) if self.result is None else self.result
 
 
 def config_of(
@@ -112,8 +121,9 @@ def test_an_online_run_calls_what_was_planned(
         (dpo_config, {"samples": PREFERENCES}),
         (ilql_config, {"samples": [text for text, _ in REWARDED], "rewards": [r for _, r in REWARDED]}),
         (rft_config, {"prompts": PROMPTS, "reward_fn": count_vowels}),
+        (reward_config, {"samples": COMPARISONS}),
     ],
-    ids=["sft", "dpo", "ilql", "rft"],
+    ids=["sft", "dpo", "ilql", "rft", "reward model"],
 )
 def test_an_offline_run_compiles_what_was_planned(
     make: Any, data: dict[str, Any], checkpoint: str, tmp_path: Path
@@ -126,9 +136,64 @@ def test_an_offline_run_compiles_what_was_planned(
     assert (state, frozen) == (signature(update.arguments[0]), signature(update.arguments[1]))
 
 
-def test_the_batches_of_fine_tuning_have_the_planned_shapes(checkpoint: str, tmp_path: Path) -> None:
-    config = config_of(sft_config, checkpoint, tmp_path)
+@pytest.mark.parametrize(
+    ("make", "samples"), [(sft_config, SAMPLES), (reward_config, COMPARISONS)], ids=["sft", "reward model"]
+)
+def test_the_batches_of_samples_have_the_planned_shapes(
+    make: Any, samples: list[Any], checkpoint: str, tmp_path: Path
+) -> None:
+    config = config_of(make, checkpoint, tmp_path)
     update = planned(config)["update"]
-    trainer = prepare(config=config, samples=SAMPLES)
+    trainer = prepare(config=config, samples=samples)
     found = signature(trainer.place(trainer.samples.batch(0, config.train.batch_size)))
     assert found == signature(update.arguments[2])
+
+
+def test_an_evaluation_of_a_reward_model_calls_what_was_planned(checkpoint: str, tmp_path: Path) -> None:
+    config = config_of(reward_config, checkpoint, tmp_path)
+    evaluate = planned(config)["evaluate"]
+    trainer = prepare(config=config, samples=COMPARISONS)
+    call = trainer._measure = Recorder(trainer._measure, {})
+    trainer.measure_samples(trainer.samples)
+    assert call.signature == signature(evaluate.arguments)
+    assert text(config, evaluate) == text(config, evaluate, call.function)
+
+
+def assert_a_diffusion_run_calls_what_was_planned(
+    config: jrl.TRLConfig, model: DiffusionModel | None = None
+) -> None:
+    """Nothing is sampled or learned: each call gets its arguments, and a sampling call answers with zeros."""
+    programs = planned(config)
+    trainer = DDPOTrainer(config, reward_function=brightness, prompt_function=draw_prompt, model=model)
+    sampler, images = trainer.collect.sampler, programs["sample"].result()
+    calls = {
+        "sample": Recorder(sampler._sample, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), images)),
+        "update": Recorder(trainer.update, (trainer.state, {})),
+    }
+    sampler._sample, trainer.update = calls["sample"], calls["update"]
+    trainer.learn()
+    for name, call in calls.items():
+        assert call.signature == signature(programs[name].arguments)
+        assert text(config, programs[name]) == text(config, programs[name], call.function)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_diffusion_run_calls_what_was_planned(
+    is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = replace(toy_model(), weights=jax.eval_shape(lambda: dict(toy_model().weights)))
+    monkeypatch.setattr(model_part_module, "describe_diffusion_model", lambda path: shapes)
+    sizes = {"epochs": 1, "total_steps": 100 if is_whole else 1, "eval_interval": 0}
+    assert_a_diffusion_run_calls_what_was_planned(ddpo_config(tmp_path, train=sizes), toy_model())
+
+
+@pytest.mark.slow
+def test_a_run_of_stable_diffusion_calls_what_was_planned(tmp_path: Path) -> None:
+    adapter = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "init_lora_weights": "gaussian"}
+    config = ddpo_config(
+        tmp_path / "run",
+        model={"model_path": str(save_tiny_folder(tmp_path / "model")), "peft_config": adapter},
+        train={"epochs": 1, "eval_interval": 0},
+        method={"sample_num_steps": 2, "beta_kl": 0.1, "ema_decay": 0.9},
+    )
+    assert_a_diffusion_run_calls_what_was_planned(config)

@@ -8,6 +8,7 @@ from transformers import GPT2Config, LlamaConfig
 import jrl
 from jrl.cli import main
 from jrl.learners.dpo_config import DPOConfig
+from jrl.learners.sft import SFTConfig
 from jrl.mesh import abstract_mesh
 from jrl.models.cost import device_bytes
 from jrl.trainers.plan.run_plan import plan_run
@@ -188,8 +189,12 @@ def test_the_command_says_whether_it_fits(checkpoint, tmp_path, capsys):
     assert "fits into 1.0 GiB" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("config", [jrl.default_ddpo_config(), jrl.default_reward_config()])
-def test_a_method_that_is_not_planned_is_refused(config):
+def test_a_method_that_is_not_planned_is_refused():
+    class Unknown(SFTConfig):
+        """Nobody has said what it holds."""
+
+    config = jrl.default_sft_config()
+    config.method = Unknown()
     with pytest.raises(ValueError, match=r"`method\.name` must be one of \['PPOConfig', .* to be planned"):
         plan_run(config, abstract_mesh(num_devices=1))
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled calls of a DDPO run: sampling and update; what `jrl plan --compile` compiles of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
+from jrl.learners.ddpo_config import DDPOConfig
+from jrl.ops.noise_schedule import NoiseSchedule
+from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.diffusion.ddpo_sampling import diffusing_program
+from jrl.trainers.loop.run import run_length
+from jrl.trainers.plan.model_part import DiffusionShapes
+from jrl.trainers.programs import (
+    Program,
+    array_of,
+    key_on,
+    number_on,
+    optimizer_of,
+    rows_on,
+    update_program,
+    weights_on,
+)
+from jrl.typing import DDPOBatch, DenoiserFns, Update
+
+
+def ddpo_programs(
+    config: TRLConfig, method: DDPOConfig, shapes: DiffusionShapes, mesh: Mesh
+) -> list[Program]:
+    """Sampling call and update of an epoch.
+
+    Args:
+      config: The run's.
+      method: Its section of the algorithm.
+      shapes: The model.
+      mesh: Where it is.
+    Raises:
+      ValueError: If no update can be made of the configuration.
+    """
+    check_sizes(config, method)
+    model, rows = shapes.model, method.sample_batch_size
+    program = diffusing_program(
+        shapes.denoiser,
+        model.schedule,
+        method,
+        mesh=mesh,
+        latent_shape=model.latent_shape(method.sample_height, method.sample_width),
+        rows=rows,
+    )
+    width = model.tokenizer([""]).shape[1]
+    tokens, empty = (array_of(count, width, dtype=jnp.int32) for count in (rows, 1))
+    numbers = rows_on(mesh, array_of(rows, dtype=jnp.int32))
+    params, frozen = weights_on(mesh, shapes.params), weights_on(mesh, shapes.frozen)
+    negative = rows_on(mesh, jax.eval_shape(shapes.denoiser.encode, shapes.frozen, empty))
+    arguments = params, frozen, rows_on(mesh, tokens), negative, key_on(mesh), numbers, numbers
+    sample = Program("sample", program, arguments)
+    count = method.num_samples
+    trajectories = jax.tree.map(lambda x: array_of(count, *x.shape[1:], dtype=x.dtype), sample.result()[0])
+    batch = DDPOBatch(trajectories, negative, array_of(count), array_of(count, dtype=jnp.bool_))
+    optimizer = optimizer_of(config)
+    update = make_update(config, method, shapes.denoiser, model.schedule, optimizer)
+    init = partial(init_ddpo_state, optimizer=optimizer, config=method)
+    last_step = number_on(mesh, jnp.int32) if _is_cut(config, method) else None
+    steps = steps_per_epoch(config, method)
+    return [sample, update_program(shapes, mesh, init, update, batch, last_step, rounds=steps)]
+
+
+def check_sizes(config: TRLConfig, method: DDPOConfig) -> None:
+    """Refuses a configuration that no update can be made of.
+
+    Args:
+      config: The run's.
+      method: Its section of the algorithm.
+    Raises:
+      ValueError: If batches do not divide an epoch, or float16 is not scaled.
+    """
+    train = config.train
+    if method.num_samples % train.batch_size:
+        raise ValueError(
+            f"`train.batch_size` must divide the samples of an epoch, `method.sample_batch_size` * "
+            f"`method.sample_num_batches_per_epoch` = {method.num_samples}, got {train.batch_size}."
+        )
+    if train.compute_dtype == "float16" and not method.loss_scaling:
+        raise ValueError(
+            "`method.loss_scaling` must be positive where `train.compute_dtype` is float16 (4096 is a good one), "
+            "got 0: gradients of its images are smaller than its smallest numbers."
+        )
+
+
+def make_update(
+    config: TRLConfig,
+    method: DDPOConfig,
+    denoiser: DenoiserFns,
+    schedule: NoiseSchedule,
+    optimizer: optax.GradientTransformation,
+) -> Update:
+    """The update of an epoch, as a configuration asks for it."""
+    return make_ddpo_update(
+        denoiser,
+        schedule,
+        optimizer,
+        method,
+        batch_size=config.train.batch_size,
+        minibatch_size=config.train.rows_per_pass,
+    )
+
+
+def steps_per_epoch(config: TRLConfig, method: DDPOConfig) -> int:
+    """Optimizer steps of an epoch."""
+    return method.train_num_inner_epochs * (method.num_samples // config.train.batch_size)
+
+
+def _is_cut(config: TRLConfig, method: DDPOConfig) -> bool:
+    """Whether the run ends within an epoch: the update is then told of the last step."""
+    train, steps = config.train, steps_per_epoch(config, method)
+    return (
+        run_length(train.total_steps, steps_per_iteration=steps, max_iterations=train.epochs)[1] % steps > 0
+    )

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of models that are not language models: what they hold is what a trainer's arrays take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import BertConfig, GPT2Config
+
+import jrl
+from jrl.api import prepare
+from jrl.cli import main
+from jrl.mesh import abstract_mesh
+from jrl.models.cost import device_bytes, format_bytes
+from jrl.trainers.diffusion import DDPOTrainer
+from jrl.trainers.plan.run_plan import RunPlan, plan_run
+from tests.models.diffusion.tiny_folder import save_tiny_folder
+from tests.trainers.diffusion.runs import STEPS, brightness, ddpo_config, draw_prompt
+from tests.trainers.runs import COMPARISONS, reward_config
+
+ONE = abstract_mesh(num_devices=1)
+SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 64}
+DECODER = GPT2Config(**SIZES, bos_token_id=0, eos_token_id=0)
+ENCODER = BertConfig(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=128
+)
+ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "init_lora_weights": "gaussian"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_folder(tmp_path_factory.mktemp("plan") / "diffusion"))
+
+
+def holds(plan: RunPlan, train: Any, frozen: Any) -> None:
+    assert plan.held["parameters that train"] == device_bytes(train.params)
+    assert plan.held["optimizer"] == device_bytes(train.opt_state)
+    assert plan.held["frozen parameters"] == device_bytes(frozen)
+    assert plan.held["reference's own parameters"] == 0
+
+
+@pytest.mark.parametrize("layers", [-1, 1], ids=["all layers", "the last layer"])
+def test_a_reward_model_holds_what_its_trainer_holds(layers: int, checkpoint: str, tmp_path: Path) -> None:
+    config = reward_config(checkpoint, tmp_path, model={"num_layers_unfrozen": layers})
+    trainer = prepare(config=config, samples=COMPARISONS)
+    holds(plan_run(config, ONE), trainer.state, trainer.frozen)
+
+
+def test_a_decoder_that_scores_is_counted_as_a_language_model_without_logits() -> None:
+    pairs = jrl.default_reward_config().evolve(
+        model={"model_path": DECODER}, train={"batch_size": 4, "minibatch_size": 2, "seq_length": 16}
+    )
+    texts = jrl.default_sft_config().evolve(
+        model={"model_path": DECODER}, train={"batch_size": 8, "minibatch_size": 4, "seq_length": 16}
+    )
+    mesh = abstract_mesh(fsdp=2, num_devices=2)
+    scored, written = plan_run(pairs, mesh), plan_run(texts, mesh)
+    assert scored.is_whole and scored.microbatches == written.microbatches == 2
+    logits, kept = "logits, their softmax and gradient", "activations of a microbatch"
+    assert scored.learning[logits] == 0 < written.learning[logits]
+    # As many rows: two of each pair.
+    assert scored.learning[kept] == written.learning[kept] > 0
+
+
+def test_an_encoder_that_scores_has_a_plan_of_its_arrays() -> None:
+    config = jrl.default_reward_config().evolve(
+        model={"model_path": ENCODER}, train={"batch_size": 4, "seq_length": 16}
+    )
+    plan = plan_run(config, ONE)
+    # Ids and masks of two texts, a margin and a flag for each pair; a key.
+    assert plan.learning["batch"] == 4 * (2 * 16 * (4 + 1) + 4 + 1) + 8
+    assert not plan.is_whole and plan.sampling == {}
+    assert "memory of each device, at least" in plan.table()
+    assert "may fit into 1.0 GiB" in plan.table(1 << 30) and "does not fit" in plan.table(1 << 10)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "method"),
+    [(ADAPTER, {}), (ADAPTER, {"beta_kl": 0.1}), (None, {"beta_kl": 0.1, "ema_decay": 0.9})],
+    ids=["adapter", "adapter and reference", "whole"],
+)
+def test_a_diffusion_model_holds_what_its_trainer_holds(
+    adapter: dict[str, Any] | None, method: dict[str, Any], folder: str, tmp_path: Path
+) -> None:
+    model = {"model_path": folder, "peft_config": adapter}
+    config = ddpo_config(tmp_path, model=model, method=method)
+    trainer = DDPOTrainer(config, reward_function=brightness, prompt_function=draw_prompt)
+    plan = plan_run(config, ONE)
+    holds(plan, trainer.state.train, trainer.frozen)
+    assert plan.microbatches == 2 * STEPS
+
+
+def test_samples_of_a_diffusion_model_are_counted(folder: str, tmp_path: Path) -> None:
+    """Four images of 16 x 16 from latents of 8 x 8 x 4 and prompts of 16 vectors of 8 numbers, two calls an epoch."""
+    config = ddpo_config(tmp_path, model={"model_path": folder, "peft_config": ADAPTER})
+    plan, halves = (plan_run(config, abstract_mesh(data=n, num_devices=n)) for n in (1, 2))
+    trajectory = 4 * ((STEPS + 1) * 8 * 8 * 4 + STEPS + 16 * 8)
+    assert plan.sampling["samples"] == 4 * (trajectory + 4 * 16 * 16 * 3) == 2 * halves.sampling["samples"]
+    negative, key = 4 * 16 * 8, 8
+    assert plan.learning["batch"] == 8 * (trajectory + 4 + 1) + negative + key
+    assert not plan.is_whole
+
+
+def test_weights_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_tiny_folder(tmp_path / "model")
+    for file in folder.rglob("*.safetensors"):
+        file.unlink()
+    config = ddpo_config(tmp_path, model={"model_path": str(folder), "peft_config": ADAPTER})
+    assert plan_run(config, ONE).held["frozen parameters"] > 0
+
+
+def test_a_flat_recipe_of_ddpo_is_planned(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    lines = [f"pretrained_model: {folder}", "mixed_precision: bf16", "sample_batch_size: 4"]
+    recipe.write_text("\n".join(lines), encoding="utf-8")
+    command = ["plan", "--config", str(recipe), "--method.sample_num_steps", "3", "--devices", "4"]
+    assert main(command) == 0
+    table = capsys.readouterr().out
+    assert "data=4" in table and "a step has 3 microbatches" in table
+    # TRL's sizes are of a device. Trajectories are float32 whatever is computed in, and so are the images of 16 x 16.
+    image = 4 * (4 * 8 * 8 * 4 + 3 + 16 * 16 * 3) + 2 * 16 * 8
+    line = next(line for line in table.splitlines() if line.startswith("  samples"))
+    assert line.endswith(f" {format_bytes(4 * image)}")
