@@ -56,7 +56,7 @@ def bind_classifier(model: Classifier, adapter: AdapterConfig | None) -> Lora | 
             f"peft_config: `modules_to_save` must name nothing but the head, {', '.join(model.head_modules)}, which is "
             f"saved without being named; got {', '.join(sorted(others))}."
         )
-    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(model.init, jax.random.key(0)))
+    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda: model.init(jax.random.key(0))))
     shapes = {path_name(path): leaf.shape for path, leaf in leaves}
     heads = {entry.name for entry in model.head_entries()}
     return bind_lora(adapter, [entry for entry in model.entries() if entry.name not in heads], shapes, kind)

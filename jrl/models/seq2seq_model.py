@@ -117,6 +117,6 @@ class Seq2SeqLM(BaseLM):
                 f"alone. Got {type(adapter).__name__}."
             )
         check_task(adapter, self.family.model_type)
-        leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(self.init, jax.random.key(0)))
+        leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda: self.init(jax.random.key(0))))
         shapes = {path_name(path): leaf.shape for path, leaf in leaves}
         return bind_lora(adapter, self.entries(), shapes, self.family.model_type)

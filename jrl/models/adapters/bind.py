@@ -41,5 +41,5 @@ def bind_adapter(
     check_task(config, model_type)
     if not isinstance(config, LoraConfig):
         return VirtualTokens(config, model)
-    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(init, jax.random.key(0)))
+    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda: init(jax.random.key(0))))
     return bind_lora(config, entries, {path_name(path): leaf.shape for path, leaf in leaves}, model_type)

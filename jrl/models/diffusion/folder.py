@@ -91,7 +91,9 @@ def describe_diffusion_model(
     name = str(path_or_repo)
     folder = _find(path_or_repo, lambda: download(name, _DESCRIBING, ignored=(), revision=revision))
     model, parts = _described(folder, name)
-    shapes = {name: jax.eval_shape(part.init, jax.random.key(0)) for name, part in parts.items()}
+    # Nothing is computed, no key either: devices may be absent that the mesh in force is of.
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = {name: jax.eval_shape(part.init, key) for name, part in parts.items()}
     return replace(model, weights=shapes)
 
 

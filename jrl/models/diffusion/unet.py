@@ -182,7 +182,7 @@ class UNet:
     @cached_property
     def shapes(self) -> dict[str, Any]:
         """Shapes of the parameters, nested as they are."""
-        return dict(jax.eval_shape(self.init, jax.random.key(0)))
+        return dict(jax.eval_shape(lambda: self.init(jax.random.key(0))))
 
     def init(self, key: PRNGKey) -> dict[str, Any]:
         """Fresh float32 parameters, as large as torch's are: no layer starts at 0 but biases."""

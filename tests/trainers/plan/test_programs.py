@@ -46,9 +46,10 @@ SAMPLES = ["the cat sat dow", "a dog ran off i", "so it goes on o", "rain falls 
 
 
 def planned(config: jrl.TRLConfig) -> dict[str, Program]:
+    """The programs of a run, of which nothing is computed: its devices might be absent."""
     mesh, footprint = mesh_of(config), footprint_of(config)
     assert footprint is not None
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow_explicit"):
         model = model_part(config, mesh.abstract_mesh, footprint, attends_as_configured=True)
         programs = get_trainer(config.train.trainer).programs(config, model, mesh)
     return {program.name: program for program in programs}
@@ -159,6 +160,20 @@ def test_an_evaluation_of_a_reward_model_calls_what_was_planned(checkpoint: str,
     assert text(config, evaluate) == text(config, evaluate, call.function)
 
 
+ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "init_lora_weights": "gaussian"}
+
+
+@pytest.mark.parametrize("make", [sft_config, reward_config, ddpo_config])
+def test_an_adapter_is_planned_of_shapes(make: Any, checkpoint: str, tmp_path: Path) -> None:
+    if make is ddpo_config:
+        folder = save_tiny_folder(tmp_path / "model")
+        config = ddpo_config(tmp_path / "run", model={"model_path": str(folder)})
+    else:
+        config = config_of(make, checkpoint, tmp_path)
+    state = planned(config.evolve(model={"peft_config": ADAPTER}))["update"].arguments[0]
+    assert any("lora" in path for path in signature(state))
+
+
 def assert_a_diffusion_run_calls_what_was_planned(
     config: jrl.TRLConfig, model: DiffusionModel | None = None
 ) -> None:
@@ -189,10 +204,9 @@ def test_a_diffusion_run_calls_what_was_planned(
 
 @pytest.mark.slow
 def test_a_run_of_stable_diffusion_calls_what_was_planned(tmp_path: Path) -> None:
-    adapter = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "init_lora_weights": "gaussian"}
     config = ddpo_config(
         tmp_path / "run",
-        model={"model_path": str(save_tiny_folder(tmp_path / "model")), "peft_config": adapter},
+        model={"model_path": str(save_tiny_folder(tmp_path / "model")), "peft_config": ADAPTER},
         train={"epochs": 1, "eval_interval": 0},
         method={"sample_num_steps": 2, "beta_kl": 0.1, "ema_decay": 0.9},
     )
