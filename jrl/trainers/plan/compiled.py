@@ -42,6 +42,7 @@ from jrl.trainers.programs import Program, placed_bytes, weights_on
 
 _LIBRARIES = re.compile("cudnn|cublas|cufft|tpu_custom_call|mosaic")
 """Kernels that a library brings; the compilers' own helpers are custom calls, too."""
+_NO_TILES = "Couldn't find output tile sizes"
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def _programs(config: TRLConfig, mesh: Mesh) -> tuple[list[Program], int]:
 
 def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProgram:
     began = time.perf_counter()
-    compiled = program.function.lower(*program.arguments).compile()
+    compiled = _compiled(program)
     seconds = time.perf_counter() - began
     memory, text = compiled.memory_analysis(), compiled.as_text()
     if save is not None:
@@ -260,6 +261,25 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
         num_sorts=num_sorts(text),
         largest=tuple(largest_arrays(text, 3)),
     )
+
+
+def _compiled(program: Program) -> Any:
+    """The executable.
+
+    Without a GPU, XLA takes default tiles for each product that it fuses, and ends where they do not fit
+    (jax-ml/jax#34010); with one it measures several, and leaves those out.
+    """
+    lowered = program.function.lower(*program.arguments)
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if _NO_TILES not in str(error):
+            raise
+    warnings.warn(
+        f"{program.name} is compiled with all products by cuBLAS: XLA's default tiles do not fit one that it would fuse.",
+        stacklevel=2,
+    )
+    return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
 
 
 def _save(compiled: Any, text: str, folder: Path, name: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 import yaml
 
@@ -21,6 +22,7 @@ from jrl.trainers.plan.compiled import CompiledProgram, compile_run
 from jrl.trainers.plan.hlo import Collective
 from jrl.trainers.plan.hlo_text import Array
 from jrl.trainers.plan.targets import Target, parse_target
+from jrl.trainers.programs import Program
 from tests.trainers.runs import count_vowels, grpo_config, ppo_config
 
 
@@ -157,6 +159,33 @@ def test_what_cannot_be_compiled_is_refused(
 ) -> None:
     assert main(["plan", "--config", recipe, *flags]) != 0
     assert message.replace("\\", "") in capsys.readouterr().err
+
+
+class Stubborn:
+    """A lowered program that compiles with other kernels alone."""
+
+    def __init__(self, lowered: Any, message: str) -> None:
+        self.lowered, self.message, self.options = lowered, message, list[Any]()
+
+    def lower(self, *_: Any) -> Stubborn:
+        return self
+
+    def compile(self, compiler_options: Any = None) -> Any:
+        self.options.append(compiler_options)
+        if compiler_options is None:
+            raise jax.errors.JaxRuntimeError(self.message)
+        return self.lowered.compile()
+
+
+def test_a_product_without_tiles_is_left_to_a_library() -> None:
+    lowered = jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4)))
+    program = Stubborn(lowered, "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.676")
+    with pytest.warns(UserWarning, match="update is compiled with all products by cuBLAS"):
+        found = compiled._compiled(Program("update", program, (), held=()))
+    assert program.options == [None, {"xla_gpu_enable_triton_gemm": False}] and found.as_text()
+    other = Stubborn(lowered, "INTERNAL: something else")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        compiled._compiled(Program("update", other, (), held=()))
 
 
 def test_a_program_that_the_compiler_refuses_does_not_fit(
