@@ -276,7 +276,7 @@ def _compiled(program: Program) -> Any:
         if _NO_TILES not in str(error):
             raise
     warnings.warn(
-        f"{program.name} is compiled with all products by cuBLAS: XLA's default tiles do not fit one that it would fuse.",
+        f"{program.name} is compiled with all products by cuBLAS: XLA's default tiles do not fit one that it fuses.",
         stacklevel=2,
     )
     return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
