@@ -260,16 +260,26 @@ def gather_fsdp(tree: Any) -> Any:
     """
     if not is_split_over_fsdp():
         return tree
-    mesh = jax.sharding.get_abstract_mesh()
+    # Split first: else what makes a parameter, such as a rounding, is done after the gathering of what it is made from.
+    shardings = tree_shardings(jax.sharding.get_abstract_mesh(), tree)[0]
+    split = jax.tree.map(lambda x, place: jax.lax.with_sharding_constraint(x, place.spec), tree, shardings)
+    return whole_over_fsdp(split)
+
+
+def whole_over_fsdp(tree: Any) -> Any:
+    """A tree of parameters that is whole over the `fsdp` axis where it is read: what is whole already stays as it is.
+
+    Without a mesh in force, returns the tree untouched.
+    """
+    if not is_split_over_fsdp():
+        return tree
 
     def whole(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         split = [(axes,) if isinstance(axes, str) else axes or () for axes in sharding.spec]
         kept = [tuple(axis for axis in axes if axis != "fsdp") or None for axes in split]
-        # Split first: else what makes x, such as a rounding, is done after the gathering of what it is made from.
-        x = jax.lax.with_sharding_constraint(x, sharding.spec)
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*kept))
 
-    return jax.tree.map(whole, tree, tree_shardings(mesh, tree)[0])
+    return jax.tree.map(whole, tree, tree_shardings(jax.sharding.get_abstract_mesh(), tree)[0])
 
 
 def place(tree: Any, shardings: Any) -> Any:

@@ -8,6 +8,7 @@ array is.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from jrl.models.adapters.config import LoraConfig
 from jrl.models.diffusion.unet import UNet
 from jrl.models.diffusion.unet_config import UNetConfig
 from jrl.ops.noise_schedule import NoiseSchedule
+from jrl.rollout.diffuse import make_diffuse
 from jrl.typing import DDPOBatch, DenoiserFns, Trajectories
 from tests.learners.batches import adam
 from tests.mesh.hlo import Collective, Shape, collectives, entry_arguments
@@ -172,6 +174,38 @@ def compiled_update(
     with jax.set_mesh(mesh):
         jitted = jax.jit(update, donate_argnums=0, out_shardings=(places, replicated(mesh)))
         return jitted.lower(state, frozen, batch, key).compile(), state, frozen
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "lora"])
+def test_denoising_gathers_every_parameter_once(full: bool) -> None:
+    """And not for every step."""
+    mesh, unet, width = make_mesh(*SIZES), UNet(SMALL_UNET), SMALL_UNET.cross_attention_dim
+    lora, state, frozen = shapes_of(unet, full=full)
+    model = replace(
+        functions(unet, lora),
+        encode=lambda frozen, tokens: jnp.zeros((*tokens.shape, width)),
+        decode=lambda frozen, latents: latents[..., :3],
+    )
+    diffuse = make_diffuse(
+        model,
+        SCHEDULE,
+        num_steps=STEPS,
+        eta=1.0,
+        guidance_scale=2.0,
+        guidance_rescale=0.0,
+        latent_shape=(EDGE, EDGE, 4),
+    )
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), SAMPLES))
+    rows = on(mesh, (shape(SAMPLES, PROMPT, dtype=jnp.int32), keys), batch_sharding(mesh))
+    negative = on(mesh, shape(1, PROMPT, width), replicated(mesh))
+    params, frozen = on(mesh, state.train.params), on(mesh, frozen)
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(diffuse).lower(params, frozen, rows[0], negative, rows[1], rows[1])
+        found = collectives(lowered.compile().as_text(), mesh)
+    wanted = [whole for _, whole in split_parameters(mesh, params if full else frozen)]
+    gathered = [one for one in found if one.kind == "all-gather" and one.axes == FSDP]
+    assert {one.place for one in gathered} == {()}
+    assert sum(len(one.shapes) for one in gathered) == len(wanted)
 
 
 def large(found: list[Collective], *kinds: str) -> list[tuple[Shape, frozenset[str]]]:

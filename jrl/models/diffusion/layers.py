@@ -15,7 +15,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Num
 
-from jrl.mesh import gather_fsdp, is_split_over_fsdp
+from jrl.mesh import is_split_over_fsdp, whole_over_fsdp
 from jrl.models.layers import Projection, as_row
 
 LONGEST_PERIOD = 10000.0
@@ -60,9 +60,10 @@ class Conv(nn.Module):
     ) -> Float[Array, "B Y2 X2 D"]:
         half = self.kernel_size // 2
         # Where a kernel has more elements than what it is applied to, as on the coarsest levels, the compiler would
-        # gather the rows of all devices in its place, and every device would compute them all.
+        # gather the rows of all devices in its place, and every device would compute them all. A sampling call has made
+        # it whole before its loop over steps.
         path = "/".join((*self.path, "kernel"))
-        kernel = gather_fsdp({path: kernel})[path]
+        kernel = whole_over_fsdp({path: kernel})[path]
         return jax.lax.conv_general_dilated(
             x.astype(self.dtype),
             kernel.astype(self.dtype),
