@@ -42,18 +42,25 @@ def compile_for(tmp_path_factory: pytest.TempPathFactory) -> Compile:
             method={"num_rollouts": 128, "chunk_size": 128, "gen_kwargs": {"max_new_tokens": 64}},
             train={"seq_length": 192, "batch_size": 32, "minibatch_size": 32},
         )
-        recipe = folder / "recipe.yaml"
-        recipe.write_text(yaml.safe_dump(config.evolve(**sections).to_dict()), encoding="utf-8")
-        command = [PYTHON, "-m", "jrl", "plan", "--config", str(recipe), "--compile", target, "--mesh", mesh]
-        command += ["--programs", *programs, "--save", str(folder / "saved")]
-        # None of the tests' own flags: what is compiled is what a user's run would compile.
-        plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-        plain |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        found = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=900, check=False)
-        if "pip install 'jrl[plan-" in found.stderr:
-            pytest.skip(found.stderr.strip().splitlines()[-1])
-        assert found.returncode == 0, found.stderr[-3000:]
-        saved = folder / "saved" / target.replace(":", "_")
-        return {name: (saved / f"{name}.hlo.txt").read_text(encoding="utf-8") for name in programs}
+        return compile_recipe(config.evolve(**sections), folder, target, mesh, programs)
 
     return call
+
+
+def compile_recipe(
+    config: jrl.TRLConfig, folder: Path, target: str, mesh: str, programs: list[str]
+) -> dict[str, str]:
+    """Optimized HLO by program; recipe and executables are written into the folder."""
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(config.to_dict()), encoding="utf-8")
+    command = [PYTHON, "-m", "jrl", "plan", "--config", str(recipe), "--compile", target, "--mesh", mesh]
+    command += ["--programs", *programs, "--save", str(folder / "saved")]
+    # None of the tests' own flags: what is compiled is what a user's run would compile.
+    plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    plain |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=900, check=False)
+    if "pip install 'jrl[plan-" in found.stderr:
+        pytest.skip(found.stderr.strip().splitlines()[-1])
+    assert found.returncode == 0, found.stderr[-3000:]
+    saved = folder / "saved" / target.replace(":", "_")
+    return {name: (saved / f"{name}.hlo.txt").read_text(encoding="utf-8") for name in programs}
