@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from jrl.bench.measure import Machine
 from jrl.bench.models import Shapes, Subject
+from jrl.models.entries_io import initial_shapes
 from jrl.models.policy import branch_start, split_params
 
 _ADAM_BYTES = 7 * 4
@@ -86,7 +87,7 @@ class Counts:
     def __init__(self, subject: Subject) -> None:
         lm, options = subject.lm, subject.options
         self.config, self.itemsize = lm.config, jnp.dtype(options.compute_dtype).itemsize
-        shapes = jax.eval_shape(lm.init, jax.random.key(0))
+        shapes = initial_shapes(lm.init)
         adapter = lm.bind(options.split["adapter"])
         trainable, _ = jax.eval_shape(
             lambda params: split_params(

@@ -21,6 +21,7 @@ from jrl.models.entries_io import (
     check_entries,
     entry_tensors,
     flat_tree,
+    initial_shapes,
     load_entries,
     parameter_targets,
     some,
@@ -101,7 +102,7 @@ def load_checkpoint(
         return name in tied or model.family.is_ignored(name) or model.family.is_ignored(prefix + name)
 
     check_entries(files, entries, names, is_ignored=is_ignored, what=f"{model.family.model_type} model")
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = initial_shapes(model.init)
     targets, replicated = parameter_targets(shapes, dtype=dtype, mesh=mesh, float32=HEADS)
     return Loaded(model, load_entries(files, entries, targets, names), tuple(replicated))
 

@@ -25,6 +25,7 @@ from jrl.models.entries_io import (
     check_entries,
     entry_tensors,
     flat_tree,
+    initial_shapes,
     load_entries,
     parameter_targets,
     some,
@@ -229,7 +230,7 @@ def load_classifier(
         is_ignored=model.family.is_ignored,
         what=f"{model.family.model_type} classifier",
     )
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = initial_shapes(model.init)
     targets, _ = parameter_targets(shapes, dtype=dtype, mesh=mesh, float32=HEADS)
     return model, load_entries(files, entries, targets, names)
 

@@ -24,7 +24,7 @@ from jrl.models.adapters.peft_format import (
 from jrl.models.adapters.targets import bind_lora
 from jrl.models.classifier import HEADS, Classifier
 from jrl.models.classifier_start import describe_start, load_start
-from jrl.models.entries_io import some
+from jrl.models.entries_io import initial_shapes, some
 from jrl.models.model_object import ModelObject
 from jrl.typing import Params
 
@@ -56,7 +56,7 @@ def bind_classifier(model: Classifier, adapter: AdapterConfig | None) -> Lora | 
             f"peft_config: `modules_to_save` must name nothing but the head, {', '.join(model.head_modules)}, which is "
             f"saved without being named; got {', '.join(sorted(others))}."
         )
-    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda: model.init(jax.random.key(0))))
+    leaves = jax.tree_util.tree_leaves_with_path(initial_shapes(model.init))
     shapes = {path_name(path): leaf.shape for path, leaf in leaves}
     heads = {entry.name for entry in model.head_entries()}
     return bind_lora(adapter, [entry for entry in model.entries() if entry.name not in heads], shapes, kind)
@@ -153,5 +153,5 @@ def count_labels(folder: Path | ModelObject, model: Classifier) -> int:
 
 
 def _saved(model: Classifier) -> SavedModules:
-    shapes = jax.eval_shape(model.init_heads, jax.random.key(0))
+    shapes = initial_shapes(model.init_heads)
     return SavedModules(model.head_modules, tuple(model.head_entries()), shapes)

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jrl.mesh import place, tree_shardings
 from jrl.models.checkpoint import canonical_names
 from jrl.models.classifier import HEADS, Classifier, present_name
-from jrl.models.entries_io import check_entries, load_entries, parameter_targets
+from jrl.models.entries_io import check_entries, initial_shapes, load_entries, parameter_targets
 from jrl.models.families.base import Entry
 from jrl.models.hub import (
     CONFIG_FILES,
@@ -122,7 +121,7 @@ def load_start(
 
     what = f"{model.family.model_type} classifier"
     check_entries(files, kept, names, is_ignored=is_ignored, what=what)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = initial_shapes(model.init)
     targets, replicated = parameter_targets(shapes, dtype=dtype, mesh=mesh, float32=HEADS)
     found = load_entries(
         files, kept, {name: value for name, value in targets.items() if name not in fresh}, names

@@ -24,7 +24,7 @@ from jrl.mesh import tree_shardings
 from jrl.models.families.base import Entry
 from jrl.models.safetensors_io import Tensors
 from jrl.models.safetensors_write import LazyTensor
-from jrl.typing import Params
+from jrl.typing import Params, PRNGKey
 
 Index = tuple[slice, ...]
 _ALIGNMENT = 64  # in bytes: memory that begins at a multiple of it is what a CPU device takes as it is
@@ -158,6 +158,14 @@ def entry_tensors(entries: Iterable[Entry], params: Params, vocab_size: int) -> 
         return LazyTensor(np.dtype(flat[entry.paths[0]].dtype), entry.shape, make)
 
     return {entry.name: tensor(entry) for entry in entries}
+
+
+def initial_shapes(init: Callable[[PRNGKey], Any]) -> Any:
+    """Shapes of the parameters that `init` makes of a key.
+
+    Not even the key is made: the devices of the mesh in force may be absent (`jrl plan --compile`).
+    """
+    return jax.eval_shape(lambda: init(jax.random.key(0)))
 
 
 def flat_tree(tree: Params) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from jrl.mesh import path_name
 from jrl.models.adapters.config import AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.targets import bind_lora, check_task
+from jrl.models.entries_io import initial_shapes
 from jrl.models.families import find_family
 from jrl.models.families.base import check_direction
 from jrl.models.language_model import BaseLM
@@ -117,6 +118,6 @@ class Seq2SeqLM(BaseLM):
                 f"alone. Got {type(adapter).__name__}."
             )
         check_task(adapter, self.family.model_type)
-        leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda: self.init(jax.random.key(0))))
+        leaves = jax.tree_util.tree_leaves_with_path(initial_shapes(self.init))
         shapes = {path_name(path): leaf.shape for path, leaf in leaves}
         return bind_lora(adapter, self.entries(), shapes, self.family.model_type)

@@ -14,6 +14,7 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.targets import bind_lora, check_task
 from jrl.models.adapters.virtual_tokens import VirtualTokens
 from jrl.models.config import TransformerConfig
+from jrl.models.entries_io import initial_shapes
 from jrl.models.families.base import Entry
 
 Adapter = Lora | VirtualTokens
@@ -41,5 +42,5 @@ def bind_adapter(
     check_task(config, model_type)
     if not isinstance(config, LoraConfig):
         return VirtualTokens(config, model)
-    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(lambda: init(jax.random.key(0))))
+    leaves = jax.tree_util.tree_leaves_with_path(initial_shapes(init))
     return bind_lora(config, entries, {path_name(path): leaf.shape for path, leaf in leaves}, model_type)

@@ -30,7 +30,7 @@ from jrl.models.adapters.config import (
     to_peft_dict,
 )
 from jrl.models.adapters.lora import Lora
-from jrl.models.entries_io import check_entries, entry_tensors, load_entries
+from jrl.models.entries_io import check_entries, entry_tensors, initial_shapes, load_entries
 from jrl.models.families.base import Entry, Shape, table
 from jrl.models.folders import replace_folder
 from jrl.models.heads import HEADS, found_heads, head_entries, heads_of, init_q_heads, init_value_head
@@ -173,7 +173,7 @@ def load_heads(
         sizes = width, vocab_size, padded_vocab_size
         return head | (init_q_heads(num_q_heads, *sizes, key) if num_q_heads else {})
 
-    return load_entries(files, entries, jax.eval_shape(init, jax.random.key(0)))
+    return load_entries(files, entries, initial_shapes(init))
 
 
 def save_adapter(

@@ -9,13 +9,12 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 from flax import traverse_util
 
 from jrl.models.diffusion import clip_entries, vae_entries
 from jrl.models.diffusion.entries import as_stored
-from jrl.models.entries_io import check_entries, flat_tree, some
+from jrl.models.entries_io import check_entries, flat_tree, initial_shapes, some
 from jrl.models.families.base import Entry, Shape
 from jrl.models.safetensors_io import INDEX_SUFFIX, SUFFIX, TensorFiles
 from jrl.typing import Params, PRNGKey
@@ -96,9 +95,7 @@ def read_part(folder: Path, part: Network, filed: PartFiles, variant: str | None
 @functools.lru_cache(maxsize=32)
 def _shapes(part: Network) -> dict[str, Shape]:
     """Shapes of all parameters, by path; `init` is traced once for all models of one kind."""
-    return {
-        path: leaf.shape for path, leaf in flat_tree(jax.eval_shape(part.init, jax.random.key(0))).items()
-    }
+    return {path: leaf.shape for path, leaf in flat_tree(initial_shapes(part.init)).items()}
 
 
 def _tensor_files(folder: Path, stem: str, variant: str | None) -> TensorFiles:

@@ -26,6 +26,7 @@ from jrl.models.diffusion.resnet import Downsample, ResnetBlock, Upsample
 from jrl.models.diffusion.transformer import SpatialTransformer
 from jrl.models.diffusion.unet_config import CLASS_NAME, Level, UNetConfig, stored_unet_config
 from jrl.models.diffusion.unet_entries import unet_entries
+from jrl.models.entries_io import initial_shapes
 from jrl.models.families.base import Entry
 from jrl.typing import Params, PRNGKey
 
@@ -182,7 +183,7 @@ class UNet:
     @cached_property
     def shapes(self) -> dict[str, Any]:
         """Shapes of the parameters, nested as they are."""
-        return dict(jax.eval_shape(lambda: self.init(jax.random.key(0))))
+        return dict(initial_shapes(self.init))
 
     def init(self, key: PRNGKey) -> dict[str, Any]:
         """Fresh float32 parameters, as large as torch's are: no layer starts at 0 but biases."""

@@ -16,6 +16,7 @@ from jrl.distributed import join
 from jrl.mesh import make_mesh, place, platform, tree_shardings
 from jrl.models.adapters.bind import Adapter
 from jrl.models.checkpoint import load_checkpoint, read_model
+from jrl.models.entries_io import initial_shapes
 from jrl.models.heads import HEADS
 from jrl.models.hub import CONFIG_FILES, find_checkpoint, is_checkpoint
 from jrl.models.model import LanguageModel, make_model
@@ -185,7 +186,7 @@ def _check_model(config: TRLConfig, plan: AdapterPlan, lm: LanguageModel, option
         )
     # Ranges, the adapter's targets and the rounding, tried on shapes.
     lm.policy(**options)
-    shapes = jax.eval_shape(lm.init, jax.random.key(0))
+    shapes = initial_shapes(lm.init)
     jax.eval_shape(partial(quantize_frozen, kind=config.model.frozen_dtype), shapes)
 
 
