@@ -118,7 +118,7 @@ def run(recipe: str, name: str, layers: int | None) -> None:
 
 def figures(found: CompiledPlan) -> dict[str, Any]:
     """What is kept of a plan: bytes of one device, and what goes over links."""
-    planned = {"sample": sum(found.planned.sampling.values()), "update": sum(found.planned.learning.values())}
+    planned = found.planned.program_bytes
     programs = {}
     for program in found.programs:
         sent = Counter[str]()

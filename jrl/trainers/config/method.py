@@ -30,6 +30,8 @@ class Footprint(NamedTuple):
       rows_per_sample: Rows that a sample has in an optimizer step: 2 for a pair.
       passes_per_sample: Passes of each sample in an optimizer step: more than one where it has denoising steps.
       reads_logits: Whether an optimizer step reads logits, whose head is a language model's.
+      window: Tokens of a row whose logits an optimizer step reads; 0: all.
+      update_rows: Rows that an update passes through the frozen layers before its first step; 0: each step its own.
       reference: What the algorithm keeps to be held against: "branch" copies of the layers that train, "whole" a copy
         of all that trains, another configuration's model; None: nothing.
       scores: When policy or reference score rows outside of the update: "rollouts" each sampling call, "steps" each
@@ -43,6 +45,8 @@ class Footprint(NamedTuple):
     rows_per_sample: int = 1
     passes_per_sample: int = 1
     reads_logits: bool = True
+    window: int = 0
+    update_rows: int = 0
     reference: Literal["branch", "whole"] | TRLConfig | None = None
     scores: Literal["rollouts", "steps"] | None = None
     update_reads_reference: bool = False
@@ -209,6 +213,8 @@ def footprint_of(config: TRLConfig) -> Footprint | None:
     return Footprint(
         value_head=recipe.critic,
         sampling_rows=method.chunk_size,
+        window=(method.gen_experience_kwargs or method.gen_kwargs).get("max_new_tokens", 0),
+        update_rows=method.num_rollouts,
         reference=None if recipe.kl is None else "branch",
         scores="rollouts" if recipe.needs_scoring(num_steps) else None,
         update_reads_reference=recipe.reads_reference,

@@ -156,8 +156,7 @@ class CompiledPlan:
             f"compiled for {self.target.name} ({axes})",
             f"{'held on each device':<46}{_size(self.held_bytes)}, planned {format_bytes(sum(planned.held.values()))}",
         ]
-        counted = {"sample": planned.sampling, "update": planned.learning} if planned.is_whole else {}
-        own = {name: sum(found.values()) for name, found in counted.items()}
+        own = planned.program_bytes
         for program in self.programs:
             beside = f", planned {format_bytes(own[program.name])}" if program.name in own else ""
             lines += ["", f"{program.name}, compiled in {program.seconds:.0f} s"]

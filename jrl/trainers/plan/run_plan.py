@@ -20,11 +20,14 @@ from jrl.mesh import path_name, rows_of_device, tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED
+from jrl.models.products import products
+from jrl.rollout.generate import PREFILL_TOKENS
 from jrl.trainers.config.method import Footprint, entries, footprint_of
 from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes, kept_reference, model_part
 from jrl.trainers.programs import optimizer_of, placed_bytes
+from jrl.typing import ModelInputs
 
 Bytes = dict[str, int]
 
@@ -38,7 +41,7 @@ class RunPlan:
       mesh: Sizes of the axes.
       microbatches: Of one optimizer step.
       held: Bytes that lie there all the time.
-      learning: Bytes that an optimizer step takes beside them.
+      learning: Bytes that an optimizer step takes beside them, at each of its moments that may be the fullest.
       sampling: Bytes that a sampling call takes beside them; empty where the method does not sample.
       step_traffic: Bytes that an optimizer step sends, by axis and kind.
       token_traffic: Bytes that sampling sends: once a call, and for each token.
@@ -51,7 +54,7 @@ class RunPlan:
     mesh: dict[str, int]
     microbatches: int
     held: Bytes
-    learning: Bytes
+    learning: dict[str, Bytes]
     sampling: Bytes
     step_traffic: Bytes
     token_traffic: Bytes
@@ -59,9 +62,25 @@ class RunPlan:
     is_whole: bool = True
 
     @property
+    def fullest(self) -> str:
+        """The moment of an optimizer step that takes the most."""
+        return max(self.learning, key=lambda moment: sum(self.learning[moment].values()))
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that an optimizer step takes beside what is held."""
+        return sum(self.learning[self.fullest].values())
+
+    @property
+    def program_bytes(self) -> dict[str, int]:
+        """What a call of a program takes beside what is held, by the program's name; {} where not all is counted."""
+        sampling = {"sample": sum(self.sampling.values())} if self.sampling else {}
+        return {"update": self.step_bytes, **sampling} if self.is_whole else {}
+
+    @property
     def total(self) -> int:
-        """Bytes at the fuller of the two moments, of what is counted."""
-        return sum(self.held.values()) + max(sum(self.learning.values()), sum(self.sampling.values()))
+        """Bytes of a device when it has the most, of what is counted."""
+        return sum(self.held.values()) + max(self.step_bytes, sum(self.sampling.values()))
 
     def table(self, hbm_bytes: int | None = None) -> str:
         """Everything in lines; with the memory of a device, whether it fits."""
@@ -69,7 +88,7 @@ class RunPlan:
         lines = [f"{self.model} on {axes}; a step has {self.microbatches} microbatches", ""]
         for title, found in (
             ("held on each device", self.held),
-            ("and in an optimizer step", self.learning),
+            (f"and in an optimizer step, {self.fullest}", self.learning[self.fullest]),
             ("or in a sampling call", self.sampling),
             ("sent by each device in an optimizer step", self.step_traffic),
             ("sent by each device in sampling", self.token_traffic),
@@ -106,7 +125,7 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
             f"`method.name` must be one of {planned} to be planned, got {type(config.method).__name__}: what else it "
             "holds is not known."
         )
-    part = model_part(config, mesh, footprint)
+    part = model_part(config, mesh, footprint, attends_as_configured=mesh.abstract_device is not None)
     if part.layers is None:
         return _plan_of_arrays(_Held(config, footprint, part))
     run = _Run(config, footprint, part.layers)
@@ -139,8 +158,10 @@ def _plan_of_arrays(run: _Held) -> RunPlan:
         microbatches=run.microbatches,
         held=_held(run),
         learning={
-            "gradients, a microbatch's and their sum": 2 * _bytes(run.stepped, run.mesh),
-            "batch": placed_bytes(update.given),
+            "of what is counted": {
+                "gradients, a microbatch's and their sum": 2 * _bytes(run.stepped, run.mesh),
+                "batch": placed_bytes(update.given),
+            }
         },
         sampling={}
         if sample is None
@@ -219,9 +240,19 @@ class _Run(_Held):
         return self.part.lm.family.kind == "seq2seq"
 
     @functools.cached_property
+    def as_read(self) -> dict[str, Any]:
+        """Shapes of all parameters as products read them: kernels in the dtype of the computation."""
+        read = dict(jax.eval_shape(self.part.policy.rounded, self.everything))
+        if ROUNDED in read["embed"]:
+            config = self.part.lm.config
+            unread = {"embedding"} if config.rounds_embeddings else {ROUNDED} if "lm_head" in read else set()
+            read["embed"] = {name: leaf for name, leaf in read["embed"].items() if name not in unread}
+        return read
+
+    @functools.cached_property
     def sampled(self) -> tuple[int, int]:
         """Bytes of the parameters that a sampling call makes of those that lie there, and those that it gathers."""
-        return _sampled(self.part, self.everything)
+        return _sampled(self.part, self.everything, self.as_read)
 
 
 def _held(run: _Held) -> Bytes:
@@ -235,36 +266,123 @@ def _held(run: _Held) -> Bytes:
     }
 
 
-def _learning(run: _Run) -> Bytes:
-    """Bytes that an optimizer step takes beside them."""
-    vocabulary, tensor = run.part.lm.config.padded_vocab_size, run.mesh.shape["tensor"]
-    whole_logits = 4 * rows_of_device(run.rows, run.mesh) * run.length * vocabulary // tensor
-    if not run.footprint.reads_logits:
-        whole_logits = 0
+def _learning(run: _Run) -> dict[str, Bytes]:
+    """Bytes that an optimizer step takes beside them, at the moments of which one is the fullest.
+
+    A kernel's gradient is whole over fsdp until it is scattered; that of tied embeddings comes from both their ends.
+    """
     kept, recomputed = _activations(run)
-    return {
-        "gradients, a microbatch's and their sum": 2 * _bytes(run.stepped, run.mesh),
-        "parameters of two layers, whole over fsdp": _two_layers(run.part),
-        "activations of a microbatch": kept,
-        "activations of the layer computed again": recomputed,
-        "logits, their softmax and gradient": 3 * min(run.config.train.logprob_chunk_bytes, whole_logits),
+    layers = [tree for name, tree in run.as_read.items() if name.startswith("layers_")]
+    widest = max(_bytes(tree, run.mesh, whole=True) for tree in layers)
+    everywhere = {
+        "gradients, summed over microbatches": _bytes(run.stepped, run.mesh),
+        "output of the frozen layers, all rows": _trunk_bytes(run),
     }
+    at_work = {
+        **everywhere,
+        "equal layers stacked, and their gradients": _stacked_bytes(run),
+        "activations of a microbatch": kept,
+    }
+    tables = _bytes({"embed": run.as_read["embed"]}, run.mesh, whole=True)
+    ends = 1 if "lm_head" in run.everything or not run.footprint.reads_logits else 2
+    found = {
+        "while it embeds": {**everywhere, "tables of embeddings as they are read, whole": tables},
+        "in a layer": {
+            **at_work,
+            "activations of the layer computed again": recomputed,
+            "kernels of two layers as they are read, whole": 2 * widest if run.mesh.shape["fsdp"] > 1 else 0,
+            "gradient of a layer, whole": widest,
+        },
+        "in the gradient of embeddings": {
+            **everywhere,
+            "gradient of the table, whole": ends * _table_gradient(run, "embed"),
+        },
+    }
+    if run.footprint.reads_logits:
+        found["while it reads logits"] = {**at_work, **_logits(run)}
+    if "q_heads" in run.stepped:
+        q_heads = _bytes({"q_heads": run.stepped["q_heads"]}, run.mesh, whole=True)
+        found["while it reads Q values"] = {**at_work, "Q heads and their gradients, whole": 2 * q_heads}
+    return found
+
+
+def _logits(run: _Run) -> Bytes:
+    """Bytes that a step takes for the logits of a microbatch, and for the kernel that makes them."""
+    read, tensor = run.as_read, run.mesh.shape["tensor"]
+    table = ROUNDED if ROUNDED in read["embed"] else "embedding"
+    head = {"lm_head": read["lm_head"]} if "lm_head" in read else {"embed": {table: read["embed"][table]}}
+    window = run.footprint.window or run.length
+    positions = rows_of_device(run.rows, run.mesh) * window
+    logits = 4 * positions * run.part.lm.config.padded_vocab_size // tensor
+    return {
+        "kernel of the vocabulary as it is read, whole": _bytes(head, run.mesh, whole=True),
+        "its gradient, whole": _table_gradient(run, next(iter(head))),
+        "logits, then their gradient": min(run.config.train.logprob_chunk_bytes, logits),
+    }
+
+
+def _table_gradient(run: _Run, name: str) -> int:
+    """Bytes of the gradient of a table or a head, whole over fsdp; 0 where it does not train."""
+    return _bytes({name: run.stepped[name]}, run.mesh, whole=True) if name in run.stepped else 0
+
+
+def _trunk_bytes(run: _Run) -> int:
+    """Bytes of what the frozen layers make of all rows, where an update computes it once."""
+    rows = run.footprint.update_rows
+    if not rows:
+        return 0
+
+    def row(dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct((rows, run.length), dtype)  # type: ignore[no-untyped-call]
+
+    context = (row(jnp.int32), row(jnp.bool_)) if run.has_context else (None, None)
+    inputs = ModelInputs(row(jnp.int32), row(jnp.bool_), None, *context)
+    trunk = jax.eval_shape(run.part.policy.trunk, run.part.frozen, inputs)
+    whole = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(trunk))
+    return whole * rows_of_device(rows, run.mesh) // rows
+
+
+def _stacked_bytes(run: _Run) -> int:
+    """Bytes of the copies in which equal layers share a body, and of the gradients of those that train."""
+    with jax.sharding.use_abstract_mesh(run.mesh):
+        if not products().shares_layers:
+            return 0
+    layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
+    return sum((1 + (name in run.stepped)) * _bytes({name: tree}, run.mesh) for name, tree in layers.items())
 
 
 def _sampling(run: _Run) -> Bytes:
     """Bytes that a sampling call takes beside them."""
-    if not run.footprint.sampling_rows:
+    rows = run.footprint.sampling_rows
+    if not rows:
         return {}
     cache = cache_bytes(
         run.part.policy,
         run.part.params,
         run.part.frozen,
         mesh=run.mesh,
-        rows=run.footprint.sampling_rows,
+        rows=rows,
         length=run.length,
         has_context=run.has_context,
     )
-    return {"parameters, as sampling reads them": run.sampled[0], "cache": cache}
+    # The compiler lays out anew what it has gathered.
+    largest = max(_leaf_bytes(run.as_read, run.mesh, whole=True)) if run.mesh.shape["fsdp"] > 1 else 0
+    return {
+        "parameters, as sampling reads them": run.sampled[0],
+        "the largest of them once more, while it is laid out": largest,
+        "cache": cache,
+        "activations of a layer that reads the prompts": _prefill_bytes(run, rows),
+    }
+
+
+def _prefill_bytes(run: _Run, rows: int) -> int:
+    """Bytes of the inside of an MLP and of attention where prompts are read, a part of them at a time."""
+    config, tensor = run.part.lm.config, run.mesh.shape["tensor"]
+    tokens = rows_of_device(rows, run.mesh) * run.length
+    if not run.has_context:  # an encoder reads all rows at once
+        tokens = min(tokens, PREFILL_TOKENS)
+    width = 2 * config.mlp_width // tensor + 2 * run.part.lm.feature_width
+    return tokens * width * jnp.dtype(run.part.dtype).itemsize
 
 
 def _activations(run: _Run) -> tuple[int, int]:
@@ -285,16 +403,11 @@ def _activations(run: _Run) -> tuple[int, int]:
     return kept, (everything - kept) // run.part.depth
 
 
-def _sampled(part: LanguageShapes, everything: Any) -> tuple[int, int]:
+def _sampled(part: LanguageShapes, everything: Any, read: Any) -> tuple[int, int]:
     """(bytes of the parameters that a sampling call makes of those that lie there, bytes that it gathers over fsdp).
 
     Kernels are rounded to the dtype of the computation, then made whole over fsdp.
     """
-    read = dict(jax.eval_shape(part.policy.rounded, everything))
-    config = part.lm.config
-    unread = {"embedding"} if config.rounds_embeddings else {ROUNDED} if "lm_head" in read else set()
-    if ROUNDED in read["embed"]:
-        read["embed"] = {name: leaf for name, leaf in read["embed"].items() if name not in unread}
     whole = _bytes(read, part.mesh, whole=True)
     if part.mesh.shape["fsdp"] > 1:
         return whole, whole - _bytes(read, part.mesh)
@@ -383,6 +496,11 @@ def _pass_traffic(part: LanguageShapes, read: list[Any], layers: int, *, rows: i
 
 def _bytes(tree: Any, mesh: AbstractMesh, *, whole: bool = False) -> int:
     """Bytes of a tree on one device; `whole`: whole over fsdp, as a layer that is at work."""
+    return sum(_leaf_bytes(tree, mesh, whole=whole))
+
+
+def _leaf_bytes(tree: Any, mesh: AbstractMesh, *, whole: bool) -> list[int]:
+    """Bytes of each array of a tree on one device."""
 
     def size(leaf: Any, place: NamedSharding) -> int:
         if whole:
@@ -390,14 +508,8 @@ def _bytes(tree: Any, mesh: AbstractMesh, *, whole: bool = False) -> int:
             place = NamedSharding(mesh, PartitionSpec(*kept))
         return math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
-    return sum(jax.tree.leaves(jax.tree.map(size, tree, tree_shardings(mesh, tree)[0])))
-
-
-def _two_layers(part: ModelShapes) -> int:
-    """The layer at work and the one that is fetched meanwhile; 0 where nothing is fetched."""
-    if part.mesh.shape["fsdp"] == 1:
-        return 0
-    return 2 * max(_bytes(tree, part.mesh, whole=True) for tree in ({**part.params, **part.frozen}).values())
+    found: list[int] = jax.tree.leaves(jax.tree.map(size, tree, tree_shardings(mesh, tree)[0]))
+    return found
 
 
 def _ring(size: int, devices: int) -> int:
