@@ -88,13 +88,17 @@ def figures(found: RunPlan, layers: int) -> dict[str, float]:
     """Bytes by part and name; a mean of layers as their sum."""
     parts = {
         "held": found.held,
-        "learning": found.learning | {_MEAN: layers * found.learning[_MEAN]},
+        **{f"learning {moment}": sizes for moment, sizes in found.learning.items()},
         "sampling": found.sampling,
         "step": found.step_traffic,
         "call": found.token_traffic,
         "score": found.score_traffic,
     }
-    return {f"{part}: {name}": size for part, sizes in parts.items() for name, size in sizes.items()}
+    return {
+        f"{part}: {name}": layers * size if name == _MEAN else size
+        for part, sizes in parts.items()
+        for name, size in sizes.items()
+    }
 
 
 def columns(found: Mapping[str, float], layers: int) -> Iterator[float]:
@@ -107,7 +111,9 @@ def columns(found: Mapping[str, float], layers: int) -> Iterator[float]:
             if name.startswith(prefixes)
         )
 
-    held, learning, sampling = (total(part) for part in ("held", "learning", "sampling"))
+    held, sampling = (total(part) for part in ("held", "sampling"))
+    moments = {name.partition(":")[0] for name in found if name.startswith("learning")}
+    learning = max(total(f"{moment}:") for moment in moments)
     yield from (held, learning, sampling, held + max(learning, sampling))
     yield from (total(part) for part in ("step: fsdp", "step: data", "step: tensor"))
     yield from (total(part) for part in ("call: fsdp", "score: fsdp", "score: tensor"))

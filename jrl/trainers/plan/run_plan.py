@@ -272,8 +272,8 @@ def _learning(run: _Run) -> dict[str, Bytes]:
     A kernel's gradient is whole over fsdp until it is scattered; that of tied embeddings comes from both their ends.
     """
     kept, recomputed = _activations(run)
-    layers = [tree for name, tree in run.as_read.items() if name.startswith("layers_")]
-    widest = max(_bytes(tree, run.mesh, whole=True) for tree in layers)
+    layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
+    whole = {name: _bytes(tree, run.mesh, whole=True) for name, tree in layers.items()}
     everywhere = {
         "gradients, summed over microbatches": _bytes(run.stepped, run.mesh),
         "output of the frozen layers, all rows": _trunk_bytes(run),
@@ -290,8 +290,12 @@ def _learning(run: _Run) -> dict[str, Bytes]:
         "in a layer": {
             **at_work,
             "activations of the layer computed again": recomputed,
-            "kernels of two layers as they are read, whole": 2 * widest if run.mesh.shape["fsdp"] > 1 else 0,
-            "gradient of a layer, whole": widest,
+            "kernels of a layer as they are read, whole": max(whole.values())
+            if run.mesh.shape["fsdp"] > 1
+            else 0,
+            "gradient of a layer, whole": max(
+                (whole[name] for name in layers if name in run.stepped), default=0
+            ),
         },
         "in the gradient of embeddings": {
             **everywhere,
@@ -343,9 +347,12 @@ def _trunk_bytes(run: _Run) -> int:
 
 
 def _stacked_bytes(run: _Run) -> int:
-    """Bytes of the copies in which equal layers share a body, and of the gradients of those that train."""
+    """Bytes of the copies in which equal layers share a body, and of the gradients of those that train.
+
+    Where the platform is not known they count: accelerators have that form.
+    """
     with jax.sharding.use_abstract_mesh(run.mesh):
-        if not products().shares_layers:
+        if run.mesh.abstract_device is not None and not products().shares_layers:
             return 0
     layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
     return sum((1 + (name in run.stepped)) * _bytes({name: tree}, run.mesh) for name, tree in layers.items())

@@ -58,10 +58,10 @@ def test_a_decoder_that_scores_is_counted_as_a_language_model_without_logits() -
     mesh = abstract_mesh(fsdp=2, num_devices=2)
     scored, written = plan_run(pairs, mesh), plan_run(texts, mesh)
     assert scored.is_whole and scored.microbatches == written.microbatches == 2
-    logits, kept = "logits, their softmax and gradient", "activations of a microbatch"
-    assert scored.learning[logits] == 0 < written.learning[logits]
+    logits, layer, kept = "while it reads logits", "in a layer", "activations of a microbatch"
+    assert set(written.learning) - set(scored.learning) == {logits}
     # As many rows: two of each pair.
-    assert scored.learning[kept] == written.learning[kept] > 0
+    assert scored.learning[layer][kept] == written.learning[layer][kept] > 0
 
 
 def test_an_encoder_that_scores_has_a_plan_of_its_arrays() -> None:
@@ -70,7 +70,7 @@ def test_an_encoder_that_scores_has_a_plan_of_its_arrays() -> None:
     )
     plan = plan_run(config, ONE)
     # Ids and masks of two texts, a margin and a flag for each pair; a key.
-    assert plan.learning["batch"] == 4 * (2 * 16 * (4 + 1) + 4 + 1) + 8
+    assert plan.learning["of what is counted"]["batch"] == 4 * (2 * 16 * (4 + 1) + 4 + 1) + 8
     assert not plan.is_whole and plan.sampling == {}
     assert "memory of each device, at least" in plan.table()
     assert "may fit into 1.0 GiB" in plan.table(1 << 30) and "does not fit" in plan.table(1 << 10)
@@ -99,7 +99,7 @@ def test_samples_of_a_diffusion_model_are_counted(folder: str, tmp_path: Path) -
     trajectory = 4 * ((STEPS + 1) * 8 * 8 * 4 + STEPS + 16 * 8)
     assert plan.sampling["samples"] == 4 * (trajectory + 4 * 16 * 16 * 3) == 2 * halves.sampling["samples"]
     negative, key = 4 * 16 * 8, 8
-    assert plan.learning["batch"] == 8 * (trajectory + 4 + 1) + negative + key
+    assert plan.learning["of what is counted"]["batch"] == 8 * (trajectory + 4 + 1) + negative + key
     assert not plan.is_whole
 
 
