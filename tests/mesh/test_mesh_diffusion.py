@@ -8,6 +8,7 @@ array is.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -233,6 +234,13 @@ def test_only_parameters_are_gathered_and_inside_the_loop(program: Program) -> N
         assert axes == FSDP and alike([found]) <= wholes, (found, axes)
     outside = [one for one in program.collectives if one.place == () and one.kind == "all-gather"]
     assert not wholes & alike(found for one in outside for found in one.shapes)
+
+
+def test_a_kernel_of_a_convolution_is_gathered_once_for_a_pass_and_its_gradient(program: Program) -> None:
+    kernels = Counter(tuple(sorted(whole)) for _, whole in program.parameters if len(whole) == 4)
+    gathers = [found for found, axes in large(program.collectives, "all-gather") if axes == FSDP]
+    found = Counter(tuple(sorted(shape)) for shape in gathers)
+    assert kernels and all(found[shape] <= count for shape, count in kernels.items()), (found, kernels)
 
 
 def test_gradients_are_reduced_and_nothing_else_but_a_microbatch(program: Program) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Num
 
-from jrl.mesh import is_split_over_fsdp, whole_over_fsdp
+from jrl.mesh import whole_over_fsdp
 from jrl.models.layers import Projection, as_row
 
 LONGEST_PERIOD = 10000.0
@@ -51,8 +51,7 @@ class Conv(nn.Module):
         init = nn.initializers.normal(fan_in_range(*inputs))
         kernel = self.param("kernel", init, (*inputs, self.width), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.width,), jnp.float32)
-        # A kernel that is split over the mesh is gathered once more for the gradient, and not kept whole until then.
-        y = jax.checkpoint(self._product)(x, kernel) if is_split_over_fsdp() else self._product(x, kernel)
+        y = self._product(x, kernel)
         return y + as_row(bias.astype(self.dtype), y.ndim)
 
     def _product(
@@ -61,7 +60,8 @@ class Conv(nn.Module):
         half = self.kernel_size // 2
         # Where a kernel has more elements than what it is applied to, as on the coarsest levels, the compiler would
         # gather the rows of all devices in its place, and every device would compute them all. A sampling call has made
-        # it whole before its loop over steps.
+        # it whole before its loop over steps. In an update it is gathered once for a pass and its gradient, and whole
+        # in between: to gather it for each would send twice as much.
         path = "/".join((*self.path, "kernel"))
         kernel = whole_over_fsdp({path: kernel})[path]
         return jax.lax.conv_general_dilated(
