@@ -161,7 +161,7 @@ CORRIDOR = walls((1, 2))
 
 EVEN_CORRIDOR = {CORRIDOR: (0.5, 0.5, 0.0, 0.0)}
 """Choice of the best memoryless player that was found: left or right by the toss of a coin in corridors. It is a local
-maximum, and 200 gradient ascents from random policies ended there or below."""
+maximum: small steps around it lower the return (`tests/examples/test_maze.py`). That none is higher is not proven."""
 
 
 def blind_optimum() -> tuple[float, tuple[str, ...]]:
@@ -169,8 +169,8 @@ def blind_optimum() -> tuple[float, tuple[str, ...]]:
 
     A* over the tuple of squares where the 25 starts have come. What is left costs at least the mean over all
     triples of starts, scaled up, of what that triple alone costs, which value iteration gives. All starts
-    arrive: one that is given up costs 101, and the others still cost 331 at least (the same search for each 24 of
-    them), in place of 353 for all; more than one is dearer still.
+    are made to arrive. That a player who gives up a start does no better is not searched here: it would cost 101, and
+    the other 24 would have to come in 251 moves in place of 353 for all.
     """
     nexts, costs = NEXT.copy(), -REWARDS
     nexts[_GOAL], costs[_GOAL] = _GOAL, 0.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 
 from jrl.cli.flat import is_flat
-from jrl.mesh import abstract_mesh, make_mesh, mesh_sizes
+from jrl.mesh import abstract_mesh, make_mesh, mesh_sizes, rows_parts
 from jrl.trainers.config.coercion import read_yaml
 from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.trl_config import TRLConfig
@@ -24,7 +24,10 @@ GIB = 1 << 30
 def add_plan_flags(command: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     command.add_argument(
-        "--config", required=True, metavar="YAML", help="nested recipe of a run, or DDPO's, or its name"
+        "--config",
+        required=True,
+        metavar="YAML",
+        help="recipe with the sections method, model, train, ..., or a flat one of DDPO; or its name",
     )
     command.add_argument(
         "--devices", type=int, metavar="N", help="default: what `--mesh` multiplies to, or 1"
@@ -69,7 +72,8 @@ def plan(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], in
         devices = 1
         for size in sizes.values():
             devices *= max(size, 1)
-    found = plan_run(read(devices), abstract_mesh(**sizes, num_devices=devices))
+    mesh = abstract_mesh(**sizes, num_devices=devices)
+    found = plan_run(read(rows_parts(mesh)), mesh)
 
     def show() -> None:
         print(found.table(None if flags.hbm is None else int(flags.hbm * GIB)))
@@ -77,8 +81,8 @@ def plan(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], in
     return show
 
 
-def _config(path: str, overrides: Sequence[str], num_devices: int) -> TRLConfig:
-    """The configuration of a run on so many devices: a nested one is the same for any number.
+def _config(path: str, overrides: Sequence[str], row_devices: int) -> TRLConfig:
+    """The configuration of a run whose rows so many devices share: a nested one is the same for any number.
 
     Raises:
       ValueError: If it is flat, and not DDPO's, whose fields are no other command's.
@@ -89,7 +93,7 @@ def _config(path: str, overrides: Sequence[str], num_devices: int) -> TRLConfig:
     if "pretrained_model" in content:
         from jrl.trl.commands import planned_ddpo  # transformers' arguments take a second to import
 
-        return apply_overrides(planned_ddpo(path, num_devices), list(overrides))
+        return apply_overrides(planned_ddpo(path, row_devices), list(overrides))
     raise ValueError(
         f"--config must be a nested recipe, of the sections method, model, train, ...; {path} has TRL's "
         "flat fields. A run with it writes its sections into config.yaml of every checkpoint, which can be planned."
@@ -116,7 +120,7 @@ def _compile(
         for target, mesh in zip(targets, meshes, strict=True):
             folder = None if flags.save is None else flags.save / target.name.replace(":", "_")
             with jax.set_mesh(mesh):
-                config = read(target.num_devices)
+                config = read(rows_parts(mesh))
             found = compile_run(config, target, mesh, only=flags.programs, save=folder, tell=_tell)
             print(found.table(), flush=True)
             fits = fits and found.fits

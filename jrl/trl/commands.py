@@ -378,12 +378,12 @@ def _ddpo(words: Sequence[str]) -> Prepared:
     return Prepared(native, trainer.train, native.save_pretrained, f"--resume_from {native.run_dir}")
 
 
-def planned_ddpo(path: str, num_devices: int) -> TRLConfig:
+def planned_ddpo(path: str, row_devices: int) -> TRLConfig:
     """A flat recipe of DDPO as the six sections of its run, for `jrl plan`.
 
     Args:
       path: Of the recipe.
-      num_devices: Of the run; they need not be here. TRL's sizes are of one device.
+      row_devices: Devices that share the rows; they need not be here. TRL's sizes are of one device.
     Raises:
       ValueError: If a field is mistaken; as does TypeError.
     """
@@ -391,7 +391,7 @@ def planned_ddpo(path: str, num_devices: int) -> TRLConfig:
     if script.pretrained_model is None:
         raise ValueError("`pretrained_model` must be given, got None.")
     return ddpo_native_config(
-        config, model=script.pretrained_model, use_lora=script.use_lora, absent_devices=num_devices
+        config, model=script.pretrained_model, use_lora=script.use_lora, row_devices=row_devices
     )
 
 

@@ -127,7 +127,7 @@ class OwnedDDPO(DDPOTrainer):
 
 
 def native_config(
-    config: DDPOConfig, *, model: str, use_lora: bool, absent_devices: int | None = None
+    config: DDPOConfig, *, model: str, use_lora: bool, row_devices: int | None = None
 ) -> TRLConfig:
     """The six sections.
 
@@ -135,12 +135,12 @@ def native_config(
       config: TRL's.
       model: What the model is called, or where it lies.
       use_lora: Whether an adapter trains.
-      absent_devices: Devices of a run that is planned; None: those that are here.
+      row_devices: Devices that share the rows of a run that is planned, which need not be here; None: those that are.
     Raises:
       ValueError: On a value out of range, under the name that it has there.
     """
     names = {entry.name for entry in fields(NativeDDPOConfig)} & {entry.name for entry in fields(DDPOConfig)}
-    devices, dtype = data_devices(config, absent_devices), compute_dtype(config, absent_devices)
+    devices, dtype = data_devices(config, row_devices), compute_dtype(config, is_here=row_devices is None)
     method = {name: vars(config)[name] for name in names - {"name", "sample_batch_size"}}
     peft_config = {
         "peft_type": "LORA",
@@ -211,20 +211,21 @@ def steps_per_epoch(config: DDPOConfig) -> int:
     return config.train_num_inner_epochs * (config.samples_of_a_device // config.samples_of_a_step)
 
 
-def data_devices(config: DDPOConfig, absent_devices: int | None) -> int:
+def data_devices(config: DDPOConfig, row_devices: int | None) -> int:
     """Devices that rows are divided over; those of the tensor axis share theirs."""
-    count = jax.device_count() if absent_devices is None else absent_devices
-    return max(count // max(config.mesh_sizes.get("tensor", 1), 1), 1)
+    if row_devices is not None:
+        return row_devices
+    return max(jax.device_count() // max(config.mesh_sizes.get("tensor", 1), 1), 1)
 
 
-def compute_dtype(config: DDPOConfig, absent_devices: int | None) -> Dtype:
+def compute_dtype(config: DDPOConfig, *, is_here: bool) -> Dtype:
     """Dtype for `mixed_precision`: by default bfloat16 on an accelerator, float32 on a CPU.
 
     On a CPU that is here it is float32 whatever is asked for: XLA computes not all of the networks in half precision
     there.
     """
     default = default_compute_dtype()
-    on_cpu = default == "float32" and absent_devices is None
+    on_cpu = default == "float32" and is_here
     if on_cpu and config.mixed_precision not in (None, "no"):
         warnings.warn(
             f"`mixed_precision` {config.mixed_precision} computes in float32 on a CPU.", stacklevel=2

@@ -2,7 +2,8 @@
 """A run's programs, compiled for absent devices: what the compiler reserves, sends and calls.
 
 `jax.experimental.topologies` describes devices to a compiler that is on this machine; nothing is run. What comes out is
-the very executable that a job on those devices would build, so its memory is no estimate.
+the executable that a job on those devices would build, but for kernels of products that a device measures before it
+chooses; where XLA has none to offer without measuring, cuBLAS's take their place, and a warning says so.
 """
 
 from __future__ import annotations

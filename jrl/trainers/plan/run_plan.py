@@ -73,7 +73,7 @@ class RunPlan:
 
     @property
     def program_bytes(self) -> dict[str, int]:
-        """What a call of a program takes beside what is held, by the program's name; {} where not all is counted."""
+        """Bytes of a call beside what is held, by the program's name; {} where not all is counted."""
         sampling = {"sample": sum(self.sampling.values())} if self.sampling else {}
         return {"update": self.step_bytes, **sampling} if self.is_whole else {}
 
@@ -152,14 +152,18 @@ def _plan_of_arrays(run: _Held) -> RunPlan:
         programs = {program.name: program for program in found}
         update, sample = programs["update"], programs.get("sample")
         made = None if sample is None else sample.result()
+    held = _held(run)
+    known = held["parameters that train"] + held["optimizer"]
+    # An average of the weights, a loss scale, counters.
+    held["rest of the state"] = placed_bytes(update.arguments[0]) - known
     return RunPlan(
         model=run.model,
         mesh=dict(run.mesh.shape),
         microbatches=run.microbatches,
-        held=_held(run),
+        held=held,
         learning={
             "of what is counted": {
-                "gradients, a microbatch's and their sum": 2 * _bytes(run.stepped, run.mesh),
+                "gradients": _bytes(run.stepped, run.mesh),
                 "batch": placed_bytes(update.given),
             }
         },
@@ -190,7 +194,7 @@ class _Held:
     @property
     def model(self) -> str:
         """Name and size."""
-        return f"{self.part.name}, {_count(self.everything):,} parameters"
+        return f"{self.part.name}, {_count(self.everything):,} parameters, computed in {jnp.dtype(self.part.dtype)}"
 
     @property
     def mesh(self) -> AbstractMesh:

@@ -89,6 +89,7 @@ def test_a_diffusion_model_holds_what_its_trainer_holds(
     trainer = DDPOTrainer(config, reward_function=brightness, prompt_function=draw_prompt)
     plan = plan_run(config, ONE)
     holds(plan, trainer.state.train, trainer.frozen)
+    assert sum(plan.held.values()) == device_bytes((trainer.state, trainer.frozen))
     assert plan.microbatches == 2 * STEPS
 
 
