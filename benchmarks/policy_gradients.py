@@ -137,6 +137,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "which was chosen with the first defaults in view.",
         "A short budget on small tasks ranks nothing but itself. The first evaluation, too, is drawn by the seed: "
         "cells of different seeds do not compare.",
+        "An iteration is one optimizer step, so that ratios are 1: algorithms that differ in ratio and clipping alone "
+        "have equal or nearly equal cells.",
         "",
         "| algorithm | "
         + " | ".join(f"{task}, from {np.mean(list(before[task])):.2f}" for task in tasks)
