@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Implicit language Q-learning: offline, from samples with a reward each.
+"""Implicit language Q-learning: offline, from samples with a reward each or episodes with a reward a turn.
 
 Reference: Snell et al. 2022, arXiv:2206.11871.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,9 +30,9 @@ from jrl.learners.accumulate import (
 from jrl.learners.config import MethodConfig, check_fields, refuse_methods
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState, init_train_state
-from jrl.losses.ilql import ILQLPredictions, ilql_loss
+from jrl.losses.ilql import Q_TARGETS, ILQLPredictions, ilql_loss
 from jrl.mesh import hold_split, logits_parts
-from jrl.ops.alignment import targets_at
+from jrl.ops.alignment import states_at, targets_at
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.logprobs import logprobs_from_logits, take_targets
 from jrl.ops.reductions import LossOut
@@ -67,6 +67,11 @@ class ILQLConfig(MethodConfig):
         `gen_kwargs`.
       steps_for_target_q_sync: Optimizer steps between two syncs.
       two_qs: Whether there are two Q heads, of which the smaller one counts, or one.
+      target: What Q learns from: "td", the reward and the value of the next state, or "mc", the return that the data
+        had (Monte Carlo).
+      reward_scale: Factor of the rewards of episodes, which are not standardised. Rewards of whole samples are.
+      context_turns: Most turns of an episode before the one that is learned from; None: as many as fit.
+      keep_prompt: Whether rows that begin later than their episode begin with its prompt all the same.
     """
 
     name: str = "ILQLConfig"
@@ -78,6 +83,10 @@ class ILQLConfig(MethodConfig):
     beta: float = 0.0
     steps_for_target_q_sync: int = 5
     two_qs: bool = True
+    target: str = "td"
+    reward_scale: float = 1.0
+    context_turns: int | None = None
+    keep_prompt: bool = False
     gen_kwargs: dict[str, Any] = field(default_factory=_steered_sampling)
 
     def own_objective(self) -> ILQLObjective | None:
@@ -101,6 +110,9 @@ class ILQLConfig(MethodConfig):
             ("alpha", 0 < self.alpha <= 1, "in (0, 1]"),
             ("beta", self.beta >= 0, "at least 0"),
             ("steps_for_target_q_sync", self.steps_for_target_q_sync >= 1, "at least 1"),
+            ("target", self.target in Q_TARGETS, f"one of {tuple(Q_TARGETS)}"),
+            ("reward_scale", self.reward_scale > 0, "positive"),
+            ("context_turns", self.context_turns is None or self.context_turns >= 0, "at least 0, or None"),
         )
 
 
@@ -196,7 +208,38 @@ def ilql_objective(
         cql_coef=config.cql_scale,
         awac_coef=config.awac_scale,
         awac_beta=config.beta,
+        targets=Q_TARGETS[config.target],
+        after=AFTER[config.target](reader, params, frozen, batch),
     )
+
+
+def values_after(
+    reader: Reader, params: Params, frozen: Frozen, batch: ILQLBatch
+) -> Float[Array, "B"] | None:
+    """V of the state behind the last action of each row, 0 where it is terminal; None where all are."""
+    if batch.after is None:
+        return None
+    policy, inputs = reader.policy, batch.after
+    lengths = jnp.sum(inputs.attention_mask, axis=1, dtype=jnp.int32)
+    states = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None).value
+    last = states_at(states, jnp.maximum(lengths - 1, 0)[:, None])
+    values = policy.heads({"v_head": params["v_head"]}, last)["values"][:, 0]
+    return jnp.where(lengths > 0, values, 0.0)
+
+
+def returns_after(
+    reader: Reader, params: Params, frozen: Frozen, batch: ILQLBatch
+) -> Float[Array, "B"] | None:
+    """Return of the data behind the last action of each row; None where there is nothing behind any."""
+    del reader, params, frozen
+    return batch.returns_after
+
+
+AFTER: Mapping[str, Callable[[Reader, Params, Frozen, ILQLBatch], Float[Array, "B"] | None]] = {
+    "td": values_after,
+    "mc": returns_after,
+}
+"""What follows the last action of each row, by the name in `ILQLConfig.target`."""
 
 
 def make_ilql_update(

@@ -47,6 +47,9 @@ class SFTConfig(MethodConfig):
       neftune_noise_alpha: α of uniform noise on the embeddings in training (Jain et al. 2023, arXiv:2310.05914); None:
         none.
       disable_dropout: Whether the forward pass is deterministic in training, NEFTune's noise apart.
+      best_share: Share of episodes that is learned, those of highest return: below 1 it is filtered cloning.
+      context_turns: Most turns of an episode before the one that is learned; None: as many as fit.
+      keep_prompt: Whether rows that begin later than their episode begin with its prompt all the same.
     """
 
     name: str = "SFTConfig"
@@ -58,6 +61,9 @@ class SFTConfig(MethodConfig):
     assistant_only_loss: bool = False
     neftune_noise_alpha: float | None = None
     disable_dropout: bool = True
+    best_share: float = 1.0
+    context_turns: int | None = None
+    keep_prompt: bool = False
 
     def validate(self) -> None:
         """Refuses values outside their range."""
@@ -68,6 +74,8 @@ class SFTConfig(MethodConfig):
             ("loss_type", self.loss_type in LOSSES, f"one of {tuple(LOSSES)}"),
             ("packing_strategy", self.packing_strategy in PACKING_STRATEGIES, f"one of {PACKING_STRATEGIES}"),
             ("neftune_noise_alpha", alpha is None or alpha > 0, "positive, or None"),
+            ("best_share", 0 < self.best_share <= 1, "in (0, 1]"),
+            ("context_turns", self.context_turns is None or self.context_turns >= 0, "at least 0, or None"),
         )
 
 

@@ -45,6 +45,7 @@ from jrl.losses.ilql import (
     conservative_loss,
     expectile_loss,
     ilql_loss,
+    monte_carlo_targets,
     q_loss,
 )
 from jrl.losses.policy_gradient import (
@@ -105,6 +106,7 @@ __all__ = [
     "js_divergence",
     "kto_pair_loss",
     "make_pairs",
+    "monte_carlo_targets",
     "nca_pair_loss",
     "nll",
     "pairs_from_logprobs",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ILQL objective: Q learning in the support of the data, for a language model with value and Q heads.
 
-Index t speaks of the t-th action of a row, whatever lies between two turns: the actions stand one after another. The
-row ends with its last action, behind which the value is 0.
+Index t speaks of the t-th action of a row, whatever lies between two turns: the actions stand one after another.
+Behind the last one the value is 0, or `after` where the episode goes on in another row.
 
 Deviates from the paper: policy, values and Q values share one trunk, which learns from all terms, as in trlX; and the
 likelihood may be weighted by the advantage.
@@ -12,6 +12,7 @@ Reference: Snell et al. 2022, arXiv:2206.11871, section 4.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ from jrl.ops.checks import (
 from jrl.ops.masking import zero_masked
 from jrl.ops.metrics import max_metric, mean_metric
 from jrl.ops.reductions import LossOut, token_mean
+from jrl.ops.returns import gae
 from jrl.typing import Metrics
 
 MAX_LOG_WEIGHT = 20.0
@@ -56,17 +58,23 @@ class ILQLPredictions(NamedTuple):
 
 
 def bellman_targets(
-    rewards: Float[Array, "B T"], values: Float[Array, "B T"], mask: Bool[Array, "B T"], *, gamma: Scalar
+    rewards: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    gamma: Scalar,
+    after: Float[Array, "B"] | None = None,
 ) -> Float[Array, "B T"]:
     """Targets of Q: the reward plus the discounted value of the state in which the next action is chosen.
 
-        y_t = r_t + γ·V(s_{t+1}),   V = 0 after the last action
+        y_t = r_t + γ·V(s_{t+1}),   V = `after` behind the last action
 
     Args:
       rewards: Of each action; that of an utterance sits on its last one.
       values: V(s_t).
       mask: True on actions, which come first in their row.
       gamma: Discount γ per action, in [0, 1].
+      after: V of the state behind the last action of each row, 0 where that state is terminal; None: all are.
     Returns:
       Targets, 0 where `mask` is False. No gradient flows through.
     Raises:
@@ -80,8 +88,50 @@ def bellman_targets(
     """
     check_batch(mask, rewards=rewards, values=values)
     check_share("gamma", gamma)
+    earned = _with_what_follows(rewards, mask, after, gamma=gamma)
     following = next_values(zero_masked(values, mask))
-    return jax.lax.stop_gradient(zero_masked(rewards + gamma * following, mask))
+    return jax.lax.stop_gradient(zero_masked(earned + gamma * following, mask))
+
+
+def monte_carlo_targets(
+    rewards: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    gamma: Scalar,
+    after: Float[Array, "B"] | None = None,
+) -> Float[Array, "B T"]:
+    """Targets of Q: the discounted return from each action on, as the data went on.
+
+        y_t = r_t + γ·y_{t+1},   y = `after` behind the last action
+
+    Args:
+      rewards: Of each action; that of an utterance sits on its last one.
+      values: Not read; here because every function of `Q_TARGETS` takes the same.
+      mask: True on actions, which come first in their row.
+      gamma: Discount γ per action, in [0, 1].
+      after: Discounted return of the episode behind the last action of each row; None: 0.
+    Returns:
+      Targets, 0 where `mask` is False. No gradient flows through.
+    Raises:
+      ValueError: If the arrays differ in shape, or γ is outside [0, 1].
+      TypeError: If `mask` is not boolean.
+    Reference: Abdulhai et al. 2023, arXiv:2311.18232, section 5 (MC returns).
+    Example:
+      >>> rewards, mask = jnp.array([[-1.0, -1.0, 7.0]]), jnp.array([[True, True, False]])
+      >>> monte_carlo_targets(rewards, 0 * rewards, mask, gamma=0.5, after=jnp.array([-4.0])).tolist()
+      [[-2.5, -3.0, 0.0]]
+    """
+    check_batch(mask, rewards=rewards, values=values)
+    earned = _with_what_follows(rewards, mask, after, gamma=gamma)
+    # At λ = 1 and V = 0 the advantage is the return.
+    return jax.lax.stop_gradient(gae(earned, jnp.zeros_like(values), mask, gamma=gamma, gae_lambda=1.0))
+
+
+QTargets = Callable[..., Float[Array, "B T"]]
+"""`(rewards, values, mask, *, gamma, after) -> targets of Q`."""
+Q_TARGETS: Mapping[str, QTargets] = {"td": bellman_targets, "mc": monte_carlo_targets}
+"""By the name in `ILQLConfig.target`."""
 
 
 def q_loss(q_values: Float[Array, "B T N"], targets: Float[Array, "B T"]) -> Float[Array, "B T"]:
@@ -177,6 +227,8 @@ def ilql_loss(
     cql_coef: Scalar,
     awac_coef: Scalar,
     awac_beta: Scalar,
+    targets: QTargets = bellman_targets,
+    after: Float[Array, "B"] | None = None,
 ) -> LossOut:
     """ILQL's loss, summed over actions.
 
@@ -187,13 +239,15 @@ def ilql_loss(
 
     Args:
       predictions: Differentiated, `target_q` excepted.
-      rewards: Of each action, 0 but for the last one of a row.
+      rewards: Of each action; where only the end of a row is rewarded, 0 but for its last one.
       mask: True on actions, which come first in their row. Elsewhere nothing is read, so NaN may stand there.
       gamma: γ in [0, 1].
       expectile: τ in (0, 1); above ½, V leans to the better actions.
       cql_coef: c_q >= 0 of the conservative term.
       awac_coef: c_a >= 0 of the likelihood.
       awac_beta: β >= 0; 0 is plain likelihood. Not the β of decoding.
+      targets: Makes y, one of `Q_TARGETS`.
+      after: What `targets` counts behind the last action of each row; None: 0.
     Returns:
       The sum over actions, their number, and the `ilql/…` metrics; all 0 for a batch without actions.
     Raises:
@@ -212,7 +266,7 @@ def ilql_loss(
     check_mask(mask)
     p = _where_acting(predictions, mask)
     weights = awac_weights(p.target_q, p.values, beta=awac_beta)
-    q_losses = q_loss(p.q_values, bellman_targets(rewards, p.values, mask, gamma=gamma))
+    q_losses = q_loss(p.q_values, targets(rewards, p.values, mask, gamma=gamma, after=after))
     value_losses = expectile_loss(p.values, p.target_q, expectile=expectile)
     cql_losses, awac_losses = conservative_loss(p.q_logprobs), -weights * p.logprobs
     losses = q_losses + value_losses + cql_coef * cql_losses + awac_coef * awac_losses
@@ -232,6 +286,18 @@ def ilql_loss(
     }
     loss_sum, weight = token_mean(losses, mask)
     return LossOut(loss_sum, weight, jax.lax.stop_gradient(metrics))
+
+
+def _with_what_follows(
+    rewards: Float[Array, "B T"], mask: Bool[Array, "B T"], after: Float[Array, "B"] | None, *, gamma: Scalar
+) -> Float[Array, "B T"]:
+    """The rewards, the last one of each row with γ·`after`: the recursion behind the last action begins there."""
+    if after is None:
+        return rewards
+    check_float("after", after)
+    check_same_shape("after", after, "mask[:, 0]", mask[:, 0])
+    is_last = mask & ~next_values(mask)
+    return jnp.where(is_last, zero_masked(rewards, mask) + gamma * after[:, None], rewards)
 
 
 def _where_acting(predictions: ILQLPredictions, mask: Bool[Array, "B T"]) -> ILQLPredictions:

@@ -12,6 +12,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from jrl.data.episodes import (
+    EpisodeSet,
+    RewardedEpisodes,
+    check_causal,
+    check_unset,
+    has_episodes,
+    make_windows,
+    read_episodes,
+)
 from jrl.data.offline import RewardedRows, RewardedSet
 from jrl.forward import Reader
 from jrl.learners.ilql import ILQLConfig, ILQLState, init_ilql_state, make_ilql_update
@@ -99,14 +108,48 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
         prompts: Sequence[Any] | None,
         eval_prompts: Sequence[Any] | None,
     ) -> None:
-        """Takes samples and rewards. Evaluation starts from the BOS text (seq2seq: samples' prompts) by default."""
-        if samples is None or rewards is None or prompts is not None:
+        """Takes samples and rewards, or episodes. Evaluation starts from the BOS text (seq2seq: samples' prompts) by
+        default."""
+        if samples is not None and prompts is None and has_episodes(samples):
+            if rewards is not None:
+                raise ValueError(
+                    "`rewards` are those of whole samples, and the turns of episodes bring their own: leave them out."
+                )
+            self.add_episodes(samples)
+        elif samples is None or rewards is None or prompts is not None:
             raise ValueError(
-                "ILQLTrainer learns from `samples` and `rewards`: give both, and no `prompts` (`eval_prompts` are "
-                "what evaluation starts from)."
+                "ILQLTrainer learns from `samples` and `rewards`, or from `samples` that are episodes (mappings with "
+                "`turns`): give those, and no `prompts` (`eval_prompts` are what evaluation starts from)."
             )
-        self.add_samples(samples, rewards)
+        else:
+            self.add_samples(samples, rewards)
         self.add_default_eval_prompts(samples, eval_prompts)
+
+    def add_episodes(self, records: Sequence[Any], *, max_length: int | None = None) -> None:
+        """Sets what is learned from: recorded episodes, as `jrl.data.episodes` says.
+
+        Args:
+          records: Left untouched.
+          max_length: Most tokens of a row; default: `train.seq_length`.
+        """
+        train, method = self.config.train, self.method
+        check_causal(self.lm.decoder_start_token_id)
+        windows = make_windows(
+            self.tokenizer,
+            max_length=max_length or train.seq_length,
+            context_turns=method.context_turns,
+            keep_prompt=method.keep_prompt,
+            add_special_tokens=self.config.tokenizer.add_special_tokens,
+        )
+        found = EpisodeSet(
+            read_episodes(records, self.tokenizer),
+            windows,
+            pad_token_id=self.tokenizer.pad_token_id,
+            seed=train.seed,
+            gamma=method.gamma,
+            reward_scale=method.reward_scale,
+        )
+        self.samples = RewardedEpisodes(found, seed=train.seed)
 
     def add_samples(
         self, samples: Sequence[Any], rewards: Sequence[float], *, max_length: int | None = None
@@ -118,7 +161,12 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
           rewards: One a sample.
           max_length: Most tokens of a sample; default: `train.seq_length`.
         """
-        train = self.config.train
+        train, method = self.config.train, self.method
+        check_unset(
+            context_turns=method.context_turns is None,
+            keep_prompt=not method.keep_prompt,
+            reward_scale=method.reward_scale == 1.0,
+        )
         self.samples = RewardedSet(
             samples,
             rewards,

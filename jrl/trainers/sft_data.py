@@ -13,6 +13,15 @@ from jrl.data.demonstrations.dialogue import DialogueSet
 from jrl.data.demonstrations.packing import PackedRecords, PackedSet, collate_packed
 from jrl.data.demonstrations.pairs import PairSet
 from jrl.data.demonstrations.rows import RowSet
+from jrl.data.episodes import (
+    EpisodeSet,
+    best_episodes,
+    check_causal,
+    check_unset,
+    has_episodes,
+    make_windows,
+    read_episodes,
+)
 from jrl.data.sources.records import RecordStream
 from jrl.data.sources.streams import StreamSet
 from jrl.learners.sft import SFTConfig
@@ -40,6 +49,8 @@ def make_samples(
     num_proc: int | None = None,
 ) -> SFTSamples:
     """Samples as rows and batches.
+
+    Recorded episodes are read as `jrl.data.episodes` says.
 
     Texts and lists of texts are read as `DialogueSet` and, of seq2seq models, `PairSet` say; mappings as
     `DemonstrationFormat` says, as are all samples with a `formatting_fn`.
@@ -84,6 +95,16 @@ def make_samples(
         seed=seed,
         pad_id=tokenizer.pad_token_id,
     )
+    if formatting_fn is None and has_episodes(samples):
+        check_causal(decoder_start_token_id)
+        _check_old_samples(method)
+        episodes = _episodes(samples, tokenizer, method, add_special_tokens=add_special_tokens, **limits)
+        return packed(episodes) if packing else episodes
+    check_unset(
+        best_share=method.best_share == 1.0,
+        context_turns=method.context_turns is None,
+        keep_prompt=not method.keep_prompt,
+    )
     if isinstance(samples, RecordStream):
         if decoder_start_token_id is not None:
             raise ValueError("`samples` must be a list for a seq2seq model, got a stream.")
@@ -99,6 +120,27 @@ def make_samples(
     else:
         found = DemonstrationSet(samples, row_format, seed=seed, num_proc=num_proc)
     return packed(found) if packing else found
+
+
+def _episodes(
+    records: Sequence[Any],
+    tokenizer: Any,
+    method: SFTConfig,
+    *,
+    max_length: int,
+    seed: int,
+    add_special_tokens: bool,
+) -> EpisodeSet:
+    """Rows of the best of the episodes."""
+    windows = make_windows(
+        tokenizer,
+        max_length=max_length,
+        context_turns=method.context_turns,
+        keep_prompt=method.keep_prompt,
+        add_special_tokens=add_special_tokens,
+    )
+    episodes = best_episodes(read_episodes(records, tokenizer), method.best_share)
+    return EpisodeSet(episodes, windows, pad_token_id=tokenizer.pad_token_id, seed=seed)
 
 
 def prompts_of(samples: Any, count: int) -> list[str]:

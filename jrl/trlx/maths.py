@@ -20,7 +20,7 @@ from jrl.learners.credit import Credit, Estimate
 from jrl.learners.ilql import ILQLConfig, ILQLObjective
 from jrl.learners.ppo import PPOConfig, ppo_policy_loss
 from jrl.learners.recipe import Recipe, mean_loss
-from jrl.losses.ilql import ILQLPredictions, ilql_loss
+from jrl.losses.ilql import Q_TARGETS, ILQLPredictions, ilql_loss
 from jrl.losses.policy_gradient import Targets
 from jrl.losses.ppo import ppo_loss
 from jrl.ops.alignment import states_at, targets_at
@@ -100,6 +100,7 @@ def ilql_mean_loss(config: ILQLConfig, outputs: Any, labels: Any) -> tuple[Any, 
         cql_coef=config.cql_scale,
         awac_coef=config.awac_scale,
         awac_beta=config.beta,
+        targets=Q_TARGETS[config.target],
     )
     return _mean_and_stats(out, logits)
 
@@ -183,6 +184,11 @@ def own_ilql_objective(config: ILQLConfig, method: Callable[..., Any]) -> ILQLOb
     def objective(
         reader: Reader, params: Params, frozen: Frozen, target_params: Params, batch: NativeBatch
     ) -> LossOut:
+        if batch.after is not None:
+            raise ValueError(
+                f"`{name}` gets labels in which every row ends its episode, and rows of these samples go on in others: "
+                "learn from them with jrl's own loss, or raise `train.seq_length` until an episode fits into a row."
+            )
         policy = reader.policy
         features = policy.branch(params, frozen, policy.trunk(frozen, batch.inputs), batch.inputs, None)
         labels = labels_of(batch)

@@ -244,13 +244,18 @@ class ILQLBatch(NamedTuple):
       inputs: The rows, (B L), right-padded.
       columns: Column of the state before each action; the action itself is the token one column further. 0 at mask 0.
       mask: True on actions; they come first. A row without any is padding.
-      rewards: Of each action, standardised: 0 but for the last one of a row, which ends it. Its next state is terminal.
+      rewards: Of each action. Of a whole sample it is standardised, and 0 but for the last action.
+      after: Rows that end in the state behind the last action of each row, in which the next row of the episode acts;
+        a row without tokens: that state is terminal. None: all are.
+      returns_after: Discounted return of the episode from that state on; None: 0.
     """
 
     inputs: ModelInputs
     columns: Int[Array, "B T"]
     mask: Bool[Array, "B T"]
     rewards: Float[Array, "B T"]
+    after: ModelInputs | None = None
+    returns_after: Float[Array, "B"] | None = None
 
 
 class PreferenceBatch(NamedTuple):

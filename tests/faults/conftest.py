@@ -4,7 +4,17 @@ import pytest
 from tests.faults.jobs import ROOT, Job, start
 from tests.trainers.runs import save_tiny_checkpoint
 
-STEPS = {"ppo": 160, "grpo": 80, "rft": 160, "sft": 400, "ilql": 400, "dpo": 400, "reward": 400, "ddpo": 160}
+STEPS = {
+    "ppo": 160,
+    "grpo": 80,
+    "rft": 160,
+    "sft": 400,
+    "ilql": 400,
+    "episodes": 400,
+    "dpo": 400,
+    "reward": 400,
+    "ddpo": 160,
+}
 
 
 @pytest.fixture(scope="session")

@@ -21,12 +21,14 @@ from tests.faults import injected
 from tests.trainers.diffusion import runs as diffusion_runs
 from tests.trainers.runs import (
     COMPARISONS,
+    EPISODES,
     PREFERENCES,
     PROMPTS,
     REWARDED,
     count_vowels,
     dpo_config,
     dynamic_config,
+    episodes_config,
     ilql_config,
     odd_vowels,
     ppo_config,
@@ -42,6 +44,7 @@ CONFIGS = {
     "rft": rft_config,
     "sft": sft_config,
     "ilql": ilql_config,
+    "episodes": episodes_config,
     "dpo": dpo_config,
     "reward": reward_config,
 }
@@ -91,6 +94,8 @@ def data_of(algorithm: str, reward_fn: Callable[..., Any]) -> dict[str, Any]:
     if algorithm == "ilql":
         samples, rewards = zip(*REWARDED, strict=True)
         return {"samples": list(samples), "rewards": list(rewards), "eval_prompts": ["the"]}
+    if algorithm == "episodes":
+        return {"samples": EPISODES, "eval_prompts": ["a?"]}
     if algorithm == "reward":
         return {"samples": COMPARISONS}
     samples = PREFERENCES if algorithm == "dpo" else DEMONSTRATIONS

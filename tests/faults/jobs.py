@@ -129,7 +129,8 @@ def start(
     """Starts a run.
 
     Args:
-      algorithm: "ppo", "grpo" (with refilled groups), "rft", "sft", "ilql", "dpo", "reward" or "ddpo".
+      algorithm: "ppo", "grpo" (with refilled groups), "rft", "sft", "ilql", "episodes" (ILQL on them), "dpo",
+        "reward" or "ddpo".
       checkpoint: Model folder.
       folder: Of the run; its log lies beside it.
       steps: `train.total_steps`.

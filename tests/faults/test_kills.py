@@ -56,7 +56,9 @@ def report(algorithm, hit, lost, resumed):
     )
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rft", "sft", "ilql", "dpo", "reward", "ddpo"])
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", "grpo", "rft", "sft", "ilql", "episodes", "dpo", "reward", "ddpo"]
+)
 def test_killed_three_times_it_is_the_run_that_never_was(algorithm, checkpoint, whole, tmp_path):
     whole_folder, steps = whole(algorithm)
     count = 4 if algorithm == "grpo" else 3  # the fourth is in the middle of an iteration's rounds

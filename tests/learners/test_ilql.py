@@ -222,6 +222,103 @@ class TestChain:
             assert {pair: float(q[pair]) for pair in pairs} == pytest.approx(pairs, abs=1e-5)
 
 
+class TestEpisodes:
+    """A corridor of four cells, ids 2 to 5, whose right end is the goal: "left" (6) and "right" (7) cost 1 each.
+
+    A turn is one action, the observation one cell, and a row one turn. Every cell shows both actions, so one step of
+    each makes all of the data.
+    """
+
+    cells, goal, left, right = (2, 3, 4), 5, 6, 7
+    gamma = 0.8
+
+    def go(self, cell: int, action: int) -> int:
+        return max(cell + (1 if action == self.right else -1), self.cells[0])
+
+    def data(self, copies: dict[int, int]) -> ILQLBatch:
+        """Each action of each cell, so many times, and the cell behind it, unless it is the goal."""
+        steps = [(c, a) for c in self.cells for a, count in copies.items() for _ in range(count)]
+        batch = samples([[c, a] for c, a in steps], [-1.0] * len(steps), [[0]] * len(steps))
+        behind = [self.go(c, a) for c, a in steps]
+        after = ModelInputs(jnp.asarray(behind)[:, None], jnp.asarray(behind)[:, None] != self.goal)
+        # Returns of the data: 0 behind every step, as if each episode had been cut there.
+        return batch._replace(after=after, returns_after=jnp.full(len(steps), -2.0))
+
+    def train(self, copies: dict[int, int], steps: int, **fields: Any) -> ILQLState:
+        config = ILQLConfig(gamma=self.gamma, **({"cql_scale": 0.0, "awac_scale": 0.0} | fields))
+        batch, optimizer = self.data(copies), sgd(2.0)
+        rows = batch.mask.shape[0]
+        update = make_ilql_update(
+            Reader(POLICY, chunk_bytes=CHUNK_BYTES), optimizer, config, batch_size=rows, minibatch_size=rows
+        )
+
+        @jax.jit
+        def run(state: ILQLState) -> ILQLState:
+            return jax.lax.fori_loop(
+                0, steps, lambda i, state: update(state, FROZEN, batch, jax.random.key(0))[0], state
+            )
+
+        params = parameters()
+        # The goal is terminal whatever is thought of it.
+        params["v_head"] = {"kernel": params["v_head"]["kernel"].at[self.goal].set(7.0)}
+        return run(init_ilql_state(params, optimizer))
+
+    def test_lore_8_6_one_turn_rows_solve_the_equations_of_the_policy_that_acted(self) -> None:
+        """At expectile ½ V solves V = P(r + γV') of the data's policy, a linear system; Q follows from it."""
+        copies = {self.left: 3, self.right: 1}
+        state = self.train(copies, 500, tau=0.5, alpha=1.0, steps_for_target_q_sync=1)
+        index = {c: i for i, c in enumerate(self.cells)}
+        transitions = np.zeros((3, 3))
+        for c in self.cells:
+            for a, count in copies.items():
+                if self.go(c, a) != self.goal:
+                    transitions[index[c], index[self.go(c, a)]] += count / 4
+        exact = np.linalg.solve(np.eye(3) - self.gamma * transitions, -np.ones(3))
+        values = np.asarray(state.train.params["v_head"]["kernel"])
+        np.testing.assert_allclose([values[c] for c in self.cells], exact, atol=2e-5)
+        for head in state.train.params["q_heads"].values():
+            for c in self.cells:
+                for a in copies:
+                    there = self.go(c, a)
+                    behind = 0.0 if there == self.goal else exact[index[there]]
+                    assert float(head["kernel"][c, a]) == pytest.approx(-1 + self.gamma * behind, abs=2e-5)
+
+    def test_near_expectile_one_they_solve_the_equations_of_the_best_policy(self) -> None:
+        """Value iteration: −1, −1.8, −2.44 from the cells next to the goal on."""
+        state = self.train(
+            {self.left: 1, self.right: 1}, 3000, tau=0.999, alpha=1.0, steps_for_target_q_sync=1
+        )
+        best = {cell: 0.0 for cell in (*self.cells, self.goal)}
+        for _ in range(10):
+            best = {
+                c: 0.0 if c == self.goal else max(-1 + self.gamma * best[self.go(c, a)] for a in (6, 7))
+                for c in best
+            }
+        assert [best[c] for c in self.cells] == pytest.approx([-2.44, -1.8, -1.0])
+        values = np.asarray(state.train.params["v_head"]["kernel"])
+        np.testing.assert_allclose([values[c] for c in self.cells], [best[c] for c in self.cells], atol=5e-3)
+
+    def test_monte_carlo_learns_the_returns_of_the_data_alone(self) -> None:
+        state = self.train({self.left: 1, self.right: 1}, 300, target="mc")
+        for head in state.train.params["q_heads"].values():
+            found = [float(head["kernel"][c, a]) for c in self.cells for a in (self.left, self.right)]
+            assert found == pytest.approx([-1 + self.gamma * -2.0] * 6, abs=1e-5)
+
+    def test_no_gradient_reaches_the_state_behind_a_row(self) -> None:
+        """Of the loss with Q terms alone, V of a cell that only stands behind rows does not move."""
+        batch = self.data({self.right: 1})
+        only_first = jax.tree.map(lambda x: x[:1], batch)
+
+        def loss(params: Any) -> jax.Array:
+            reader = Reader(POLICY, chunk_bytes=CHUNK_BYTES)
+            return ilql_objective(
+                reader, params, FROZEN, PARAMS["target_q_heads"], only_first, config=CONFIG
+            ).loss_sum
+
+        gradient = jax.jit(jax.grad(loss))(PARAMS)
+        assert float(gradient["v_head"]["kernel"][3]) == 0.0 != float(gradient["v_head"]["kernel"][2])
+
+
 class TestTargets:
     def test_lore_8_5_targets_move_by_syncs_alone(self, update: Any, start: ILQLState) -> None:
         """α = ¼ every third step, of what the heads are after that step."""

@@ -15,6 +15,7 @@ from jrl.losses import (
     conservative_loss,
     expectile_loss,
     ilql_loss,
+    monte_carlo_targets,
     q_loss,
 )
 from jrl.ops import finalize, gae, logprobs_from_logits, take_targets
@@ -103,6 +104,24 @@ class TestGolden:
         targets = bellman_targets(rewards, values, mask, gamma=0.5)
         assert targets.tolist() == [[0.125, 2.0, 2.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
+    def test_lore_8_6_behind_a_row_that_goes_on_stands_the_value_of_the_next_one(self):
+        # γ = ½. 0 + ½·0.25, 1 + ½·8; the second row has one action, 3 + ½·(−2); the third has none.
+        rewards, values = jnp.array([[0.0, 1.0], [3.0, 7.0], [7.0, 7.0]]), jnp.array([[0.5, 0.25]] * 3)
+        mask = jnp.array([[True, True], [True, False], [False, False]])
+        after = jnp.array([8.0, -2.0, 7.0])
+        targets = bellman_targets(rewards, values, mask, gamma=0.5, after=after)
+        assert targets.tolist() == [[0.125, 5.0], [2.0, 0.0], [0.0, 0.0]]
+
+    def test_returns_of_the_data(self):
+        # γ = ½. −1 + ½·(−1 + ½·8) = 0.5; the second row has one action, 3 + ½·(−2); the third has none.
+        rewards = jnp.array([[-1.0, -1.0], [3.0, 7.0], [7.0, 7.0]])
+        mask = jnp.array([[True, True], [True, False], [False, False]])
+        after = jnp.array([8.0, -2.0, 7.0])
+        targets = monte_carlo_targets(rewards, jnp.full((3, 2), 9.0), mask, gamma=0.5, after=after)
+        assert targets.tolist() == [[0.5, 3.0], [2.0, 0.0], [0.0, 0.0]]
+        ended = monte_carlo_targets(rewards, jnp.full((3, 2), 9.0), mask, gamma=0.5)
+        assert ended.tolist() == [[-1.5, -1.0], [3.0, 0.0], [0.0, 0.0]]
+
     def test_expectile(self):
         # Q − V = 2 and −2: 0.7·4 and 0.3·4. At equality the loss is 0 on either side.
         values, target_q = jnp.array([[1.0, 1.0, 1.0]]), jnp.array([[3.0, -1.0, 1.0]])
@@ -123,7 +142,41 @@ class TestGolden:
         ]
 
 
+def cut(x: jax.Array) -> jax.Array:
+    """A row of six as two of three."""
+    return x.reshape(2, 3, *x.shape[2:])
+
+
 class TestIdentities:
+    @pytest.mark.parametrize("targets", [bellman_targets, monte_carlo_targets])
+    def test_lore_8_6_a_row_in_two_parts_has_the_same_targets_and_the_same_loss(self, targets):
+        """What stands behind the first part is the value of the second, or its return."""
+        rng = np.random.default_rng(0)
+        predictions = ILQLPredictions(
+            *(
+                jnp.asarray(rng.normal(size=shape), jnp.float32)
+                for shape in ((1, 6), (1, 6), (1, 6, 2), (1, 6, 2), (1, 6))
+            )
+        )
+        rewards, mask = jnp.asarray(rng.normal(size=(1, 6)), jnp.float32), jnp.ones((1, 6), bool)
+        settings = {name: float(value) for name, value in SETTINGS.items()}
+        numbers = {"gamma": settings["gamma"]}
+        whole = targets(rewards, predictions.values, mask, **numbers)
+        behind = {bellman_targets: predictions.values, monte_carlo_targets: whole}[targets][0, 3]
+        after = jnp.stack([behind, jnp.float32(0.0)])
+        parts = targets(cut(rewards), cut(predictions.values), cut(mask), after=after, **numbers)
+        np.testing.assert_allclose(parts.reshape(1, 6), whole, rtol=1e-6)
+
+        def total(predictions: ILQLPredictions, *arrays: jax.Array, **more: jax.Array) -> float:
+            return float(ilql_loss(predictions, *arrays, targets=targets, **settings, **more).loss_sum)
+
+        in_one = total(predictions, rewards, mask)
+        in_two = total(jax.tree.map(cut, predictions), cut(rewards), cut(mask), after=after)
+        assert in_two == pytest.approx(in_one, rel=1e-6)
+        assert total(jax.tree.map(cut, predictions), cut(rewards), cut(mask)) != pytest.approx(
+            in_one, rel=1e-3
+        )
+
     def test_lore_8_5_at_one_half_the_expectile_is_half_the_squared_error_and_gives_the_mean(self):
         rng = np.random.default_rng(0)
         values, target_q = jnp.asarray(rng.normal(size=(2, 4, 5)), jnp.float32)

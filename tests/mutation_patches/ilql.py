@@ -57,4 +57,14 @@ PATCHES = [
     Mutation("8.6", "jrl.losses.ilql.bellman_targets",
              "zero_masked(values, mask)", "values",
              "tests/losses/test_ilql.py::TestGolden::test_lore_8_6_targets_of_three_steps_end_without_bootstrapping"),
+    # what is terminal has the value of padding
+    Mutation("8.6", "jrl.learners.ilql.values_after",
+             "jnp.where(lengths > 0, values, 0.0)", "values",
+             "tests/learners/test_ilql.py::TestEpisodes::"
+             "test_lore_8_6_one_turn_rows_solve_the_equations_of_the_policy_that_acted"),
+    # what follows a row counts in full
+    Mutation("8.6", "jrl.losses.ilql._with_what_follows",
+             "gamma * after[:, None]", "after[:, None]",
+             "tests/losses/test_ilql.py::TestGolden::"
+             "test_lore_8_6_behind_a_row_that_goes_on_stands_the_value_of_the_next_one"),
 ]

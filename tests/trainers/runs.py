@@ -123,6 +123,31 @@ REWARDED = [
 ]
 
 
+def _episode(prompt: str, *turns: tuple[str, float, str], done: bool = True) -> dict[str, Any]:
+    names = ("output", "reward", "observation")
+    return {
+        "prompt": prompt,
+        "turns": [dict(zip(names, turn, strict=True)) for turn in turns],
+        "done": done,
+    }
+
+
+# Returns 1, -2, 0.5 and 3; each turn alone has at most 8 tokens, and so has what follows it.
+EPISODES = [
+    _episode("a?", ("up", -1.0, "b?"), ("to", 2.0, "")),
+    _episode("b?", ("no", -1.0, "b?"), ("no", -1.0, "b?"), done=False),
+    _episode("a?", ("so", 0.5, "end")),
+    _episode("c?", ("go", 1.0, "a?"), ("up", 1.0, "b?"), ("to", 1.0, "")),
+]
+
+
+def episodes_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
+    """ILQL on turns that stand alone."""
+    method = {"context_turns": 0, "reward_scale": 0.5}
+    method |= sections.pop("method", {})
+    return ilql_config(checkpoint, run_dir, method=method, **sections)
+
+
 def ilql_config(checkpoint: str, run_dir: Path, **sections: dict[str, Any]) -> jrl.TRLConfig:
     """Batches of 4 in microbatches of 2; the target heads move every third step."""
     return (

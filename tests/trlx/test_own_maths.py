@@ -13,7 +13,7 @@ from jrl import trlx
 from jrl.learners.ppo import ppo_recipe
 from jrl.losses.policy_gradient import Targets
 from jrl.trainers.config.registry import METHODS
-from jrl.trlx.maths import labels_of
+from jrl.trlx.maths import labels_of, own_ilql_objective
 from jrl.typing import ILQLBatch, ModelInputs, Predictions
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, tiny_run
 
@@ -140,6 +140,15 @@ def test_the_states_of_a_batch_are_those_of_trlxs_store():
     assert labels.actions_ixs.tolist() == [[2, 3, 6], [1, 0, 0], [0, 0, 0]]
     assert labels.dones.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
     assert labels.rewards.tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
+
+
+def test_a_loss_of_ones_own_is_refused_rows_that_go_on():
+    one, mask = jnp.ones((1, 1)), jnp.ones((1, 1), bool)
+    inputs = ModelInputs(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
+    batch = ILQLBatch(inputs, jnp.zeros((1, 1), jnp.int32), mask, one, after=inputs)
+    objective = own_ilql_objective(trlx.default_ilql_config().method, lambda outputs, labels: one)
+    with pytest.raises(ValueError, match="rows of these samples go on in others"):
+        objective(None, {}, {}, {}, batch)
 
 
 def own_ilql(checkpoint, run_dir, method, **fields):
