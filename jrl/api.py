@@ -24,7 +24,7 @@ from jrl.trainers.policy_trainer import PolicyTrainer
 RewardFns = Callable[..., Any] | Sequence[Callable[..., Any]]
 """A reward function, or several."""
 # Of every trainer's constructor; the rest of its arguments come from `train.trainer_kwargs`.
-_GIVEN_BY_TRAIN = ("config", "reward_fn", "metric_fn", "stop_sequences")
+_GIVEN_BY_TRAIN = ("config", "reward_fn", "metric_fn", "stop_sequences", "environment")
 
 Config = TypeVar("Config", bound=TRLConfig)
 
@@ -51,6 +51,7 @@ def train(
     metric_fn: Callable[..., Any] | None = None,
     config: TRLConfig | None = None,
     stop_sequences: Sequence[str] | None = None,
+    environment: Any = None,
 ) -> Trainer:
     """Trains a language model: online with a reward function, or offline on samples.
 
@@ -70,7 +71,9 @@ def train(
       metric_fn: `metric_fn(samples, prompts, outputs, **metadata)` returns name → list of floats, or name → float.
       config: `config.train.trainer` chooses the algorithm. Default: PPO where `reward_fn` is given, else ILQL where
         `rewards` are, else SFT.
-      stop_sequences: Texts that end a completion.
+      stop_sequences: Texts that end a completion; with an environment, a turn.
+      environment: Answers the policy turn by turn, and rewards it: a class of objects with `reset` and `step`, one an
+        episode, or a function of a turn; see `jrl.rollout.environments`.
     Returns:
       The trainer, after `learn()`.
     Raises:
@@ -89,6 +92,7 @@ def train(
         metric_fn=metric_fn,
         config=config,
         stop_sequences=stop_sequences,
+        environment=environment,
     )
     trainer.learn()
     return trainer
@@ -106,6 +110,7 @@ def prepare(
     metric_fn: Callable[..., Any] | None = None,
     config: TRLConfig | None = None,
     stop_sequences: Sequence[str] | None = None,
+    environment: Any = None,
 ) -> Trainer:
     """The trainer that `train` would run, its model and data loaded; the arguments are those of `train`."""
     join()  # before anything of JAX is computed
@@ -114,15 +119,20 @@ def prepare(
     if rewards is not None and is_table(samples):
         samples = [sample_of(record, row) for row, record in enumerate(_rows(samples))]
     samples, prompts, eval_prompts = map(_rows, (samples, prompts, eval_prompts))
-    check_data(reward_fn, samples, rewards)
+    check_data(reward_fn if environment is None else environment, samples, rewards)
     check_config(config)
     check_sampling(prompts, eval_prompts, metric_fn, stop_sequences)
     if config is None:
-        config = default_config(reward_fn, rewards, DEFAULTS, stacklevel=4)
+        online = reward_fn if environment is None else environment
+        config = default_config(online, rewards, DEFAULTS, stacklevel=4)
     if model_path is not None:
         config = config.evolve(model={"model_path": model_path})
     trainer = make_trainer(
-        config, reward_fn=reward_fn, metric_fn=metric_fn, stop_sequences=tuple(stop_sequences or ())
+        config,
+        reward_fn=reward_fn,
+        metric_fn=metric_fn,
+        stop_sequences=tuple(stop_sequences or ()),
+        environment=environment,
     )
     trainer.add_data(samples=samples, rewards=rewards, prompts=prompts, eval_prompts=eval_prompts)
     return trainer
@@ -134,6 +144,7 @@ def make_trainer(
     reward_fn: RewardFns | None,
     metric_fn: Callable[..., Any] | None,
     stop_sequences: tuple[str, ...],
+    environment: Any = None,
 ) -> Trainer:
     """The trainer that `config.train.trainer` names, with the arguments of `config.train.trainer_kwargs`.
 
@@ -150,15 +161,21 @@ def make_trainer(
     kwargs = config.train.trainer_kwargs
     check_kwargs(trainer_class, kwargs)
     if not issubclass(trainer_class, PolicyTrainer):
-        given = {"reward_fn": reward_fn, "metric_fn": metric_fn, "stop_sequences": stop_sequences}
+        given = {
+            "reward_fn": reward_fn,
+            "metric_fn": metric_fn,
+            "stop_sequences": stop_sequences,
+            "environment": environment,
+        }
         unused = [name for name, value in given.items() if value]
         if unused:
             raise ValueError(
                 f"`{unused[0]}` must not be given for {trainer_class.__name__}: its model writes no text."
             )
         return trainer_class(config, **kwargs)
+    others = {} if environment is None else {"environment": environment}
     return trainer_class(
-        config, reward_fn=reward_fn, metric_fn=metric_fn, stop_sequences=stop_sequences, **kwargs
+        config, reward_fn=reward_fn, metric_fn=metric_fn, stop_sequences=stop_sequences, **others, **kwargs
     )
 
 
@@ -185,7 +202,9 @@ def check_data(
     if samples is None and rewards is not None:
         raise ValueError("`rewards` are those of `samples`, one each: give `samples` too.")
     if reward_fn is None and samples is None:
-        raise ValueError("Nothing to train on: give `reward_fn` (online) or `samples` (offline).")
+        raise ValueError(
+            "Nothing to train on: give `reward_fn` or `environment` (online), or `samples` (offline)."
+        )
     if isinstance(samples, RecordStream):
         if rewards is not None:
             raise ValueError("`rewards` need a list of `samples`, one each: a stream has no length.")

@@ -45,6 +45,7 @@ def test_train_takes_the_seeds_arguments_in_the_seeds_order():
         "metric_fn",
         "config",
         "stop_sequences",
+        "environment",  # jrl's own
     ]
 
 

@@ -70,6 +70,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
                 "jrl.mesh",
                 "jrl.ops",
                 "jrl.data.prompts",
+                "jrl.data.seam",
                 "jrl.compilation",
                 "jrl.distributed",
                 "jrl.placement",
@@ -77,7 +78,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             },
             JAX,
         )
-        for name in ("collect", "experience", "gathering", "sampler")
+        for name in ("collect", "episodes", "experience", "gathering", "sampler", "turns")
     },
     "jrl.learners": (
         {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.forward", "jrl.learners"},

@@ -19,7 +19,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
-from jrl.models.cache import Cache, Column, LayerCache, attend_written, spread_kv_heads
+from jrl.models.cache import Column, LayerCache, NewTokens, Places, attend_written, spread_kv_heads
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.fused_attention import FusedImplementation, FusedRows, attend_fused, fused_rows
 from jrl.models.layers import Norm, Projection
@@ -45,7 +45,7 @@ class AttentionContext(NamedTuple):
     masks: tuple[Bool[Array, "B Q S"], ...] | None
     rotations: tuple[Rotation, ...]
     positions: tuple[Int[Array, "B Q"], Int[Array, "B S"]] | None = None
-    column: Column | None = None
+    column: Column | Places | None = None
     fused: FusedRows | None = None
 
 
@@ -75,12 +75,15 @@ def fused_context(
     )
 
 
-def cached_context(config: TransformerConfig, cache: Cache, positions: Int[Array, "B Q"]) -> AttentionContext:
-    """Context of new columns, which read all cached before them. `cache` already knows mask and positions of them."""
-    queries = cache.column + jnp.arange(positions.shape[1])
+def cached_context(config: TransformerConfig, new: NewTokens) -> AttentionContext:
+    """Context of new tokens, which read all cached before them."""
+    cache, positions, column, _ = new
+    queries = (
+        column.columns if isinstance(column, Places) else (column + jnp.arange(positions.shape[1]))[None]
+    )
     columns = jnp.arange(cache.mask.shape[1])
-    mask = (queries[None, :, None] >= columns[None, None, :]) & cache.mask[:, None, :]
-    return _context(config, mask, positions, cache.key_positions)._replace(column=cache.column)
+    mask = (queries[:, :, None] >= columns[None, None, :]) & cache.mask[:, None, :]
+    return _context(config, mask, positions, cache.key_positions)._replace(column=column)
 
 
 def _context(

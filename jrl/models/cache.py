@@ -27,6 +27,18 @@ Column = Int[Array, ""] | np.int32
 """A column of the cache: known while a program is traced, or not."""
 
 
+class Places(NamedTuple):
+    """Columns of new tokens, where every row has its own.
+
+    Attributes:
+      columns: Of each token; those of padding lie behind the cache, so that nothing of it is written.
+      newest: The last column that a token of any row goes to.
+    """
+
+    columns: Int[Array, "B Q"]
+    newest: Int[Array, ""]
+
+
 class LayerCache(NamedTuple):
     """Keys and values of one layer. Heads come before positions: a decode step then transposes nothing.
 
@@ -36,9 +48,11 @@ class LayerCache(NamedTuple):
     k: tuple[Float[Array, "B K S H"], ...]
     v: tuple[Float[Array, "B K S H"], ...]
 
-    def append(self, new: LayerCache, column: Column) -> LayerCache:
-        """This cache with new keys and values, of one buffer each, from `column` on."""
+    def append(self, new: LayerCache, column: Column | Places) -> LayerCache:
+        """This cache with new keys and values, of one buffer each, from `column` on, or at places of each row."""
         (k,), (v,) = new
+        if isinstance(column, Places):
+            return LayerCache(_place(self.k, k, column.columns), _place(self.v, v, column.columns))
         return LayerCache(_append(self.k, k, column), _append(self.v, v, column))
 
 
@@ -51,8 +65,9 @@ class Cache(NamedTuple):
       mask: True on columns that hold a real token.
       key_positions: Position of the token in each column.
       positions: Position of each row's next real token.
-      column: The next column to write, the same in all rows. As long as it is a number of NumPy's, tracing knows it: so
-        `init_cache` makes it, and a loop over tokens has an array.
+      column: The next column to write. Where it is the same in all rows, and a number of NumPy's, tracing knows it: so
+        `init_cache` makes it, and a loop over tokens has an array. (B,) where rows have columns of their own: then
+        padding takes none, on whichever side it stands.
     """
 
     layers: tuple[LayerCache, ...]
@@ -60,51 +75,96 @@ class Cache(NamedTuple):
     mask: Bool[Array, "B S"]
     key_positions: Int[Array, "B S"]
     positions: Int[Array, "B"]
-    column: Column
+    column: Column | Int[Array, "B"]
 
 
-def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> tuple[Cache, Int[Array, "B Q"], Cache]:
-    """Notes mask and positions of new columns.
+class NewTokens(NamedTuple):
+    """Tokens that a cache is about to hold.
+
+    Attributes:
+      cache: It knows mask and positions of them; their keys and values are not in it yet.
+      positions: Theirs.
+      column: Where they go.
+      after: The cache as it is once their keys and values are in it.
+    """
+
+    cache: Cache
+    positions: Int[Array, "B Q"]
+    column: Column | Places
+    after: Cache
+
+
+def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> NewTokens:
+    """Notes mask and positions of new tokens.
 
     Args:
       cache: Before them.
-      attention_mask: True on the real tokens among them.
-    Returns:
-      The cache as `cached_context` wants it, the positions of the new tokens, and the cache as it is once their keys
-      and values are in it.
+      attention_mask: True on those that are real.
     """
     arrived = jnp.cumsum(attention_mask.astype(jnp.int32), axis=1)
     positions = jnp.maximum(cache.positions[:, None] + arrived - 1, 0)
-    at = (0, cache.column)
-    cache = cache._replace(
-        mask=jax.lax.dynamic_update_slice(cache.mask, attention_mask, at),
-        key_positions=jax.lax.dynamic_update_slice(cache.key_positions, positions, at),
-    )
-    after = cache._replace(
-        positions=cache.positions + arrived[:, -1], column=cache.column + attention_mask.shape[1]
-    )
-    return cache, positions, after
+    if jnp.ndim(cache.column) == 0:
+        at = (0, cache.column)
+        cache = cache._replace(
+            mask=jax.lax.dynamic_update_slice(cache.mask, attention_mask, at),
+            key_positions=jax.lax.dynamic_update_slice(cache.key_positions, positions, at),
+        )
+        column: Column | Places = cache.column
+        next_column: Any = cache.column + attention_mask.shape[1]
+    else:
+        columns = jnp.asarray(cache.column)[:, None] + arrived - 1
+        newest = jnp.max(jnp.where(attention_mask, columns, 0))
+        columns = jnp.where(attention_mask, columns, cache.mask.shape[1])
+        cache = cache._replace(
+            mask=_set_columns(cache.mask, attention_mask, columns),
+            key_positions=_set_columns(cache.key_positions, positions, columns),
+        )
+        column, next_column = Places(columns, newest), cache.column + arrived[:, -1]
+    after = cache._replace(positions=cache.positions + arrived[:, -1], column=next_column)
+    return NewTokens(cache, positions, column, after)
+
+
+def own_columns(cache: Cache) -> Cache:
+    """The cache with a column of its own for every row, to begin with the one that all had."""
+    return cache._replace(column=jnp.broadcast_to(jnp.int32(cache.column), cache.positions.shape))
+
+
+def forget(cache: Cache, counts: Int[Array, "B"]) -> Cache:
+    """A cache with columns of each row's own, without the newest tokens of the rows.
+
+    Args:
+      cache: As `own_columns` made it.
+      counts: How many of each row, at most as many as there are.
+    """
+    column = cache.column - counts
+    kept = jnp.arange(cache.mask.shape[1])[None, :] < column[:, None]
+    return cache._replace(mask=cache.mask & kept, positions=cache.positions - counts, column=column)
 
 
 def attend_written(
-    attend: Callable[[Operands], Float[Array, "B Q N H"]], operands: Operands, column: Column
+    attend: Callable[[Operands], Float[Array, "B Q N H"]], operands: Operands, column: Column | Places
 ) -> Float[Array, "B Q N H"]:
     """Attention to the columns of a cache that are written, and to few behind them, which the mask hides.
 
     Args:
       attend: Attention to all keys and values of its operands.
       operands: Queries of the newest columns, and whole buffers of keys and values that hold these columns already.
-      column: Of the first query.
+      column: Of the first query, or places of all.
     """
     queries, length = operands.q.shape[1], operands.num_keys
     if length <= READ_COLUMNS:
         return attend(operands)
     if isinstance(column, np.integer):
         return attend(operands.first_keys(int(column) + queries))
-    least = -(-queries // READ_COLUMNS)
+    # Rows with places of their own may bring few tokens each, whatever the number of queries.
+    newest, least = (
+        (column.newest, 1)
+        if isinstance(column, Places)
+        else (column + queries - 1, -(-queries // READ_COLUMNS))
+    )
     lengths = [min(count * READ_COLUMNS, length) for count in range(least, -(-length // READ_COLUMNS) + 1)]
     branches = [functools.partial(_attend_first, attend, count) for count in lengths]
-    attended: Array = jax.lax.switch((column + queries - 1) // READ_COLUMNS - (least - 1), branches, operands)
+    attended: Array = jax.lax.switch(newest // READ_COLUMNS - (least - 1), branches, operands)
     return attended
 
 
@@ -165,6 +225,29 @@ def _append(
     return tuple(
         _write_inside(buffer, new, column - start) for start, buffer in zip(starts, buffers, strict=False)
     )
+
+
+def _place(
+    buffers: tuple[Float[Array, "B K S H"], ...], new: Float[Array, "B K Q H"], columns: Int[Array, "B Q"]
+) -> tuple[Float[Array, "B K S H"], ...]:
+    """Writes new tokens at columns of each row's own; what lies behind all buffers is written nowhere."""
+    new = new.astype(buffers[0].dtype)
+    starts = itertools.accumulate((buffer.shape[2] for buffer in buffers), initial=0)
+
+    def write(buffer: Float[Array, "B K S H"], start: int) -> Float[Array, "B K S H"]:
+        inside = columns - start
+        # A negative column would count from the end.
+        inside = jnp.where(inside < 0, buffer.shape[2], inside)
+        one = lambda row, own, at: row.at[:, at].set(own, mode="drop")  # noqa: E731
+        return constrain_cache(jax.vmap(one)(buffer, new, inside))
+
+    return tuple(write(buffer, start) for start, buffer in zip(starts, buffers, strict=False))
+
+
+def _set_columns(rows: Array, new: Array, columns: Int[Array, "B Q"]) -> Array:
+    """Rows (B S) with entries (B Q) at columns of each row's own; those behind the rows are dropped."""
+    found: Array = jax.vmap(lambda row, own, at: row.at[at].set(own, mode="drop"))(rows, new, columns)
+    return found
 
 
 def _write_inside(

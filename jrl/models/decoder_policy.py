@@ -132,8 +132,8 @@ class DecoderPolicy:
         dropout_key: PRNGKey | None = None,
     ) -> tuple[Features, Cache]:
         """Appends columns of tokens, or of vectors in the place of their embeddings."""
-        cache, positions, filled = cache_tokens(cache, mask)
-        context = cached_context(self.config, cache, positions)
+        new = cache_tokens(cache, mask)
+        context, positions = cached_context(self.config, new), new.positions
         variables = self._variables(params, frozen)
         start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
         if vectors is not None:
@@ -155,8 +155,7 @@ class DecoderPolicy:
             own = {"params": params[VALUE_BRANCH]}
             x, value_layers = run(own, shared, start, stop, value_layers)
             value = self._run(own, x, method="norm")
-        filled = filled._replace(layers=lower + upper, value_layers=value_layers)
-        return Features(hidden, value), filled
+        return Features(hidden, value), new.after._replace(layers=lower + upper, value_layers=value_layers)
 
     def _branch_after_virtual_tokens(
         self, params: Params, frozen: Frozen, inputs: ModelInputs, dropout_key: PRNGKey | None
@@ -172,7 +171,7 @@ class DecoderPolicy:
         return self._decode(params, frozen, mask, cache, tokens=tokens, dropout_key=dropout_key)[0]
 
     def _cache_prefix(self, virtual: VirtualTokens, weights: Params, cache: Cache) -> Cache:
-        _, _, filled = cache_tokens(cache, jnp.ones((1, virtual.count), bool))
+        filled = cache_tokens(cache, jnp.ones((1, virtual.count), bool)).after
         heads = self.config.num_heads
         layers = tuple(
             layer.append(LayerCache((spread_kv_heads(heads, k),), (spread_kv_heads(heads, v),)), cache.column)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
+from jrl.models.cache import forget, own_columns
 from jrl.models.config import TransformerConfig
 from jrl.models.decoder_policy import LORA, VALUE_BRANCH, DecoderPolicy
 from jrl.models.fused_attention import AttnImplementation, choose_attention, require_einsum
@@ -83,6 +84,8 @@ def make_policy(
         policy.decode,
         adapter.loop_weights if isinstance(adapter, Lora) else loop_weights,
         partial(adapter.rounded if isinstance(adapter, Lora) else round_kernels, dtype=compute_dtype),
+        own_columns,
+        forget,
     )
 
 

@@ -189,7 +189,8 @@ def join(prompts: ModelInputs, completions: Completions, *, pad_token_id: int) -
       completions: Sampled rows (B T).
       pad_token_id: Fills the columns after each completion.
     Returns:
-      Rows of P + T columns, `starts` = prompt length − 1, mask = the sampled tokens.
+      Rows of P + T columns, `starts` = prompt length − 1, mask = the sampled tokens, with holes where an environment
+      wrote.
     Example:
       >>> prompts = ModelInputs(jnp.array([[0, 5]]), jnp.array([[False, True]]))
       >>> written = Completions(jnp.array([[7, 8, 0]]), jnp.array([2]), jnp.ones(1, bool), jnp.zeros((1, 3)))
@@ -204,8 +205,9 @@ def join(prompts: ModelInputs, completions: Completions, *, pad_token_id: int) -
     columns = jnp.arange(total, dtype=jnp.int32)[None, :] + (prompt_width - prompt_lengths)[:, None]
     tokens = jnp.take_along_axis(both, jnp.minimum(columns, total - 1), axis=1)
     mask = length_mask(lengths, width=total)
+    actions = length_mask(completions.lengths, width=width)
     return Sequences(
         inputs=prompts._replace(tokens=jnp.where(mask, tokens, pad_token_id), attention_mask=mask),
         starts=prompt_lengths - 1,
-        mask=length_mask(completions.lengths, width=width),
+        mask=actions if completions.actions is None else actions & completions.actions,
     )

@@ -27,7 +27,7 @@ class SamplingContext(NamedTuple):
     """Inputs of a logit processor besides the logits.
 
     Attributes:
-      num_sampled: Tokens this call has sampled so far, the same for every row.
+      num_sampled: Tokens that were sampled so far, one number for every row or a column (B 1).
       seen: True for ids that occur in the row so far, its prompt included; None unless a processor reads it.
       temperature: Divides the logits.
       top_p: Mass of the nucleus.
@@ -37,7 +37,7 @@ class SamplingContext(NamedTuple):
       beta: Weight of the advantages; goes with them.
     """
 
-    num_sampled: Int[Array, ""]
+    num_sampled: Int[Array, ""] | Int[Array, "B 1"]
     seen: Bool[Array, "B V"] | None
     temperature: Float[Array, ""]
     top_p: Float[Array, ""]

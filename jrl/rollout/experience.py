@@ -28,6 +28,7 @@ from jrl.ops.alignment import join
 from jrl.placement import rows_sharding
 from jrl.rollout.assemble import Chunk, Overlong, assemble, hold_rows, put_rows
 from jrl.rollout.collect import Call, Clock, Collected, Collector
+from jrl.rollout.episodes import episode_figures
 from jrl.rollout.gathering import totals
 from jrl.rollout.generate import repeat_rows
 from jrl.rollout.group_scores import GroupScores, pass_rates
@@ -320,6 +321,8 @@ class ExperienceCollector:
         texts, rewards, columns = collected.texts, collected.rewards, collected.columns
         assert rewards is not None and columns is not None, "there is a reward function"
         failed = np.isnan(rewards).any(axis=1)
+        if texts.failures is not None:  # whatever another function says of such an episode
+            failed |= np.asarray([failure is not None for failure in texts.failures])
         scores = np.asarray(
             [np.nan if lost else math.fsum(row) for lost, row in zip(failed, rewards, strict=True)]
         )
@@ -508,6 +511,7 @@ class ExperienceCollector:
             "reward/failed": float(np.sum(judged.failed)),
             "reward/failed_fraction": float(np.mean(judged.failed)),
             **judged.columns.metrics(),
+            **({} if judged.texts.turns is None else episode_figures(judged.texts)),
         }
         if self._num_generations == 1:
             return found

@@ -145,10 +145,16 @@ def all_texts(parts: Sequence[Part]) -> Texts:
     return _join(gather(*_packed(Part.concatenate(parts))))[0].texts
 
 
-def _packed(part: Part) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
+def _packed(part: Part) -> tuple[dict[str, list[Any]], dict[str, np.ndarray]]:
     """Packs a part for `gather`."""
     texts = part.texts
-    plain = {"samples": texts.samples, "prompts": texts.prompts, "outputs": texts.outputs}
+    plain: dict[str, list[Any]] = {
+        "samples": texts.samples,
+        "prompts": texts.prompts,
+        "outputs": texts.outputs,
+    }
+    if texts.turns is not None and texts.failures is not None:
+        plain |= {"turns": texts.turns, "failures": texts.failures}
     arrays = {
         "numbers": part.numbers,
         "tokens": np.asarray([token for row in texts.output_tokens for token in row], np.int32),

@@ -188,7 +188,7 @@ def _sampled(
             top_p=knobs.top_p,
             last_tokens=loop.last_tokens,
             forbidden=knobs.forbidden,
-            advantages=None if knobs.beta is None else _advantages(policy, params, last.value),
+            advantages=None if knobs.beta is None else steering_advantages(policy, params, last.value),
             beta=knobs.beta,
         )
         logits = policy.logits(loop_params, loop_frozen, last.policy)
@@ -308,8 +308,18 @@ def _draw(
     return draw(logits, uniform)
 
 
-def _advantages(policy: PolicyFns, params: Params, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
-    """Q − V of every next token."""
+def steering_advantages(
+    policy: PolicyFns, params: Params, hidden: Float[Array, "B D"]
+) -> Float[Array, "B V"]:
+    """Q − V of every next token.
+
+    Args:
+      policy: The model.
+      params: With value and Q heads.
+      hidden: What the heads read.
+    Raises:
+      ValueError: If a head is missing.
+    """
     heads = policy.heads(params, hidden)
     missing = [name for name in ("values", "q_values") if name not in heads]
     if missing:

@@ -118,22 +118,40 @@ def accepted_keywords(
         "outputs": list(texts.outputs),
         "tokenizer": tokenizer,
         "output_tokens": [list(row) for row in texts.output_tokens],
+        **({} if texts.turns is None else {"turns": copy.deepcopy(texts.turns)}),
+        **({} if texts.failures is None else {"failures": list(texts.failures)}),
         **{name: [_own(entry) for entry in column] for name, column in metadata.items()},
     }
+    return select_keywords(function, role, offered, last="the last of them from the prompts' metadata")
+
+
+def select_keywords(
+    function: Callable[..., Any], role: str, offered: Mapping[str, Any], *, last: str = ""
+) -> dict[str, Any]:
+    """The keywords, of all that are offered, that a user's function accepts.
+
+    Args:
+      function: The user's.
+      role: What the user calls it, for messages.
+      offered: Values by name.
+      last: What messages say of the names beside.
+    Raises:
+      ValueError: If it needs one that is not offered.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # some built-in functions have no signature
-        return offered
+        return dict(offered)
     needed = [
         p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     for parameter in needed:
         if parameter.kind is parameter.POSITIONAL_ONLY or parameter.name not in offered:
             raise ValueError(
-                f"`{role}` takes `{parameter.name}`, which it cannot be given by keyword: there are {sorted(offered)} "
-                "(the last of them from the prompts' metadata). Give it a default, or use one of these names."
+                f"`{role}` takes `{parameter.name}`, which it cannot be given by keyword: there are {sorted(offered)}"
+                f"{f' ({last})' if last else ''}. Give it a default, or use one of these names."
             )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return offered
+        return dict(offered)
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return {name: value for name, value in offered.items() if name in names}

@@ -85,7 +85,7 @@ class RewardCall:
                 skip_errors=self.skip_errors,
                 timeout=self.timeout,
             )
-            rewards = combined_rewards(roles, found, check_weights(self.weights, len(names)))
+            rewards = combined_rewards(found, check_weights(self.weights, len(names)))
         except RewardError as error:
             error.add_note(keep_failed(self.failures, texts, metadata, label=label))
             raise

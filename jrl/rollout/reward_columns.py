@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jrl.rollout.rewards import Reward, RewardError
+from jrl.rollout.rewards import Reward
 
 
 class RewardColumns(NamedTuple):
@@ -94,38 +94,36 @@ def reward_columns(names: Sequence[str], rewards: Sequence[Sequence[Reward]]) ->
 
 
 def combined_rewards(
-    names: Sequence[str], rewards: Sequence[Sequence[Reward]], weights: Sequence[float]
+    rewards: Sequence[Sequence[Reward]], weights: Sequence[float]
 ) -> list[float | np.ndarray]:
     """Weighted sum over the functions that speak of a row, in float64; NaN where none does.
 
     A function that failed on a row or does not apply to it is left out of its sum; the weights of the others stay.
+    Where one speaks of every token, the numbers of the others are those of the last token.
 
     Args:
-      names: Of the functions.
       rewards: From `call_reward_fns`.
       weights: One a function.
-    Raises:
-      RewardError: If one of several functions gives rewards per token.
     """
     if len(rewards) == 1:
         (weight,) = weights
         return [math.nan if reward is None else _weighed(weight, reward) for reward in rewards[0]]
-    for name, column in zip(names, rewards, strict=True):
-        row = next((row for row, reward in enumerate(column) if isinstance(reward, np.ndarray)), None)
-        if row is not None:
-            raise RewardError(
-                f"`{name}`, one of {len(rewards)} reward functions, must give one number a sample, got one a token for "
-                f"sample {row}. Give its sum, or make one function of them all."
-            )
-    found: list[float | np.ndarray] = []
-    for given in zip(*rewards, strict=True):
-        known = [
-            weight * float(reward)
-            for weight, reward in zip(weights, given, strict=True)
-            if reward is not None and not np.isnan(reward)
-        ]
-        found.append(math.fsum(known) if known else math.nan)
-    return found
+    return [_weighted_sum(given, weights) for given in zip(*rewards, strict=True)]
+
+
+def _weighted_sum(given: Sequence[Reward], weights: Sequence[float]) -> float | np.ndarray:
+    """Sum of what functions say of one row."""
+    known = [
+        weight * np.asarray(reward, np.float64)
+        for weight, reward in zip(weights, given, strict=True)
+        if reward is not None and not np.isnan(reward).any()
+    ]
+    by_token = [reward for reward in known if reward.ndim]
+    if not by_token:
+        return math.fsum(known) if known else math.nan
+    found = np.sum(by_token, axis=0)
+    found[-1] += math.fsum(reward for reward in known if not reward.ndim)
+    return found.astype(np.float32)
 
 
 def check_weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ class GenerationSettings:
     """Settings of the sampler, under Hugging Face's names; unless set, `do_sample` is on and `top_k` off.
 
     Attributes:
-      max_new_tokens: Longest completion, the EOS included.
+      max_new_tokens: Longest completion, the EOS included; of an episode, all behind its prompt.
       min_new_tokens: EOS is suppressed before that many tokens.
       do_sample: False takes the most probable token.
       temperature: Divides the logits; > 0. Log-probabilities of the rollout use it too.
@@ -35,6 +35,8 @@ class GenerationSettings:
       repetition_penalty: Divides positive and multiplies negative logits of tokens already seen; 1 is off.
       suppress_tokens: Ids that are never sampled.
       beta: Weight of Q − V beside the log-probabilities, at least 0; None: Q heads are not read. ILQL only.
+      max_turns: Most turns of an episode; None: as many as there are tokens for. With an environment alone.
+      max_turn_tokens: Most tokens of one turn of the policy; None: likewise.
       eos_token_id: Ends a completion; defaults to the tokenizer's and those of generation_config.json. Several are
         allowed.
       pad_token_id: Fills rows after their end; defaults to the tokenizer's.
@@ -51,6 +53,8 @@ class GenerationSettings:
     repetition_penalty: float = 1.0
     suppress_tokens: tuple[int, ...] = ()
     beta: float | None = None
+    max_turns: int | None = None
+    max_turn_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
@@ -71,6 +75,13 @@ class GenerationSettings:
                 "beta",
                 "at least 0 and finite, or null (off)",
                 self.beta,
+            ),
+            *(
+                (value is None or value >= 1, name, "at least 1, or null (no limit)", value)
+                for name, value in (
+                    ("max_turns", self.max_turns),
+                    ("max_turn_tokens", self.max_turn_tokens),
+                )
             ),
         )
         for holds, name, expected, got in checks:
@@ -117,7 +128,9 @@ class Sampler:
           num_generations: Samples of each prompt.
         """
         steered = None if settings.beta is None else 0.0
-        static = replace(settings, temperature=1.0, top_p=1.0, beta=steered)
+        static = replace(
+            settings, temperature=1.0, top_p=1.0, beta=steered, max_turns=None, max_turn_tokens=None
+        )
         place = None if self._mesh is None else rows_sharding(self._mesh, num_rows)
         if (static, place, num_generations) not in self._programs:
             if self._forbidden is not None:

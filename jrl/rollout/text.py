@@ -7,10 +7,28 @@ import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import Int
+
+
+class Turn(TypedDict):
+    """One turn of an episode, as logs and reward functions read it.
+
+    Keys:
+      output: Of the policy, without EOS and stop string.
+      reward: The environment's for it.
+      observation: The environment's answer.
+      start: Place of its first token among the row's `output_tokens`.
+      end: Place behind its last one.
+    """
+
+    output: str
+    reward: float
+    observation: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -24,7 +42,10 @@ class Texts:
       output_tokens: Sampled ids up to the end of the row, the EOS or the token that completes the stop string
         included: one action each.
       lengths: Number of those ids, int32 (B,).
-      stopped: True where a stop string ended the row, (B,).
+      stopped: True where a stop string ended the row, or its environment did, (B,).
+      turns: Of episodes, the turns of each row; `outputs` and `output_tokens` are then all behind the prompt, what the
+        environment wrote included. None: each row is one completion.
+      failures: Of episodes, what the environment failed with in each row; None where it did not.
     """
 
     samples: list[str]
@@ -33,6 +54,8 @@ class Texts:
     output_tokens: list[list[int]]
     lengths: Int[np.ndarray, "B"]
     stopped: np.ndarray
+    turns: list[list[Turn]] | None = None
+    failures: list[str | None] | None = None
 
     def take(self, rows: Sequence[int] | Int[np.ndarray, "R"]) -> Texts:
         """Some of the rows, in the order given."""
@@ -44,10 +67,14 @@ class Texts:
             output_tokens=[self.output_tokens[row] for row in index],
             lengths=self.lengths[index],
             stopped=self.stopped[index],
+            turns=None if self.turns is None else [self.turns[row] for row in index],
+            failures=None if self.failures is None else [self.failures[row] for row in index],
         )
 
     def ended(self, eos_token_ids: Sequence[int]) -> np.ndarray:
-        """False where the length limit cut the row, and neither an EOS nor a stop string ended it, (B,)."""
+        """False where a limit cut the row, and neither an EOS nor a stop string nor its environment ended it, (B,)."""
+        if self.turns is not None:  # an EOS ends a turn, and not the episode
+            return self.stopped
         last = [row[-1] for row in self.output_tokens]
         return np.isin(last, list(eos_token_ids)) | self.stopped
 
@@ -61,7 +88,16 @@ class Texts:
             output_tokens=[row for part in parts for row in part.output_tokens],
             lengths=np.concatenate([part.lengths for part in parts]),
             stopped=np.concatenate([part.stopped for part in parts]),
+            turns=_joined([part.turns for part in parts]),
+            failures=_joined([part.failures for part in parts]),
         )
+
+
+def _joined(parts: Sequence[list[Any] | None]) -> list[Any] | None:
+    """The rows of all parts, or None where they have none."""
+    if any(part is None for part in parts):
+        return None
+    return [row for part in parts if part is not None for row in part]
 
 
 def variety(texts: Texts, eos_token_ids: Sequence[int]) -> dict[str, float]:
@@ -95,16 +131,25 @@ def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[A
             "output": texts.outputs[row],
             "reward": score if score is None else float(score),
             **{name: column[row] for name, column in more.items()},
+            **_episode_cells(texts, row),
             "output_tokens": [int(token) for token in texts.output_tokens[row]],
         }
         for row, score in enumerate(scores)
     ]
 
 
+def _episode_cells(texts: Texts, row: int) -> dict[str, Any]:
+    """Further columns of an episode."""
+    if texts.turns is None or texts.failures is None:
+        return {}
+    found = {"turns": texts.turns[row], "done": bool(texts.stopped[row])}
+    return found | ({"failure": texts.failures[row]} if any(texts.failures) else {})
+
+
 def decode_rows(
     tokenizer: Any,
     prompt_token_lists: Sequence[Sequence[int]],
-    tokens: Int[np.ndarray, "B T"],
+    tokens: Int[np.ndarray, "B T"] | Sequence[Int[np.ndarray, "T"]],
     lengths: Int[np.ndarray, "B"],
     *,
     eos_token_ids: Sequence[int],

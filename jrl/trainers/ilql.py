@@ -93,11 +93,13 @@ class ILQLTrainer(OfflineTrainer, PolicyTrainer):
 
     def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
         """Parses `gen_kwargs` with `beta`: 1 where they say nothing of it, null to sample without Q heads."""
-        return parse_gen_kwargs(
-            gen_kwargs,
-            eos_token_id=self.eos_token_ids,
-            pad_token_id=self.tokenizer.pad_token_id,
-            steers=True,
+        return self.with_environment(
+            parse_gen_kwargs(
+                gen_kwargs,
+                eos_token_id=self.eos_token_ids,
+                pad_token_id=self.tokenizer.pad_token_id,
+                steers=True,
+            )
         )
 
     def add_data(

@@ -14,12 +14,16 @@ import jax
 import numpy as np
 import optax
 
+from jrl.data.chat.rendering import reply_text
 from jrl.data.prompts import PromptSet
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.forward import Reader
 from jrl.models.heads import HeadsPlace
 from jrl.models.model import LanguageModel
 from jrl.rollout.collect import Collector
+from jrl.rollout.environments import check_environment
+from jrl.rollout.episodes import EpisodeCollector, Player
+from jrl.rollout.episodes import environment as environment_rewards
 from jrl.rollout.keywords import refuse_async, reward_functions
 from jrl.rollout.reward_call import RewardCall
 from jrl.rollout.sampler import GenerationSettings, Sampler, check_logit_mask
@@ -44,6 +48,8 @@ class PolicyTrainer(Trainer):
       reward_fn: Scores completions; a list of functions: their weighted sum does.
       metric_fn: Evaluation metrics.
       stop_sequences: Texts that end a completion.
+      environment: Answers the policy's turns: a class, or a function; see `jrl.rollout.environments`. None: the policy
+        writes one completion a prompt. Its rewards are added to those of `reward_fn`, which may be missing then.
       logit_mask: (V, V), True where the column's token may not follow the row's; applies wherever this run samples.
       optimizer: Used instead of the one that the configuration names.
 
@@ -58,6 +64,7 @@ class PolicyTrainer(Trainer):
         reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         metric_fn: Callable[..., Any] | None = None,
         stop_sequences: Sequence[str] = (),
+        environment: Any = None,
         logit_mask: Any = None,
         optimizer: optax.GradientTransformation | None = None,
     ) -> None:
@@ -65,7 +72,12 @@ class PolicyTrainer(Trainer):
             refuse_async(metric_fn, "metric_fn")
         if reward_fn is not None:
             reward_functions(reward_fn)  # what could never be called is refused before a model is read
+        if environment is not None:
+            check_environment(environment)
+            functions = () if reward_fn is None else reward_functions(reward_fn)
+            reward_fn = (environment_rewards, *functions) if functions else environment_rewards
         self.reward_fn, self.metric_fn, self.stop_sequences = reward_fn, metric_fn, tuple(stop_sequences)
+        self.environment = environment
         self.logit_mask = logit_mask
         self.eval_prompts: PromptSet | None = None
         super().__init__(config, optimizer=optimizer)
@@ -81,6 +93,16 @@ class PolicyTrainer(Trainer):
         warn_of_bare_prompts(self.config.tokenizer, self.tokenizer, self.lm.decoder_start_token_id)
         self.sampler = Sampler(self.policy, forbidden=forbidden, mesh=self.mesh)
         self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
+        self.player = None
+        if self.environment is not None:
+            self.player = Player(
+                self.policy,
+                self.tokenizer,
+                self.mesh,
+                self.stop_sequences,
+                forbidden=forbidden,
+                reply=functools.partial(reply_text, self.tokenizer),
+            )
 
     @property
     def lm(self) -> LanguageModel:
@@ -109,9 +131,30 @@ class PolicyTrainer(Trainer):
 
     def parse_generation(self, gen_kwargs: Mapping[str, Any]) -> tuple[GenerationSettings, Sweep | None]:
         """`gen_kwargs` with the ids filled in that end and pad a row: (settings, sweep)."""
-        return parse_gen_kwargs(
-            gen_kwargs, eos_token_id=self.eos_token_ids, pad_token_id=self.tokenizer.pad_token_id
+        return self.with_environment(
+            parse_gen_kwargs(
+                gen_kwargs, eos_token_id=self.eos_token_ids, pad_token_id=self.tokenizer.pad_token_id
+            )
         )
+
+    def with_environment(
+        self, parsed: tuple[GenerationSettings, Sweep | None]
+    ) -> tuple[GenerationSettings, Sweep | None]:
+        """Checks that settings limit turns only where there are any, and returns them.
+
+        Raises:
+          ValueError: If they limit turns, and there is no environment.
+        """
+        for name, value in (
+            ("max_turns", parsed[0].max_turns),
+            ("max_turn_tokens", parsed[0].max_turn_tokens),
+        ):
+            if value is not None and self.environment is None:
+                raise ValueError(
+                    f"gen_kwargs: `{name}` limits the turns of an episode, got {value}, and there is no environment: "
+                    "give `environment`, or leave it out."
+                )
+        return parsed
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -217,14 +260,12 @@ class PolicyTrainer(Trainer):
 
     def collector(self, chunk_size: int, rewards: RewardCall | None = None) -> Collector:
         """Samples and decodes, so many rows a call, and judges where there are rewards to judge by."""
-        return Collector(
-            self.sampler,
-            self.tokenizer,
-            self.stop_sequences,
-            self.mesh,
-            chunk_size,
-            rewards=rewards,
-            on_main=self.config.train.rewards_on == "main",
+        on_main = self.config.train.rewards_on == "main"
+        parts = (self.sampler, self.tokenizer, self.stop_sequences, self.mesh, chunk_size)
+        if self.player is None:
+            return Collector(*parts, rewards=rewards, on_main=on_main)
+        return EpisodeCollector(
+            *parts, rewards=rewards, on_main=on_main, player=self.player, environment=self.environment
         )
 
     @property

@@ -35,7 +35,8 @@ class SamplingTrainer(PolicyTrainer):
         """Takes prompts; the evaluation prompts default to the first `batch_size` of them."""
         if self.reward_fn is None or samples is not None or rewards is not None:
             raise ValueError(
-                f"{type(self).__name__} {self.refusal}: give `reward_fn` and `prompts`, not `samples` or `rewards`."
+                f"{type(self).__name__} {self.refusal}: give `reward_fn` or `environment`, and `prompts`, not "
+                "`samples` or `rewards`."
             )
         prompts = list(prompts) if prompts is not None else self.default_prompts()
         self.add_prompts(prompts, self.reward_fn)

@@ -59,6 +59,23 @@ def unrounded(weights: Params) -> Params:
     return weights
 
 
+def shares_columns(cache: Cache) -> Cache:
+    """`PolicyFns.own_columns` of a model whose rows all write the same column of the cache.
+
+    Raises:
+      ValueError: Always.
+    """
+    raise ValueError(
+        "This model cannot go on from turn to turn: the rows of its cache have no columns of their own. Episodes need "
+        "a causal language model."
+    )
+
+
+def keeps_all(cache: Cache, counts: Int[Array, "B"]) -> Cache:
+    """`PolicyFns.forget` of such a model; raises as `shares_columns` does."""
+    return shares_columns(cache)
+
+
 @dataclass(frozen=True)
 class PolicyFns:
     """All an algorithm may know of a model: pure functions of `(params, frozen)`.
@@ -85,6 +102,10 @@ class PolicyFns:
         them fastest: another arrangement of the same numbers, understood by `decode` and `logits` alone.
       rounded: `params or frozen -> the same`, with kernels in the dtype in which `decode` and `logits` read them: it
         changes no result, and a loop over tokens moves fewer bytes.
+      own_columns: `cache -> cache` in which every row has columns of its own: `decode` then writes the real tokens of a
+        row one behind the other, and of its padding, on whichever side, nothing. Every array of it has leading rows.
+      forget: `(cache, counts) -> cache` without the newest `counts` (B,) tokens of each row; the cache is one of
+        `own_columns`.
     """
 
     trunk: Callable[[Frozen, ModelInputs], Trunk]
@@ -95,6 +116,8 @@ class PolicyFns:
     decode: Callable[[Params, Frozen, ModelInputs, Cache], tuple[Features, Cache]]
     loop_weights: Callable[[Params, int, int], Params] = as_they_are
     rounded: Callable[[Params], Params] = unrounded
+    own_columns: Callable[[Cache], Cache] = shares_columns
+    forget: Callable[[Cache, Int[Array, "B"]], Cache] = keeps_all
 
 
 class Sequences(NamedTuple):
@@ -136,12 +159,15 @@ class Completions(NamedTuple):
       lengths: Number of sampled tokens, the EOS included.
       terminated: True where the row ended by EOS; False where the length limit cut it.
       logprobs: Of the sampled ids under the processed distribution (after temperature and filters); 0 after the end.
+      actions: True on sampled ids, False on those that an environment wrote between them, which are counted in
+        `lengths` and have no log-probability; None: all are sampled.
     """
 
     tokens: Int[Array, "B T"]
     lengths: Int[Array, "B"]
     terminated: Bool[Array, "B"]
     logprobs: Float[Array, "B T"]
+    actions: Bool[Array, "B T"] | None = None
 
 
 class Predictions(NamedTuple):

@@ -152,3 +152,84 @@ def test_a_step_copies_no_part_of_the_cache():
     assert {int(size) for _, size, _ in made} == {256, 699 - 512}
     kept = [name for name, _, kind in made if kind not in ("get-tuple-element", "parameter")]
     assert kept and all(re.search("dynamic.update.slice", name) for name in kept), kept
+
+
+class TestOwnColumns:
+    """Rows whose tokens lie one behind the other, whatever comes when."""
+
+    ROWS, ROOM = 4, 40
+
+    @pytest.fixture(params=["gpt2", "llama", "alibi", "sandwich-windows-caps", "prefix"])
+    def model(self, request: pytest.FixtureRequest) -> tuple[Any, Any, Any]:
+        if request.param in KINDS:
+            config = dataclasses.replace(BASE, **KINDS[request.param])
+            return make_policy(config, num_layers_unfrozen=-1), random_params(config), {}
+        if request.param == "prefix":
+            lm, whole = tiny_lm("llama")
+            params, frozen = lm.split_params(whole, adapter=PrefixConfig(3), key=jax.random.key(0))
+            return lm.policy(adapter=PrefixConfig(3)), params, frozen
+        policy, params, frozen, _ = tiny_policy(request.param)
+        return policy, params, frozen
+
+    def play(self, model: tuple[Any, Any, Any], seed: int = 0) -> tuple[Any, list[list[int]], Any]:
+        """Chunks of random tokens with padding anywhere, of which rows forget some now and then."""
+        policy, params, frozen = model
+        random = np.random.default_rng(seed)
+        first = ModelInputs(jnp.zeros((self.ROWS, 1), jnp.int32), jnp.zeros((self.ROWS, 1), bool))
+        held: list[list[int]] = [[] for _ in range(self.ROWS)]
+        start = policy.own_columns(policy.init_cache(params, frozen, first, self.ROOM))
+        decode = jax.jit(lambda inputs, cache: policy.decode(params, frozen, inputs, cache))
+        found = start
+        for width in (7, 1, 5, 1, 1, 7, 5):
+            tokens = random.integers(2, 90, (self.ROWS, width))
+            mask = random.random((self.ROWS, width)) < 0.7
+            _, found = decode(ModelInputs(jnp.asarray(tokens), jnp.asarray(mask)), found)
+            for row, ids in enumerate(held):
+                ids += tokens[row][mask[row]].tolist()
+            counts = np.asarray([random.integers(0, min(4, len(ids)) + 1) for ids in held])
+            found = policy.forget(found, jnp.asarray(counts))
+            held = [ids[: len(ids) - count] for ids, count in zip(held, counts, strict=True)]
+        return found, held, decode
+
+    def test_what_is_held_equals_a_fresh_prefill(self, in_parts, model):
+        policy, params, frozen = model
+        played, held, decode = self.play(model)
+        width = max(map(len, held))
+        tokens = np.stack([np.pad(np.asarray(ids, np.int32), (width - len(ids), 0)) for ids in held])
+        mask = np.arange(width)[None, :] >= np.asarray([[width - len(ids)] for ids in held])
+        inputs = ModelInputs(jnp.asarray(tokens), jnp.asarray(mask))
+        empty = policy.own_columns(policy.init_cache(params, frozen, inputs, self.ROOM))
+        _, fresh = decode(inputs, empty)
+        np.testing.assert_array_equal(played.mask, fresh.mask)
+        np.testing.assert_array_equal(played.column, fresh.column)
+        np.testing.assert_array_equal(played.positions, fresh.positions)
+        for a, b in zip(jax.tree.leaves(played.layers), jax.tree.leaves(fresh.layers), strict=True):
+            assert a.shape == b.shape
+        whole = lambda parts: np.concatenate([np.asarray(part) for part in parts], axis=2)  # noqa: E731
+        real = np.asarray(fresh.mask)[:, None, :, None]
+        for a, b in zip(played.layers, fresh.layers, strict=True):
+            np.testing.assert_allclose(whole(a.k) * real, whole(b.k) * real, atol=1e-5)
+            np.testing.assert_allclose(whole(a.v) * real, whole(b.v) * real, atol=1e-5)
+
+    def test_the_next_token_reads_it_as_a_row_of_its_own(self, in_parts, model):
+        policy, params, frozen = model
+        played, held, decode = self.play(model, seed=1)
+        newest = ModelInputs(jnp.full((self.ROWS, 1), 5), jnp.ones((self.ROWS, 1), bool))
+        found = decode(newest, played)[0].policy[:, -1]
+        for row, ids in enumerate(held):
+            alone = ModelInputs(jnp.asarray([[*ids, 5]], jnp.int32), jnp.ones((1, len(ids) + 1), bool))
+            trunk = policy.trunk(frozen, alone)
+            wanted = policy.branch(params, frozen, trunk, alone, None).policy[0, -1]
+            np.testing.assert_allclose(found[row], wanted, atol=2e-5)
+
+    def test_a_row_without_a_token_stays_as_it_is(self, model):
+        played, _, decode = self.play(model)
+        mask = jnp.asarray([[True], [False], [True], [False]])
+        _, found = decode(ModelInputs(jnp.full((self.ROWS, 1), 7), mask), played)
+        for before, after in zip(jax.tree.leaves(played), jax.tree.leaves(found), strict=True):
+            np.testing.assert_array_equal(before[1::2], after[1::2])
+
+    def test_seq2seq_models_refuse(self):
+        policy, params, frozen, _ = tiny_policy("t5")
+        with pytest.raises(ValueError, match="causal language model"):
+            policy.own_columns(policy.init_cache(params, frozen, tiny_contexts(), 8))

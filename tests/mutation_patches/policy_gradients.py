@@ -24,7 +24,7 @@ PATCHES = [
     Mutation("4.13", "jrl.ops.groups.group_numbers",
              "jnp.reshape(numbers, groups.shape)", "jnp.sort(numbers)",
              ADVANTAGES + "TestEveryEstimator::test_lore_4_13_neither_order_nor_numbers_of_the_groups_matter"),
-    Mutation("4.14", "jrl.rollout.reward_columns.combined_rewards",
+    Mutation("4.14", "jrl.rollout.reward_columns._weighted_sum",
              "math.fsum(known) if known else math.nan", "math.fsum(known)",
              "tests/rollout/test_reward_columns.py::"
              "test_lore_4_14_a_reward_that_does_not_apply_is_absent_from_the_sum"),

@@ -48,7 +48,7 @@ def relative(scores, groups=GROUPS, valid=EVERY, **options):
 def summed(scores):
     """As a run sums the scores of several functions."""
     columns = np.asarray(scores).T.tolist()
-    return jnp.asarray(combined_rewards(["a", "b"], columns, WEIGHTS.tolist()), jnp.float32)
+    return jnp.asarray(combined_rewards(columns, WEIGHTS.tolist()), jnp.float32)
 
 
 def penalised():

@@ -26,26 +26,29 @@ def test_mean_and_deviation_of_known_scores(scores, mean, std):
 
 
 def test_lore_4_14_a_reward_that_does_not_apply_is_absent_from_the_sum():
-    found = combined_rewards(NAMES, REWARDS, (2.0, -4.0))
+    found = combined_rewards(REWARDS, (2.0, -4.0))
     np.testing.assert_array_equal(found, [2 * 1 - 4 * 0.25, 2 * 0.0, -4 * 0.5, np.nan])
 
 
 def test_it_is_summed_in_float64():
     given = [[1e8], [1.0], [-1e8]]
-    assert combined_rewards("abc", given, (1.0, 1.0, 1.0)) == [1.0]
+    assert combined_rewards(given, (1.0, 1.0, 1.0)) == [1.0]
 
 
 def test_one_function_may_speak_of_tokens():
     dense = np.array([1.0, 2.0], np.float32)
-    alone = combined_rewards(["a"], [[dense, None, 3.0]], (2.0,))
+    alone = combined_rewards([[dense, None, 3.0]], (2.0,))
     np.testing.assert_array_equal(alone[0], [2.0, 4.0])
     np.testing.assert_array_equal(alone[1:], [np.nan, 6.0])
-    assert combined_rewards(["a"], [[dense]], (1.0,))[0] is dense
+    assert combined_rewards([[dense]], (1.0,))[0] is dense
 
 
-def test_one_of_several_may_not():
-    with pytest.raises(RewardError, match=r"`short`, one of 2 reward functions, .*one a token for sample 1"):
-        combined_rewards(NAMES, [[1.0, 1.0], [1.0, np.ones(2, np.float32)]], (1.0, 1.0))
+def test_beside_one_that_does_the_others_speak_of_the_last_token():
+    dense = [np.array([1.0, 2.0], np.float32), np.array([3.0], np.float32), 5.0, None]
+    first, second, third, last = combined_rewards([[1.0, None, 2.0, math.nan], dense], (10.0, 2.0))
+    np.testing.assert_array_equal(first, [2.0, 14.0])
+    np.testing.assert_array_equal(second, [6.0])
+    assert third == 30.0 and math.isnan(last)
 
 
 def test_columns_hold_what_was_said():

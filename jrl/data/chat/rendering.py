@@ -12,6 +12,8 @@ from jrl.data.chat.template_limits import bounded_rendering, check_size, check_t
 from jrl.data.tokenizer import tokenize, without_surrogates
 
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_TURN = "jrl-turn-of-the-assistant"
+"""Stands for the turn that a reply follows: no template writes it by itself."""
 
 
 def marks_assistants(tokenizer: Any, *, row: int | None = None) -> bool:
@@ -212,3 +214,30 @@ def _common(part: list[int], ids: list[int]) -> int:
     """Length of the beginning that both share."""
     unequal = (i for i, (a, b) in enumerate(zip(part, ids, strict=False)) if a != b)
     return next(unequal, min(len(part), len(ids)))
+
+
+def reply_text(tokenizer: Any, content: str, role: str) -> str:
+    """All that stands between an assistant's turn and its next one, where a message comes between them.
+
+    It begins with the template's end of the turn, which a model may have sampled already.
+
+    Args:
+      tokenizer: With a chat template.
+      content: Of the message.
+      role: Of the message, such as "user" or "tool".
+    Raises:
+      ValueError: If there is no template, it refuses the messages, or drops an assistant's turn.
+    """
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": _TURN},
+        {"role": role, "content": content},
+    ]
+    text = Chat(tokenizer, None, None, {}).render(messages, generation=True)
+    before, found, after = text.partition(_TURN)
+    if not found:
+        raise ValueError(
+            "The chat template must write the turn of an assistant as it is, and leaves it out: with it no environment "
+            f"can answer. It wrote {before!r:.200}."
+        )
+    return after

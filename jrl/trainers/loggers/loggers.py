@@ -117,7 +117,7 @@ class Loggers:
         self._samples.log_table(
             ROLLOUTS, columns, [[row[column] for column in columns] for row in rows], step
         )
-        readable = [column for column in columns if column != "output_tokens"]
+        readable = [column for column in columns if column not in ("output_tokens", "turns")]
         cells = [[row[column] for column in readable] for row in rows]
         for logger in self._others if show else ():
             self._try(partial(logger.log_table, ROLLOUTS, readable, cells, step))

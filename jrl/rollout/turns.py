@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling that goes on: rows of one cache read what came between two turns, and write from there.
+
+A row is a *slot*. Between two calls the host may let some slots read tokens (a prompt, what an environment said), take
+back the newest tokens of others (those behind a stop string), and begin another row in a slot whose row is over. Then
+all slots that have something to say write together, for a while, in one compiled loop. Token t behind the prompt of row
+i is drawn with `fold_in(fold_in(key, i), t)`: as in `jrl.rollout.generate`, and whichever slot and call it falls to.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
+
+from jrl.compilation import COMPILER_OPTIONS
+from jrl.mesh import gather_fsdp, replicated, rows_parts
+from jrl.ops.sampling import SamplingContext, draw, make_processors
+from jrl.placement import rows_sharding
+from jrl.rollout.generate import steering_advantages
+from jrl.rollout.sampler import GenerationSettings
+from jrl.typing import Cache, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, SamplingKnobs
+
+READ_WIDTH = 256
+"""Most columns of tokens that a call of `read` brings: longer texts come in several calls of this width."""
+
+
+class Weights(NamedTuple):
+    """A model's weights as the calls of one collection read them.
+
+    Attributes:
+      params: Trainable parameters, gathered over fsdp and rounded.
+      frozen: The rest, likewise.
+      loop_params: The same, as a loop over tokens reads them fastest.
+      loop_frozen: Likewise.
+    """
+
+    params: Params
+    frozen: Frozen
+    loop_params: Params
+    loop_frozen: Frozen
+
+
+class Plan(NamedTuple):
+    """One call of `write`, by slot.
+
+    Attributes:
+      last_tokens: The newest token of each row, which the cache does not hold yet.
+      row_ids: Number of the row in each slot.
+      offsets: Tokens behind the row's prompt so far.
+      written: Tokens of the turn at hand so far.
+      limits: Most tokens to write; 0: the slot rests.
+    """
+
+    last_tokens: Int[Array, "B"]
+    row_ids: Int[Array, "B"]
+    offsets: Int[Array, "B"]
+    written: Int[Array, "B"]
+    limits: Int[Array, "B"]
+
+
+class Written(NamedTuple):
+    """Tokens of one call of `write`.
+
+    Attributes:
+      tokens: Pad behind the end.
+      logprobs: Of the distribution that they were drawn from; 0 behind the end.
+      lengths: How many each slot wrote; where it had not reached its limit nor an end, it goes on in another call.
+    """
+
+    tokens: Int[Array, "B T"]
+    logprobs: Float[Array, "B T"]
+    lengths: Int[Array, "B"]
+
+
+class _Loop(NamedTuple):
+    step: Int[Array, ""]
+    cache: Cache
+    done: Bool[Array, "B"]
+    last_tokens: Int[Array, "B"]
+    written: Written
+
+
+class TurnPrograms:
+    """The compiled programs of a number of slots.
+
+    Args:
+      policy: A causal model.
+      mesh: Of the model; slots are split over it where they divide.
+      settings: How to sample; `max_new_tokens` is not read.
+      num_slots: Rows that write together.
+      length: Columns of the cache: most tokens of a row, its prompt included.
+      num_tokens: Most tokens of one call of `write`.
+      end_token_ids: Each ends a slot's turn: the EOS, and whatever shows the host a stop string.
+      forbidden: A transition mask, as `check_logit_mask` gives it.
+    Raises:
+      ValueError: If the settings ask for what needs all tokens of a row at every step.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyFns,
+        mesh: Mesh,
+        settings: GenerationSettings,
+        *,
+        num_slots: int,
+        length: int,
+        num_tokens: int,
+        end_token_ids: tuple[int, ...],
+        forbidden: jax.Array | None = None,
+    ) -> None:
+        if settings.repetition_penalty != 1.0:
+            raise ValueError(
+                f"gen_kwargs: `repetition_penalty` must be 1 where rows go on from turn to turn, got "
+                f"{settings.repetition_penalty}: what an environment said would be penalised too."
+            )
+        self._settings, self._forbidden = settings, forbidden
+        self.num_slots, self.length, self.num_tokens = num_slots, length, num_tokens
+        # Where slots lie on several devices, all read together: picking some would send a cache between devices.
+        self._is_split = rows_parts(mesh) > 1 and num_slots % rows_parts(mesh) == 0
+        rows, whole = rows_sharding(mesh, num_slots), replicated(mesh)
+        compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS)
+        self._arrange = compiled(partial(_arranged, policy, num_slots, num_tokens))
+        self._start = compiled(partial(_empty, policy, num_slots, length), out_shardings=rows)
+        self._forget = compiled(policy.forget, donate_argnums=0, out_shardings=rows)
+        self._read = compiled(partial(_read, policy, self._is_split), donate_argnums=1, out_shardings=rows)
+        processors = make_processors(
+            eos_token_ids=settings.eos_token_id,
+            top_k=settings.top_k,
+            min_new_tokens=settings.min_new_tokens,
+            suppress_token_ids=settings.suppress_tokens,
+        )
+        write = partial(
+            _write, policy, processors, settings, end_token_ids=end_token_ids, num_tokens=num_tokens
+        )
+        self._write = compiled(write, donate_argnums=1, out_shardings=(rows, whole))
+
+    def weights(self, params: Params, frozen: Frozen) -> Weights:
+        """The weights as the other programs read them: made once for many calls."""
+        found: Weights = self._arrange(params, frozen)
+        return found
+
+    def start(self, weights: Weights) -> Cache:
+        """A cache that holds nothing."""
+        return self._start(weights.params, weights.frozen)
+
+    def forget(self, cache: Cache, counts: np.ndarray) -> Cache:
+        """Takes the newest tokens of each slot back; `cache` is donated."""
+        return self._forget(cache, jnp.asarray(counts, jnp.int32))
+
+    def read(self, weights: Weights, cache: Cache, texts: dict[int, list[int]]) -> Cache:
+        """Lets slots read tokens; `cache` is donated.
+
+        Args:
+          weights: From `weights`.
+          cache: The slots.
+          texts: Ids by slot, any number of them.
+        """
+        while texts:
+            now = {slot: ids[:READ_WIDTH] for slot, ids in texts.items()}
+            texts = {slot: ids[READ_WIDTH:] for slot, ids in texts.items() if len(ids) > READ_WIDTH}
+            slots = np.arange(self.num_slots) if self._is_split else self._padded(sorted(now))
+            width = _power(max(map(len, now.values())))
+            tokens = np.zeros((len(slots), width), np.int32)
+            mask = np.zeros((len(slots), width), bool)
+            for row, slot in enumerate(slots.tolist()):
+                ids = now.get(slot, [])
+                tokens[row, width - len(ids) :], mask[row, width - len(ids) :] = ids, bool(ids)
+            inputs = ModelInputs(jnp.asarray(tokens), jnp.asarray(mask))
+            cache = self._read(weights, cache, inputs, jnp.asarray(slots))
+        return cache
+
+    def write(
+        self, weights: Weights, cache: Cache, plan: Plan, key: PRNGKey, *, least_running: int = 1
+    ) -> tuple[Cache, Written]:
+        """Lets slots write until all have ended or reached their limits; `cache` is donated.
+
+        Args:
+          weights: From `weights`.
+          cache: The slots.
+          plan: What each is to do.
+          key: Of the collection.
+          least_running: The call ends, too, as soon as fewer slots write than that.
+        """
+        knobs = self._settings.knobs._replace(forbidden=self._forbidden)
+        found: tuple[Cache, Written] = self._write(weights, cache, plan, knobs, key, jnp.int32(least_running))
+        return found
+
+    def _padded(self, slots: list[int]) -> np.ndarray:
+        """Slots, filled up to a power of two with numbers behind the last one: few shapes to compile."""
+        count = min(_power(len(slots)), self.num_slots)
+        return np.asarray(slots + [self.num_slots] * (count - len(slots)), np.int32)
+
+
+def _power(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def _arranged(policy: PolicyFns, rows: int, tokens: int, params: Params, frozen: Frozen) -> Weights:
+    params, frozen = (gather_fsdp(policy.rounded(tree)) for tree in (params, frozen))
+    loop_params, loop_frozen = (policy.loop_weights(tree, rows, tokens) for tree in (params, frozen))
+    return Weights(params, frozen, loop_params, loop_frozen)
+
+
+def _empty(policy: PolicyFns, rows: int, length: int, params: Params, frozen: Frozen) -> Cache:
+    nothing = ModelInputs(jnp.zeros((rows, 1), jnp.int32), jnp.zeros((rows, 1), bool))
+    return policy.own_columns(policy.init_cache(params, frozen, nothing, length))
+
+
+def _read(
+    policy: PolicyFns,
+    is_split: bool,
+    weights: Weights,
+    cache: Cache,
+    inputs: ModelInputs,
+    slots: Int[Array, "R"],
+) -> Cache:
+    """The cache once some slots have read; where rows are split over devices, all of them take part."""
+    params, frozen = weights.params, weights.frozen
+    if is_split:
+        return policy.decode(params, frozen, inputs, cache)[1]
+    picked = jax.tree.map(lambda x: x.at[slots].get(mode="clip"), cache)
+    _, picked = policy.decode(params, frozen, inputs, picked)
+    return jax.tree.map(lambda x, rows: x.at[slots].set(rows, mode="drop"), cache, picked)
+
+
+def _write(
+    policy: PolicyFns,
+    processors: tuple,
+    settings: GenerationSettings,
+    weights: Weights,
+    cache: Cache,
+    plan: Plan,
+    knobs: SamplingKnobs,
+    key: PRNGKey,
+    least_running: Int[Array, ""],
+    *,
+    end_token_ids: tuple[int, ...],
+    num_tokens: int,
+) -> tuple[Cache, Written]:
+    """The loop over tokens."""
+    rows = plan.limits.shape[0]
+    row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(plan.row_ids)
+
+    def more(loop: _Loop) -> Bool[Array, ""]:
+        return (loop.step < num_tokens) & (jnp.sum(~loop.done) >= least_running)
+
+    def next_token(loop: _Loop) -> _Loop:
+        inputs = ModelInputs(loop.last_tokens[:, None], ~loop.done[:, None])
+        features, cache = policy.decode(weights.loop_params, weights.loop_frozen, inputs, loop.cache)
+        policy_features, value_features = (hidden[:, -1] for hidden in features)
+        steering = knobs.beta is not None
+        context = SamplingContext(
+            num_sampled=(plan.written + loop.step)[:, None],
+            seen=None,
+            temperature=knobs.temperature,
+            top_p=knobs.top_p,
+            last_tokens=loop.last_tokens,
+            forbidden=knobs.forbidden,
+            advantages=steering_advantages(policy, weights.params, value_features) if steering else None,
+            beta=knobs.beta,
+        )
+        logits = policy.logits(weights.loop_params, weights.loop_frozen, policy_features)
+        for process in processors:
+            logits = process(logits, context)
+        places = plan.offsets + loop.step
+
+        def uniform(row_key: PRNGKey, place: Int[Array, ""]) -> Float[Array, ""]:
+            return jax.random.uniform(jax.random.fold_in(row_key, place))
+
+        numbers = jax.vmap(uniform)(row_keys, places) if settings.do_sample else None
+        return _append(loop._replace(cache=cache), *draw(logits, numbers))
+
+    def _append(loop: _Loop, tokens: Int[Array, "B"], logprobs: Float[Array, "B"]) -> _Loop:
+        tokens = jnp.where(loop.done, settings.pad_token_id, tokens)
+        logprobs = jnp.where(loop.done, 0.0, logprobs)
+        lengths = loop.written.lengths + ~loop.done
+        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=loop.step, axis=1)
+        written = Written(
+            put(loop.written.tokens, tokens[:, None]), put(loop.written.logprobs, logprobs[:, None]), lengths
+        )
+        ended = jnp.isin(tokens, jnp.asarray(end_token_ids, jnp.int32)) if end_token_ids else False
+        done = loop.done | ended | (lengths >= plan.limits)
+        last = jnp.where(loop.done, loop.last_tokens, tokens)
+        return _Loop(loop.step + 1, loop.cache, done, last, written)
+
+    nothing = Written(
+        jnp.full((rows, num_tokens), settings.pad_token_id, jnp.int32),
+        jnp.zeros((rows, num_tokens), jnp.float32),
+        jnp.zeros((rows,), jnp.int32),
+    )
+    start = _Loop(jnp.zeros((), jnp.int32), cache, plan.limits <= 0, plan.last_tokens, nothing)
+    end = jax.lax.while_loop(more, next_token, start)
+    return end.cache, end.written
