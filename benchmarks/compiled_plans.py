@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes compiled for absent devices: memory planned from shapes beside what the compilers reserve.
+"""Recipes compiled for absent devices: memory planned from shapes beside what the compilers reserve, and seconds.
 
     python benchmarks/compiled_plans.py run --layers 2 --target gpu:h100x8 [--recipe ppo_imdb]
     python benchmarks/compiled_plans.py table          # writes docs/compiled.md
+    python benchmarks/compiled_plans.py shapes --target gpu:h200     # PPO at 0.5B, 1B and 7B, of 2 and of 3 layers
+    python benchmarks/compiled_plans.py seconds        # prints the table of predicted seconds of docs/scaling.md
 
-`run` needs the compilers of its targets, `pip install 'jrl[plan-gpu]'` or `'jrl[plan-tpu]'`, and no such device. A case
-that is on file already is not compiled again. `--layers` keeps so many layers of a model, at its own widths: whole
-models take hours.
+`run` and `shapes` need the compilers of their targets, `pip install 'jrl[plan-gpu]'` or `'jrl[plan-tpu]'`, and no such
+device. A case that is on file already is not compiled again. `--layers` keeps so many layers of a model, at its own
+widths: whole models take hours.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jrl
+from jrl.bench.models import PRESETS
 from jrl.mesh import make_mesh
 from jrl.models.cost import format_bytes
+from jrl.trainers.config.sections import TrainConfig
 from jrl.trainers.plan.compiled import CompiledPlan, compile_run
 from jrl.trainers.plan.targets import parse_target
 
@@ -55,6 +59,7 @@ RECIPES = {
     "dpo_chain": "gpt2",
 }
 """Recipes, and the models whose architecture they are compiled with."""
+SECONDS = ROOT / "benchmarks" / "results" / "predicted_seconds.jsonl"
 TARGETS = {
     "tpu:v5e:2x4": (2, 4, 1),
     "tpu:v6e:4x4": (2, 8, 1),
@@ -66,45 +71,109 @@ TARGETS = {
 """Devices, and the sizes of data, fsdp and tensor on them."""
 
 
+class Shape(NamedTuple):
+    """A PPO run whose seconds are predicted.
+
+    Attributes:
+      model: "0.5B" (Qwen2.5), "1B" (Llama 3.2) or "7B" (Llama 2).
+      target: Devices.
+      sizes: Of data, fsdp and tensor.
+      rows: Of a sampling call.
+      prompt: Tokens of a prompt.
+      response: Tokens of a completion.
+      lora: Whether an adapter trains, over a base in bfloat16.
+      only: Programs; empty: all.
+      chunk_bytes: `train.logprob_chunk_bytes`.
+    """
+
+    model: str
+    target: str
+    sizes: tuple[int, int, int]
+    rows: int
+    prompt: int = 128
+    response: int = 256
+    lora: bool = False
+    only: tuple[str, ...] = ()
+    chunk_bytes: int = TrainConfig.logprob_chunk_bytes
+
+
+SAMPLES, EPOCHS = 1024, 4  # of an iteration
+SHAPES = (
+    *(
+        Shape(model, target, sizes, SAMPLES)
+        for target, sizes in {
+            "gpu:h200": (1, 1, 1),
+            "gpu:h100x8": (8, 1, 1),
+            "tpu:v5e:2x4": (1, 8, 1),
+            "tpu:v6e:2x4": (1, 8, 1),
+        }.items()
+        for model in ("0.5B", "1B")
+    ),
+    Shape("7B", "gpu:h200", (1, 1, 1), 128, lora=True),
+    Shape("7B", "gpu:h100x8", (8, 1, 1), SAMPLES, lora=True),
+    Shape("7B", "tpu:v5e:2x4", (1, 1, 8), 128, lora=True),
+    Shape("7B", "tpu:v6e:2x4", (8, 1, 1), 256, lora=True),
+    Shape("7B", "gpu:h100x8", (1, 8, 1), 512),
+    Shape("0.5B", "gpu:h200", (1, 1, 1), SAMPLES, only=("score", "update"), chunk_bytes=2_000_000_000),
+    # Decoding alone, as its targets are set.
+    Shape("0.5B", "gpu:h200", (1, 1, 1), 256, prompt=256, only=("sample",)),
+    Shape("7B", "gpu:h200", (1, 1, 1), 128, prompt=256, lora=True, only=("sample",)),
+)
+
+
 def main() -> None:
     """Compiles what is missing, or writes the page."""
     top = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    top.add_argument("what", choices=["run", "table"])
+    top.add_argument("what", choices=["run", "table", "shapes", "seconds"])
     top.add_argument("--recipe", nargs="+", choices=list(RECIPES), default=list(RECIPES))
-    top.add_argument("--target", nargs="+", choices=list(TARGETS), default=list(TARGETS))
-    top.add_argument("--layers", type=int, help="of each model; default: all")
+    targets = list(dict.fromkeys([*TARGETS, *(shape.target for shape in SHAPES)]))
+    top.add_argument("--target", nargs="+", choices=targets, default=targets)
+    top.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS), help="of `shapes`")
+    top.add_argument("--layers", type=int, help="of each model; default: all, and of `shapes` 2 and 3")
     flags = top.parse_args()
-    if flags.what == "table":
-        PAGE.write_text(page(list(recorded())), encoding="utf-8")
+    if flags.what == "seconds":
+        print("\n".join(seconds_lines(list(recorded(SECONDS)))))
         return
-    done = {(row["recipe"], row["target"], row["layers"]) for row in recorded()}
-    for target in flags.target:
+    if flags.what == "shapes":
+        wanted = [shape for shape in SHAPES if shape.target in flags.target and shape.model in flags.model]
+        on_file = [(shape_of(row), row["layers"]) for row in recorded(SECONDS)]
+        for layers in (2, 3) if flags.layers is None else (flags.layers,):
+            for shape in wanted:
+                if (shape, layers) not in on_file:
+                    predict(shape, layers)
+        return
+    if flags.what == "table":
+        PAGE.write_text(page(list(recorded(RESULTS))), encoding="utf-8")
+        return
+    done = {(row["recipe"], row["target"], row["layers"]) for row in recorded(RESULTS)}
+    for target in (name for name in TARGETS if name in flags.target):
         for recipe in flags.recipe:
             if (recipe, target, flags.layers) not in done:
                 run(recipe, target, flags.layers)
 
 
-def recorded() -> Iterator[dict[str, Any]]:
+def recorded(path: Path) -> Iterator[dict[str, Any]]:
     """Cases that are on file."""
-    if RESULTS.exists():
-        yield from map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines())
+    if path.exists():
+        yield from map(json.loads, path.read_text(encoding="utf-8").splitlines())
 
 
-def architecture(name: str, layers: int | None) -> Any:
+def with_layers(found: Any, layers: int | None) -> Any:
     """A model's configuration, with so many layers of its own."""
-    found = ARCHITECTURES[name]()
     if layers is None:
         return found
     kinds = {"t5": ("num_layers", "num_decoder_layers"), "gpt2": ("n_layer",), "gptj": ("n_layer",)}
     for field in kinds.get(found.model_type, ("num_hidden_layers",)):
         setattr(found, field, layers)
+    if found.model_type == "qwen2":
+        found.layer_types = found.layer_types[:layers]
     return found
 
 
 def run(recipe: str, name: str, layers: int | None) -> None:
     """Compiles the programs of a recipe for a target and adds a line to the file."""
     config = jrl.TRLConfig.load_yaml(ROOT / "configs" / f"{recipe}.yaml")
-    model = {"model_path": architecture(RECIPES[recipe], layers)}
+    model = {"model_path": with_layers(ARCHITECTURES[RECIPES[recipe]](), layers)}
     if layers is not None and config.model.num_layers_unfrozen > layers:
         model["num_layers_unfrozen"] = layers
     config, target = config.evolve(model=model), parse_target(name)
@@ -185,6 +254,140 @@ def page(rows: list[dict[str, Any]]) -> str:
         for name, said in row["too_large"].items():
             lines.append(f"| {' | '.join([*head, name, f'does not fit: {said}'])} | | | |")
     return "\n".join(lines) + "\n"
+
+
+# Seconds.
+
+MODELS = {
+    "0.5B": PRESETS["qwen2-0.5b"].config,
+    "1B": PRESETS["llama-1b"].config,
+    "7B": ARCHITECTURES["NousResearch/Llama-2-7b-hf"],
+}
+
+
+def shape_of(row: Mapping[str, Any]) -> Shape:
+    """The case of a line in the file."""
+    found = row["shape"]
+    return Shape(**found | {"sizes": tuple(found["sizes"]), "only": tuple(found["only"])})
+
+
+def predict(shape: Shape, layers: int) -> None:
+    """Compiles a run with so many layers and adds a line to the file."""
+    adapter = {"peft_type": "LORA", "r": 16, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+    config = jrl.default_ppo_config().evolve(
+        model={"model_path": with_layers(MODELS[shape.model](), layers), "num_layers_unfrozen": -1}
+        | ({"peft_config": adapter, "frozen_dtype": "bfloat16"} if shape.lora else {}),
+        train={
+            **{"seq_length": shape.prompt + shape.response, "compute_dtype": "bfloat16", "remat": True},
+            **{"batch_size": 256, "minibatch_size": 64, "logprob_chunk_bytes": shape.chunk_bytes},
+        },
+        method={
+            **{"chunk_size": shape.rows, "num_rollouts": SAMPLES, "ppo_epochs": EPOCHS},
+            "gen_kwargs": {"max_new_tokens": shape.response, "eos_token_id": []},
+        },
+    )
+    target = parse_target(shape.target)
+    mesh = make_mesh(*shape.sizes, devices=target.devices())
+    found = compile_run(config, target, mesh, only=shape.only)
+    programs = {}
+    for program in found.programs:
+        kernels, memory_bound = program.kernel_seconds(target, found.dtype)
+        programs[program.name] = {
+            "kernels": kernels,
+            "memory_bound": memory_bound,
+            "products": program.flops / target.matrix_flops[found.dtype],
+            "memory": sum(kernel.num_bytes * kernel.rounds for kernel in program.work) / target.memory_rate,
+            "links": program.least_seconds(target, found.dtype)["links"],
+            "sent_bytes": program.sent_bytes,
+            "flops": program.flops,
+            "round_bytes": program.round_bytes or 0,
+            "starts": sum(kernel.rounds for kernel in program.work),
+            "own_bytes": program.own_bytes,
+            "compiled_in": round(program.seconds, 1),
+        }
+    row = {
+        "shape": shape._asdict(),
+        "layers": layers,
+        "held": found.held_bytes,
+        "programs": programs,
+        "too_large": dict(found.too_large),
+    }
+    with SECONDS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row), flush=True)
+
+
+def whole(shape: Shape, rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Figures of a whole model's programs: every one grows by the same for each layer.
+
+    Those of a call, and in "held" what a device holds.
+    """
+    found = {row["layers"]: row for row in rows if shape_of(row) == shape}
+    two, three = found[2], found[3]
+    more = MODELS[shape.model]().num_hidden_layers - 2
+
+    def grown(few: float, many: float) -> float:
+        return few + more * (many - few)
+
+    programs = {
+        name: {key: grown(few[key], three["programs"][name][key]) for key in few}
+        for name, few in two["programs"].items()
+    }
+    return {**programs, "held": {"bytes": grown(two["held"], three["held"])}}
+
+
+def seconds_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The tables of predicted seconds: iterations, then decoding alone."""
+    compiled = {shape_of(row) for row in rows if row["layers"] == 3}
+    shapes = [shape for shape in SHAPES if shape in compiled]
+    titles = ("model", "devices: data, fsdp, tensor", "GiB of a device", "sampling", "scoring", "update")
+    yield f"| {' | '.join(titles)} | iteration, s | samples/s at most | with one epoch | update's MFU at most |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for shape in (shape for shape in shapes if not shape.only):
+        yield iteration_line(shape, whole(shape, rows))
+    yield ""
+    titles = ("model, rows, prompt + completion", "devices", "seconds", "for memory", "tokens/s at most")
+    yield f"| {' | '.join(titles)} | kernels of a token |"
+    yield "|---|---|---|---|---|---|"
+    for shape in (shape for shape in shapes if shape.only == ("sample",)):
+        sample = whole(shape, rows)["sample"]
+        cells = [
+            f"{name_of(shape)}, {shape.rows}, {shape.prompt} + {shape.response}",
+            shape.target,
+            f"{sample['kernels']:.2f}",
+            f"{sample['memory_bound'] / sample['kernels']:.0%}",
+            f"{shape.rows * shape.response / sample['kernels']:,.0f}",
+            f"{sample['starts'] / shape.response:.0f}",
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def iteration_line(shape: Shape, programs: dict[str, dict[str, float]]) -> str:
+    """A row of the first table: seconds of all its samples."""
+    calls = {"sample": SAMPLES // shape.rows, "score": SAMPLES // shape.rows, "update": 1}
+    cells, total = [], 0.0
+    for name, count in calls.items():
+        found = programs[name]
+        seconds = count * max(found["kernels"], found["links"])
+        total += seconds
+        share = found["memory_bound"] / found["kernels"]
+        cells.append(f"{seconds:.2f} ({share:.0%}; {count * found['links']:.2f})")
+    own = max(programs[name]["own_bytes"] for name in calls)
+    update = programs["update"]
+    head = [
+        name_of(shape),
+        f"{shape.target}: {', '.join(map(str, shape.sizes))}",
+        f"{(programs['held']['bytes'] + own) / 2**30:.1f}",
+    ]
+    mfu = update["products"] / max(update["kernels"], update["links"])
+    once = total - seconds * (EPOCHS - 1) / EPOCHS
+    cells += [f"{total:.1f}", f"{SAMPLES / total:.0f}", f"{SAMPLES / once:.0f}", f"{mfu:.0%}"]
+    return f"| {' | '.join([*head, *cells])} |"
+
+
+def name_of(shape: Shape) -> str:
+    """The model, and what of it trains."""
+    return f"{shape.model}, LoRA" if shape.lora else shape.model
 
 
 if __name__ == "__main__":

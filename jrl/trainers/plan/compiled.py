@@ -29,12 +29,14 @@ from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import compute_dtype
 from jrl.trainers.plan.hlo import (
     Collective,
+    Work,
     collectives,
     kernels,
     largest_arrays,
     loops,
     num_flops,
     num_sorts,
+    work,
 )
 from jrl.trainers.plan.model_part import kept_reference, model_part
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
@@ -59,6 +61,7 @@ class CompiledProgram:
       result_bytes: Of what it returns, without what takes the place of an argument.
       temporary_bytes: That it reserves beside them.
       flops: Of its matrix products, loops counted as often as they run.
+      work: What each of its kernels computes and moves.
       collectives: What it sends.
       round_bytes: That a token's round of sampling reads of weights and cache; None: there is no such loop.
       rounds: Of a loop that may end early, if it does not, as in `jrl.trainers.programs.Program`.
@@ -75,6 +78,7 @@ class CompiledProgram:
     result_bytes: int
     temporary_bytes: int
     flops: float
+    work: tuple[Work, ...]
     collectives: tuple[Collective, ...]
     round_bytes: int | None
     rounds: int
@@ -117,6 +121,26 @@ class CompiledProgram:
         if target.link_rate is not None:
             found["links"] = self.sent_bytes / target.link_rate
         return found
+
+    def kernel_seconds(self, target: Target, dtype: str) -> tuple[float, float]:
+        """Seconds of a call's kernels one after another, each as long as its products or its memory takes.
+
+        Starting a kernel takes nothing here, products have the data sheet's peak rate, and what a kernel finds in a
+        cache of the chip counts as moved. Kernels of a TPU that fetch ahead lie beside others, and count as if alone.
+
+        Args:
+          target: The devices.
+          dtype: Of the products' operands; one whose rate is not known takes no time.
+        Returns:
+          (seconds, those of them in kernels that take longer to move than to compute).
+        """
+        rate = target.matrix_flops.get(dtype, math.inf)
+        total = bound = 0.0
+        for kernel in self.work:
+            products, memory = kernel.flops / rate, kernel.num_bytes / target.memory_rate
+            total += kernel.rounds * max(products, memory)
+            bound += kernel.rounds * memory if memory > products else 0.0
+        return total, bound
 
 
 @dataclass(frozen=True)
@@ -169,6 +193,10 @@ class CompiledPlan:
                 lines.append(
                     f"  {'a call of all rounds takes at least':<44}{_time(max(seconds.values())):>12}: {parts}"
                 )
+            total, bound = program.kernel_seconds(self.target, self.dtype)
+            if total:
+                waiting = f"{bound / total:.0%} of it for memory"
+                lines.append(f"  {'its kernels one after another':<44}{_time(total):>12}: {waiting}")
         lines += [f"\n{name} does not fit: {said}" for name, said in self.too_large.items()]
         verdict = "fits" if self.fits else "does not fit"
         share = self.total / self.target.memory_bytes
@@ -254,6 +282,7 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
         result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         flops=num_flops(text, program.rounds),
+        work=tuple(work(text, program.rounds)),
         collectives=tuple(collectives(text, mesh)),
         round_bytes=max(rounds) if rounds and program.name == "sample" else None,
         rounds=program.rounds,

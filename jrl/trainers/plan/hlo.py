@@ -9,25 +9,24 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from jrl.trainers.plan.hlo_costs import SLICES, WRITTEN_IN_PLACE, element_reads, flops_of
 from jrl.trainers.plan.hlo_text import (
     Array,
     Computation,
     Frame,
     Instruction,
-    Module,
     Shape,
     Site,
     Trips,
-    array_of,
     arrays_of,
     elements_of,
-    index_of,
     read_module,
     sites,
     trips_of,
@@ -61,15 +60,6 @@ _MARKS = (
     "GatherScatterIndicesBitpacked",
     "ZeroCrop",
 )
-# Pallas kernels of attention that ship with JAX, and the products of (queries, keys) by a head's width that each makes.
-# Those of `flash_attention`'s forward pass are in its own `cost_estimate`.
-_PALLAS_PRODUCTS = {
-    r"flash_mha_bwd_dq": 3,
-    r"flash_mha_bwd_dkv": 4,
-    r"splash_m[hq]a_fwd": 2,
-    r"splash_m[hq]a_dq": 3,
-    r"splash_m[hq]a_dkv": 4,
-}
 
 
 @dataclass(frozen=True)
@@ -236,7 +226,7 @@ def loops(text: str) -> list[Loop]:
         body = frame.module.computations[it.called["body"][0]]
         elements = elements_of(it.result)
         (given,) = body.parameters
-        reads = (_element_reads(frame.module, body, given, index) for index in range(len(elements)))
+        reads = (element_reads(frame.module, body, given, index) for index in range(len(elements)))
         trips = trips_of(frame, it)
         found.append(
             Loop(
@@ -265,7 +255,7 @@ def num_flops(text: str, rounds: int) -> float:
     """
     total = 0.0
     for site in sites(read_module(text)):
-        made = _flops(site.frame.computation, site.instruction)
+        made = flops_of(site.frame.computation, site.instruction)
         if made:
             total += made * math.prod(_rounds(trips, rounds) for trips in site.trips)
     return total
@@ -275,6 +265,140 @@ def _rounds(trips: Trips, otherwise: int) -> int:
     if trips.exact is not None:
         return trips.exact
     return otherwise if trips.most is None else min(otherwise, trips.most)
+
+
+# What kernels compute and move.
+
+
+class Work(NamedTuple):
+    """Operations and traffic of a kernel.
+
+    Attributes:
+      flops: Operations of its matrix products.
+      num_bytes: That it reads and writes in the device's memory.
+      rounds: How often it is called.
+    """
+
+    flops: float
+    num_bytes: int
+    rounds: int
+
+
+_NO_WORK = (
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "optimization-barrier"),
+    *("partition-id", "replica-id"),
+)
+_ON_CHIP = re.compile(r"S\([1-9]\d*\)")
+_SCRATCH = ("__cublas$", "__cudnn$")
+
+
+def work(text: str, rounds: int) -> list[Work]:
+    """Operations and traffic of each kernel of a program: operands are read once, results written once.
+
+    Of an operand of which a kernel takes slices, the slices count; of a result that is written into an operand, what is
+    written. What a TPU's compiler has placed in on-chip memory does not count, and neither does what collectives do. Of
+    a conditional's branches the one that moves least counts: in sampling, the one without top-k and top-p.
+
+    Args:
+      text: Optimized HLO.
+      rounds: As of `num_flops`.
+    """
+    module = read_module(text)
+    return list(_work_within(Frame(module, module.entry), 1, rounds))
+
+
+def _work_within(frame: Frame, calls: int, otherwise: int) -> Iterator[Work]:
+    for it in frame.computation.instructions.values():
+        kind = it.opcode.removesuffix("-start")
+        if it.opcode == "while":
+            inside = calls * _rounds(trips_of(frame, it), otherwise)
+            for name in (*it.called["condition"], *it.called["body"]):
+                yield from _work_within(frame.enter(it, name), inside, otherwise)
+        elif it.opcode == "conditional":
+            names = (name for named in it.called.values() for name in named)
+            branches = (list(_work_within(frame.enter(it, name), calls, otherwise)) for name in names)
+            yield from min(branches, key=lambda found: sum(one.num_bytes * one.rounds for one in found))
+        elif it.opcode in ("call", "async-start"):
+            for name in (name for named in it.called.values() for name in named):
+                yield from _work_within(frame.enter(it, name), calls, otherwise)
+        elif not (
+            it.opcode in _NO_WORK
+            or it.opcode.endswith(("-done", "-update"))
+            or kind in COLLECTIVES
+            or it.target in _MARKS
+        ):
+            yield Work(_kernel_flops(frame, it), _read_bytes(frame, it) + _written_bytes(frame, it), calls)
+
+
+def _kernel_flops(frame: Frame, it: Instruction) -> float:
+    """Operations of an instruction and, of a fusion, of all inside it."""
+    if it.opcode != "fusion":
+        return flops_of(frame.computation, it)
+    inner = frame.enter(it, it.called["calls"][0])
+    return sum(_kernel_flops(inner, part) for part in inner.computation.instructions.values())
+
+
+def _read_bytes(frame: Frame, it: Instruction) -> int:
+    kind = it.opcode.removesuffix("-start")
+    total = 0
+    for name in dict.fromkeys(it.operands):
+        position, given = it.operands.index(name), frame.computation.instructions[name].result
+        whole = _off_chip_bytes(given)
+        if it.opcode == "fusion":
+            inner = frame.module.computations[it.called["calls"][0]]
+            found = element_reads(frame.module, inner, inner.parameters[position], None).num_bytes
+            total += min(whole, found)
+        elif kind in WRITTEN_IN_PLACE and position == 0:
+            continue
+        elif kind in SLICES and position == 0:
+            made = elements_of(it.result)
+            total += min(whole, arrays_of(made[1] if it.opcode.endswith("-start") else made[0])[0].num_bytes)
+        else:
+            total += whole
+    return total
+
+
+def _written_bytes(frame: Frame, it: Instruction) -> int:
+    elements = elements_of(it.result)
+    if it.opcode == "copy-start":
+        return _off_chip_bytes(elements[0])
+    if it.opcode.endswith("-start"):
+        return _off_chip_bytes(elements[1])
+    if it.opcode in WRITTEN_IN_PLACE:
+        return _off_chip_bytes(
+            frame.computation.instructions[it.operands[-1 if it.opcode == "scatter" else 1]].result
+        )
+    if it.target.startswith(_SCRATCH):
+        elements = [element for element in elements if not element.startswith(("s8[", "u8["))]
+    if it.opcode != "fusion":
+        return sum(_off_chip_bytes(element) for element in elements)
+    inner = frame.module.computations[it.called["calls"][0]]
+    root = inner.instructions[inner.root]
+    if root.opcode != "tuple" and len(elements) > 1:  # a reduction of several values
+        return sum(_off_chip_bytes(element) for element in elements)
+    names = root.operands if root.opcode == "tuple" else (root.name,)
+    return sum(
+        min(_off_chip_bytes(element), _made_bytes(inner, name))
+        for name, element in zip(names, elements, strict=True)
+    )
+
+
+def _made_bytes(computation: Computation, name: str) -> int:
+    """Bytes that a part of a fusion writes as its result: all of it, or what goes into an array that is there."""
+    it = computation.instructions[name]
+    while it.opcode in ("bitcast", "convert", "copy"):
+        it = computation.instructions[it.operands[0]]
+    if it.opcode in WRITTEN_IN_PLACE:
+        it = computation.instructions[it.operands[-1 if it.opcode == "scatter" else 1]]
+    return sum(array.num_bytes for array in arrays_of(it.result))
+
+
+def _off_chip_bytes(result: str) -> int:
+    """Bytes of a type's arrays that lie in the device's memory."""
+    elements = elements_of(result)
+    if result.startswith("("):
+        return sum(_off_chip_bytes(element) for element in elements)
+    return 0 if _ON_CHIP.search(result) else sum(array.num_bytes for array in arrays_of(result))
 
 
 # Collectives.
@@ -352,224 +476,3 @@ def _numbered(sizes: str, order: str | None) -> np.ndarray:
 
 def _sizes(text: str) -> list[int]:
     return [int(size) for size in text.split(",") if size]
-
-
-# What a round of a loop reads.
-
-
-_SLICES = ("dynamic-slice", "slice", "gather")
-_ALIASES = ("bitcast", "get-tuple-element", "optimization-barrier")
-_WRITTEN_IN_PLACE = ("dynamic-update-slice", "scatter")
-
-
-class _Reads(NamedTuple):
-    """Bytes that a computation reads of a value, and where it gives the value on: its root, or elements of it."""
-
-    num_bytes: int
-    outputs: frozenset[int]
-
-    def __add__(self, other: tuple[object, ...]) -> _Reads:
-        assert isinstance(other, _Reads)
-        return _Reads(self.num_bytes + other.num_bytes, self.outputs | other.outputs)
-
-
-_NOTHING = _Reads(0, frozenset())
-_ROOT = -1
-
-
-def _element_reads(module: Module, computation: Computation, name: str, index: int | None) -> _Reads:
-    """Of element `index` of the tuple `name`; None: of the value `name` itself."""
-    if index is None:
-        return _reads(module, computation, name)
-    total = _NOTHING
-    for it in computation.users[name]:
-        if it.opcode == "get-tuple-element" and index_of(it) == index:
-            total += _reads(module, computation, it.name)
-        elif it.opcode in ("while", "conditional", "call", "fusion"):
-            total += _called_reads(module, computation, it, it.operands.index(name), index)
-    return total
-
-
-def _reads(module: Module, computation: Computation, name: str) -> _Reads:
-    """Of a value: all its users together, and those of what is written into it where it lies."""
-    whole = sum(array.num_bytes for array in arrays_of(computation.instructions[name].result))
-    total = _Reads(0, frozenset({_ROOT})) if name == computation.root else _NOTHING
-    for it in computation.users[name]:
-        for position in (at for at, operand in enumerate(it.operands) if operand == name):
-            total += _read_by(module, computation, it, position, whole)
-    return total
-
-
-def _read_by(module: Module, computation: Computation, it: Instruction, position: int, whole: int) -> _Reads:
-    """Of what is operand `position` of an instruction."""
-    if it.opcode in _ALIASES or (it.opcode in _WRITTEN_IN_PLACE and position == 0):
-        return _reads(module, computation, it.name)
-    if it.opcode in _SLICES and position == 0:
-        return _Reads(array_of(it.result).num_bytes, frozenset())
-    if it.opcode.removesuffix("-start") in _SLICES and position == 0:
-        sliced = arrays_of(elements_of(it.result)[1])
-        return _Reads(sum(array.num_bytes for array in sliced), frozenset())
-    if it.opcode == "tuple":
-        if it.name == computation.root:
-            return _Reads(0, frozenset({position}))
-        return _element_reads(module, computation, it.name, position)
-    if it.opcode in ("fusion", "call", "conditional", "while"):
-        found = _called_reads(module, computation, it, position, None)
-        # A fusion reads an element once, however many of its parts want it.
-        return found._replace(num_bytes=min(whole, found.num_bytes)) if it.opcode == "fusion" else found
-    return _Reads(whole, frozenset())
-
-
-def _called_reads(
-    module: Module, computation: Computation, it: Instruction, position: int, index: int | None
-) -> _Reads:
-    """Of operand `position` of a call, or of its element `index`: what is called reads, and who is given it back."""
-    names, rounds = [name for found in it.called.values() for name in found], 1
-    if it.opcode == "conditional":
-        names = [names[position - 1]] if position else []
-    elif it.opcode == "while":
-        names, rounds = it.called["body"], trips_of(Frame(module, computation), it).most or 1
-    total = _NOTHING
-    for name in names:
-        inner = module.computations[name]
-        parameter = inner.parameters[0 if it.opcode == "conditional" else position]
-        found = _element_reads(module, inner, parameter, index)
-        total += _Reads(found.num_bytes * rounds, frozenset())
-        for output in found.outputs:
-            if output == _ROOT:
-                total += _reads(module, computation, it.name)
-            else:
-                total += _element_reads(module, computation, it.name, output)
-    return total
-
-
-# Operations of products.
-
-
-def _flops(computation: Computation, it: Instruction) -> float:
-    if it.opcode in ("dot", "ragged-dot"):
-        return _dot_flops(computation, it, r"lhs_contracting_dims=\{([\d,]*)\}")
-    if it.opcode == "convolution":
-        given, kernel = (_operand(computation, it, at) for at in (0, 1))
-        return _convolution_flops(it, given, kernel, array_of(it.result))
-    if it.opcode == "custom-call":
-        return _custom_flops(computation, it)
-    return 0.0
-
-
-def _operand(computation: Computation, it: Instruction, position: int) -> Array:
-    return array_of(computation.instructions[it.operands[position]].result)
-
-
-def _dot_flops(computation: Computation, it: Instruction, contracting: str) -> float:
-    match = re.search(contracting, it.attributes)
-    if match is None:
-        raise ValueError(f"a product without contracted dimensions in HLO: {it}")
-    contracted = [int(found) for found in re.findall(r"\d+", match[1])]
-    left = _operand(computation, it, 0)
-    return 2.0 * math.prod(array_of(it.result).shape) * math.prod(left.shape[index] for index in contracted)
-
-
-def _custom_flops(computation: Computation, it: Instruction) -> float:
-    target = it.target
-    if target.startswith(("__cublas$", "__onednn$matmul")):
-        return _dot_flops(computation, it, r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]')
-    if target.startswith("__cudnn$conv"):
-        first, second = (_operand(computation, it, at) for at in (0, 1))
-        result = array_of(it.result)
-        if "BackwardInput" in target:
-            return _convolution_flops(it, result, second, first)
-        if "BackwardFilter" in target:
-            return _convolution_flops(it, first, result, second)
-        return _convolution_flops(it, first, second, result)
-    if target.startswith("__cudnn$fmha"):
-        return _attention_flops(computation, it)
-    if match := re.search(r'"cost_estimate":\s*\{[^}]*"flops":\s*"?(\d+)', it.attributes):
-        return float(match[1])
-    if it.target == "tpu_custom_call":
-        return _pallas_flops(computation, it)
-    return 0.0
-
-
-def _pallas_flops(computation: Computation, it: Instruction) -> float:
-    """Operations of a known kernel of attention, blocks that it skips too; its first floats are queries and keys."""
-    products = next((count for name, count in _PALLAS_PRODUCTS.items() if re.search(name, it.op_name)), 0)
-    if not products:
-        return 0.0
-    given = (array_of(computation.instructions[name].result) for name in it.operands)
-    queries, keys = [array.shape for array in given if array.is_float][:2]
-    return products * 2.0 * math.prod(queries) * keys[-2]
-
-
-def _attention_flops(computation: Computation, it: Instruction) -> float:
-    """Two products of (rows, heads, queries, keys) by a head's width; five in the backward pass."""
-    scores = re.search(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]', it.attributes)
-    if scores is None:
-        raise ValueError(f"an attention without its scores' shape in HLO: {it}")
-    width = _operand(computation, it, 0).shape[-1]
-    products = 5 if "Backward" in it.target else 2
-    return products * 2.0 * width * math.prod(int(found) for found in re.findall(r"\d+", scores[1]))
-
-
-def _convolution_flops(it: Instruction, given: Array, kernel: Array, result: Array) -> float:
-    """Only taps that fall on an input count: a TPU's compiler writes a product over batches as a convolution whose
-    dilation or padding lets each batch meet its own kernel alone.
-    """
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", it.attributes)
-    if labels is None:
-        raise ValueError(f"a convolution without the names of its dimensions in HLO: {it}")
-    features = kernel.shape[labels[2].index("i")] * result.shape[labels[3].index("f")]
-    batch_groups = re.search(r"batch_group_count=(\d+)", it.attributes)
-    rows = result.shape[labels[3].index("b")] // (int(batch_groups[1]) if batch_groups else 1)
-    window = _window(it, kernel, labels[2])
-    taps = math.prod(
-        _taps(
-            given.shape[labels[1].index(name)],
-            result.shape[labels[3].index(name)],
-            window[int(name)],
-        )
-        for name in labels[2]
-        if name.isdigit()
-    )
-    return 2.0 * features * rows * taps
-
-
-class _Window(NamedTuple):
-    size: int
-    stride: int = 1
-    low_padding: int = 0
-    given_dilation: int = 1
-    kernel_dilation: int = 1
-
-
-def _window(it: Instruction, kernel: Array, labels: str) -> list[_Window]:
-    """Of each spatial dimension; what the text leaves out has its default."""
-    count = sum(name.isdigit() for name in labels)
-    written = re.search(r"window=\{([^}]*)\}", it.attributes)
-    fields = dict(part.split("=") for part in written[1].split()) if written else {}
-
-    def numbers(name: str, default: int) -> list[int]:
-        found = fields[name].split("x") if name in fields else [str(default)] * count
-        return [int(one.split("_")[0]) for one in found]
-
-    sizes = [kernel.shape[labels.index(str(index))] for index in range(count)]
-    return [
-        _Window(*found)
-        for found in zip(
-            sizes,
-            numbers("stride", 1),
-            numbers("pad", 0),
-            numbers("lhs_dilate", 1),
-            numbers("rhs_dilate", 1),
-            strict=True,
-        )
-    ]
-
-
-def _taps(given: int, result: int, window: _Window) -> int:
-    """Pairs of an output and a tap of the kernel that meet an input, along one dimension."""
-    outputs = np.arange(result)[:, None] * window.stride
-    taps = np.arange(window.size)[None, :] * window.kernel_dilation
-    at = outputs + taps - window.low_padding
-    inside = (at >= 0) & (at <= (given - 1) * window.given_dilation) & (at % window.given_dilation == 0)
-    return int(inside.sum())

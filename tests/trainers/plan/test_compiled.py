@@ -19,7 +19,7 @@ from jrl.mesh import make_mesh
 from jrl.models.cost import device_bytes
 from jrl.trainers.plan import compiled, targets
 from jrl.trainers.plan.compiled import CompiledProgram, compile_run
-from jrl.trainers.plan.hlo import Collective
+from jrl.trainers.plan.hlo import Collective, Work
 from jrl.trainers.plan.hlo_text import Array
 from jrl.trainers.plan.targets import Target, parse_target
 from jrl.trainers.programs import Program
@@ -56,6 +56,7 @@ def test_a_plan_holds_what_the_run_holds(checkpoint: str, tmp_path: Path) -> Non
     text = found.table()
     assert "cpu:here" in text and "update, compiled in" in text and "fits into 1.0 GiB" in text
     assert "a call of all rounds takes at least" in text and ": memory " in text and "products " in text
+    assert text.count("its kernels one after another") == 3 and "% of it for memory" in text
 
 
 def test_the_least_time_of_a_call_is_by_the_data_sheet() -> None:
@@ -71,6 +72,7 @@ def test_the_least_time_of_a_call_is_by_the_data_sheet() -> None:
         result_bytes=0,
         temporary_bytes=0,
         flops=989e12,
+        work=(Work(989e12, 335_000_000_000, 1), Work(989e9, 33_500_000_000, 8)),
         collectives=(gather, total),
         round_bytes=3_350_000_000,
         rounds=8,
@@ -83,6 +85,9 @@ def test_the_least_time_of_a_call_is_by_the_data_sheet() -> None:
     found = program.least_seconds(target, "bfloat16")
     assert found == pytest.approx({"products": 1.0, "memory": 0.008, "links": 18e6 / 450e9})
     assert "products" not in program.least_seconds(target, "float8_e4m3")
+    # One kernel computes for a second; another moves for 10 ms in each round, and computes for 1 ms.
+    assert program.kernel_seconds(target, "bfloat16") == pytest.approx((1.08, 0.08))
+    assert program.kernel_seconds(target, "float8_e4m3") == pytest.approx((0.18, 0.18))
     assert replace(program, round_bytes=None).least_seconds(target, "bfloat16")["memory"] == 0
 
 

@@ -534,3 +534,91 @@ def test_bytes_that_a_round_of_a_loop_reads():
     assert loop.trips is None
     assert loop.reads[1:] == (4 * 4 * 16, 4 * 64 * 16, 4 * 8 * 16)
     assert loop.round_bytes == sum(loop.reads)
+
+
+WORK = """
+%product (a: bf16[64,16], o: s32[], v: f32[16]) -> f32[4] {
+  %a = bf16[64,16]{1,0} parameter(0)
+  %o = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %d = bf16[4,16]{1,0} dynamic-slice(%a, %o, %zero), dynamic_slice_sizes={4,16}
+  %v = f32[16]{0} parameter(2)
+  ROOT %r = f32[4]{0} dot(%d, %v), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%written (e: f32[64,4], h: f32[4], j: s32[]) -> (f32[64,4], f32[4]) {
+  %e = f32[64,4]{1,0} parameter(0)
+  %h = f32[4]{0} parameter(1)
+  %row = f32[1,4]{1,0} bitcast(%h)
+  %j = s32[] parameter(2)
+  %nought = s32[] constant(0)
+  %n = f32[4]{0} negate(%h)
+  %now = f32[64,4]{1,0} dynamic-update-slice(%e, %row, %j, %nought)
+  ROOT %both = (f32[64,4], f32[4]) tuple(%now, %n)
+}
+
+%processed (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %wide = f32[4,99]{1,0} broadcast(%x), dimensions={0}
+  ROOT %sum = f32[4]{0} reduce(%wide, %x), dimensions={1}, to_apply=%add
+}
+
+%unchanged (u: f32[4]) -> f32[4] {
+  %u = f32[4]{0} parameter(0)
+  ROOT %y = f32[4]{0} exponential(%u)
+}
+
+%body (b: (s32[], bf16[64,16], f32[64,4])) -> (s32[], bf16[64,16], f32[64,4]) {
+  %b = (s32[], bf16[64,16], f32[64,4]) parameter(0)
+  %i = s32[] get-tuple-element(%b), index=0
+  %w = bf16[64,16]{1,0} get-tuple-element(%b), index=1
+  %c = f32[64,4]{1,0} get-tuple-element(%b), index=2
+  %here = f32[16]{0:T(128)S(1)} custom-call(), custom_call_target="AllocateBuffer"
+  %p = f32[4]{0} fusion(%w, %i, %here), kind=kOutput, calls=%product
+  %t = pred[] constant(true)
+  %chosen = f32[4]{0} conditional(%t, %p, %p), true_computation=%processed, false_computation=%unchanged
+  %f = (f32[64,4]{1,0}, f32[4]{0:T(128)S(1)}) fusion(%c, %chosen, %i), kind=kLoop, calls=%written
+  %u = f32[64,4]{1,0} get-tuple-element(%f), index=0
+  ROOT %r = (s32[], bf16[64,16], f32[64,4]) tuple(%i, %w, %u)
+}
+
+%cond (c: (s32[], bf16[64,16], f32[64,4])) -> pred[] {
+  ROOT %k = pred[] constant(true)
+}
+"""
+
+
+def test_what_a_kernel_computes_and_moves():
+    """Of slices what is sliced, of what is written in place what is new, of two branches the cheaper one; nothing for
+    on-chip memory.
+    """
+    kinds = "(s32[], bf16[64,16], f32[64,4])"
+    loop = (
+        'while(%g), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}',
+        "copy-start(%q)",
+        'custom-call(%h, %h), custom_call_target="__cublas$gemm", '
+        'backend_config={"lhs_contracting_dimensions":["1"]}',
+    )
+    text = entry(
+        f"%g = {kinds} parameter(0)",
+        "%q = f32[128]{0} parameter(1)",
+        "%h = bf16[8,8]{1,0} parameter(2)",
+        f"%ahead = (f32[128]{{0:S(1)}}, f32[128]{{0}}, u32[]{{:S(2)}}) {loop[1]}",
+        f"%m = (f32[8,8]{{1,0}}, s8[4096]{{0}}) {loop[2]}",
+        f"ROOT %l = {kinds} {loop[0]}",
+        before=WORK,
+    )
+    assert hlo.work(text, rounds=1) == [
+        (0.0, 4 * 128, 1),  # fetched to where the next kernel finds it
+        (2.0 * 8 * 8 * 8, 2 * 64 + 4 * 64, 1),  # both operands are one array; its scratch holds nothing
+        (2.0 * 4 * 16, 2 * 4 * 16 + 4 + 4 * 4, 5),
+        (0.0, 4 * 4 + 4 * 4, 5),
+        (0.0, 4 * 4 + 4 + 4 * 4, 5),
+    ]
+
+
+@pytest.mark.parametrize("name", ["tpu_sample", "tpu_update", "gpu_sample", "gpu_update"])
+def test_kernels_together_compute_the_whole(name):
+    text = golden(name)
+    made = sum(kernel.flops * kernel.rounds for kernel in hlo.work(text, rounds=TOKENS))
+    assert made == hlo.num_flops(text, rounds=TOKENS) > 0
