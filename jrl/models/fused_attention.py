@@ -104,7 +104,7 @@ def attend_fused(
 def choose_attention(
     requested: AttnImplementation, config: TransformerConfig, compute_dtype: Any
 ) -> Literal["einsum", "xla", "cudnn"]:
-    """The implementation that this model gets on this process's devices.
+    """The implementation that this model gets on the devices of the mesh in force, else on this process's.
 
     Args:
       requested: What the run asks for.
@@ -154,7 +154,8 @@ def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
     The limits are those that jax checks, and cuDNN's own on the width of heads in the backward pass.
     """
     device, meant = jax.devices()[0], jax.sharding.get_abstract_mesh().abstract_device
-    if meant is not None and meant.device_kind != device.device_kind:  # compiled for absent devices
+    is_absent = meant is not None and meant.device_kind != device.device_kind
+    if is_absent:  # it is compiled for others
         device = jax.sharding.get_mesh().devices.flat[0]
     # ROCm's GPUs have names of architectures there.
     if device.platform != "gpu" or not device.compute_capability[:1].isdigit():
@@ -169,4 +170,6 @@ def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
         return (
             f"its heads are a multiple of 8 and at most {widest} wide, and the model's are {config.head_dim}"
         )
+    if is_absent and config.head_dim > 128:  # jax 0.10 asks the process's own devices how wide heads may be
+        return f"JAX compiles its kernel for heads wider than 128, here {config.head_dim}, only where the GPU itself is"
     return None

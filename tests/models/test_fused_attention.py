@@ -303,6 +303,20 @@ def test_auto_is_the_kernel_exactly_where_it_serves(monkeypatch, device, dtype, 
         assert choose_attention("cudnn", config, dtype) == "cudnn"
 
 
+@pytest.mark.parametrize(("width", "chosen"), [(128, "cudnn"), (256, "einsum")])
+def test_heads_wider_than_128_are_not_asked_of_cudnn_for_an_absent_device(monkeypatch, width, chosen):
+    """JAX's own check looks at the process's devices, here a CPU, and refuses them."""
+    devices = types.SimpleNamespace(devices=np.array([gpu()]))
+    abstract = types.SimpleNamespace(abstract_device=types.SimpleNamespace(device_kind=gpu().device_kind))
+    monkeypatch.setattr(fused_attention.jax.sharding, "get_mesh", lambda: devices)
+    monkeypatch.setattr(fused_attention.jax.sharding, "get_abstract_mesh", lambda: abstract)
+    config = replace(tiny_lm("llama")[0].config, head_dim=width)
+    assert choose_attention("auto", config, jnp.bfloat16) == chosen
+    if chosen == "einsum":
+        with pytest.raises(ValueError, match="wider than 128, here 256, only where the GPU itself is"):
+            choose_attention("cudnn", config, jnp.bfloat16)
+
+
 def test_on_this_machine():
     config = tiny_lm("llama")[0].config
     assert choose_attention("einsum", config, jnp.float32) == "einsum"
