@@ -19,7 +19,7 @@ from jrl.models.policy import init_reference
 from jrl.rollout.assemble import assemble
 from jrl.rollout.experience import scoring_program
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.loop.run import run_length
+from jrl.trainers.loop.run import ends_within_iteration
 from jrl.trainers.plan.model_part import LanguageShapes
 from jrl.trainers.programs import (
     Program,
@@ -61,7 +61,12 @@ def online_programs(config: TRLConfig, recipe: Recipe, model: LanguageShapes, me
     optimizer = optimizer_of(config)
     update = make_update(config, recipe, model.policy, optimizer, temperature=settings.temperature)
     init = partial(init_online_state, optimizer=optimizer, recipe=recipe)
-    last_step = number_on(mesh, jnp.int32) if _is_cut(config, recipe) else None
+    is_cut = ends_within_iteration(
+        config.train.total_steps,
+        steps_per_iteration=_num_steps(config, recipe),
+        max_iterations=config.train.epochs,
+    )
+    last_step = number_on(mesh, jnp.int32) if is_cut else None
     rounds = -(-method.num_rollouts // config.train.batch_size)
     own = _reference(recipe, model, mesh) if recipe.reads_reference else None
     held = (0, 1) if own is None else (0, 1, 5)
@@ -95,13 +100,6 @@ def _num_steps(config: TRLConfig, recipe: Recipe) -> int:
     """Optimizer steps of an iteration."""
     assert isinstance(config.method, OnlineConfig), "the recipe is of one"
     return recipe.num_steps(config.method.num_rollouts, config.train.batch_size)
-
-
-def _is_cut(config: TRLConfig, recipe: Recipe) -> bool:
-    """Whether the run ends within an iteration: the update is then told of the last step."""
-    train, num_steps = config.train, _num_steps(config, recipe)
-    _, end = run_length(train.total_steps, steps_per_iteration=num_steps, max_iterations=train.epochs)
-    return end % num_steps > 0
 
 
 def _with_scoring(config: TRLConfig, recipe: Recipe) -> bool:

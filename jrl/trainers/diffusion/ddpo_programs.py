@@ -15,7 +15,7 @@ from jrl.learners.ddpo_config import DDPOConfig
 from jrl.ops.noise_schedule import NoiseSchedule
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.diffusion.ddpo_sampling import diffusing_program
-from jrl.trainers.loop.run import run_length
+from jrl.trainers.loop.run import ends_within_iteration
 from jrl.trainers.plan.model_part import DiffusionShapes
 from jrl.trainers.programs import (
     Program,
@@ -66,8 +66,9 @@ def ddpo_programs(
     optimizer = optimizer_of(config)
     update = make_update(config, method, shapes.denoiser, model.schedule, optimizer)
     init = partial(init_ddpo_state, optimizer=optimizer, config=method)
-    last_step = number_on(mesh, jnp.int32) if _is_cut(config, method) else None
-    steps = steps_per_epoch(config, method)
+    steps, train = steps_per_epoch(config, method), config.train
+    is_cut = ends_within_iteration(train.total_steps, steps_per_iteration=steps, max_iterations=train.epochs)
+    last_step = number_on(mesh, jnp.int32) if is_cut else None
     return [sample, update_program(shapes, mesh, init, update, batch, last_step, rounds=steps)]
 
 
@@ -114,11 +115,3 @@ def make_update(
 def steps_per_epoch(config: TRLConfig, method: DDPOConfig) -> int:
     """Optimizer steps of an epoch."""
     return method.train_num_inner_epochs * (method.num_samples // config.train.batch_size)
-
-
-def _is_cut(config: TRLConfig, method: DDPOConfig) -> bool:
-    """Whether the run ends within an epoch: the update is then told of the last step."""
-    train, steps = config.train, steps_per_epoch(config, method)
-    return (
-        run_length(train.total_steps, steps_per_iteration=steps, max_iterations=train.epochs)[1] % steps > 0
-    )

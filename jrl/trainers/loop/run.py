@@ -68,6 +68,12 @@ def run_length(
     return iteration + left, max(min(step + left * steps_per_iteration, num_steps), step)
 
 
+def ends_within_iteration(num_steps: int, *, steps_per_iteration: int, max_iterations: int | None) -> bool:
+    """True where a run's last iteration is cut: its update is then told of the last step. As `run_length`."""
+    _, end = run_length(num_steps, steps_per_iteration=steps_per_iteration, max_iterations=max_iterations)
+    return end % steps_per_iteration > 0
+
+
 class Run:
     """A call of `learn`: a context manager around the loop.
 
