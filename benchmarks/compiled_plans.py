@@ -341,14 +341,21 @@ def seconds_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     compiled = {shape_of(row) for row in rows if row["layers"] == 3}
     shapes = [shape for shape in SHAPES if shape in compiled]
     titles = ("model", "devices: data, fsdp, tensor", "GiB of a device", "sampling", "scoring", "update")
-    yield f"| {' | '.join(titles)} | iteration, s | samples/s at most | with one epoch | update's MFU at most |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    rates = (
+        "iteration, s",
+        "samples/s at most",
+        "with one epoch",
+        "products' share of the update",
+        "measured",
+    )
+    yield f"| {' | '.join((*titles, *rates))} |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for shape in (shape for shape in shapes if not shape.only):
         yield iteration_line(shape, whole(shape, rows))
     yield ""
     titles = ("model, rows, prompt + completion", "devices", "seconds", "for memory", "tokens/s at most")
-    yield f"| {' | '.join(titles)} | kernels of a token |"
-    yield "|---|---|---|---|---|---|"
+    yield f"| {' | '.join(titles)} | kernels of a token | measured |"
+    yield "|---|---|---|---|---|---|---|"
     for shape in (shape for shape in shapes if shape.only == ("sample",)):
         sample = whole(shape, rows)["sample"]
         cells = [
@@ -358,6 +365,7 @@ def seconds_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
             f"{sample['memory_bound'] / sample['kernels']:.0%}",
             f"{shape.rows * shape.response / sample['kernels']:,.0f}",
             f"{sample['starts'] / shape.response:.0f}",
+            "-",
         ]
         yield f"| {' | '.join(cells)} |"
 
@@ -371,7 +379,10 @@ def iteration_line(shape: Shape, programs: dict[str, dict[str, float]]) -> str:
         seconds = count * max(found["kernels"], found["links"])
         total += seconds
         share = found["memory_bound"] / found["kernels"]
-        cells.append(f"{seconds:.2f} ({share:.0%}; {count * found['links']:.2f})")
+        links = count * found["links"]
+        cells.append(
+            f"{seconds:.2f} ({share:.0%})" if not links else f"{seconds:.2f} ({share:.0%}; {links:.2f})"
+        )
     own = max(programs[name]["own_bytes"] for name in calls)
     update = programs["update"]
     head = [
@@ -379,9 +390,9 @@ def iteration_line(shape: Shape, programs: dict[str, dict[str, float]]) -> str:
         f"{shape.target}: {', '.join(map(str, shape.sizes))}",
         f"{(programs['held']['bytes'] + own) / 2**30:.1f}",
     ]
-    mfu = update["products"] / max(update["kernels"], update["links"])
+    share = update["products"] / max(update["kernels"], update["links"])
     once = total - seconds * (EPOCHS - 1) / EPOCHS
-    cells += [f"{total:.1f}", f"{SAMPLES / total:.0f}", f"{SAMPLES / once:.0f}", f"{mfu:.0%}"]
+    cells += [f"{total:.1f}", f"{SAMPLES / total:.0f}", f"{SAMPLES / once:.0f}", f"{share:.0%}", "-"]
     return f"| {' | '.join([*head, *cells])} |"
 
 
