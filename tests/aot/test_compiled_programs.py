@@ -16,7 +16,15 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig, T
 
 from jrl.mesh import abstract_mesh
 from jrl.models.model import make_model
-from jrl.trainers.plan.hlo import collectives, kernels, largest_arrays, loops, num_flops, num_sorts
+from jrl.trainers.plan.hlo import (
+    collectives,
+    entry_arguments,
+    kernels,
+    largest_arrays,
+    loops,
+    num_flops,
+    num_sorts,
+)
 from tests.aot.conftest import Compile
 
 pytestmark = pytest.mark.aot
@@ -141,6 +149,19 @@ class TestMemory:
             for kind, shape, size in largest_arrays(text, 40):
                 is_scores = kind == "f32" and len(shape) >= 4 and shape[-1] == shape[-2]
                 assert not (is_scores and size > SCORES_BYTES), (name, shape)
+
+
+    def test_the_state_is_donated(self, case: Case) -> None:
+        """Parameters and Adam's two moments come back where they were given."""
+        text = case.programs["update"]
+        header = text.partition("\n")[0]
+        given = [int(number) for number in re.findall(r"\{\d+\}: \((\d+), \{\}, \w+-alias\)", header)]
+        arguments = entry_arguments(text)
+        shapes = jax.eval_shape(make_model(MODELS[case.name], value_head="mlp").init, jax.random.key(0))
+        parts = case.mesh.shape["fsdp"] * case.mesh.shape["tensor"]
+        state = 3 * 4 * sum(leaf.size for leaf in jax.tree.leaves(shapes)) // parts
+        # Norms and biases lie whole on every device.
+        assert state <= sum(arguments[number].num_bytes for number in given) < 1.03 * state
 
 
 class TestKernels:
