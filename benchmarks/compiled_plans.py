@@ -213,6 +213,43 @@ def figures(found: CompiledPlan) -> dict[str, Any]:
     }
 
 
+def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """How far plans are from what the compilers reserve, in a sentence and a table by kind of device."""
+    held = max(abs(row["held_planned"] / row["held"] - 1) for row in rows)
+    missing = []
+    for target in TARGETS:
+        left = set(RECIPES) - {row["recipe"] for row in rows if row["target"] == target}
+        names = ", ".join(f"`{name}`" for name in RECIPES if name in left)
+        missing += [f"{'all' if len(left) == len(RECIPES) else names} on {target}"] if left else []
+    yield (
+        f"{len(rows)} of {len(RECIPES) * len(TARGETS)} cases are compiled, {sum(row['fits'] for row in rows)} of which "
+        f"fit. What is held is planned within {100 * held:.1g} %. Of what a call takes beside it, so many plans are "
+        "within a fifth of what is reserved (DPO's and PPO's scoring, and evaluations, have no plan):"
+    )
+    yield ""
+    yield "| devices | program | plans | within a fifth | too low | too high | furthest off |"
+    yield "|---|---|---|---|---|---|---|"
+    for platform in ("gpu", "tpu"):
+        for name in ("sample", "update"):
+            found = [
+                (program["planned"] / program["reserved"] - 1, row["recipe"], row["target"])
+                for row in rows
+                if row["target"].startswith(platform)
+                for program in [row["programs"].get(name)]
+                if program is not None and program["planned"] is not None
+            ]
+            if not found:
+                continue
+            low, high = (sum(sign * off > 0.2 for off, *_ in found) for sign in (-1, 1))
+            ends = dict.fromkeys((min(found), max(found)))
+            furthest = ", ".join(f"`{recipe}` on {target} {100 * off:+.0f} %" for off, recipe, target in ends)
+            cells = [platform.upper(), name, len(found), len(found) - low - high, low, high, furthest]
+            yield f"| {' | '.join(map(str, cells))} |"
+    if missing:
+        yield ""
+        yield f"Not compiled yet: {'; '.join(missing)}."
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     """The page of plans."""
     lines = [
@@ -228,6 +265,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "widths; where *layers* has a number, so many of their layers. A call takes at least "
         "as long as the longest of its products, its reads of",
         "weights and cache (sampling alone), and what it sends, at the rates of the data sheets.",
+        "",
+        *summary(rows),
         "",
         "| recipe | layers | target, data x fsdp x tensor | held | program | beside it: planned, reserved "
         "| compiled in, s | a call takes at least | sent in one round |",

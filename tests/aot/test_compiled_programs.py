@@ -150,7 +150,6 @@ class TestMemory:
                 is_scores = kind == "f32" and len(shape) >= 4 and shape[-1] == shape[-2]
                 assert not (is_scores and size > SCORES_BYTES), (name, shape)
 
-
     def test_the_state_is_donated(self, case: Case) -> None:
         """Parameters and Adam's two moments come back where they were given."""
         text = case.programs["update"]
