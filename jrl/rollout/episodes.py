@@ -373,9 +373,11 @@ class EpisodeCollector(Collector):
         metadata = prompts.metadata(indices)
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in batch.token_lists]
 
+        chance = [int(word) for word in np.asarray(jax.random.key_data(key)).reshape(-1)]
+
         def task(row: int) -> Task:
             own = {name: column[row] for name, column in metadata.items()}
-            seed = (first + row) // self.num_generations
+            seed = _seed(chance, (first + row) // self.num_generations)
             begin = lambda: World(self.environment, texts[row], own, seed)  # noqa: E731
             return Task(first + row, batch.token_lists[row], begin)
 
@@ -455,6 +457,38 @@ def environment(
     return found
 
 
+def recorded(tokenizer: Any, prompts: Sequence[Sequence[int]], texts: Texts) -> Iterator[dict[str, Any]]:
+    """Episodes as data to learn from, one mapping each; those whose environment failed are left out.
+
+    Args:
+      tokenizer: Of the ids.
+      prompts: Ids of each prompt.
+      texts: What was played.
+    """
+    assert texts.turns is not None and texts.failures is not None, "they are episodes"
+    for row, (prompt, turns) in enumerate(zip(prompts, texts.turns, strict=True)):
+        ids = texts.output_tokens[row]
+        if texts.failures[row] is not None or not turns:
+            continue
+        begun = [*prompt, *ids[: turns[0]["start"]]]
+        stops = [*(turn["start"] for turn in turns[1:]), len(ids)]
+        yield {
+            "prompt": tokenizer.decode(begun, skip_special_tokens=True),
+            "prompt_tokens": begun,
+            "turns": [
+                {
+                    "output": tokenizer.decode(ids[turn["start"] : turn["end"]], skip_special_tokens=True),
+                    "output_tokens": ids[turn["start"] : turn["end"]],
+                    "reward": turn["reward"],
+                    "observation": turn["observation"],
+                    "observation_tokens": ids[turn["end"] : stop],
+                }
+                for turn, stop in zip(turns, stops, strict=True)
+            ],
+            "done": bool(texts.stopped[row]),
+        }
+
+
 def episode_figures(texts: Texts) -> dict[str, float]:
     """Metrics of episodes: turns, actions, and how many their environment ended.
 
@@ -480,6 +514,11 @@ def _plan(active: Mapping[int, Episode], num_slots: int, settings: GenerationSet
             room = min(room, settings.max_turn_tokens - written)
         columns[:, slot] = episode.known[-1], episode.task.number, len(episode.ids), written, room
     return Plan(*(jnp.asarray(column) for column in columns))
+
+
+def _seed(chance: Sequence[int], number: int) -> int:
+    """Seed of a prompt's worlds: a function of the collection's key and the prompt's number in it."""
+    return int(np.random.SeedSequence([*chance, number]).generate_state(1)[0])
 
 
 def _ids_with(tokenizer: Any, texts: Sequence[str]) -> frozenset[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from jrl.models.heads import HeadsPlace
 from jrl.models.model import LanguageModel
 from jrl.rollout.collect import Collector
 from jrl.rollout.environments import check_environment
-from jrl.rollout.episodes import EpisodeCollector, Player
+from jrl.rollout.episodes import EpisodeCollector, Player, recorded
 from jrl.rollout.episodes import environment as environment_rewards
 from jrl.rollout.keywords import refuse_async, reward_functions
 from jrl.rollout.reward_call import RewardCall
@@ -301,6 +302,44 @@ class PolicyTrainer(Trainer):
                 key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)
             indices = np.arange(len(found))
             return collect.texts(self.sampling_params, self.frozen, found, indices, settings, key).outputs
+
+    def record_episodes(
+        self,
+        prompts: Sequence[Any],
+        path: str | Path,
+        *,
+        gen_kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> int:
+        """Plays an episode from each prompt and writes them as JSON lines, from which offline trainers learn.
+
+        Args:
+          prompts: Texts, or mappings with metadata.
+          path: File to write.
+          gen_kwargs: Replaces entries of `method.gen_kwargs`.
+          seed: Same seed, same episodes.
+        Returns:
+          Number of episodes; those whose environment failed are left out.
+        Raises:
+          ValueError: If there is no environment.
+        """
+        if self.player is None:
+            raise ValueError(
+                "`environment` must be given to record episodes: without one there are no turns."
+            )
+        settings, _ = self.parse_generation({**self.config.method.gen_kwargs, **(gen_kwargs or {})})
+        found = self.prompt_set(list(prompts), max_new_tokens=settings.max_new_tokens)
+        collect = self.collector(min(len(found), self.eval_chunk_size))
+        count = 0
+        with jax.set_mesh(self.mesh), open(path, "w", encoding="utf-8") as file:
+            key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)
+            indices = np.arange(len(found))
+            for call, part in collect.parts(self.sampling_params, self.frozen, found, indices, settings, key):
+                rows = call.batch.token_lists[: len(part.numbers)]
+                for record in recorded(self.tokenizer, rows, part.texts):
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                    count += 1
+        return count
 
     def model_writer(
         self, *, merge_adapter: bool = False, heads: HeadsPlace = "apart"

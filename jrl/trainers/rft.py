@@ -102,7 +102,16 @@ class RFTTrainer(SamplingTrainer):
     def add_prompt_set(
         self, prompts: PromptSet, reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
     ) -> None:
-        """Takes prompts that are tokenised already, and their reward function."""
+        """Takes prompts that are tokenised already, and their reward function.
+
+        Raises:
+          ValueError: If there is an environment.
+        """
+        if self.environment is not None:
+            raise ValueError(
+                "`environment` must not be given for RFTTrainer, which would learn what the environment wrote, too. "
+                "`trainer.record_episodes` of another trainer records episodes, and `SFTTrainer` clones the best of them."
+            )
         method = self.method
         self.prompts, self.reward_fn = prompts, reward_fn
         everything = np.arange(len(self.prompts))
