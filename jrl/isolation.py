@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reward functions in processes of their own, which are ended where a row takes too long, crashes or takes all memory.
+"""Reward functions and environments in processes of their own, which are ended where a row takes too long, crashes or
+takes all memory.
 
 For verifiers that run or parse hard text: a thread that is stuck in a regular expression cannot be stopped, a process
 can. Workers are started without importing jrl, JAX or the script that runs, and talk JSON: nothing is unpickled that
@@ -53,7 +54,7 @@ class Isolated:
     ) -> None:
         if os.name != "posix":
             raise ValueError(f"`isolated` needs a POSIX system, which {sys.platform} is not.")
-        self._order = {
+        self._order: dict[str, Any] = {
             **_import_path(function),
             "timeout": _positive("timeout", timeout),
             "memory": _check_memory(memory),
@@ -204,6 +205,117 @@ def isolated(
       [1.0, 0.0]
     """
     return Isolated(function, timeout=timeout, workers=workers, memory=memory, lost=lost)
+
+
+class _Turns(Isolated):
+    """Turns of worlds, judged like rows: in their processes stands the user's class."""
+
+    def __init__(self, environment: Any, *, timeout: float, workers: int, memory: int | None) -> None:
+        super().__init__(_one_turn, timeout=timeout, workers=workers, memory=memory)
+        begins = _keywords(environment.reset) if hasattr(environment, "reset") else None
+        self._order |= {
+            **_class_path(environment),
+            "begins": begins,
+            "steps": _keywords(environment.step),
+        }
+        self.__name__, self.__doc__ = environment.__name__, environment.__doc__
+
+
+class IsolatedEnvironment:
+    """An environment whose worlds live in other processes. See `isolated_environment`.
+
+    Attributes:
+      workers: Worlds that may answer at the same time.
+      role: As the user's class has it.
+    """
+
+    def __init__(self, environment: Any, *, timeout: float, workers: int, memory: int | None) -> None:
+        self._turns = _Turns(environment, timeout=timeout, workers=workers, memory=memory)
+        self.workers = workers
+        self.role = environment.role if hasattr(environment, "role") else None
+
+    def __call__(self) -> _RemoteWorld:
+        """A world of one episode."""
+        return _RemoteWorld(self._turns, self.role)
+
+    def close(self) -> None:
+        """Ends all workers; further turns start new ones."""
+        self._turns.close()
+
+
+class _RemoteWorld:
+    """The world of one episode, as the run knows it."""
+
+    def __init__(self, ask: _Turns, role: str | None) -> None:
+        self._together, self.role = ask, role
+        self._key, self._turns = secrets.token_hex(8), list[dict[str, Any]]()
+        self._given: dict[str, Any] = {}
+
+    def reset(self, prompt: str, metadata: Mapping[str, Any], seed: int) -> Any:
+        """Begins, in a worker."""
+        self._given = {**metadata, "prompt": prompt, "metadata": dict(metadata), "seed": seed}
+        return self._ask()
+
+    def step(self, text: str, ids: Sequence[int]) -> Any:
+        """Answers a turn, in the worker that knows the episode or, from its beginning, in another one."""
+        self._turns.append({"text": text, "ids": list(ids)})
+        return self._ask()
+
+    def _ask(self) -> Any:
+        (found,) = self._together([self._key], [self._given], [self._turns])
+        if isinstance(found, IsolatedError):
+            raise found
+        return found
+
+
+def isolated_environment(
+    environment: Any, *, timeout: float, workers: int = 1, memory: int | None = 2**31
+) -> IsolatedEnvironment:
+    """Runs the worlds of an environment in worker processes that can be ended, `workers` of them at a time.
+
+    A world that hangs, crashes or takes too much memory fails, and with it its episode alone. A worker keeps the world
+    that it answered for last; for another one it makes the world anew and tells it all turns again. So an environment
+    must be a function of what it is told: chance from its `seed`, and nothing outside it that its steps change.
+
+    Args:
+      environment: A class with `step` (and `reset`), of a module that a worker can import, not of the script that runs.
+      timeout: Seconds that an answer may take, the turns that are told again included.
+      workers: Processes.
+      memory: Bytes of address space that one may take beyond those of its imports; None: no limit.
+    Raises:
+      ValueError: If a worker could not import the class, or an argument is out of its range.
+    """
+    return IsolatedEnvironment(environment, timeout=timeout, workers=workers, memory=memory)
+
+
+def _one_turn(episode: list[str], given: list[dict[str, Any]], turns: list[list[Any]]) -> list[Any]:
+    """Columns that a worker of environments is asked by; in its process stands the user's class."""
+    raise NotImplementedError
+
+
+def _keywords(method: Callable[..., Any]) -> list[str]:
+    """Names of a method's arguments, without its object."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
+        raise ValueError(
+            f"`{method.__qualname__}` must name its arguments to live in another process, got "
+            f"{inspect.signature(method)}."
+        )
+    return [p.name for p in parameters]
+
+
+def _class_path(environment: Any) -> Mapping[str, str]:
+    """Module and name of a class that a process of another program can import."""
+    module, name = (
+        (environment.__module__, environment.__qualname__) if inspect.isclass(environment) else ("", "")
+    )
+    found: Any = sys.modules.get(module)
+    if module == "__main__" or found is None or vars(found).get(name) is not environment:
+        raise ValueError(
+            "`environment` must be a class that a worker can import, at the top of a module and not of the script that "
+            f"runs, got {environment!r:.120}."
+        )
+    return {"module": module, "name": name}
 
 
 class _Worker:

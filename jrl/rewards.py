@@ -18,13 +18,14 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import NamedTuple
 
-from jrl.isolation import isolated
+from jrl.isolation import isolated, isolated_environment
 
 __all__ = [
     "Number",
     "accuracy_reward",
     "final_answer",
     "isolated",
+    "isolated_environment",
     "number_reward",
     "read_number",
     "think_format_reward",

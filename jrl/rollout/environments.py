@@ -162,7 +162,7 @@ def check_environment(environment: Any, metadata: Sequence[str] = ()) -> None:
 
 def _is_plain(environment: Any) -> bool:
     """True for a function that answers a turn; False for what makes objects."""
-    if inspect.isclass(environment):
+    if inspect.isclass(environment) or hasattr(environment, "workers"):
         return False
     parameters = inspect.signature(environment).parameters.values()
     return any(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in parameters)

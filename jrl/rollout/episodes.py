@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -159,6 +160,7 @@ class Player:
       stop_sequences: Texts that end a turn.
       forbidden: A transition mask, as `check_logit_mask` gives it.
       reply: `(observation, role) -> text` between two turns, as a chat template writes it; None: there is none.
+      workers: Worlds that may answer at the same time.
     Raises:
       ValueError: If there are several processes.
     """
@@ -171,6 +173,7 @@ class Player:
         stop_sequences: Sequence[str] = (),
         forbidden: jax.Array | None = None,
         reply: Callable[[str, str], str] | None = None,
+        workers: int = 1,
     ) -> None:
         if jax.process_count() > 1:
             raise ValueError(
@@ -179,6 +182,9 @@ class Player:
             )
         self._policy, self._tokenizer, self._mesh, self._forbidden = policy, tokenizer, mesh, forbidden
         self._reply = reply
+        self._threads = None
+        if workers > 1:
+            self._threads = ThreadPoolExecutor(workers, thread_name_prefix="environment")
         self._stop_sequences = tuple(stop_sequences)
         self._stop_ids = _ids_with(tokenizer, self._stop_sequences)
         self._programs: dict[Any, TurnPrograms] = {}
@@ -235,12 +241,7 @@ class Player:
         left = np.zeros(num_slots, np.int64)  # tokens that a slot holds of an episode that is over
         while True:
             with clock("environment"):
-                for slot in range(num_slots):
-                    while waiting and slots[slot] is None:
-                        episode = waiting.popleft()
-                        found.append(episode)
-                        self._observe(episode, episode.begin(), settings)
-                        slots[slot] = None if episode.over else episode
+                self._fill(slots, waiting, found, settings)
             active = {slot: episode for slot, episode in enumerate(slots) if episode is not None}
             if not active:
                 break
@@ -259,6 +260,22 @@ class Player:
                 if episode.over:
                     slots[slot], left[slot] = None, episode.held
         return found
+
+    def _fill(
+        self,
+        slots: list[Episode | None],
+        waiting: deque[Episode],
+        found: list[Episode],
+        settings: GenerationSettings,
+    ) -> None:
+        """Begins the next episodes in the slots that are free."""
+        while waiting and None in slots:
+            begun = [waiting.popleft() for _ in range(min(slots.count(None), len(waiting)))]
+            found += begun
+            for episode, said in zip(begun, self._together(Episode.begin, begun), strict=True):
+                self._observe(episode, said, settings)
+                if not episode.over:
+                    slots[slots.index(None)] = episode
 
     def _catch_up(
         self,
@@ -282,16 +299,28 @@ class Player:
     def _answer(self, episodes: Sequence[Episode], settings: GenerationSettings) -> None:
         """Ends the turns that are over, and lets the environments answer them."""
         texts = self._texts_of_turns(episodes, settings)
-        for row, episode in enumerate(episodes):
+        most = settings.max_turn_tokens or settings.max_new_tokens
+
+        def is_over(row: int) -> bool:
             ids = texts.output_tokens[row]
-            most = settings.max_turn_tokens or settings.max_new_tokens
-            full = episode.turn_start + len(ids) >= settings.max_new_tokens
-            if not (texts.stopped[row] or ids[-1] in settings.eos_token_id or len(ids) >= most or full):
-                continue  # the turn goes on in the next call
-            said = episode.end_turn(texts.outputs[row], len(ids))
+            full = episodes[row].turn_start + len(ids) >= settings.max_new_tokens
+            ended = bool(texts.stopped[row]) or ids[-1] in settings.eos_token_id
+            return ended or full or len(ids) >= most
+
+        def answer(row: int) -> str:
+            return episodes[row].end_turn(texts.outputs[row], len(texts.output_tokens[row]))
+
+        rows = [row for row in range(len(episodes)) if is_over(row)]
+        for row, said in zip(rows, self._together(answer, rows), strict=True):
+            episode = episodes[row]
+            full = len(episode.ids) >= settings.max_new_tokens
             if full or (settings.max_turns is not None and len(episode.turns) >= settings.max_turns):
                 episode.end()
             self._observe(episode, said, settings)
+
+    def _together(self, work: Callable[[Any], Any], rows: Sequence[Any]) -> Iterator[Any]:
+        """Results of some rows, in their order, by as many threads as there are worlds that may answer together."""
+        return map(work, rows) if self._threads is None else self._threads.map(work, rows)
 
     def _texts_of_turns(self, episodes: Sequence[Episode], settings: GenerationSettings) -> Texts:
         """Texts of the turns at hand, cut at the first stop string."""

@@ -103,6 +103,7 @@ class PolicyTrainer(Trainer):
                 self.stop_sequences,
                 forbidden=forbidden,
                 reply=functools.partial(reply_text, self.tokenizer),
+                workers=self.environment.workers if hasattr(self.environment, "workers") else 1,
             )
 
     @property

@@ -110,7 +110,7 @@ class RFTTrainer(SamplingTrainer):
         if self.environment is not None:
             raise ValueError(
                 "`environment` must not be given for RFTTrainer, which would learn what the environment wrote, too. "
-                "`trainer.record_episodes` of another trainer records episodes, and `SFTTrainer` clones the best of them."
+                "`trainer.record_episodes` of another trainer records episodes; `SFTTrainer` clones the best of them."
             )
         method = self.method
         self.prompts, self.reward_fn = prompts, reward_fn
