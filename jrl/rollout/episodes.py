@@ -525,10 +525,9 @@ def episode_figures(texts: Texts) -> dict[str, float]:
       texts: At least one row.
     """
     assert texts.turns is not None, "they are episodes"
-    actions = [sum(turn["end"] - turn["start"] for turn in turns) for turns in texts.turns]
     return {
         "episode/turns": math.fsum(map(len, texts.turns)) / len(texts.turns),
-        "episode/actions": math.fsum(actions) / len(actions),
+        "episode/actions": math.fsum(map(len, texts.sampled())) / len(texts.turns),
         "episode/done_fraction": float(np.mean(texts.stopped)),
     }
 

@@ -506,7 +506,7 @@ class ExperienceCollector:
     def _metrics(self, judged: _Judged) -> dict[str, float]:
         found = {
             "completion/truncated_fraction": float(np.mean(~judged.ended)),
-            "completion/tokens": float(np.sum(judged.texts.lengths)),
+            "completion/tokens": float(sum(map(len, judged.texts.sampled()))),
             **variety(judged.texts, self._settings.eos_token_id),
             "reward/failed": float(np.sum(judged.failed)),
             "reward/failed_fraction": float(np.mean(judged.failed)),

@@ -71,6 +71,15 @@ class Texts:
             failures=None if self.failures is None else [self.failures[row] for row in index],
         )
 
+    def sampled(self) -> list[list[int]]:
+        """Ids of each row that the policy sampled: all of a completion, and of an episode those of its turns."""
+        if self.turns is None:
+            return self.output_tokens
+        return [
+            [token for turn in turns for token in row[turn["start"] : turn["end"]]]
+            for row, turns in zip(self.output_tokens, self.turns, strict=True)
+        ]
+
     def ended(self, eos_token_ids: Sequence[int]) -> np.ndarray:
         """False where a limit cut the row, and neither an EOS nor a stop string nor its environment ended it, (B,)."""
         if self.turns is not None:  # an EOS ends a turn, and not the episode
@@ -107,7 +116,7 @@ def variety(texts: Texts, eos_token_ids: Sequence[int]) -> dict[str, float]:
       texts: At least one row.
       eos_token_ids: Not counted as tokens that repeat: every completion may end with one.
     """
-    completions = [tuple(row) for row in texts.output_tokens]
+    completions = [tuple(row) for row in texts.sampled()]
     pairs = set(zip(texts.prompts, completions, strict=True))
     counts = Counter(token for row in completions for token in row if token not in eos_token_ids)
     return {
