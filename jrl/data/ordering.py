@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from jaxtyping import Bool, Int
 
 
+# Cached, because a step asks for it several times; 0.15 s for a million items, on busy cores.
+@functools.lru_cache(maxsize=4)
 def epoch_order(size: int, *, seed: int, epoch: int) -> Int[np.ndarray, "N"]:
-    """The permutation of `size` items in this epoch; each epoch has its own."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch]))).permutation(size)
+    """The permutation of `size` items in this epoch; each epoch has its own. Read-only."""
+    order = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch]))).permutation(size)
+    order.setflags(write=False)
+    return order
 
 
 def shuffled(positions: Int[np.ndarray, "B"], *, size: int, seed: int) -> Int[np.ndarray, "B"]:

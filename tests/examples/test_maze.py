@@ -2,11 +2,14 @@
 """The maze: its texts and rewards, values by hand and by playing, and what its data average."""
 
 import doctest
+import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from examples.maze import maze as world
+from examples.maze import report
 from examples.maze.data import OPTIMAL_SHARE, episode
 from examples.maze.maze import CELLS, FAILURE, GOAL, MOVES, STARTS, SUCCESS, Maze, draw_start, walls
 from examples.maze.optimum import (
@@ -23,6 +26,11 @@ from examples.maze.optimum import (
     optimal_policy,
     uniform_policy,
 )
+from examples.maze.play import play as play_maze
+from examples.maze.play import remembered
+from examples.maze.tokenizer import clause_tokenizer
+from examples.maze.train import ALGORITHMS, MEMORY, record
+from examples.maze.train import main as train_maze
 
 FULL, PARTLY = Maze(), Maze(shows_position=False)
 
@@ -277,3 +285,107 @@ class TestData:
         totals = [sum(t.reward for t in episode(FULL, 0, index, optimal_share=1.0)) for index in range(50)]
         best = dict(zip(CELLS, expected_returns(optimal_policy()), strict=True))
         assert totals == [best[draw_start(0, index)] for index in range(50)]
+
+
+class TestPlaying:
+    """The world as a trained policy meets it, here with policies whose returns are known."""
+
+    @staticmethod
+    def best(contexts):
+        """Looks its square up in the observation."""
+        cells = {world.describe(cell, shows_position=True): cell for cell in STARTS}
+        moves = {
+            cell: f"{tuple(MOVES)[i]}\n"
+            for cell, i in zip(CELLS, optimal_policy().argmax(axis=1), strict=True)
+        }
+        return [moves[cells[text]] for text in contexts]
+
+    def test_the_best_policy_plays_the_exact_maximum(self):
+        found = play_maze(FULL, self.best, context_turns=0)
+        assert found.mean() == pytest.approx(-6.84) and found.tolist() == [
+            1.0 - distances()[CELLS.index(s)] for s in STARTS
+        ]
+
+    def test_a_context_holds_the_last_turns_and_what_is_seen_now(self):
+        asked = []
+
+        def answer(contexts):
+            asked.append(list(contexts))
+            return ["move down"] * len(contexts)
+
+        play_maze(PARTLY, answer, context_turns=1, starts=[(1, 1), (7, 6)])
+        walls_there = "There are walls to your left, above you, below you.\n"
+        assert asked[0][0] == walls_there and asked[1][0] == f"{walls_there}move down\n{walls_there}"
+        assert asked[2][0] == asked[1][0] and len(asked) == 101
+        assert [len(each) for each in asked] == [2] * 101
+
+    def test_a_greedy_policy_is_asked_once_about_each_context(self):
+        asked = []
+
+        def answer(contexts):
+            asked.extend(contexts)
+            return self.best(contexts)
+
+        assert play_maze(FULL, remembered(answer), context_turns=0).mean() == pytest.approx(-6.84)
+        assert len(asked) == 25
+
+    def test_the_tokenizer_holds_every_text_and_gives_it_back(self):
+        tokenizer = clause_tokenizer()
+        texts = [world.describe(cell, shows_position=shows) for cell in CELLS for shows in (True, False)]
+        for text in [*texts, SUCCESS, FAILURE, *(f"{move}\n" for move in MOVES)]:
+            ids = tokenizer(text)["input_ids"]
+            assert tokenizer.unk_token_id not in ids and tokenizer.decode(ids) == text
+        assert max(len(tokenizer(text)["input_ids"]) for text in texts) == 8
+        assert [len(tokenizer(f"{move}\n")["input_ids"]) for move in MOVES] == [1] * 4
+
+
+class TestRecords:
+    def test_an_episode_that_reached_the_goal_is_done(self):
+        turns = episode(FULL, 0, 0, optimal_share=1.0)
+        found = record(turns)
+        assert found["done"] and len(found["turns"]) == len(turns)
+        assert found["prompt"] == turns[0].observation and found["turns"][-1]["observation"] == SUCCESS
+        assert [turn["observation"] for turn in found["turns"][:-1]] == [t.observation for t in turns[1:]]
+
+    def test_one_that_the_limit_cut_goes_on_behind_its_hundredth_move(self):
+        turns = next(found for i in range(50) if len(found := episode(FULL, 0, i, optimal_share=0.0)) == 101)
+        found = record(turns)
+        assert not found["done"] and len(found["turns"]) == 100
+        assert found["turns"][-1]["observation"] == turns[100].observation
+
+
+class TestReport:
+    RUNS: ClassVar = [
+        {
+            "algorithm": "ilql",
+            "observed": "fully",
+            "seed": seed,
+            "greedy": -6.84,
+            "sampled": -7.0 - seed,
+            "curve": {"0": [-401, -400], "10": [-7, -8]},
+        }
+        for seed in (1, 0)
+    ]
+
+    def test_a_row_has_mean_and_range_over_seeds(self):
+        row = "| fully | ILQL | -6.84 | -7.50 [-8.00..-7.00] | 0, 1 | -6.97 | -6.84 |"
+        assert report.table(self.RUNS).splitlines()[2:] == [row]
+
+    def test_the_curves_are_drawn(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        report.draw(self.RUNS, tmp_path / "returns.png")
+        assert (tmp_path / "returns.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+@pytest.mark.parametrize("observed", list(MEMORY))
+def test_training_ends_with_a_line_of_figures(algorithm, observed, tmp_path):
+    flags = "--episodes 20 --train.total_steps 2 --train.eval_interval 2 --train.batch_size 4"
+    results = tmp_path / "runs.jsonl"
+    program = ["--algorithm", algorithm, "--observed", observed, "--results", str(results)]
+    assert train_maze([*program, "--output-dir", str(tmp_path / "run"), *flags.split()]) == 0
+    (line,) = results.read_text().splitlines()
+    found = json.loads(line)
+    assert (found["algorithm"], found["observed"], found["seed"]) == (algorithm, observed, 0)
+    assert set(found["curve"]) == {"0", "2"} and -401 <= found["greedy"] <= -6.84

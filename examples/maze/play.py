@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays the maze with a trained policy: an episode from each start, all of them a turn at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .data import Turn
+from .maze import STARTS, Maze, Position
+
+Answer = Callable[[Sequence[str]], list[str]]
+"""Actions for so many contexts, in their order."""
+
+
+def play(
+    maze: Maze, answer: Answer, *, context_turns: int, starts: Sequence[Position] = STARTS
+) -> np.ndarray:
+    """Returns of one episode from each start.
+
+    Args:
+      maze: The world.
+      answer: Asked at every turn about all episodes, about those that are over once more, so that its batch keeps its
+        shape.
+      context_turns: Turns before the observation that an answer is given to, as in training.
+      starts: One an episode.
+    Returns:
+      Sum of the rewards of each episode, without discount.
+    """
+    begun = [maze.reset(start) for start in starts]
+    states, seen = [state for state, _ in begun], [observation for _, observation in begun]
+    turns: list[list[Turn]] = [[] for _ in starts]
+    going, contexts = set(range(len(starts))), list(seen)
+    while going:
+        answers = answer(contexts)
+        for i in sorted(going):
+            action = answers[i].removesuffix("\n") + "\n"
+            states[i], observation, reward, done = maze.step(states[i], action)
+            turns[i].append(Turn(seen[i], action, reward))
+            seen[i] = observation
+            if done:
+                going.remove(i)
+            else:
+                contexts[i] = context(turns[i], observation, context_turns)
+    return np.array([sum(turn.reward for turn in episode) for episode in turns])
+
+
+def context(turns: Sequence[Turn], observation: str, context_turns: int) -> str:
+    """What a player reads who remembers so many turns."""
+    remembered = turns[len(turns) - min(context_turns, len(turns)) :]
+    return "".join(turn.observation + turn.action for turn in remembered) + observation
+
+
+def remembered(answer: Answer) -> Answer:
+    """An answer that never changes is asked for once: of a greedy policy, each context has one."""
+    known: dict[str, str] = {}
+
+    def look_up(contexts: Sequence[str]) -> list[str]:
+        if not all(text in known for text in contexts):
+            known.update(zip(contexts, answer(contexts), strict=True))
+        return [known[text] for text in contexts]
+
+    return look_up
