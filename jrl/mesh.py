@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
@@ -101,7 +102,12 @@ def make_mesh(
     """
     devices = list(devices) if devices is not None else jax.devices()
     sizes = mesh_sizes(data, fsdp, tensor, num_devices=len(devices))
-    return jax.make_mesh(sizes, AXES, devices=devices, axis_types=_AXIS_TYPES)
+    try:
+        return jax.make_mesh(sizes, AXES, devices=devices, axis_types=_AXIS_TYPES)
+    except NotImplementedError:
+        # A torus whose axes do not multiply to these, such as 2 x 8 on 4 x 4 chips of v6e: an axis of it is cut.
+        split = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+        return Mesh(split, AXES, axis_types=_AXIS_TYPES)
 
 
 def abstract_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, num_devices: int) -> AbstractMesh:
