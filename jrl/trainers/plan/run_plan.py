@@ -273,7 +273,8 @@ def _held(run: _Held) -> Bytes:
 def _learning(run: _Run) -> dict[str, Bytes]:
     """Bytes that an optimizer step takes beside them, at the moments of which one is the fullest.
 
-    A kernel's gradient is whole over fsdp until it is scattered; that of tied embeddings comes from both their ends.
+    A kernel's gradient is whole over fsdp until it is scattered; that of a table comes from each of its uses: it embeds
+    what each stack reads and, where it is tied, makes logits.
     """
     kept, recomputed = _activations(run)
     layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
@@ -288,7 +289,8 @@ def _learning(run: _Run) -> dict[str, Bytes]:
         "activations of a microbatch": kept,
     }
     tables = _bytes({"embed": run.as_read["embed"]}, run.mesh, whole=True)
-    ends = 1 if "lm_head" in run.everything or not run.footprint.reads_logits else 2
+    makes_logits = "lm_head" not in run.everything and run.footprint.reads_logits
+    uses = 1 + run.has_context + makes_logits
     found = {
         "while it embeds": {**everywhere, "tables of embeddings as they are read, whole": tables},
         "in a layer": {
@@ -303,29 +305,49 @@ def _learning(run: _Run) -> dict[str, Bytes]:
         },
         "in the gradient of embeddings": {
             **everywhere,
-            "gradient of the table, whole": ends * _table_gradient(run, "embed"),
+            "gradient of the table, whole": uses * _table_gradient(run, "embed"),
         },
     }
     if run.footprint.reads_logits:
-        found["while it reads logits"] = {**at_work, **_logits(run)}
+        found |= {moment: {**at_work, **sizes} for moment, sizes in _logits(run).items()}
     if "q_heads" in run.stepped:
         q_heads = _bytes({"q_heads": run.stepped["q_heads"]}, run.mesh, whole=True)
         found["while it reads Q values"] = {**at_work, "Q heads and their gradients, whole": 2 * q_heads}
     return found
 
 
-def _logits(run: _Run) -> Bytes:
-    """Bytes that a step takes for the logits of a microbatch, and for the kernel that makes them."""
+def _logits(run: _Run) -> dict[str, Bytes]:
+    """Bytes that a step takes for the logits of a microbatch and for the kernel that makes them, forward and backward.
+
+    Logits above `train.logprob_chunk_bytes` are made in pieces, and once more for the gradient: there the gradients of
+    the pieces before lie beside those of a piece.
+    """
     read, tensor = run.as_read, run.mesh.shape["tensor"]
     table = ROUNDED if ROUNDED in read["embed"] else "embedding"
-    head = {"lm_head": read["lm_head"]} if "lm_head" in read else {"embed": {table: read["embed"][table]}}
+    if "lm_head" in read:
+        head = {"lm_head": read["lm_head"]}
+    else:
+        # A tied table that nothing changes stays as it was gathered to embed, beside its rounded copy.
+        head = {"embed": {table: read["embed"][table]} if "embed" in run.stepped else read["embed"]}
     window = run.footprint.window or run.length
     positions = rows_of_device(run.rows, run.mesh) * window
     logits = 4 * positions * run.part.lm.config.padded_vocab_size // tensor
+    most = run.config.train.logprob_chunk_bytes
+    kernel = {"kernel of the vocabulary as it is read, whole": _bytes(head, run.mesh, whole=True)}
+    gradient = _table_gradient(run, next(iter(head)))
+    if logits > most:
+        backward = kernel | {
+            "logits of a piece, their gradient, and it laid out anew": 3 * most,
+            "gradient of the kernel, whole: a piece's, and those before": 2 * gradient,
+        }
+    else:
+        backward = kernel | {
+            "gradient of logits, as products read it": logits * jnp.dtype(run.part.dtype).itemsize // 4,
+            "gradient of the kernel, whole": gradient,
+        }
     return {
-        "kernel of the vocabulary as it is read, whole": _bytes(head, run.mesh, whole=True),
-        "its gradient, whole": _table_gradient(run, next(iter(head))),
-        "logits, then their gradient": min(run.config.train.logprob_chunk_bytes, logits),
+        "while it reads logits": kernel | {"logits": min(most, logits)},
+        "in the gradient of logits": backward,
     }
 
 
@@ -376,13 +398,20 @@ def _sampling(run: _Run) -> Bytes:
         length=run.length,
         has_context=run.has_context,
     )
+    reading = _prefill_bytes(run, rows)
+    if run.has_context:
+        # The encoder has read the prompts before there is a cache.
+        return {
+            "parameters, as sampling reads them": run.sampled[0],
+            "cache, or activations of the encoder": max(cache, reading),
+        }
     # The compiler lays out anew what it has gathered.
     largest = max(_leaf_bytes(run.as_read, run.mesh, whole=True)) if run.mesh.shape["fsdp"] > 1 else 0
     return {
         "parameters, as sampling reads them": run.sampled[0],
         "the largest of them once more, while it is laid out": largest,
         "cache": cache,
-        "activations of a layer that reads the prompts": _prefill_bytes(run, rows),
+        "activations of a layer that reads the prompts": reading,
     }
 
 

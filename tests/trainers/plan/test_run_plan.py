@@ -24,7 +24,7 @@ TINY = LlamaConfig(
     max_position_embeddings=64,
     tie_word_embeddings=False,
 )
-AT_WORK, LOGITS = "in a layer", "while it reads logits"
+AT_WORK, LOGITS, GRADIENT = "in a layer", "while it reads logits", "in the gradient of logits"
 RECOMPUTED = "activations of the layer computed again"
 
 
@@ -97,7 +97,7 @@ def test_rows_as_many_as_heads_are_not_split_over_tensor(rows):
 def test_rows_that_do_not_divide_are_computed_on_every_device():
     config = jrl.default_sft_config()
     five, four, twenty = (planned(config, batch_size=n) for n in (5, 4, 20))
-    for name in ("activations of a microbatch", "logits, then their gradient"):
+    for name in ("activations of a microbatch", "logits"):
         assert five.learning[LOGITS][name] == twenty.learning[LOGITS][name] == 5 * four.learning[LOGITS][name]
     split = {"fsdp": 2, "tensor": 2}
     three, six = (planned(config, batch_size=n, mesh=split).step_traffic for n in (3, 6))
@@ -239,13 +239,39 @@ def test_a_table_to_which_positions_are_added_stays_beside_its_copy():
 def test_a_step_reads_the_logits_of_its_window_alone():
     config = jrl.default_ppo_config()
     four, eight, all_of_them = (
-        planned(one).learning[LOGITS]["logits, then their gradient"]
+        planned(one).learning[LOGITS]["logits"]
         for one in (
             *(config.evolve(method={"gen_kwargs": {"max_new_tokens": width}}) for width in (4, 8)),
             jrl.default_sft_config(),
         )
     )
     assert 16 * four == 8 * eight == 4 * all_of_them == 4 * 4 * 16 * 128
+
+
+def test_the_gradient_of_logits_is_as_products_read_it_beside_that_of_the_table():
+    """Above the limit they are in pieces: each has its own gradients beside the sum of those before."""
+    config = jrl.default_sft_config().evolve(train={"compute_dtype": "bfloat16"})
+    whole = planned(config).learning
+    logits, gradient = whole[LOGITS]["logits"], whole[GRADIENT]["gradient of the kernel, whole"]
+    assert whole[GRADIENT]["gradient of logits, as products read it"] == logits // 2
+    assert gradient == 4 * 128 * 32
+    pieces = planned(config.evolve(train={"logprob_chunk_bytes": logits // 4})).learning
+    assert pieces[LOGITS]["logits"] == logits // 4
+    name = "logits of a piece, their gradient, and it laid out anew"
+    assert pieces[GRADIENT][name] == 3 * (logits // 4)
+    assert pieces[GRADIENT]["gradient of the kernel, whole: a piece's, and those before"] == 2 * gradient
+
+
+def test_a_tied_table_that_is_frozen_lies_whole_beside_its_rounded_copy():
+    """GPT-2 adds positions to it in float32; a table that trains is gathered anew for each use."""
+    model, config = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97), jrl.default_sft_config()
+    rounded, both = (
+        planned(config.evolve(model={"num_layers_unfrozen": unfrozen}), model=model, compute_dtype="bfloat16")
+        for unfrozen in (-1, 1)
+    )
+    name = "kernel of the vocabulary as it is read, whole"
+    assert rounded.learning[LOGITS][name] == 2 * 128 * 32
+    assert both.learning[LOGITS][name] == (2 + 4) * 128 * 32
 
 
 def test_prompts_are_read_in_parts_of_a_bounded_size():
