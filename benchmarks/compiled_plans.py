@@ -2,6 +2,7 @@
 """Recipes compiled for absent devices: memory planned from shapes beside what the compilers reserve, and seconds.
 
     python benchmarks/compiled_plans.py run --layers 2 --target gpu:h100x8 [--recipe ppo_imdb]
+    python benchmarks/compiled_plans.py plans --target gpu:h100x8    # plans what is on file again, compiling nothing
     python benchmarks/compiled_plans.py table          # writes docs/compiled.md
     python benchmarks/compiled_plans.py shapes --target gpu:h200     # PPO at 0.5B, 1B and 7B, of 2 and of 3 layers
     python benchmarks/compiled_plans.py seconds        # prints the table of predicted seconds of docs/scaling.md
@@ -21,13 +22,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+from jax.sharding import Mesh
+
 import jrl
 from jrl.bench.models import PRESETS
 from jrl.mesh import make_mesh
 from jrl.models.cost import format_bytes
 from jrl.trainers.config.sections import TrainConfig
 from jrl.trainers.plan.compiled import CompiledPlan, compile_run
-from jrl.trainers.plan.targets import parse_target
+from jrl.trainers.plan.run_plan import plan_run
+from jrl.trainers.plan.targets import Target, parse_target
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -124,7 +129,7 @@ SHAPES = (
 def main() -> None:
     """Compiles what is missing, or writes the page."""
     top = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    top.add_argument("what", choices=["run", "table", "shapes", "seconds"])
+    top.add_argument("what", choices=["run", "plans", "table", "shapes", "seconds"])
     top.add_argument("--recipe", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     targets = list(dict.fromkeys([*TARGETS, *(shape.target for shape in SHAPES)]))
     top.add_argument("--target", nargs="+", choices=targets, default=targets)
@@ -144,6 +149,12 @@ def main() -> None:
         return
     if flags.what == "table":
         PAGE.write_text(page(list(recorded(RESULTS))), encoding="utf-8")
+        return
+    if flags.what == "plans":
+        rows = list(recorded(RESULTS))
+        for row in (row for row in rows if row["target"] in flags.target):
+            plan_again(row)
+        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return
     done = {(row["recipe"], row["target"], row["layers"]) for row in recorded(RESULTS)}
     for target in (name for name in TARGETS if name in flags.target):
@@ -170,15 +181,29 @@ def with_layers(found: Any, layers: int | None) -> Any:
     return found
 
 
-def run(recipe: str, name: str, layers: int | None) -> None:
-    """Compiles the programs of a recipe for a target and adds a line to the file."""
+def case(recipe: str, name: str, layers: int | None) -> tuple[jrl.TRLConfig, Target, Mesh]:
+    """A recipe with so many layers, and the devices."""
     config = jrl.TRLConfig.load_yaml(ROOT / "configs" / f"{recipe}.yaml")
     model = {"model_path": with_layers(ARCHITECTURES[RECIPES[recipe]](), layers)}
     if layers is not None and config.model.num_layers_unfrozen > layers:
         model["num_layers_unfrozen"] = layers
     config, target = config.evolve(model=model), parse_target(name)
-    mesh = make_mesh(*TARGETS[name], devices=target.devices())
-    found = compile_run(config, target, mesh)
+    return config, target, make_mesh(*TARGETS[name], devices=target.devices())
+
+
+def plan_again(row: dict[str, Any]) -> None:
+    """Sets what a case is planned to take."""
+    config, _, mesh = case(row["recipe"], row["target"], row["layers"])
+    with jax.set_mesh(mesh):
+        planned = plan_run(config, mesh.abstract_mesh)
+    row["held_planned"] = sum(planned.held.values())
+    for name, program in row["programs"].items():
+        program["planned"] = planned.program_bytes.get(name)
+
+
+def run(recipe: str, name: str, layers: int | None) -> None:
+    """Compiles the programs of a recipe for a target and adds a line to the file."""
+    found = compile_run(*case(recipe, name, layers))
     row = {"recipe": recipe, "target": name, "layers": layers, **figures(found)}
     with RESULTS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
@@ -213,6 +238,23 @@ def figures(found: CompiledPlan) -> dict[str, Any]:
     }
 
 
+NOTES = (
+    "Why some plans are off:",
+    "- Updates on TPUs are planned too low, by up to 60 %: what else the compiler holds there is not understood yet.",
+    "  Ask `--compile` before a TPU that is nearly full.",
+    "- T5's sampling on a TPU is planned too high: its weights and cache lie in on-chip memory, 128 MiB on v5e, of",
+    "  which nothing is reserved.",
+    "- NeoX's update on GPUs is planned too high: a layer and its gradient are counted whole, and it is not known why",
+    "  the compiler needs less.",
+    "- ILQL's Q heads on GPT-J, and LoRA on 4 H200, are planned too low, and under `tensor` two of",
+    "  GPT-2's programs are off; not understood yet.",
+    "- GPT-J attends by einsums on GPUs here, since JAX compiles cuDNN's kernel for its heads only where the GPU is: a",
+    "  run takes less than is reserved.",
+    "- `ppo_imdb_llama_7b_lora` on v5e is missing: its compiler took more than the 22 GB of the machine.",
+)
+"""What is known of the cases that are off; behind the summary."""
+
+
 def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
     """How far plans are from what the compilers reserve, in a sentence and a table by kind of device."""
     held = max(abs(row["held_planned"] / row["held"] - 1) for row in rows)
@@ -223,7 +265,7 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
         missing += [f"{'all' if len(left) == len(RECIPES) else names} on {target}"] if left else []
     yield (
         f"{len(rows)} of {len(RECIPES) * len(TARGETS)} cases are compiled, {sum(row['fits'] for row in rows)} of which "
-        f"fit. What is held is planned within {100 * held:.1g} %. Of what a call takes beside it, so many plans are "
+        f"fit. What is held is planned within {100 * held:.4f} %. Of what a call takes beside it, so many plans are "
         "within a fifth of what is reserved (DPO's and PPO's scoring, and evaluations, have no plan):"
     )
     yield ""
@@ -264,9 +306,13 @@ def page(rows: list[dict[str, Any]]) -> str:
         "which is what counts. Models have their own",
         "widths; where *layers* has a number, so many of their layers. A call takes at least "
         "as long as the longest of its products, its reads of",
-        "weights and cache (sampling alone), and what it sends, at the rates of the data sheets.",
+        "weights and cache (sampling alone), and what it sends, at the rates of the data sheets; of that, one round of "
+        "its loops is listed, from 1 MiB on.",
+        "Two cores that compiled had other work, up to six times as much: their seconds are too many.",
         "",
         *summary(rows),
+        "",
+        *NOTES,
         "",
         "| recipe | layers | target, data x fsdp x tensor | held | program | beside it: planned, reserved "
         "| compiled in, s | a call takes at least | sent in one round |",
@@ -282,11 +328,14 @@ def page(rows: list[dict[str, Any]]) -> str:
         for name, program in row["programs"].items():
             planned = "-" if program["planned"] is None else format_bytes(program["planned"])
             sent = ", ".join(
-                f"{kind}: {format_bytes(size)}" for kind, size in program["sent_a_round"].items()
+                f"{kind}: {format_bytes(size)}"
+                for kind, size in program["sent_a_round"].items()
+                if size >= 1 << 20
             )
             beside = f"{planned}, {format_bytes(program['reserved'])}"
             least = max(program["least_seconds"], key=program["least_seconds"].__getitem__)
-            bound = f"{1e3 * program['least_seconds'][least]:.2g} ms, {least}"
+            milliseconds = 1e3 * program["least_seconds"][least]
+            bound = f"{milliseconds:,.{0 if milliseconds >= 10 else 1}f} ms, {least}"
             cells = [*head, name, beside, f"{program['seconds']:.0f}", bound, sent or "-"]
             lines.append(f"| {' | '.join(cells)} |")
             head = [""] * 4
