@@ -9,6 +9,7 @@ from typing import Any
 
 from jrl.api import prepare
 from jrl.cli.summary import Work, status_of, tell
+from jrl.data.episodes import has_episodes
 from jrl.data.sources.named_sources import load_prompts, load_rewarded_samples, load_samples
 from jrl.data.sources.records import read_records
 from jrl.named_functions import load_function, load_rewards
@@ -60,6 +61,9 @@ def _learning(trainer: Trainer) -> Work:
 
 
 def _rewarded(flags: argparse.Namespace, config: TRLConfig) -> Work:
+    records = read_records(flags.samples)
+    if has_episodes(records):  # their turns bring the rewards
+        return _learning(prepare(config=config, samples=list(records), **_evaluation(flags)))
     samples, rewards = load_rewarded_samples(flags.samples)
     return _learning(prepare(config=config, samples=samples, rewards=rewards, **_evaluation(flags)))
 

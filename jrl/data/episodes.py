@@ -28,11 +28,9 @@ from jrl.data.offline import RewardedRows
 from jrl.data.ordering import batch_rows
 from jrl.data.seam import continuations
 from jrl.data.sources.fingerprint import fingerprint
+from jrl.data.sources.named_sources import EPISODE_COLUMN
 from jrl.data.tokenizer import begun, check_ids, count_ids, prompt_prefix, tokenize
 from jrl.typing import ILQLBatch, ModelInputs
-
-TURNS = "turns"
-"""The column by which a record is known to be an episode."""
 
 
 class Turn(NamedTuple):
@@ -109,7 +107,7 @@ class Row(NamedTuple):
 def has_episodes(samples: Any) -> bool:
     """True where the first sample is a record of an episode."""
     is_list = isinstance(samples, Sequence) and not isinstance(samples, str)
-    return is_list and len(samples) > 0 and isinstance(samples[0], Mapping) and TURNS in samples[0]
+    return is_list and len(samples) > 0 and isinstance(samples[0], Mapping) and EPISODE_COLUMN in samples[0]
 
 
 def check_causal(decoder_start_token_id: int | None) -> None:
@@ -135,7 +133,7 @@ def check_unset(**is_default: bool) -> None:
     for name, unset in is_default.items():
         if not unset:
             raise ValueError(
-                f"`method.{name}` is for samples that are episodes (mappings with `{TURNS}`), and these are none: "
+                f"`method.{name}` is for samples that are episodes (with `{EPISODE_COLUMN}`), and these are none: "
                 "leave it out."
             )
 
@@ -398,12 +396,12 @@ def _check_record(
     where = f"episode {number}"
     if not isinstance(record, Mapping):
         raise ValueError(
-            f"`samples`: {where} must be a mapping with `{TURNS}`, got a {type(record).__name__}."
+            f"`samples`: {where} must be a mapping with `{EPISODE_COLUMN}`, got a {type(record).__name__}."
         )
-    turns, done = record.get(TURNS), record.get("done")
+    turns, done = record.get(EPISODE_COLUMN), record.get("done")
     if isinstance(turns, str | Mapping) or not isinstance(turns, Sequence) or not turns:
         raise ValueError(
-            f"`samples`: {where}: `{TURNS}` must be a list of at least one turn, got {turns!r}. Columns: "
+            f"`samples`: {where}: `{EPISODE_COLUMN}` must be a list of at least one turn, got {turns!r}. Columns: "
             f"{sorted(map(str, record))}."
         )
     if not isinstance(done, bool):

@@ -14,7 +14,7 @@ from jrl.methods.grpo import GRPO
 from jrl.trainers.checkpoints.checkpointer import Checkpointer, CheckpointError
 from jrl.trainers.loading.reward_model import load_reward_model
 from tests.trainers.loading.reward_models import save_reward_model
-from tests.trainers.runs import PROMPTS, save_tiny_checkpoint
+from tests.trainers.runs import EPISODES, PROMPTS, save_tiny_checkpoint
 
 TINY = [
     *("--optimizer.kwargs.lr", "1e-3", "--scheduler.name", "constant"),
@@ -143,6 +143,16 @@ def test_ilql_end_to_end(files, tmp_path):
     (tmp_path / "rewarded.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
     data = ["--samples", str(tmp_path / "rewarded.jsonl"), "--eval-prompts", prompts]
     assert main(["ilql", *data, *paths(checkpoint, tmp_path / "run"), *TINY, *ONE_STEP]) == 0
+    assert (tmp_path / "run" / "checkpoint_1" / "hf_model" / "config.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ilql", "sft"])
+def test_episodes_are_read_by_their_turns(algorithm, files, tmp_path):
+    checkpoint, prompts = files
+    (tmp_path / "episodes.jsonl").write_text("\n".join(map(json.dumps, EPISODES)))
+    data = ["--samples", str(tmp_path / "episodes.jsonl"), "--eval-prompts", prompts]
+    assert main([algorithm, *data, *paths(checkpoint, tmp_path / "run"), *TINY, *ONE_STEP]) == 0
     assert (tmp_path / "run" / "checkpoint_1" / "hf_model" / "config.json").exists()
 
 

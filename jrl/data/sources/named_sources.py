@@ -13,6 +13,8 @@ PROMPT_COLUMNS = ("prompt", "text", "query")
 OUTPUT_COLUMNS = ("completion", "output", "response")
 TEXT_COLUMN = "text"
 DIALOGUE_COLUMN = "messages"
+EPISODE_COLUMN = "turns"
+"""By it a record is known to be an episode; see `jrl.data.episodes`."""
 REWARD_COLUMNS = ("reward", "score", "label")
 
 
@@ -39,7 +41,7 @@ def load_samples(name: str | os.PathLike[str]) -> list[Any]:
     Returns:
       Pairs `[prompt, output]` where there is a column "prompt" beside "completion", "output" or "response"; dialogues
       `[prompt, output, prompt, output, ...]` where there is a column "messages" that lists texts; otherwise the column
-      "text". JSON records may also be texts or lists of texts, which are taken as they are.
+      "text". JSON records may also be texts, lists of texts or episodes (with "turns"), which are taken as they are.
     Raises:
       FileNotFoundError: If the file does not exist.
       ValueError: If there are no such columns (the message lists those found), or the file cannot be read.
@@ -102,6 +104,8 @@ def _sample(record: Any, index: int, name: Any) -> Any:
         raise ValueError(
             f"{name}: record {index} must be a text, a list or an object, got {type(record).__name__}."
         )
+    if EPISODE_COLUMN in record:
+        return dict(record)
     output = next((column for column in OUTPUT_COLUMNS if column in record), None)
     if "prompt" in record and output is not None:
         return [_text(record, "prompt", index, name), _text(record, output, index, name)]

@@ -54,6 +54,10 @@ class TestSamples:
         path = write("a.jsonl", lines)
         assert load_samples(path) == ["one", "two", ["a", "b", "c", "d"], ["e", "f"]]
 
+    def test_episodes_are_taken_as_they_are(self, write):
+        record = {"prompt": "a", "output": "no output", "turns": [{"output": "b"}], "done": True}
+        assert load_samples(write("a.jsonl", json.dumps(record))) == [record]
+
     def test_messages_with_roles_are_refused(self, write):
         line = '{"messages": [{"role": "user", "content": "hello"}]}'
         with pytest.raises(ValueError, match=r'"messages" of record 0 .* got .*role.*chat template'):
