@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -176,7 +177,7 @@ def best_episodes(episodes: Sequence[Episode], share: float) -> list[Episode]:
       >>> [episode.turns[0].reward for episode in best_episodes(episodes, 0.5)]
       [-1.0, -2.0]
     """
-    count = math.ceil(share * len(episodes))
+    count = math.ceil(Fraction(str(share)) * len(episodes))  # in float, a tenth of 30 is more than 3
     ranked = sorted(range(len(episodes)), key=lambda i: -episodes[i].undiscounted_return)
     return [episodes[i] for i in sorted(ranked[:count])]
 
@@ -231,7 +232,6 @@ class EpisodeSet(RowSet):
 
     Attributes:
       windows_of_episodes: The rows, with what they earn.
-      num_episodes: Number of episodes.
 
     Further attributes are those of `RowSet`.
 
@@ -249,7 +249,6 @@ class EpisodeSet(RowSet):
         gamma: float = 1.0,
         reward_scale: float = 1.0,
     ) -> None:
-        self.num_episodes = len(episodes)
         self.windows_of_episodes = [
             row
             for number, episode in enumerate(episodes)

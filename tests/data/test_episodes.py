@@ -262,6 +262,10 @@ class TestBest:
         episodes = [Episode([number], [Turn([5], value, [])], True) for number, value in enumerate(returns)]
         assert [episode.prompt[0] for episode in best_episodes(episodes, share)] == kept
 
+    def test_a_tenth_of_thirty_is_three(self):
+        episodes = [Episode([], [Turn([5], float(value), [])], True) for value in range(30)]
+        assert len(best_episodes(episodes, 0.1)) == 3
+
 
 def made(*episodes: Episode, context_turns: int | None = 0, seed: int = 0) -> RewardedEpisodes:
     rule = replace(RULE, context_turns=context_turns)
