@@ -14,6 +14,7 @@ from jrl.data.sources.named_sources import sample_of
 from jrl.data.sources.records import READERS, RecordStream, is_table, read_records
 from jrl.distributed import join
 from jrl.methods import default_ilql_config, default_ppo_config, default_sft_config
+from jrl.rollout.environments import check_environment
 from jrl.rollout.keywords import reward_functions
 from jrl.suggestions import did_you_mean
 from jrl.trainers.base import Trainer
@@ -119,7 +120,9 @@ def prepare(
     if rewards is not None and is_table(samples):
         samples = [sample_of(record, row) for row, record in enumerate(_rows(samples))]
     samples, prompts, eval_prompts = map(_rows, (samples, prompts, eval_prompts))
-    check_data(reward_fn if environment is None else environment, samples, rewards)
+    if environment is not None:
+        check_environment(environment)
+    check_data(reward_fn, samples, rewards, environment=environment)
     check_config(config)
     check_sampling(prompts, eval_prompts, metric_fn, stop_sequences)
     if config is None:
@@ -194,14 +197,18 @@ def unpack_dataset(
 
 
 def check_data(
-    reward_fn: RewardFns | None, samples: Sequence[Any] | None, rewards: Sequence[float] | None
+    reward_fn: RewardFns | None,
+    samples: Sequence[Any] | None,
+    rewards: Sequence[float] | None,
+    *,
+    environment: Any = None,
 ) -> None:
     """Says what is missing or does not fit, before anything is loaded."""
     if reward_fn is not None:
         reward_functions(reward_fn)
     if samples is None and rewards is not None:
         raise ValueError("`rewards` are those of `samples`, one each: give `samples` too.")
-    if reward_fn is None and samples is None:
+    if reward_fn is None and environment is None and samples is None:
         raise ValueError(
             "Nothing to train on: give `reward_fn` or `environment` (online), or `samples` (offline)."
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import json
 import os
 import queue
@@ -219,6 +220,17 @@ class _Turns(Isolated):
             "steps": _keywords(environment.step),
         }
         self.__name__, self.__doc__ = environment.__name__, environment.__doc__
+        self._gone: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def __call__(self, *args: Any, **keywords: Any) -> list[Any]:
+        """Asks for one turn of one episode, as of a reward function with columns."""
+        while not self._gone.empty():
+            super().__call__([self._gone.get()], [{}], [-1])
+        return super().__call__(*args, **keywords)
+
+    def forget(self, key: str) -> None:
+        """Lets the world of an episode go before the next turn of any."""
+        self._gone.put(key)
 
 
 class IsolatedEnvironment:
@@ -230,39 +242,51 @@ class IsolatedEnvironment:
     """
 
     def __init__(self, environment: Any, *, timeout: float, workers: int, memory: int | None) -> None:
-        self._turns = _Turns(environment, timeout=timeout, workers=workers, memory=memory)
-        self.workers = workers
+        self.workers = int(_positive("workers", workers))
+        self._turns = [
+            _Turns(environment, timeout=timeout, workers=1, memory=memory) for _ in range(self.workers)
+        ]
+        self._next = itertools.cycle(self._turns)
         self.role = environment.role if hasattr(environment, "role") else None
 
     def __call__(self) -> _RemoteWorld:
-        """A world of one episode."""
-        return _RemoteWorld(self._turns, self.role)
+        """A world of one episode: in one of the processes, for as long as that lives."""
+        return _RemoteWorld(next(self._next), self.role)
 
     def close(self) -> None:
         """Ends all workers; further turns start new ones."""
-        self._turns.close()
+        for turns in self._turns:
+            turns.close()
 
 
 class _RemoteWorld:
     """The world of one episode, as the run knows it."""
 
     def __init__(self, ask: _Turns, role: str | None) -> None:
-        self._together, self.role = ask, role
+        self._one_turn, self.role = ask, role
         self._key, self._turns = secrets.token_hex(8), list[dict[str, Any]]()
         self._given: dict[str, Any] = {}
+        # Its world must not stay in the worker when the episode is over.
+        weakref.finalize(self, ask.forget, self._key)
 
     def reset(self, prompt: str, metadata: Mapping[str, Any], seed: int) -> Any:
         """Begins, in a worker."""
         self._given = {**metadata, "prompt": prompt, "metadata": dict(metadata), "seed": seed}
-        return self._ask()
+        return self._ask(None)
 
-    def step(self, text: str, ids: Sequence[int]) -> Any:
-        """Answers a turn, in the worker that knows the episode or, from its beginning, in another one."""
-        self._turns.append({"text": text, "ids": list(ids)})
-        return self._ask()
+    def step(self, text: str, ids: Sequence[int], turn: int, texts: Sequence[str]) -> Any:
+        """Answers a turn; a worker that does not know the episode is told all of it, each turn in its own time."""
+        self._turns.append({"text": text, "ids": list(ids), "turn": turn, "texts": list(texts)})
+        found = self._ask(turn)
+        if found is not False:
+            return found
+        for number in (None, *range(turn)):
+            self._ask(number)
+        return self._ask(turn)
 
-    def _ask(self) -> Any:
-        (found,) = self._together([self._key], [self._given], [self._turns])
+    def _ask(self, turn: int | None) -> Any:
+        given = self._given if turn is None else self._turns[turn]
+        (found,) = self._one_turn([self._key], [given], [turn])
         if isinstance(found, IsolatedError):
             raise found
         return found
@@ -273,14 +297,14 @@ def isolated_environment(
 ) -> IsolatedEnvironment:
     """Runs the worlds of an environment in worker processes that can be ended, `workers` of them at a time.
 
-    A world that hangs, crashes or takes too much memory fails, and with it its episode alone. A worker keeps the world
-    that it answered for last; for another one it makes the world anew and tells it all turns again. So an environment
-    must be a function of what it is told: chance from its `seed`, and nothing outside it that its steps change.
+    A world that hangs, crashes or takes too much memory fails, and with it its episode alone. The other worlds of its
+    process are made anew in the next one, and told all their turns again. So an environment must be a function of what
+    it is told: chance from its `seed`, and nothing outside it that its steps change.
 
     Args:
       environment: A class with `step` (and `reset`), of a module that a worker can import, not of the script that runs.
-      timeout: Seconds that an answer may take, the turns that are told again included.
-      workers: Processes.
+      timeout: Seconds that an answer may take.
+      workers: Processes; episodes are dealt out to them in turn, and stay where they are.
       memory: Bytes of address space that one may take beyond those of its imports; None: no limit.
     Raises:
       ValueError: If a worker could not import the class, or an argument is out of its range.
@@ -288,7 +312,7 @@ def isolated_environment(
     return IsolatedEnvironment(environment, timeout=timeout, workers=workers, memory=memory)
 
 
-def _one_turn(episode: list[str], given: list[dict[str, Any]], turns: list[list[Any]]) -> list[Any]:
+def _one_turn(episode: list[str], given: list[dict[str, Any]], turn: list[Any]) -> list[Any]:
     """Columns that a worker of environments is asked by; in its process stands the user's class."""
     raise NotImplementedError
 

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 class _Episodes:
-    """Worlds of episodes, of which one is kept: another one's is made again, and reads what it was told before.
+    """Worlds of episodes, which stay here from turn to turn.
 
     Args:
       make: The user's class.
@@ -70,26 +70,37 @@ class _Episodes:
 
     def __init__(self, make: Callable[[], Any], begins: list[str] | None, steps: list[str]) -> None:
         self._make, self._begins, self._steps = make, begins, steps
-        self._held: tuple[str, int, Any] | None = None
+        self._worlds: dict[str, Any] = {}
 
-    def __call__(self, episode: list[str], given: list[dict[str, Any]], turns: list[list[Any]]) -> list[Any]:
-        """What the world says first, or of the newest turn. Columns of one entry, as everywhere here."""
-        (key,), (begun,), (told,) = episode, given, turns
-        held, self._held = self._held, None
-        world, done, said = None, 0, None
-        if held is not None and held[:2] == (key, len(told) - 1):
-            _, done, world = held
-        if world is None:
+    def __call__(self, episode: list[str], given: list[dict[str, Any]], turn: list[Any]) -> list[Any]:
+        """What the world of an episode says. Columns of one entry, as everywhere here.
+
+        Args:
+          episode: Its key.
+          given: Keywords by name.
+          turn: None: the episode begins. -1: it is over, and its world goes. Else the number of the turn.
+        Returns:
+          What the user's code does; False where no such world is here.
+        """
+        (key,), (offered,), (number,) = episode, given, turn
+        if number == -1:
+            self._worlds.pop(key, None)
+            return [None]
+        if number is None:
             world = self._make()
-            if self._begins is not None:
-                said = world.reset(**{name: begun[name] for name in self._begins})
-        for number, turn in enumerate(told[done:], start=done):
-            offered = {**turn, "turn": number}
-            said = world.step(**{name: offered[name] for name in self._steps})
-        self._held = key, len(told), world
+            said = None if self._begins is None else world.reset(**_chosen(offered, self._begins))
+            self._worlds[key] = world
+            return [said]
+        if key not in self._worlds:
+            return [False]
+        said = self._worlds[key].step(**_chosen(offered, self._steps))
         if isinstance(said, tuple | list):
             said = [part.item() if hasattr(part, "item") else part for part in said]
         return [said]
+
+
+def _chosen(offered: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: offered[name] for name in names if name in offered}
 
 
 def _limit_memory(size: int | None) -> None:

@@ -58,6 +58,17 @@ def test_worlds_of_several_workers_answer_together():
     assert len(processes) >= 2
 
 
+def test_a_worker_keeps_the_worlds_of_its_episodes():
+    """No turn is told twice: each of twelve episodes is as old as its own turns."""
+    environment = isolated_environment(worlds.Counts, timeout=5.0, workers=2)
+    made = [World(environment, "", {}, seed) for seed in range(12)]
+    said = [[world.step("", []) for world in made] for _ in range(3)]
+    environment.close()
+    assert max(answer.reward for turn in said for answer in turn) == 18.0, "36 calls in two processes"
+    found = [[answer.observation for answer in turn] for turn in said]
+    assert found == [[f"{turn} {seed}" for seed in range(12)] for turn in (1, 2, 3)]
+
+
 def test_the_class_of_a_script_cannot_live_elsewhere():
     class Local:
         def step(self, text: str) -> tuple[str, float, bool]:

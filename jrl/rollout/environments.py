@@ -8,6 +8,7 @@ only with those that its signature takes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import numbers
@@ -18,7 +19,7 @@ from jrl.rollout.keywords import CURE_OF_ASYNC, is_async, select_keywords
 
 FAILURES = (Exception, SystemExit)
 """What a user's environment may raise that is its failure: all but an interrupt."""
-STEP_KEYWORDS = ("text", "ids", "turn")
+STEP_KEYWORDS = ("text", "ids", "turn", "texts")
 RESET_KEYWORDS = ("prompt", "metadata", "seed")
 
 
@@ -44,13 +45,16 @@ class Environment(Protocol):
         """
         ...
 
-    def step(self, *, text: str, ids: Sequence[int], turn: int) -> tuple[str, float, bool]:
+    def step(
+        self, *, text: str, ids: Sequence[int], turn: int, texts: Sequence[str]
+    ) -> tuple[str, float, bool]:
         """Answers a turn.
 
         Args:
           text: What the policy wrote, without EOS and stop string.
           ids: All that it sampled in the turn.
           turn: Number of the turn, from 0.
+          texts: Of all turns so far.
         Returns:
           (observation: text that the policy reads next, reward of the turn, whether the episode is over).
         """
@@ -127,12 +131,12 @@ class World:
         return _answer(_called(self._step, "environment.step", self._given | own))
 
 
-def check_environment(environment: Any, metadata: Sequence[str] = ()) -> None:
-    """Refuses what could never be an environment, before a model is read.
+def check_environment(environment: Any, metadata: Sequence[str] | None = None) -> None:
+    """Refuses what could never be an environment.
 
     Args:
       environment: The user's.
-      metadata: Keys of the prompts' metadata.
+      metadata: Keys of the prompts' metadata; None: not known yet, and no keyword is looked at.
     Raises:
       ValueError: If it is neither a factory of objects with `step` nor a function of a turn, or asks for a keyword
         that there is not.
@@ -143,34 +147,45 @@ def check_environment(environment: Any, metadata: Sequence[str] = ()) -> None:
             f"object, or a function that answers a turn; got {type(environment).__name__}. Is it an object? Every "
             "episode needs one of its own: give its class."
         )
-    clash = sorted(set(metadata) & {*STEP_KEYWORDS, *RESET_KEYWORDS, "texts"})
+    methods: dict[str, Callable[..., Any]] = {}
+    own: Any = environment
+    if inspect.isclass(environment):
+        if not hasattr(environment, "step"):
+            raise ValueError(f"`environment` must have `step`, which {environment.__name__} has not.")
+        methods = {"step": functools.partial(own.step, None)}
+        if hasattr(environment, "reset"):
+            methods["reset"] = functools.partial(own.reset, None)
+    elif _is_plain(environment):
+        methods = {"step": environment}
+    for method in methods.values():
+        if is_async(method.func if isinstance(method, functools.partial) else method):
+            raise ValueError(f"`environment` must not be async. {CURE_OF_ASYNC}.")
+    if metadata is None:
+        return
+    names = {"reset": (*RESET_KEYWORDS, *metadata), "step": STEP_KEYWORDS}
+    if _is_plain(environment):
+        names["step"] = (*STEP_KEYWORDS, *RESET_KEYWORDS, *metadata)
+    clash = sorted(set(metadata) & {*STEP_KEYWORDS, *RESET_KEYWORDS, "turns", "failures"})
     if clash:
         raise ValueError(
             f"Prompt metadata may not be called {clash}: environments get their own arguments so."
         )
-    step = environment if _is_plain(environment) else None
-    if inspect.isclass(environment):
-        step = getattr(environment, "step", None)
-        if step is None:
-            raise ValueError(f"`environment` must have `step`, which {environment.__name__} has not.")
-    if step is not None and is_async(step):
-        raise ValueError(f"`environment` must not be async. {CURE_OF_ASYNC}.")
-    if _is_plain(environment):
-        names = (*STEP_KEYWORDS, *RESET_KEYWORDS, "texts", *metadata)
-        select_keywords(environment, "environment", dict.fromkeys(names))
+    for name, method in methods.items():
+        select_keywords(method, f"environment.{name}", dict.fromkeys(names[name]))
 
 
 def _is_plain(environment: Any) -> bool:
     """True for a function that answers a turn; False for what makes objects."""
-    if inspect.isclass(environment) or hasattr(environment, "workers"):
+    if inspect.isclass(environment):
         return False
     parameters = inspect.signature(environment).parameters.values()
     return any(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in parameters)
 
 
 def _called(function: Callable[..., Any], role: str, offered: Mapping[str, Any]) -> Any:
+    given = select_keywords(function, role, offered)  # what asks for another keyword is no failure of a world
     try:
-        return function(**select_keywords(function, role, offered))
+        return function(**given)
     except FAILURES as error:
         raise EnvironmentFailure(f"`{role}` raised {type(error).__name__}: {error}") from error
 

@@ -21,21 +21,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl.data.batching import bucket_length
 from jrl.data.prompts import PromptSet
 from jrl.data.seam import continuations
 from jrl.placement import place_rows
 from jrl.rollout.collect import Call, Clock, Collector, Follow
 from jrl.rollout.environments import EnvironmentFailure, World
 from jrl.rollout.gathering import Part
-from jrl.rollout.sampler import GenerationSettings
+from jrl.rollout.sampler import GenerationSettings, check_successors
 from jrl.rollout.text import Texts, Turn, decode_rows
 from jrl.rollout.turns import Plan, TurnPrograms
 from jrl.typing import Completions, Frozen, Params, PolicyFns, PRNGKey
+from jrl.typing.language import shares_columns
 
 WRITE_TOKENS = 32
 """Most tokens that slots write between two looks of the host: a turn that is longer goes on in the next call."""
 CONTEXT_TOKENS = 16
 """Tokens before a turn that its text is decoded behind: a sentencepiece turn alone would lose its first space."""
+KEPT_CHARACTERS = 2000
+"""Of an observation that is too long to be read."""
 CHARACTERS_A_TOKEN = 64
 """An observation with more characters for each token that there is room for is too long, without being encoded."""
 
@@ -68,6 +72,7 @@ class Episode:
       failure: What the environment failed with; None: with nothing.
       over: Whether it has ended, by whatever.
       held: Tokens of it in the cache.
+      valid: How many of them, from the first one on, it still has: those behind were taken back.
       turn_start: Place of the turn at hand among the ids.
       world: Of this episode, once it has begun.
     """
@@ -81,6 +86,7 @@ class Episode:
     failure: str | None = None
     over: bool = False
     held: int = 0
+    valid: int = 0
     turn_start: int = 0
     world: World | None = None
 
@@ -94,7 +100,7 @@ class Episode:
         try:
             self.world = self.task.begin()
         except EnvironmentFailure as error:
-            self.failure, self.over = str(error), True
+            self.fail(str(error))
             return ""
         return self.world.observation
 
@@ -104,6 +110,7 @@ class Episode:
         self.actions += [True] * len(ids)
         self.logprobs += logprobs
         self.held += len(ids)
+        self.valid = self.held
 
     def end_turn(self, output: str, num_tokens: int) -> str:
         """Cuts the turn to so many tokens, lets the world answer it, and returns what it says.
@@ -119,10 +126,12 @@ class Episode:
         try:
             answer = self.world.step(output, self.ids[self.turn_start :])
         except EnvironmentFailure as error:
-            self.failure, self.over = f"turn {len(self.turns) - 1}: {error}", True
+            self.fail(f"turn {len(self.turns) - 1}: {error}")
             return ""
         turn["observation"], turn["reward"] = answer.observation, answer.reward
-        self.done = self.over = answer.done
+        self.done = answer.done
+        if self.done:
+            self.end()
         return answer.observation
 
     def observe(self, encoded: Sequence[int]) -> None:
@@ -133,21 +142,42 @@ class Episode:
         self.turn_start = len(self.ids)
 
     def end(self) -> None:
-        """Ends the episode at a limit."""
-        self.over = True
+        """Ends the episode, by whatever; its world is given up."""
+        self.over, self.world = True, None
 
     def cut(self, length: int) -> None:
         """Takes back all behind a number of ids."""
         for column in (self.ids, self.actions, self.logprobs):
             del column[length:]
+        self.valid = min(self.valid, len(self.known))
+
+    def fail(self, failure: str) -> None:
+        """Ends the episode without a reward."""
+        self.failure = failure
+        self.end()
+
+    def leave_no_room(self, said: str) -> None:
+        """Ends the episode at what the world said, which is not read; a log keeps the beginning of it."""
+        if not self.turns:
+            self.fail(
+                f"the prompt and the first observation, of {len(said)} characters, leave no room for a turn"
+            )
+            return
+        if len(said) > KEPT_CHARACTERS:
+            self.turns[-1]["observation"] = f"{said[:KEPT_CHARACTERS]}..."
+        self.end()
 
     def catch_up(self) -> tuple[int, list[int]]:
         """Tokens that the cache must forget, and ids that it must read, to hold all but the newest token."""
         known = self.known
-        too_many = max(self.held - (len(known) - 1), 0)
-        unread = known[self.held - too_many : -1]
-        self.held = len(known) - 1
+        good = min(self.valid, len(known) - 1)
+        too_many, unread = self.held - good, known[good:-1]
+        self.held = self.valid = len(known) - 1
         return too_many, unread
+
+
+def _no_template(text: str, role: str) -> str:
+    raise ValueError(f"`environment.role` is {role!r}, and there is no chat template to write it.")
 
 
 class Player:
@@ -159,10 +189,10 @@ class Player:
       mesh: Of the model.
       stop_sequences: Texts that end a turn.
       forbidden: A transition mask, as `check_logit_mask` gives it.
-      reply: `(observation, role) -> text` between two turns, as a chat template writes it; None: there is none.
+      reply: `(observation, role) -> text` between two turns, as a chat template writes it.
       workers: Worlds that may answer at the same time.
     Raises:
-      ValueError: If there are several processes.
+      ValueError: If there are several processes, or the model is none that goes on from turn to turn.
     """
 
     def __init__(
@@ -172,9 +202,13 @@ class Player:
         mesh: Mesh,
         stop_sequences: Sequence[str] = (),
         forbidden: jax.Array | None = None,
-        reply: Callable[[str, str], str] | None = None,
+        reply: Callable[[str, str], str] = _no_template,
         workers: int = 1,
     ) -> None:
+        if policy.own_columns is shares_columns:
+            raise ValueError(
+                "`environment` needs a causal language model: a turn of a seq2seq model does not go on."
+            )
         if jax.process_count() > 1:
             raise ValueError(
                 f"Episodes are played in one process, got {jax.process_count()}: environments of several processes "
@@ -190,21 +224,26 @@ class Player:
         self._programs: dict[Any, TurnPrograms] = {}
 
     def programs(self, settings: GenerationSettings, num_slots: int, length: int) -> TurnPrograms:
-        """The compiled programs for these settings and sizes, made on first use."""
+        """The compiled programs for these settings and sizes, made on first use; knobs are theirs to be given.
+
+        Raises:
+          ValueError: If the settings, beside a transition mask, leave nothing to draw.
+        """
         steered = None if settings.beta is None else 0.0
         static = replace(
             settings, temperature=1.0, top_p=1.0, beta=steered, max_turns=None, max_turn_tokens=None
         )
         if (static, num_slots, length) not in self._programs:
+            if self._forbidden is not None:
+                check_successors(np.asarray(self._forbidden), settings)
             self._programs[static, num_slots, length] = TurnPrograms(
                 self._policy,
                 self._mesh,
+                static,
                 num_slots=num_slots,
                 length=length,
                 num_tokens=min(WRITE_TOKENS, settings.max_new_tokens),
                 end_token_ids=tuple(sorted({*settings.eos_token_id, *self._stop_ids})),
-                settings=settings,
-                forbidden=self._forbidden,
             )
         return self._programs[static, num_slots, length]
 
@@ -217,23 +256,28 @@ class Player:
         key: PRNGKey,
         *,
         num_slots: int,
+        prompt_width: int | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
         clock: Clock = lambda name: nullcontext(),
     ) -> list[Episode]:
         """Plays all episodes.
 
-            Args:
-              params: Trainable parameters.
-              frozen: The rest.
-              tasks: The episodes.
-              settings: How to sample; `max_new_tokens` counts all behind a prompt, observations included.
-        key: Of the collection.
-              num_slots: Episodes that are played together.
-              clock: Measures `rollout` (waiting for samples) and `environment`.
-            Returns:
-              The episodes, in the order of the tasks.
+        Args:
+          params: Trainable parameters.
+          frozen: The rest.
+          tasks: The episodes.
+          settings: How to sample; `max_new_tokens` counts all behind a prompt, observations included.
+          key: Of the collection.
+          num_slots: Episodes that are played together.
+          prompt_width: Room for prompts, which programs are compiled for; None: as these need.
+          meanwhile: Called once the first turns are on their way: the host is free then.
+          clock: Measures `rollout` (waiting for samples) and `environment`.
+        Returns:
+          The episodes, in the order of the tasks.
         """
-        length = max(len(task.prompt) for task in tasks) + settings.max_new_tokens
-        programs = self.programs(settings, num_slots, -(-length // 64) * 64)
+        width = prompt_width or bucket_length(max(len(task.prompt) for task in tasks))
+        programs = self.programs(settings, num_slots, width + settings.max_new_tokens)
+        knobs = settings.knobs._replace(forbidden=self._forbidden)
         weights = programs.weights(params, frozen)
         cache = programs.start(weights)
         waiting, found = deque(Episode(task) for task in tasks), list[Episode]()
@@ -248,7 +292,9 @@ class Player:
             cache = self._catch_up(programs, weights, cache, active, left)
             plan = _plan(active, num_slots, settings)
             least = max(1, len(active) // 2)
-            cache, written = programs.write(weights, cache, plan, key, least_running=least)
+            cache, written = programs.write(weights, cache, plan, knobs, key, least_running=least)
+            meanwhile()
+            meanwhile = lambda: None  # noqa: E731
             with clock("rollout"):
                 tokens, logprobs, lengths = jax.device_get(written)
             for slot, episode in active.items():
@@ -345,7 +391,7 @@ class Player:
         room = settings.max_new_tokens - len(episode.ids)
         encoded = [] if len(text) > CHARACTERS_A_TOKEN * room else self._encoded(episode, text)
         if len(text) > CHARACTERS_A_TOKEN * room or len(encoded) >= room:
-            episode.end()
+            episode.leave_no_room(text)
         else:
             episode.observe(encoded)
 
@@ -353,11 +399,12 @@ class Player:
         """Ids of an observation, behind those that the episode has."""
         assert episode.world is not None, "it was begun"
         role = episode.world.role
+        if role is not None and text and not episode.turns:
+            raise ValueError(
+                f"`environment.reset` must return no text where `environment.role` is {role!r}: it would stand in the "
+                "policy's turn. Write it into the prompt."
+            )
         if role is not None and episode.turns:
-            if self._reply is None:
-                raise ValueError(
-                    f"`environment.role` is {role!r}, and there is no chat template to write it."
-                )
             text = self._reply(text, role)
         if not text:
             return []
@@ -395,7 +442,6 @@ class EpisodeCollector(Collector):
         clock: Clock = lambda name: nullcontext(),
     ) -> Iterator[tuple[Call, Part]]:
         """Episodes call by call, as `Collector.parts` gives completions; all are played before the first comes."""
-        meanwhile()
         total, rows_of_call = len(indices), self._rows_of_call(len(indices))
         columns = prompts.width(indices) if width is None else width
         batch = prompts.rows(indices, width=columns)
@@ -476,8 +522,8 @@ def environment(
     """
     found: list[Any] = []
     for played, failure, ids in zip(turns, failures, output_tokens, strict=True):
-        if failure is not None or not ids:
-            found.append(EnvironmentFailure(failure or "the prompt and the first observation leave no room"))
+        if failure is not None:
+            found.append(EnvironmentFailure(failure))
             continue
         rewards = [0.0] * len(ids)
         for turn in played:
@@ -510,7 +556,8 @@ def recorded(tokenizer: Any, prompts: Sequence[Sequence[int]], texts: Texts) -> 
                     "output_tokens": ids[turn["start"] : turn["end"]],
                     "reward": turn["reward"],
                     "observation": turn["observation"],
-                    "observation_tokens": ids[turn["end"] : stop],
+                    # The last one is not read: who learns from it encodes it.
+                    **({"observation_tokens": ids[turn["end"] : stop]} if stop < len(ids) else {}),
                 }
                 for turn, stop in zip(turns, stops, strict=True)
             ],

@@ -321,8 +321,6 @@ class ExperienceCollector:
         texts, rewards, columns = collected.texts, collected.rewards, collected.columns
         assert rewards is not None and columns is not None, "there is a reward function"
         failed = np.isnan(rewards).any(axis=1)
-        if texts.failures is not None:  # whatever another function says of such an episode
-            failed |= np.asarray([failure is not None for failure in texts.failures])
         scores = np.asarray(
             [np.nan if lost else math.fsum(row) for lost, row in zip(failed, rewards, strict=True)]
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ import numpy as np
 from jrl.rollout.keywords import reward_functions, unique_names
 from jrl.rollout.reward_columns import RewardColumns, check_weights, combined_rewards, reward_columns
 from jrl.rollout.rewards import RewardError, call_reward_fns
-from jrl.rollout.text import Texts
+from jrl.rollout.text import Texts, episode_cells
 
 
 class Judged(NamedTuple):
@@ -89,6 +90,11 @@ class RewardCall:
         except RewardError as error:
             error.add_note(keep_failed(self.failures, texts, metadata, label=label))
             raise
+        if texts.failures is not None:  # whatever others say of an episode whose environment failed
+            rewards = [
+                reward if failure is None else math.nan
+                for reward, failure in zip(rewards, texts.failures, strict=True)
+            ]
         return Judged(rewards, reward_columns(names, found))
 
 
@@ -114,6 +120,7 @@ def keep_failed(folder: Path, texts: Texts, metadata: Mapping[str, Sequence[Any]
                     "output": texts.outputs[row],
                     "output_tokens": [int(token) for token in texts.output_tokens[row]],
                     "metadata": {name: column[row] for name, column in metadata.items()},
+                    **episode_cells(texts, row),
                 }
                 file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
     except (OSError, ValueError, TypeError) as error:  # a full disk, or what texts and metadata hold

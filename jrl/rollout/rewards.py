@@ -365,6 +365,14 @@ def _check_row(reward: Any, row: int, texts: Texts, role: str) -> Reward | Rewar
             index=row,
             prompt=prompt,
         )
+    unseen = _earned_by_nobody(entries, texts, row)
+    if unseen is not None:
+        return RewardError(
+            f"Rewards per token of `{role}` must be 0 on tokens that the environment wrote, got {entries[unseen]} at "
+            f"token {unseen}: nobody chose it. `turns` has the places of the policy's.",
+            index=row,
+            prompt=prompt,
+        )
     if not all(map(math.isfinite, entries)):
         bad = next(place for place, entry in enumerate(entries) if not math.isfinite(entry))
         return RewardError(
@@ -373,6 +381,14 @@ def _check_row(reward: Any, row: int, texts: Texts, role: str) -> Reward | Rewar
             prompt=prompt,
         )
     return np.asarray(entries, np.float32)
+
+
+def _earned_by_nobody(entries: Sequence[float], texts: Texts, row: int) -> int | None:
+    """Place of the first reward on a token that the policy did not choose."""
+    if texts.turns is None:
+        return None
+    own = {place for turn in texts.turns[row] for place in range(turn["start"], turn["end"])}
+    return next((place for place, entry in enumerate(entries) if entry and place not in own), None)
 
 
 def _reward_or_skip(reward: Reward | RewardError, *, skip_errors: bool) -> Reward:

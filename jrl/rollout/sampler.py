@@ -134,7 +134,7 @@ class Sampler:
         place = None if self._mesh is None else rows_sharding(self._mesh, num_rows)
         if (static, place, num_generations) not in self._programs:
             if self._forbidden is not None:
-                _check_successors(np.asarray(self._forbidden), settings)
+                check_successors(np.asarray(self._forbidden), settings)
             self._programs[static, place, num_generations] = jax.jit(
                 make_generate(
                     self._policy,
@@ -178,8 +178,15 @@ class Sampler:
         return program(params, frozen, prompts, jnp.asarray(row_ids), knobs, key)
 
 
-def _check_successors(forbidden: np.ndarray, settings: GenerationSettings) -> None:
-    """Refuses settings that, beside a transition mask, leave nothing to draw after some token."""
+def check_successors(forbidden: np.ndarray, settings: GenerationSettings) -> None:
+    """Refuses settings that, beside a transition mask, leave nothing to draw after some token.
+
+    Args:
+      forbidden: The mask.
+      settings: How to sample.
+    Raises:
+      ValueError: If they do.
+    """
     tokens, ends = np.arange(len(forbidden)), settings.eos_token_id
     never = np.isin(tokens, [*settings.suppress_tokens, *(ends if settings.min_new_tokens else ())])
     stuck = (forbidden | never).all(axis=1) & ~np.isin(tokens, ends)  # nothing is drawn after an EOS

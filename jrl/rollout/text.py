@@ -140,15 +140,20 @@ def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[A
             "output": texts.outputs[row],
             "reward": score if score is None else float(score),
             **{name: column[row] for name, column in more.items()},
-            **_episode_cells(texts, row),
+            **episode_cells(texts, row),
             "output_tokens": [int(token) for token in texts.output_tokens[row]],
         }
         for row, score in enumerate(scores)
     ]
 
 
-def _episode_cells(texts: Texts, row: int) -> dict[str, Any]:
-    """Further columns of an episode."""
+def episode_cells(texts: Texts, row: int) -> dict[str, Any]:
+    """What a log says of an episode beside text and ids: its turns, its end, and what failed; nothing of a completion.
+
+    Args:
+      texts: The rows.
+      row: Which one.
+    """
     if texts.turns is None or texts.failures is None:
         return {}
     found = {"turns": texts.turns[row], "done": bool(texts.stopped[row])}

@@ -19,15 +19,18 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.compilation import COMPILER_OPTIONS
-from jrl.mesh import gather_fsdp, replicated, rows_parts
+from jrl.mesh import gather_fsdp, rows_parts
 from jrl.ops.sampling import SamplingContext, draw, make_processors
-from jrl.placement import rows_sharding
 from jrl.rollout.generate import steering_advantages
 from jrl.rollout.sampler import GenerationSettings
 from jrl.typing import Cache, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, SamplingKnobs
 
 READ_WIDTH = 256
 """Most columns of tokens that a call of `read` brings: longer texts come in several calls of this width."""
+
+
+LEAST_WIDTH = 16
+"""Fewest columns, most of them padding: widths and numbers of rows are powers of four, and few shapes are compiled."""
 
 
 class Weights(NamedTuple):
@@ -92,12 +95,11 @@ class TurnPrograms:
     Args:
       policy: A causal model.
       mesh: Of the model; slots are split over it where they divide.
-      settings: How to sample; `max_new_tokens` is not read.
+      settings: How to sample; `max_new_tokens` is not read, nor is what knobs say.
       num_slots: Rows that write together.
       length: Columns of the cache: most tokens of a row, its prompt included.
       num_tokens: Most tokens of one call of `write`.
       end_token_ids: Each ends a slot's turn: the EOS, and whatever shows the host a stop string.
-      forbidden: A transition mask, as `check_logit_mask` gives it.
     Raises:
       ValueError: If the settings ask for what needs all tokens of a row at every step.
     """
@@ -112,23 +114,21 @@ class TurnPrograms:
         length: int,
         num_tokens: int,
         end_token_ids: tuple[int, ...],
-        forbidden: jax.Array | None = None,
     ) -> None:
         if settings.repetition_penalty != 1.0:
             raise ValueError(
                 f"gen_kwargs: `repetition_penalty` must be 1 where rows go on from turn to turn, got "
                 f"{settings.repetition_penalty}: what an environment said would be penalised too."
             )
-        self._settings, self._forbidden = settings, forbidden
         self.num_slots, self.length, self.num_tokens = num_slots, length, num_tokens
         # Where slots lie on several devices, all read together: picking some would send a cache between devices.
         self._is_split = rows_parts(mesh) > 1 and num_slots % rows_parts(mesh) == 0
-        rows, whole = rows_sharding(mesh, num_slots), replicated(mesh)
+        # Nothing is said of shardings: the cache stays as the model splits it, heads included, from call to call.
         compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS)
         self._arrange = compiled(partial(_arranged, policy, num_slots, num_tokens))
-        self._start = compiled(partial(_empty, policy, num_slots, length), out_shardings=rows)
-        self._forget = compiled(policy.forget, donate_argnums=0, out_shardings=rows)
-        self._read = compiled(partial(_read, policy, self._is_split), donate_argnums=1, out_shardings=rows)
+        self._start = compiled(partial(_empty, policy, num_slots, length))
+        self._forget = compiled(policy.forget, donate_argnums=0)
+        self._read = compiled(partial(_read, policy, self._is_split), donate_argnums=1)
         processors = make_processors(
             eos_token_ids=settings.eos_token_id,
             top_k=settings.top_k,
@@ -138,7 +138,7 @@ class TurnPrograms:
         write = partial(
             _write, policy, processors, settings, end_token_ids=end_token_ids, num_tokens=num_tokens
         )
-        self._write = compiled(write, donate_argnums=1, out_shardings=(rows, whole))
+        self._write = compiled(write, donate_argnums=1)
 
     def weights(self, params: Params, frozen: Frozen) -> Weights:
         """The weights as the other programs read them: made once for many calls."""
@@ -165,7 +165,7 @@ class TurnPrograms:
             now = {slot: ids[:READ_WIDTH] for slot, ids in texts.items()}
             texts = {slot: ids[READ_WIDTH:] for slot, ids in texts.items() if len(ids) > READ_WIDTH}
             slots = np.arange(self.num_slots) if self._is_split else self._padded(sorted(now))
-            width = _power(max(map(len, now.values())))
+            width = max(_power(max(map(len, now.values()))), LEAST_WIDTH)
             tokens = np.zeros((len(slots), width), np.int32)
             mask = np.zeros((len(slots), width), bool)
             for row, slot in enumerate(slots.tolist()):
@@ -176,7 +176,14 @@ class TurnPrograms:
         return cache
 
     def write(
-        self, weights: Weights, cache: Cache, plan: Plan, key: PRNGKey, *, least_running: int = 1
+        self,
+        weights: Weights,
+        cache: Cache,
+        plan: Plan,
+        knobs: SamplingKnobs,
+        key: PRNGKey,
+        *,
+        least_running: int = 1,
     ) -> tuple[Cache, Written]:
         """Lets slots write until all have ended or reached their limits; `cache` is donated.
 
@@ -184,22 +191,22 @@ class TurnPrograms:
           weights: From `weights`.
           cache: The slots.
           plan: What each is to do.
+          knobs: Temperature and what else is traced.
           key: Of the collection.
           least_running: The call ends, too, as soon as fewer slots write than that.
         """
-        knobs = self._settings.knobs._replace(forbidden=self._forbidden)
         found: tuple[Cache, Written] = self._write(weights, cache, plan, knobs, key, jnp.int32(least_running))
         return found
 
     def _padded(self, slots: list[int]) -> np.ndarray:
-        """Slots, filled up to a power of two with numbers behind the last one: few shapes to compile."""
+        """Slots, filled up to a power of four with numbers behind the last one: few shapes to compile."""
         count = min(_power(len(slots)), self.num_slots)
         return np.asarray(slots + [self.num_slots] * (count - len(slots)), np.int32)
 
 
 def _power(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << max(count - 1, 0).bit_length()
+    """The smallest power of four that is at least `count`."""
+    return 1 << 2 * -(-max(count - 1, 0).bit_length() // 2)
 
 
 def _arranged(policy: PolicyFns, rows: int, tokens: int, params: Params, frozen: Frozen) -> Weights:

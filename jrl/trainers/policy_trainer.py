@@ -15,19 +15,20 @@ import jax
 import numpy as np
 import optax
 
-from jrl.data.chat.rendering import reply_text
+from jrl.data.chat.rendering import check_role, reply_text
 from jrl.data.prompts import PromptSet
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.forward import Reader
 from jrl.models.heads import HeadsPlace
 from jrl.models.model import LanguageModel
 from jrl.rollout.collect import Collector
-from jrl.rollout.environments import check_environment
+from jrl.rollout.environments import EnvironmentFailure, check_environment
 from jrl.rollout.episodes import EpisodeCollector, Player, recorded
 from jrl.rollout.episodes import environment as environment_rewards
 from jrl.rollout.keywords import refuse_async, reward_functions
 from jrl.rollout.reward_call import RewardCall
 from jrl.rollout.sampler import GenerationSettings, Sampler, check_logit_mask
+from jrl.rollout.text import Texts
 from jrl.trainers.base import EVALUATION_STREAM, Trainer
 from jrl.trainers.config.gen_kwargs import Sweep, parse_gen_kwargs
 from jrl.trainers.config.trl_config import TRLConfig
@@ -96,6 +97,9 @@ class PolicyTrainer(Trainer):
         self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
         self.player = None
         if self.environment is not None:
+            role = self.environment.role if hasattr(self.environment, "role") else None
+            if role is not None:
+                check_role(self.tokenizer, role)
             self.player = Player(
                 self.policy,
                 self.tokenizer,
@@ -147,11 +151,11 @@ class PolicyTrainer(Trainer):
         Raises:
           ValueError: If they limit turns, and there is no environment.
         """
-        for name, value in (
-            ("max_turns", parsed[0].max_turns),
-            ("max_turn_tokens", parsed[0].max_turn_tokens),
-        ):
-            if value is not None and self.environment is None:
+        settings, sweep = parsed
+        limits = {"max_turns": settings.max_turns, "max_turn_tokens": settings.max_turn_tokens}
+        for name, value in limits.items():
+            is_swept = sweep is not None and sweep[0] == name
+            if (value is not None or is_swept) and self.environment is None:
                 raise ValueError(
                     f"gen_kwargs: `{name}` limits the turns of an episode, got {value}, and there is no environment: "
                     "give `environment`, or leave it out."
@@ -174,7 +178,7 @@ class PolicyTrainer(Trainer):
           max_new_tokens: The longest completion that will follow them.
           long_prompts: Default: `train.long_prompts`.
         """
-        return make_prompt_set(
+        found = make_prompt_set(
             prompts,
             self.tokenizer,
             self.config,
@@ -182,6 +186,9 @@ class PolicyTrainer(Trainer):
             long_prompts=long_prompts,
             decoder_start_token_id=self.lm.decoder_start_token_id,
         )
+        if self.environment is not None:
+            check_environment(self.environment, list(found.metadata(np.arange(0))))
+        return found
 
     @functools.cached_property
     def handed_tokenizer(self) -> Any:
@@ -302,7 +309,9 @@ class PolicyTrainer(Trainer):
             if key is None:
                 key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)
             indices = np.arange(len(found))
-            return collect.texts(self.sampling_params, self.frozen, found, indices, settings, key).outputs
+            texts = collect.texts(self.sampling_params, self.frozen, found, indices, settings, key)
+        _refuse_failures(texts)
+        return texts.outputs
 
     def record_episodes(
         self,
@@ -320,16 +329,20 @@ class PolicyTrainer(Trainer):
           gen_kwargs: Replaces entries of `method.gen_kwargs`.
           seed: Same seed, same episodes.
         Returns:
-          Number of episodes; those whose environment failed are left out.
+          Number of episodes.
         Raises:
           ValueError: If there is no environment.
+          EnvironmentFailure: If the environment fails; the episodes of the calls before are in the file.
         """
         if self.player is None:
             raise ValueError(
                 "`environment` must be given to record episodes: without one there are no turns."
             )
         settings, _ = self.parse_generation({**self.config.method.gen_kwargs, **(gen_kwargs or {})})
-        found = self.prompt_set(list(prompts), max_new_tokens=settings.max_new_tokens)
+        long_prompts = "error" if self.config.train.long_prompts == "drop" else None
+        found = self.prompt_set(
+            list(prompts), max_new_tokens=settings.max_new_tokens, long_prompts=long_prompts
+        )
         collect = self.collector(min(len(found), self.eval_chunk_size))
         count = 0
         with jax.set_mesh(self.mesh), open(path, "w", encoding="utf-8") as file:
@@ -337,6 +350,7 @@ class PolicyTrainer(Trainer):
             indices = np.arange(len(found))
             for call, part in collect.parts(self.sampling_params, self.frozen, found, indices, settings, key):
                 rows = call.batch.token_lists[: len(part.numbers)]
+                _refuse_failures(part.texts)
                 for record in recorded(self.tokenizer, rows, part.texts):
                     file.write(json.dumps(record, ensure_ascii=False) + "\n")
                     count += 1
@@ -384,3 +398,10 @@ class PolicyTrainer(Trainer):
             rows=self.eval_chunk_size,
             length=self.config.train.seq_length,
         )
+
+
+def _refuse_failures(texts: Texts) -> None:
+    """Raises what the first environment failed with, where one did."""
+    for row, failure in enumerate(texts.failures or ()):
+        if failure is not None:
+            raise EnvironmentFailure(f"Episode {row}, of the prompt {texts.prompts[row]!r:.80}: {failure}")

@@ -26,6 +26,7 @@ from jrl.rollout.rewards import RewardError
 from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loading.setup import PolicyBundle
 from jrl.trainers.loggers.description import warn_of_batches
 from jrl.trainers.loop.run import Run
 from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
@@ -71,6 +72,19 @@ class RFTTrainer(SamplingTrainer):
         """The algorithm's section of the configuration."""
         return self.method_as(RFTConfig)
 
+    def load_model(self) -> PolicyBundle:
+        """The model, as every policy's.
+
+        Raises:
+          ValueError: If there is an environment.
+        """
+        if self.environment is not None:
+            raise ValueError(
+                "`environment` must not be given for RFTTrainer, which would learn what the environment wrote, too. "
+                "`trainer.record_episodes` of another trainer records episodes; `SFTTrainer` clones the best of them."
+            )
+        return super().load_model()
+
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """The update of supervised fine-tuning; no reference is made: nothing is compared."""
         del make_reference
@@ -102,16 +116,7 @@ class RFTTrainer(SamplingTrainer):
     def add_prompt_set(
         self, prompts: PromptSet, reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
     ) -> None:
-        """Takes prompts that are tokenised already, and their reward function.
-
-        Raises:
-          ValueError: If there is an environment.
-        """
-        if self.environment is not None:
-            raise ValueError(
-                "`environment` must not be given for RFTTrainer, which would learn what the environment wrote, too. "
-                "`trainer.record_episodes` of another trainer records episodes; `SFTTrainer` clones the best of them."
-            )
+        """Takes prompts that are tokenised already, and their reward function."""
         method = self.method
         self.prompts, self.reward_fn = prompts, reward_fn
         everything = np.arange(len(self.prompts))

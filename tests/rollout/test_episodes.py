@@ -136,6 +136,70 @@ class TestSamples:
         ]
 
 
+def scored(episode: Episode) -> np.ndarray:
+    """Log-probabilities of the actions by one pass over the whole row."""
+    policy, params, frozen = model()
+    row = jnp.asarray([episode.known])
+    inputs = ModelInputs(row, jnp.ones(row.shape, bool))
+    hidden = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None).policy
+    logprobs = jax.nn.log_softmax(policy.logits(params, frozen, hidden)[0, :-1])
+    first = len(episode.task.prompt) - 1
+    taken = np.take_along_axis(np.asarray(logprobs), np.asarray(row[0, 1:])[:, None], axis=1)[first:, 0]
+    return np.where(episode.actions, taken, 0.0)
+
+
+class Talks:
+    """Says more or less than a stop sequence takes back, in turn."""
+
+    def step(self, turn: int) -> tuple[str, float, bool]:
+        return " ok ?"[: turn % 6] * (1 + turn % 3), 0.0, False
+
+
+@pytest.mark.parametrize("stops", [(), ("e",), ("ab", "cd", "ef", "gh", "  ", "xy", "qa", "uv", "ij")])
+@pytest.mark.parametrize("slots", [2, 5])
+def test_the_cache_holds_what_the_row_does_whatever_was_taken_back(stops, slots):
+    """Stops of several tokens are found when the loop has written on; what the world says follows the cut."""
+    sizes = {"max_new_tokens": 260, "max_turns": 9, "max_turn_tokens": 60}
+    found = played(Talks, stop_sequences=stops, count=6, slots=slots, **sizes)
+    for episode in found:
+        np.testing.assert_allclose(scored(episode), episode.logprobs, atol=1e-4)
+
+
+def test_knobs_are_those_of_the_call():
+    """One player, two temperatures: the second is not the first's."""
+    policy, params, frozen = model()
+    tokenizer = tiny_tokenizer()
+    player = Player(policy, tokenizer, MESH)
+    tasks = [Task(row, [5, 6, 7], functools.partial(World, Tool, "p", {}, row)) for row in range(4)]
+
+    def ids(player: Player, temperature: float) -> list[list[int]]:
+        options = settings(tokenizer, temperature=temperature)
+        episodes = player.play(params, frozen, tasks, options, jax.random.key(0), num_slots=4)
+        return [episode.ids for episode in episodes]
+
+    hot, cold = ids(player, 1.0), ids(player, 0.05)
+    assert hot != cold == ids(Player(policy, tokenizer, MESH), 0.05)
+
+
+def test_prompts_of_one_bucket_share_the_programs():
+    policy, params, frozen = model()
+    tokenizer = tiny_tokenizer()
+    player = Player(policy, tokenizer, MESH)
+    for length in (3, 9, 14):
+        tasks = [Task(row, [5] * length, functools.partial(World, Tool, "p", {}, row)) for row in range(4)]
+        player.play(
+            params,
+            frozen,
+            tasks,
+            settings(tokenizer, max_turns=2),
+            jax.random.key(0),
+            num_slots=4,
+            prompt_width=16,
+        )
+    (programs,) = player._programs.values()
+    assert programs._write._cache_size() == 1 and programs._read._cache_size() <= 2
+
+
 class TestLimits:
     def test_turns(self):
         for episode in played(max_turns=3, count=4):
@@ -312,6 +376,19 @@ class TestFailures:
         found = played(huge, count=10)
         assert [episode.done for episode in found] == [row != 7 for row in range(10)]
         assert found[7].over and len(found[7].turns) == 1 and found[7].failure is None
+        assert len(found[7].turns[0]["observation"]) < 3000, "the log keeps the beginning"
+        assert all(episode.world is None for episode in found)
+
+    def test_a_first_observation_without_room_is_a_failure(self):
+        class Talkative:
+            def reset(self) -> str:
+                return "x" * 500
+
+            def step(self, text: str) -> tuple[str, float, bool]:
+                raise AssertionError
+
+        (episode,) = played(Talkative, count=1)
+        assert episode.failure is not None and "leave no room" in episode.failure
 
     @pytest.mark.parametrize(
         ("answer", "said"),
@@ -345,11 +422,20 @@ class TestFailures:
             (3, "a class with `step`"),
             (type("Mute", (), {}), "must have `step`"),
             (lambda page: None, "takes `page`"),
+            (type("Asks", (), {"step": lambda self, page: None}), "`environment.step` takes `page`"),
         ],
     )
     def test_no_environment(self, given, said):
         with pytest.raises(ValueError, match=said):
-            check_environment(given)
+            check_environment(given, ["answer"])
+
+    def test_keywords_of_metadata_are_known(self):
+        check_environment(lambda text, answer: None, ["answer"])
+        check_environment(lambda text, answer: None)
+
+    def test_what_asks_for_another_keyword_is_no_failure_of_a_world(self):
+        with pytest.raises(ValueError, match=r"`environment\.step` takes `page`"):
+            played(lambda: type("Asks", (), {"step": lambda self, page: None})(), count=1)
 
     def test_keys_of_metadata_that_are_taken(self):
         with pytest.raises(ValueError, match=r"\['turn'\]"):

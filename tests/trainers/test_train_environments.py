@@ -13,6 +13,7 @@ import pytest
 
 import jrl
 from jrl.api import prepare
+from jrl.rollout.environments import EnvironmentFailure
 from jrl.rollout.rewards import RewardError
 from tests.tiny import tiny_tokenizer
 from tests.trainers.runs import PROMPTS, grpo_config, ppo_config, repeatable, rft_config
@@ -155,7 +156,8 @@ class TestFailures:
             train(ppo(checkpoint, tmp_path), broken)
         assert "failed_rollouts" in "".join(caught.value.__notes__)
         (kept,) = (tmp_path / "failed_rollouts").glob("*.jsonl")
-        assert len(kept.read_text().splitlines()) >= 2
+        rows = [json.loads(line) for line in kept.read_text().splitlines()]
+        assert len(rows) >= 2 and all("turns" in row for row in rows)
 
     def test_under_skip_the_row_is_left_out_and_the_others_are_learned_from(self, checkpoint, tmp_path):
         trainer = train(ppo(checkpoint, tmp_path, reward_errors="skip", total_steps=4), broken)
@@ -170,6 +172,35 @@ class TestFailures:
     def test_rft_refuses(self, checkpoint, tmp_path):
         with pytest.raises(ValueError, match="would learn what the environment wrote"):
             train(rft_config(checkpoint, tmp_path))
+
+    def test_another_reward_does_not_make_up_for_a_world_that_failed(self, checkpoint, tmp_path):
+        """In training and in evaluation alike."""
+        config = ppo(checkpoint, tmp_path, reward_errors="skip", total_steps=4)
+        trainer = train(config, broken, reward_fn=lambda outputs: [5.0] * len(outputs))
+        (before, *_) = (record for record in trainer.history if "evaluation" in record)
+        assert before["reward/mean"] == 8.0 and before["reward/failed"] == 1.0
+        records = [record for record in trainer.history if "episode/turns" in record]
+        assert records[0]["reward/mean"] == 8.0
+
+    def test_rewards_of_tokens_that_nobody_chose_are_refused(self, checkpoint, tmp_path):
+        def every(output_tokens: list[list[int]]) -> list[list[float]]:
+            return [[1.0] * len(row) for row in output_tokens]
+
+        with pytest.raises(RewardError, match="must be 0 on tokens that the environment wrote"):
+            train(ppo(checkpoint, tmp_path), reward_fn=every)
+
+    def test_it_is_named_where_nothing_is_learned(self, checkpoint, tmp_path):
+        trainer = prepare(
+            environment=broken, prompts=PROMPTS, eval_prompts=PROMPTS, config=ppo(checkpoint, tmp_path)
+        )
+        with pytest.raises(EnvironmentFailure, match="the lamp went out"):
+            trainer.generate(PROMPTS)
+        with pytest.raises(EnvironmentFailure, match="the lamp went out"):
+            trainer.record_episodes(PROMPTS, tmp_path / "episodes.jsonl")
+
+    def test_an_object_in_the_place_of_its_class_is_named(self, checkpoint, tmp_path):
+        with pytest.raises(ValueError, match="Is it an object"):
+            train(ppo(checkpoint, tmp_path), Echo())
 
 
 class TestRecords:

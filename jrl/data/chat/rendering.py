@@ -241,3 +241,20 @@ def reply_text(tokenizer: Any, content: str, role: str) -> str:
             f"can answer. It wrote {before!r:.200}."
         )
     return after
+
+
+def check_role(tokenizer: Any, role: str) -> None:
+    """Refuses a role whose messages the chat template leaves out.
+
+    Args:
+      tokenizer: With a chat template.
+      role: Of messages between an assistant's turns.
+    Raises:
+      ValueError: If it does, or there is no template, or it refuses the role.
+    """
+    content = "jrl-observation"
+    if content not in reply_text(tokenizer, content, role):
+        raise ValueError(
+            f"The chat template leaves out messages of the role {role!r}, so a policy would not read what its "
+            'environment says. Take another role, such as "user".'
+        )
