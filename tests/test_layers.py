@@ -69,6 +69,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
                 "jrl.typing",
                 "jrl.mesh",
                 "jrl.ops",
+                "jrl.data.batching",
                 "jrl.data.prompts",
                 "jrl.data.seam",
                 "jrl.compilation",

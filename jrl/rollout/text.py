@@ -148,7 +148,7 @@ def sample_rows(texts: Texts, scores: Sequence[float | None], **more: Sequence[A
 
 
 def episode_cells(texts: Texts, row: int) -> dict[str, Any]:
-    """What a log says of an episode beside text and ids: its turns, its end, and what failed; nothing of a completion.
+    """Entries of a log that an episode has beside text and ids: its turns, its end, its failure; none of a completion.
 
     Args:
       texts: The rows.
