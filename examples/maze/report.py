@@ -81,7 +81,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
                 axis.plot(list(curve), list(curve.values()), color=color, lw=1.2)
         axis.axhline(MAXIMUM[observed], color="black", lw=0.8, ls="--")
         axis.set(title=f"{observed} observed", xlabel="optimizer steps", ylim=(-105, 0))
-        axis.legend(loc="center right", fontsize=8)
+        axis.legend(loc="lower right", fontsize=8)
     axes[0].set_ylabel("mean return of sampled moves, 25 starts")
     figure.suptitle("Maze; dashed: the exact maximum, dotted: what LMRL-Gym reports", fontsize=10)
     figure.savefig(path, dpi=110)
