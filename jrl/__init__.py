@@ -13,7 +13,18 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import jrl.trainers.diffusion.ddpo
 import jrl.trainers.dpo
 import jrl.trainers.reward_model  # noqa: F401
-from jrl import data, distributed, image_rewards, learners, losses, ops, rewards, rollout, typing
+from jrl import (
+    data,
+    distributed,
+    environments,
+    image_rewards,
+    learners,
+    losses,
+    ops,
+    rewards,
+    rollout,
+    typing,
+)
 from jrl.api import train
 from jrl.data import (
     RecordStream,

@@ -54,6 +54,16 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"transformers", "jinja2"},
     ),
     "jrl.data.chat.template_limits": (set(), {"jinja2"}),
+    "jrl.environments": (
+        {
+            "jrl.data.chat",
+            "jrl.data.tokenizer",
+            "jrl.rollout.async_calls",
+            "jrl.rollout.keywords",
+            "jrl.environments",
+        },
+        {"numpy"},
+    ),
     "jrl.forward": ({"jrl.typing", "jrl.mesh", "jrl.ops"}, JAX),
     "jrl.distributed": (set(), JAX | {"orbax"}),
     "jrl.placement": ({"jrl.mesh", "jrl.distributed"}, JAX),

@@ -37,6 +37,8 @@ MEANT_OTHERWISE = {
     ("query", "models/diffusion/transformer.py"): "of attention",
     ("rng", "models/attention.py"): "the argument of flax's Dropout",
     ("generation", "data/chat/rendering.py"): "the tag of a chat template",
+    ("generation", "data/chat/tool_calls.py"): "the argument of `Chat.render`",
+    ("generation", "environments/chat.py"): "the argument of `Chat.render`",
     ("generation", "data/chat/templates.py"): "the tag of a chat template",
     ("response", "data/demonstrations/classic.py"): "the part of a text behind TRL's response template",
     ("response", "bench/"): "the flag `--response`",

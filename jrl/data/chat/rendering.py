@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jrl.data.chat.messages import in_row
@@ -216,24 +216,31 @@ def _common(part: list[int], ids: list[int]) -> int:
     return next(unequal, min(len(part), len(ids)))
 
 
-def reply_text(tokenizer: Any, content: str, role: str) -> str:
-    """All that stands between an assistant's turn and its next one, where a message comes between them.
+def reply_text(
+    tokenizer: Any,
+    content: str | Sequence[Mapping[str, Any]],
+    role: str = "tool",
+    *,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """All that stands between an assistant's turn and its next one, where other messages come between them.
 
     It begins with the template's end of the turn, which a model may have sampled already.
 
     Args:
       tokenizer: With a chat template.
-      content: Of the message.
+      content: Of the message; or several messages as they are.
       role: Of the message, such as "user" or "tool".
+      template_kwargs: More variables of the template.
     Raises:
       ValueError: If there is no template, it refuses the messages, or drops an assistant's turn.
     """
     messages = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": _TURN},
-        {"role": role, "content": content},
+        *([{"role": role, "content": content}] if isinstance(content, str) else map(dict, content)),
     ]
-    text = Chat(tokenizer, None, None, {}).render(messages, generation=True)
+    text = Chat(tokenizer, None, None, template_kwargs or {}).render(messages, generation=True)
     before, found, after = text.partition(_TURN)
     if not found:
         raise ValueError(
