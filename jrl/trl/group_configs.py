@@ -172,7 +172,7 @@ class GRPOConfig(GroupArguments):
       entropy_coef_max: No effect.
       entropy_coef_delta: No effect.
       entropy_target: No effect.
-      max_tool_calling_iterations: Refused.
+      max_tool_calling_iterations: Turns of an episode whose calls of tools are answered; None: no limit.
       vllm_importance_sampling_correction: No effect.
       vllm_importance_sampling_mode: No effect.
       vllm_importance_sampling_clip_max: No effect.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from jrl.data.chat import is_dialogue, render_prompt
 from jrl.data.prompts import PromptSet
 from jrl.data.tokenizer import encode_prompts
+from jrl.environments.tool_use import OPENING
 from jrl.learners.recipe import Recipe
 from jrl.rollout.experience import Experience
 from jrl.trainers.online import OnlineTrainer
@@ -34,6 +35,13 @@ class GroupNative(OnlineTrainer):
 
     tokens_metric: ClassVar[str] = "completion/tokens"
     logged: Columns
+    episodes: ClassVar[Any] = None
+    """Environment of tools; None: a rollout is one completion."""
+
+    def prepare(self) -> None:
+        """Makes what plays episodes, where there are tools."""
+        self.environment = self.episodes
+        super().prepare()
 
     def make_recipe(self) -> Recipe:
         """TRL's, as the section says."""
@@ -96,15 +104,11 @@ def with_columns(
     return widened, problems
 
 
-def encode_rows(
-    records: Sequence[Any], tokenizer: Any, template_kwargs: Mapping[str, Any]
-) -> tuple[list[list[int]], list[dict[str, Any]]]:
-    """Ids of the prompts of a data set, and its rows.
+def checked_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Rows of a data set, all with the same columns.
 
     Args:
       records: With a `prompt`, a text or messages, and further columns.
-      tokenizer: Puts its special tokens before a text; its template renders messages.
-      template_kwargs: Variables of the template.
     Raises:
       ValueError: If a row has no prompt, or is of another kind than the first.
     """
@@ -124,6 +128,22 @@ def encode_rows(
                 f"`samples`: the prompt of row {number} must be a text or a list of messages, got "
                 f"{type(row['prompt']).__name__}."
             )
+    return rows
+
+
+def encode_rows(
+    records: Sequence[Any], tokenizer: Any, template_kwargs: Mapping[str, Any]
+) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """Ids of the prompts of a data set, and its rows.
+
+    Args:
+      records: As `checked_rows` takes them.
+      tokenizer: Puts its special tokens before a text; its template renders messages.
+      template_kwargs: Variables of the template.
+    Raises:
+      ValueError: If a row has no prompt, or is of another kind than the first.
+    """
+    rows = checked_rows(records)
     texts = [number for number, row in enumerate(rows) if isinstance(row["prompt"], str)]
     encoded = dict(
         zip(texts, encode_prompts(tokenizer, [rows[number]["prompt"] for number in texts]), strict=True)
@@ -138,7 +158,12 @@ def encode_rows(
 
 
 def prompt_set(
-    ids: Sequence[Sequence[int]], rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, seed: int
+    ids: Sequence[Sequence[int]],
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    *,
+    seed: int,
+    openings: Sequence[Mapping[str, Any]] | None = None,
 ) -> PromptSet:
     """Prompts with their rows as metadata; none is cut.
 
@@ -147,6 +172,8 @@ def prompt_set(
       rows: Of the data set.
       tokenizer: Pads.
       seed: Of the order.
+      openings: Metadata that episodes with tools need.
     """
     longest = max(map(len, ids), default=1)
-    return PromptSet.from_tokens(ids, {RECORD: rows}, tokenizer, max_length=longest, seed=seed)
+    metadata = {RECORD: rows} if openings is None else {RECORD: rows, OPENING: openings}
+    return PromptSet.from_tokens(ids, metadata, tokenizer, max_length=longest, seed=seed)

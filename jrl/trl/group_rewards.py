@@ -13,12 +13,27 @@ from jrl.data.tokenizer import load_tokenizer, prompt_prefix
 from jrl.models.model_object import is_model_object
 from jrl.rollout.keywords import is_async
 from jrl.trainers.loading import RewardModel, load_reward_model
+from jrl.trl.group_tools import EpisodeTools, Turns, messages_of
 from jrl.trl.models import ModelHandle
 
 RECORD = "record"
 """Metadata of a prompt: its row of the data set, as it is."""
 OWN_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that reward functions get under other names."""
+
+
+class Played(NamedTuple):
+    """Episodes, one entry each.
+
+    Attributes:
+      turns: Of each.
+      openings: Metadata of their prompts.
+      failures: What an environment failed with.
+    """
+
+    turns: Turns
+    openings: Sequence[Mapping[str, Any]]
+    failures: Sequence[str | None]
 
 
 class Given(NamedTuple):
@@ -28,17 +43,22 @@ class Given(NamedTuple):
       state: Gives transformers' `TrainerState`, as it is now.
       log_extra: `(column, values)`: a column of the logged completions.
       log_metric: `(name, value)`: a figure of the logged metrics.
+      episodes: Gives the environment of tools; None where a rollout is one completion.
+      with_objects: Whether functions get the objects whose methods are tools.
     """
 
     state: Callable[[], Any]
     log_extra: Callable[[str, Sequence[Any]], None]
     log_metric: Callable[[str, float], None]
+    episodes: Callable[[], EpisodeTools] | None = None
+    with_objects: bool = False
 
     def arguments(
         self,
         outputs: Sequence[str],
         output_tokens: Sequence[Sequence[int]],
         records: Sequence[Mapping[str, Any]],
+        played: Played | None = None,
     ) -> dict[str, Any]:
         """Keywords of a reward function.
 
@@ -46,13 +66,24 @@ class Given(NamedTuple):
           outputs: Texts of the completions.
           output_tokens: Their sampled ids, the EOS included.
           records: Rows of the data, one a completion.
+          played: Of episodes.
         """
         columns = [name for name in records[0] if name not in OWN_COLUMNS]
+        completions, own = completions_like(records, outputs), {}
+        if played is not None:
+            assert self.episodes is not None, "episodes have tools"
+            worlds = self.episodes().worlds(output_tokens, *played)
+            completions = [
+                messages_of(world, turns, len(ids))
+                for world, turns, ids in zip(worlds, played.turns, output_tokens, strict=True)
+            ]
+            own = {"environments": [world.object for world in worlds]} if self.with_objects else {}
         return {
             "prompts": [record["prompt"] for record in records],
-            "completions": completions_like(records, outputs),
+            "completions": completions,
             "completion_ids": [list(row) for row in output_tokens],
             **{name: [record[name] for record in records] for name in columns},
+            **own,
             "trainer_state": self.state(),
             "log_extra": self.log_extra,
             "log_metric": self.log_metric,
@@ -84,17 +115,40 @@ class ScriptReward:
     def __init__(self, function: Callable[..., Any], name: str, given: Given) -> None:
         self.function, self.__name__, self._given = function, name, given
 
-    def __call__(self, outputs: list[str], output_tokens: list[list[int]], record: list[Any]) -> Any:
-        """One reward a completion, or None where the function does not apply."""
-        return self.function(**self._given.arguments(outputs, output_tokens, record))
+    def __call__(
+        self,
+        outputs: list[str],
+        output_tokens: list[list[int]],
+        record: list[Any],
+        turns: list[Any] | None = None,
+        opening: list[Any] | None = None,
+        failures: list[Any] | None = None,
+    ) -> Any:
+        """One reward a completion, or None where the function does not apply; the last three are of episodes."""
+        played = _played(turns, opening, failures)
+        return self.function(**self._given.arguments(outputs, output_tokens, record, played))
 
 
 class AsyncScriptReward(ScriptReward):
     """A reward function that is awaited."""
 
-    async def __call__(self, outputs: list[str], output_tokens: list[list[int]], record: list[Any]) -> Any:
-        """One reward a completion, or None where the function does not apply."""
-        return await self.function(**self._given.arguments(outputs, output_tokens, record))
+    async def __call__(
+        self,
+        outputs: list[str],
+        output_tokens: list[list[int]],
+        record: list[Any],
+        turns: list[Any] | None = None,
+        opening: list[Any] | None = None,
+        failures: list[Any] | None = None,
+    ) -> Any:
+        """One reward a completion, or None where the function does not apply; the last three are of episodes."""
+        played = _played(turns, opening, failures)
+        return await self.function(**self._given.arguments(outputs, output_tokens, record, played))
+
+
+def _played(turns: Any, openings: Any, failures: Any) -> Played | None:
+    """The episodes, where there are tools."""
+    return None if turns is None else Played(turns, openings, failures)
 
 
 class ClassifierReward:
@@ -168,6 +222,14 @@ def script_rewards(
 def _one(
     function: Any, tokenizer: Any, place: int, given: Given, template_kwargs: Mapping[str, Any]
 ) -> Reward:
+    is_model = isinstance(function, RewardModel | ModelHandle | str | os.PathLike) or is_model_object(
+        function
+    )
+    if given.episodes is not None and is_model:
+        raise ValueError(
+            f"`reward_funcs[{place}]` must be a function beside `tools` or `environment_factory`, got "
+            f"{function!r:.80}: a classifier reads one answer."
+        )
     if isinstance(function, RewardModel):
         return ClassifierReward(function, type(function).__name__, template_kwargs)
     if isinstance(function, ModelHandle):

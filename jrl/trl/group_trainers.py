@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import warnings
@@ -24,9 +25,10 @@ from jrl.trl.constructor_arguments import Given, shared_fields
 from jrl.trl.flat_trainer import MAIN, FlatTrainer
 from jrl.trl.group_configs import GroupArguments, GRPOConfig, RLOOConfig
 from jrl.trl.group_method import GroupMethod, GRPOMethod, RLOOMethod
-from jrl.trl.group_native import LOGGED, GroupNative, encode_rows, prompt_set
+from jrl.trl.group_native import LOGGED, GroupNative, checked_rows, encode_rows, prompt_set
 from jrl.trl.group_rewards import Given as RewardGiven
 from jrl.trl.group_rewards import script_rewards
+from jrl.trl.group_tools import EpisodeTools, reward_methods
 from jrl.trl.models import AutoModelForCausalLM, ModelHandle
 from jrl.trl.refusals import GROUPS
 from jrl.trl.run_state import Names, best_name
@@ -65,12 +67,26 @@ class GroupTrainer(FlatTrainer):
     REFUSED: ClassVar[Mapping[str, str]] = GROUPS
 
     def __init__(
-        self, given: Given, reward_funcs: Any, processing_classes: Any, quantization_config: Any
+        self,
+        given: Given,
+        reward_funcs: Any,
+        processing_classes: Any,
+        quantization_config: Any,
+        tools: Sequence[Callable[..., Any]] = (),
+        environment_factory: Any = None,
     ) -> None:
         if given.args is None and isinstance(given.model, str | os.PathLike):
             kind = self.config_class.__name__.removesuffix("Config")
             given = replace(given, args=self.config_class(f"{Path(given.model).name}-{kind}"))
         self._quantization_config = quantization_config
+        self.tools, self.environment_factory = list(tools), environment_factory
+        own = reward_methods(environment_factory)
+        self._num_own_rewards = len(own)
+        if own:
+            several = isinstance(reward_funcs, list | tuple)
+            reward_funcs = [*(reward_funcs if several else [reward_funcs] if reward_funcs else []), *own]
+            if isinstance(processing_classes, list | tuple):
+                processing_classes = [*processing_classes, *[None] * len(own)]
         self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         self._columns: dict[str, list[Any]] = {}
         self._figures: dict[str, list[float]] = {}
@@ -78,7 +94,13 @@ class GroupTrainer(FlatTrainer):
         self._rewards = script_rewards(
             reward_funcs,
             processing_classes,
-            RewardGiven(lambda: self.state, self._log_extra, self._log_metric),
+            RewardGiven(
+                lambda: self.state,
+                self._log_extra,
+                self._log_metric,
+                episodes=(lambda: self.episodes) if self.has_tools else None,
+                with_objects=environment_factory is not None,
+            ),
             template_kwargs=template_kwargs,
         )
         self.reward_func_names = list(unique_names(self._rewards))
@@ -86,6 +108,22 @@ class GroupTrainer(FlatTrainer):
         for name in self.reward_func_names:
             for figure in ("mean", "std"):
                 self._watcher.show(f"reward/{name}/{figure}", f"rewards/{name}/{figure}")
+
+    @property
+    def has_tools(self) -> bool:
+        """True where rollouts are episodes with tools."""
+        return bool(self.tools) or self.environment_factory is not None
+
+    @functools.cached_property
+    def episodes(self) -> EpisodeTools:
+        """The environment of tools."""
+        return EpisodeTools(
+            self.tools,
+            self.tokenizer,
+            factory=self.environment_factory,
+            max_rounds=vars(self.config)["max_tool_calling_iterations"],
+            template_kwargs=cast(Mapping[str, Any], self.flat.chat_template_kwargs or {}),
+        )
 
     @property
     def flat(self) -> GroupArguments:
@@ -111,10 +149,13 @@ class GroupTrainer(FlatTrainer):
         if isinstance(records, RecordStream):
             raise ValueError("`samples` must be a list of rows, got a stream: give it as a list.")
         kwargs = self.flat.chat_template_kwargs or {}
-        ids, rows = encode_rows(list(records), self.tokenizer, cast(Mapping[str, Any], kwargs))
-        config = self.flat
+        config, openings = self.flat, None
         copies = (config.num_generations_eval or config.num_generations or 1) if evaluation else 1
-        ids, rows = [row for row in ids for _ in range(copies)], [row for row in rows for _ in range(copies)]
+        if self.has_tools:
+            ids, rows, openings = self.episodes.encode(_repeated(checked_rows(list(records)), copies))
+        else:
+            ids, rows = encode_rows(list(records), self.tokenizer, cast(Mapping[str, Any], kwargs))
+            ids, rows = _repeated(ids, copies), _repeated(rows, copies)
         length = max(map(len, ids)) + int(config.max_completion_length or 0)
         table = vars(handle.config).get("n_positions") or vars(handle.config).get("max_position_embeddings")
         if table is not None and length > table:
@@ -123,7 +164,7 @@ class GroupTrainer(FlatTrainer):
                 f"model's {table} positions, got {config.max_completion_length}."
             )
         self.max_length = max(self.max_length, length)
-        return prompt_set(ids, rows, self.tokenizer, seed=config.seed)
+        return prompt_set(ids, rows, self.tokenizer, seed=config.seed, openings=openings)
 
     def _collator(self, given: Any) -> Callable[[list[Any]], Any]:
         return list
@@ -187,8 +228,11 @@ class GroupTrainer(FlatTrainer):
         return self.method_class(**shared_fields(config, self.method_class) | own | self._renamed())
 
     def _renamed(self) -> dict[str, Any]:
-        """Fields of the method that have another name than the configuration's."""
-        return {}
+        """Fields of the method that are not the configuration's under the same name."""
+        weights = self.flat.reward_weights
+        if weights is None or not self._num_own_rewards:
+            return {}
+        return {"reward_weights": [*weights, *[1.0] * self._num_own_rewards]}
 
     def _make_native(self, handle: ModelHandle, given: Given) -> Any:
         native: GroupNative = super()._make_native(handle, given)  # type: ignore[assignment]
@@ -198,7 +242,8 @@ class GroupTrainer(FlatTrainer):
         return native
 
     def _watched(self, config: TRLConfig, optimizer: Any) -> Any:
-        made: Any = type("GroupNative", (WatchedOnline, GroupNative), {"owner": self})
+        episodes = self.episodes if self.has_tools else None
+        made: Any = type("GroupNative", (WatchedOnline, GroupNative), {"owner": self, "episodes": episodes})
         return made(config, reward_fn=self._rewards, optimizer=optimizer)
 
     def _add_samples(self, native: Any) -> None:
@@ -229,6 +274,10 @@ class GroupTrainer(FlatTrainer):
         return f"{LOGGED}{name}"
 
     def _take_logged(self) -> tuple[dict[str, list[Any]], dict[str, float]]:
+        if self.has_tools:
+            for name, value in self.episodes.figures().items():
+                self._log_metric(name, value)
+            self.episodes.clear()
         columns, figures = self._columns, self._figures
         self._columns, self._figures = {}, {}
         return columns, {name: sum(values) / len(values) for name, values in figures.items()}
@@ -319,6 +368,10 @@ class GroupTrainer(FlatTrainer):
         return metrics
 
 
+def _repeated(rows: Sequence[Any], copies: int) -> list[Any]:
+    return [row for row in rows for _ in range(copies)]
+
+
 class WatchedOnline(GroupNative):
     """jrl's trainer, whose evaluations go through the trainer of TRL's shape that owns it."""
 
@@ -350,9 +403,11 @@ class GRPOTrainer(GroupTrainer):
       optimizers: (an optax transformation, None), or (None, a function from the step to the learning rate).
       quantization_config: Of transformers, for a model's name.
       peft_config: An adapter trains, and the model is frozen.
-      tools: Refused.
+      tools: Functions, `async def` or not, that the model calls in its chat template's format.
       rollout_func: Refused.
-      environment_factory: Refused.
+      environment_factory: Makes objects whose public methods are tools; or several by name, chosen by a row's
+        `environment`. `reset` takes columns of the row, and what it returns stands behind the prompt's last message;
+        `get_reward`, if there is one, is one more reward function.
     """
 
     config_class: ClassVar[type[FlatArguments]] = GRPOConfig
@@ -382,17 +437,25 @@ class GRPOTrainer(GroupTrainer):
         environment_factory: Any = None,
     ) -> None:
         given = Given.of(locals())
-        for name, value in (
-            ("tools", tools),
-            ("rollout_func", rollout_func),
-            ("environment_factory", environment_factory),
-        ):
-            if value:
-                raise ValueError(
-                    f"`{name}` must be None, got {value!r:.80}: a rollout here is one completion of a prompt, without "
-                    "turns of tools or environments."
-                )
-        super().__init__(given, reward_funcs, reward_processing_classes, quantization_config)
+        if rollout_func is not None:
+            raise ValueError(
+                f"`rollout_func` must be None, got {rollout_func!r:.80}: rollouts are jrl's own. Give "
+                "`environment_factory`, or `environment` to `jrl.train`."
+            )
+        iterations = None if args is None else vars(args).get("max_tool_calling_iterations")
+        if iterations is not None and not tools and environment_factory is None:
+            raise ValueError(
+                f"`max_tool_calling_iterations` must be None without `tools` or `environment_factory`, got "
+                f"{iterations}."
+            )
+        super().__init__(
+            given,
+            reward_funcs,
+            reward_processing_classes,
+            quantization_config,
+            tools=tools or (),
+            environment_factory=environment_factory,
+        )
 
 
 class RLOOTrainer(GroupTrainer):
@@ -440,4 +503,4 @@ class RLOOTrainer(GroupTrainer):
 
     def _renamed(self) -> dict[str, Any]:
         clip = cast(RLOOConfig, self.config).reward_clip_range
-        return {} if clip is None else {"reward_clip": clip[1]}
+        return super()._renamed() | ({} if clip is None else {"reward_clip": clip[1]})

@@ -446,7 +446,7 @@ def test_fields_and_defaults_are_those_of_the_trl_that_is_installed(config):
         ({"use_adaptive_entropy": True}, "`use_adaptive_entropy` must be left"),
         ({"sync_ref_model": True}, "`sync_ref_model` must be left"),
         ({"min_p": 0.1}, "`min_p` must be left"),
-        ({"max_tool_calling_iterations": 3}, "`max_tool_calling_iterations` must be left"),
+        ({"max_tool_calling_iterations": 3}, "`max_tool_calling_iterations` must be None without `tools`"),
         ({"generation_batch_size": 12}, "`generation_batch_size` must make sets .* multiple of 8"),
         (
             {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
@@ -477,10 +477,32 @@ def test_a_configuration_refuses_what_it_can_tell_alone(config, given, message, 
         config(**options(tmp_path, **given))
 
 
-@pytest.mark.parametrize("name", ["tools", "rollout_func", "environment_factory"])
-def test_rollouts_of_several_turns_are_refused(checkpoint, name):
-    with pytest.raises(ValueError, match=f"`{name}` must be None"):
-        GRPOTrainer(str(checkpoint), share_of_vowels, train_dataset=ROWS, **{name: [print]})
+def test_rollouts_of_a_script_are_refused(checkpoint):
+    with pytest.raises(ValueError, match="`rollout_func` must be None"):
+        GRPOTrainer(str(checkpoint), share_of_vowels, train_dataset=ROWS, rollout_func=print)
+
+
+def test_tools_need_a_template_that_calls_them(checkpoint):
+    def echo(text: str) -> str:
+        """Says it again.
+
+        Args:
+            text: What to say.
+        """
+        return text
+
+    for tokenizer, message in (
+        (chat_tokenizer(), "leaves out calls of tools"),
+        (None, "need a chat template"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GRPOTrainer(
+                str(checkpoint),
+                share_of_vowels,
+                train_dataset=ROWS,
+                tools=[echo],
+                processing_class=tokenizer,
+            )
 
 
 @pytest.mark.parametrize(
