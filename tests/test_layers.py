@@ -89,7 +89,15 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             },
             JAX,
         )
-        for name in ("collect", "episodes", "experience", "gathering", "sampler", "turns")
+        for name in (
+            "collect",
+            "episodes",
+            "experience",
+            "gathering",
+            "sampler",
+            "slot_collector",
+            "turns",
+        )
     },
     "jrl.learners": (
         {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.forward", "jrl.learners"},

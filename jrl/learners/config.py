@@ -55,6 +55,9 @@ class OnlineConfig(MethodConfig):
     Attributes:
       num_rollouts: Rollouts collected for one iteration, over all devices.
       chunk_size: Rollouts of one generation call, over all devices; also the batch of an evaluation.
+      rollout_slots: Rollouts that are written together, over all devices: as soon as one is over, the next takes its
+        slot, and no call runs until its longest row; `chunk_size` are then the rows of a scoring or reward call. None:
+        calls of `chunk_size`; with an environment as many slots.
       num_generations: Samples of each prompt, among `num_rollouts`; algorithms that compare them need at least 2.
       missing_eos_penalty: Part of the score of a completion that `max_new_tokens` cut, with a minus sign, before
         clipping; None: nothing.
@@ -63,6 +66,7 @@ class OnlineConfig(MethodConfig):
 
     num_rollouts: int = 128
     chunk_size: int = 128
+    rollout_slots: int | None = None
     num_generations: int = 1
     missing_eos_penalty: float | None = None
     gen_experience_kwargs: dict[str, Any] | None = None
@@ -75,6 +79,7 @@ class OnlineConfig(MethodConfig):
             self,
             ("num_rollouts", self.num_rollouts >= 1, "at least 1"),
             ("chunk_size", self.chunk_size >= 1, "at least 1"),
+            ("rollout_slots", self.rollout_slots is None or self.rollout_slots >= 1, "at least 1, or None"),
             (
                 "num_generations",
                 self.num_generations >= 1 and self.num_rollouts % self.num_generations == 0,

@@ -3,177 +3,46 @@
 
 Ids that were sampled are the ids that are trained on: nothing is ever encoded again. What an environment says is
 encoded once, as text that goes on from another one, and read into the cache that the turns before have left. Rows at
-different turns share calls; where an episode is over, the next one takes its slot.
+different turns share calls; where an episode is over, the next one takes its slot. A completion is an episode of one
+turn that nothing answers, so that rows of many lengths share slots without an environment, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from jrl.data.batching import bucket_length
-from jrl.data.prompts import PromptSet
 from jrl.data.seam import continuations
-from jrl.placement import place_rows
-from jrl.rollout.collect import Call, Clock, Collector, Follow
-from jrl.rollout.environments import EnvironmentFailure, World
-from jrl.rollout.gathering import Part
+from jrl.ops.checks import check_positive
+from jrl.rollout.collect import Clock
+from jrl.rollout.environments import EnvironmentFailure
+from jrl.rollout.episode import Episode, Task
 from jrl.rollout.sampler import GenerationSettings, check_successors
+from jrl.rollout.slots import Slots
 from jrl.rollout.text import Texts, Turn, decode_rows
-from jrl.rollout.turns import Plan, TurnPrograms
-from jrl.typing import Completions, Frozen, Params, PolicyFns, PRNGKey
+from jrl.rollout.turns import TurnPrograms
+from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 from jrl.typing.language import shares_columns
 
+TAIL_SHARE, FEWEST_SLOTS = 4, 4
+"""Once no episode waits, and this share of the slots is enough for those that go on, they go on in so many slots alone.
+The second number is the fewest. A step of GPT-2 on two CPU cores takes 0.4 times as long with 8 rows as with 32."""
 WRITE_TOKENS = 32
 """Most tokens that slots write between two looks of the host: a turn that is longer goes on in the next call."""
 CONTEXT_TOKENS = 16
 """Tokens before a turn that its text is decoded behind: a sentencepiece turn alone would lose its first space."""
-KEPT_CHARACTERS = 2000
-"""Of an observation that is too long to be read."""
 CHARACTERS_A_TOKEN = 64
 """An observation with more characters for each token that there is room for is too long, without being encoded."""
-
-
-class Task(NamedTuple):
-    """An episode to be played.
-
-    Attributes:
-      number: Of the row: what is random of its samples depends on it and on the key alone.
-      prompt: Ids of the prompt.
-      begin: Makes its world.
-    """
-
-    number: int
-    prompt: list[int]
-    begin: Callable[[], World]
-
-
-@dataclass
-class Episode:
-    """An episode, while it is played and afterwards.
-
-    Attributes:
-      task: Which one.
-      ids: All ids behind the prompt.
-      actions: True on those that the policy wrote.
-      logprobs: Of these, as the sampler drew them; 0 elsewhere.
-      turns: Played so far.
-      done: Whether the environment ended it.
-      failure: What the environment failed with; None: with nothing.
-      over: Whether it has ended, by whatever.
-      held: Tokens of it in the cache.
-      valid: How many of them, from the first one on, it still has: those behind were taken back.
-      turn_start: Place of the turn at hand among the ids.
-      world: Of this episode, once it has begun.
-    """
-
-    task: Task
-    ids: list[int] = field(default_factory=list)
-    actions: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    done: bool = False
-    failure: str | None = None
-    over: bool = False
-    held: int = 0
-    valid: int = 0
-    turn_start: int = 0
-    world: World | None = None
-
-    @property
-    def known(self) -> list[int]:
-        """Prompt and all that follows."""
-        return self.task.prompt + self.ids
-
-    def begin(self) -> str:
-        """Makes the world and returns what it says first; a world that fails ends the episode."""
-        try:
-            self.world = self.task.begin()
-        except EnvironmentFailure as error:
-            self.fail(str(error))
-            return ""
-        return self.world.observation
-
-    def write(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Adds what the policy wrote, which the cache holds but for its newest token."""
-        self.ids += ids
-        self.actions += [True] * len(ids)
-        self.logprobs += logprobs
-        self.held += len(ids)
-        self.valid = self.held
-
-    def end_turn(self, output: str, num_tokens: int) -> str:
-        """Cuts the turn to so many tokens, lets the world answer it, and returns what it says.
-
-        Args:
-          output: Text of the turn.
-          num_tokens: Of the turn.
-        """
-        assert self.world is not None, "it was begun"
-        self.cut(self.turn_start + num_tokens)
-        turn = Turn(output=output, reward=0.0, observation="", start=self.turn_start, end=len(self.ids))
-        self.turns.append(turn)
-        try:
-            answer = self.world.step(output, self.ids[self.turn_start :])
-        except EnvironmentFailure as error:
-            self.fail(f"turn {len(self.turns) - 1}: {error}")
-            return ""
-        turn["observation"], turn["reward"] = answer.observation, answer.reward
-        self.done = answer.done
-        if self.done:
-            self.end()
-        return answer.observation
-
-    def observe(self, encoded: Sequence[int]) -> None:
-        """Adds what the world said; the next turn begins behind it."""
-        self.ids += encoded
-        self.actions += [False] * len(encoded)
-        self.logprobs += [0.0] * len(encoded)
-        self.turn_start = len(self.ids)
-
-    def end(self) -> None:
-        """Ends the episode, by whatever; its world is given up."""
-        self.over, self.world = True, None
-
-    def cut(self, length: int) -> None:
-        """Takes back all behind a number of ids."""
-        for column in (self.ids, self.actions, self.logprobs):
-            del column[length:]
-        self.valid = min(self.valid, len(self.known))
-
-    def fail(self, failure: str) -> None:
-        """Ends the episode without a reward."""
-        self.failure = failure
-        self.end()
-
-    def leave_no_room(self, said: str) -> None:
-        """Ends the episode at what the world said, which is not read; a log keeps the beginning of it."""
-        if not self.turns:
-            self.fail(
-                f"the prompt and the first observation, of {len(said)} characters, leave no room for a turn"
-            )
-            return
-        if len(said) > KEPT_CHARACTERS:
-            self.turns[-1]["observation"] = f"{said[:KEPT_CHARACTERS]}..."
-        self.end()
-
-    def catch_up(self) -> tuple[int, list[int]]:
-        """Tokens that the cache must forget, and ids that it must read, to hold all but the newest token."""
-        known = self.known
-        good = min(self.valid, len(known) - 1)
-        too_many, unread = self.held - good, known[good:-1]
-        self.held = self.valid = len(known) - 1
-        return too_many, unread
 
 
 def _no_template(text: str, role: str) -> str:
@@ -207,12 +76,14 @@ class Player:
     ) -> None:
         if policy.own_columns is shares_columns:
             raise ValueError(
-                "`environment` needs a causal language model: a turn of a seq2seq model does not go on."
+                "`environment` and `method.rollout_slots` need a causal language model: all rows of a seq2seq model "
+                "write the same column of its cache. Leave them out."
             )
         if jax.process_count() > 1:
             raise ValueError(
-                f"Episodes are played in one process, got {jax.process_count()}: environments of several processes "
-                "cannot share calls yet. Run one process, with all its devices in one mesh."
+                f"`environment` and `method.rollout_slots` work in one process, got {jax.process_count()}: what ends "
+                "in one process cannot be followed by a row of another yet. Run one process, with all its devices in "
+                "one mesh."
             )
         self._policy, self._tokenizer, self._mesh, self._forbidden = policy, tokenizer, mesh, forbidden
         self._reply = reply
@@ -257,109 +128,120 @@ class Player:
         *,
         num_slots: int,
         prompt_width: int | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
         clock: Clock = lambda name: nullcontext(),
     ) -> list[Episode]:
-        """Plays all episodes.
+        """Plays all episodes, and returns them in the order of the tasks. Arguments as of `playing`."""
+        episodes = [Episode(task) for task in tasks]
+        width = prompt_width or bucket_length(max(len(task.prompt) for task in tasks))
+        playing = self.playing(
+            params, frozen, episodes, settings, key, num_slots=num_slots, prompt_width=width, clock=clock
+        )
+        deque(playing, maxlen=0)
+        return episodes
+
+    def playing(
+        self,
+        params: Params,
+        frozen: Frozen,
+        episodes: Sequence[Episode],
+        settings: GenerationSettings,
+        key: PRNGKey,
+        *,
+        num_slots: int,
+        prompt_width: int,
+        clock: Clock = lambda name: nullcontext(),
+    ) -> Iterator[None]:
+        """Plays episodes; yields whenever slots write, for then the host is free. In the end all are over.
 
         Args:
           params: Trainable parameters.
           frozen: The rest.
-          tasks: The episodes.
+          episodes: Which have not begun.
           settings: How to sample; `max_new_tokens` counts all behind a prompt, observations included.
           key: Of the collection.
           num_slots: Episodes that are played together.
-          prompt_width: Room for prompts, which programs are compiled for; None: as these need.
-          meanwhile: Called once the first turns are on their way: the host is free then.
-          clock: Measures `rollout` (waiting for samples) and `environment`.
-        Returns:
-          The episodes, in the order of the tasks.
+          prompt_width: Room for prompts, which programs are compiled for.
+          clock: Measures `rollout` (waiting for samples) and `environment`, or `decode` where nothing answers.
+        Raises:
+          ValueError: If an episode's limit is not positive.
         """
-        width = prompt_width or bucket_length(max(len(task.prompt) for task in tasks))
-        programs = self.programs(settings, num_slots, width + settings.max_new_tokens)
+        for episode in episodes:
+            check_positive("limit", episode.room(settings))
+        length = prompt_width + settings.max_new_tokens
         knobs = settings.knobs._replace(forbidden=self._forbidden)
-        weights = programs.weights(params, frozen)
-        cache = programs.start(weights)
-        waiting, found = deque(Episode(task) for task in tasks), list[Episode]()
-        slots: list[Episode | None] = [None] * num_slots
-        left = np.zeros(num_slots, np.int64)  # tokens that a slot holds of an episode that is over
+        slots = Slots.empty(self.programs(settings, num_slots, length), params, frozen)
+        waiting = deque(episodes)
+        answers = any(episode.task.begin is not None for episode in episodes)
+        host = "environment" if answers else "decode"
         while True:
-            with clock("environment"):
-                self._fill(slots, waiting, found, settings)
-            active = {slot: episode for slot, episode in enumerate(slots) if episode is not None}
-            if not active:
-                break
-            cache = self._catch_up(programs, weights, cache, active, left)
-            plan = _plan(active, num_slots, settings)
-            least = max(1, len(active) // 2)
-            cache, written = programs.write(weights, cache, plan, knobs, key, least_running=least)
-            meanwhile()
-            meanwhile = lambda: None  # noqa: E731
+            with clock(host):
+                begun = self._begin(slots.episodes.count(None), waiting, settings)
+            slots.seat(begun, prompt_width)
+            running = len(slots.active)
+            if not running:
+                return
+            fewer = len(slots.episodes) // TAIL_SHARE
+            may_shrink = not waiting and fewer >= FEWEST_SLOTS and not slots.programs.is_split
+            if may_shrink and running <= fewer:
+                slots = slots.fewer(self.programs(settings, fewer, length))
+                may_shrink = False
+            slots.catch_up()
+            if answers:
+                least = running // 2
+            elif waiting:
+                least = running - slots.programs.most_begun + 1
+            else:
+                least = fewer + 1 if may_shrink else 1
+            written = slots.write(settings, knobs, key, max(1, least))
+            yield
             with clock("rollout"):
                 tokens, logprobs, lengths = jax.device_get(written)
+            active = slots.active
             for slot, episode in active.items():
                 count = int(lengths[slot])
+                slots.held[slot] += count
                 episode.write(tokens[slot, :count].tolist(), logprobs[slot, :count].tolist())
-            with clock("environment"):
+            with clock(host):
                 self._answer(list(active.values()), settings)
-            for slot, episode in active.items():
-                if episode.over:
-                    slots[slot], left[slot] = None, episode.held
-        return found
+            slots.episodes = [
+                None if episode is None or episode.over else episode for episode in slots.episodes
+            ]
 
-    def _fill(
-        self,
-        slots: list[Episode | None],
-        waiting: deque[Episode],
-        found: list[Episode],
-        settings: GenerationSettings,
-    ) -> None:
-        """Begins the next episodes in the slots that are free."""
-        while waiting and None in slots:
-            begun = [waiting.popleft() for _ in range(min(slots.count(None), len(waiting)))]
-            found += begun
+    def _begin(self, num_free: int, waiting: deque[Episode], settings: GenerationSettings) -> list[Episode]:
+        """Begins the next episodes, until as many go on as there are free slots, and returns these."""
+        found: list[Episode] = []
+        while waiting and len(found) < num_free:
+            begun = [waiting.popleft() for _ in range(min(num_free - len(found), len(waiting)))]
             for episode, said in zip(begun, self._together(Episode.begin, begun), strict=True):
                 self._observe(episode, said, settings)
-                if not episode.over:
-                    slots[slots.index(None)] = episode
-
-    def _catch_up(
-        self,
-        programs: TurnPrograms,
-        weights: Any,
-        cache: Any,
-        active: Mapping[int, Episode],
-        left: np.ndarray,
-    ) -> Any:
-        """The cache with all of each episode but its newest token."""
-        counts, unread = np.zeros(programs.num_slots, np.int64), dict[int, list[int]]()
-        for slot, episode in active.items():
-            too_many, ids = episode.catch_up()
-            counts[slot], left[slot] = left[slot] + too_many, 0
-            if ids:
-                unread[slot] = ids
-        if counts.any():
-            cache = programs.forget(cache, counts)
-        return programs.read(weights, cache, unread)
+            found += [episode for episode in begun if not episode.over]
+        return found
 
     def _answer(self, episodes: Sequence[Episode], settings: GenerationSettings) -> None:
         """Ends the turns that are over, and lets the environments answer them."""
-        texts = self._texts_of_turns(episodes, settings)
         most = settings.max_turn_tokens or settings.max_new_tokens
 
-        def is_over(row: int) -> bool:
-            ids = texts.output_tokens[row]
-            full = episodes[row].turn_start + len(ids) >= settings.max_new_tokens
-            ended = bool(texts.stopped[row]) or ids[-1] in settings.eos_token_id
-            return ended or full or len(ids) >= most
+        def is_full(episode: Episode) -> bool:
+            ended = episode.ids[-1] in settings.eos_token_id
+            return ended or episode.room(settings) <= 0 or len(episode.ids) - episode.turn_start >= most
+
+        if not self._stop_sequences:
+            episodes = [episode for episode in episodes if is_full(episode)]
+            for episode in episodes:
+                if episode.world is None:
+                    episode.end()  # nobody asks for its text yet
+        episodes = [episode for episode in episodes if not episode.over]
+        if not episodes:
+            return
+        texts = self._texts_of_turns(episodes, settings)
+        rows = [row for row, episode in enumerate(episodes) if texts.stopped[row] or is_full(episode)]
 
         def answer(row: int) -> str:
             return episodes[row].end_turn(texts.outputs[row], len(texts.output_tokens[row]))
 
-        rows = [row for row in range(len(episodes)) if is_over(row)]
         for row, said in zip(rows, self._together(answer, rows), strict=True):
             episode = episodes[row]
-            full = len(episode.ids) >= settings.max_new_tokens
+            full = episode.room(settings) <= 0
             if full or (settings.max_turns is not None and len(episode.turns) >= settings.max_turns):
                 episode.end()
             self._observe(episode, said, settings)
@@ -369,9 +251,11 @@ class Player:
         return map(work, rows) if self._threads is None else self._threads.map(work, rows)
 
     def _texts_of_turns(self, episodes: Sequence[Episode], settings: GenerationSettings) -> Texts:
-        """Texts of the turns at hand, cut at the first stop string."""
+        """Texts of the turns at hand, cut at the first stop string; of completions behind their whole prompts."""
         contexts = [
-            (episode.task.prompt + episode.ids[: episode.turn_start])[-CONTEXT_TOKENS:]
+            episode.task.prompt
+            if episode.world is None
+            else (episode.task.prompt + episode.ids[: episode.turn_start])[-CONTEXT_TOKENS:]
             for episode in episodes
         ]
         rows = [episode.ids[episode.turn_start :] for episode in episodes]
@@ -388,7 +272,7 @@ class Player:
         """Appends what an environment said; where it leaves no room for an action, the episode is cut."""
         if episode.over:
             return
-        room = settings.max_new_tokens - len(episode.ids)
+        room = episode.room(settings)
         encoded = [] if len(text) > CHARACTERS_A_TOKEN * room else self._encoded(episode, text)
         if len(text) > CHARACTERS_A_TOKEN * room or len(encoded) >= room:
             episode.leave_no_room(text)
@@ -397,7 +281,8 @@ class Player:
 
     def _encoded(self, episode: Episode, text: str) -> list[int]:
         """Ids of an observation, behind those that the episode has."""
-        assert episode.world is not None, "it was begun"
+        if episode.world is None:
+            return []
         role = episode.world.role
         if role is not None and text and not episode.turns:
             raise ValueError(
@@ -412,98 +297,6 @@ class Player:
         # The template ends the turn before; where the policy did that itself, it stands there already.
         has_ended = role is not None and episode.ids and encoded[:1] == episode.ids[-1:]
         return encoded[1:] if has_ended else encoded
-
-
-@dataclass(frozen=True)
-class EpisodeCollector(Collector):
-    """Plays an episode for each prompt; all else is as in `Collector`.
-
-    Attributes:
-      player: Plays.
-      environment: The user's.
-    """
-
-    player: Player = field(kw_only=True)
-    environment: Any = field(kw_only=True)
-
-    def parts(
-        self,
-        params: Params,
-        frozen: Frozen,
-        prompts: PromptSet,
-        indices: np.ndarray,
-        settings: GenerationSettings,
-        key: PRNGKey,
-        *,
-        first: int = 0,
-        width: int | None = None,
-        follow: Follow | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
-        clock: Clock = lambda name: nullcontext(),
-    ) -> Iterator[tuple[Call, Part]]:
-        """Episodes call by call, as `Collector.parts` gives completions; all are played before the first comes."""
-        total, rows_of_call = len(indices), self._rows_of_call(len(indices))
-        columns = prompts.width(indices) if width is None else width
-        batch = prompts.rows(indices, width=columns)
-        metadata = prompts.metadata(indices)
-        texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in batch.token_lists]
-
-        chance = [int(word) for word in np.asarray(jax.random.key_data(key)).reshape(-1)]
-
-        def task(row: int) -> Task:
-            own = {name: column[row] for name, column in metadata.items()}
-            seed = _seed(chance, (first + row) // self.num_generations)
-            begin = lambda: World(self.environment, texts[row], own, seed)  # noqa: E731
-            return Task(first + row, batch.token_lists[row], begin)
-
-        tasks = [task(row) for row in range(total)]
-        episodes = self.player.play(params, frozen, tasks, settings, key, num_slots=rows_of_call, clock=clock)
-        for start in range(0, total, rows_of_call):
-            count = min(rows_of_call, total - start)
-            numbers = np.arange(start, start + rows_of_call) % total
-            rows = [episodes[number] for number in numbers]
-            prompt = prompts.rows(indices[numbers[:: self.num_generations]], width=columns)
-            inputs = place_rows(self.mesh, prompt.inputs)
-            completions = self._completions(rows, settings)
-            followed = None if follow is None else follow(inputs, completions)
-            with clock("decode"):
-                part = Part(numbers[:count], self._texts(rows[:count], settings, prompts.separator))
-            yield Call(prompt, count, completions, followed), part
-
-    def _completions(self, episodes: Sequence[Episode], settings: GenerationSettings) -> Completions:
-        """Episodes as rows on the mesh."""
-        shape = (len(episodes), settings.max_new_tokens)
-        tokens = np.full(shape, settings.pad_token_id, np.int32)
-        logprobs, actions = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        for row, episode in enumerate(episodes):
-            count = len(episode.ids)
-            tokens[row, :count], actions[row, :count] = episode.ids, episode.actions
-            logprobs[row, :count] = episode.logprobs
-        lengths = np.asarray([len(episode.ids) for episode in episodes], np.int32)
-        done = np.asarray([episode.done for episode in episodes])
-        # NumPy stands where jax arrays are declared.
-        arrays: Any = (tokens, lengths, done, logprobs, actions)
-        found: Completions = place_rows(self.mesh, Completions(*arrays))
-        return found
-
-    def _texts(
-        self, episodes: Sequence[Episode], settings: GenerationSettings, separator: str | None
-    ) -> Texts:
-        """Texts of whole episodes, with their turns."""
-        found = decode_rows(
-            self.tokenizer,
-            [episode.task.prompt for episode in episodes],
-            [np.asarray(episode.ids, np.int32) for episode in episodes],
-            np.asarray([len(episode.ids) for episode in episodes]),
-            eos_token_ids=settings.eos_token_id,
-            separator=separator,
-        )
-        return replace(
-            found,
-            stopped=np.asarray([episode.done for episode in episodes]),
-            turns=[episode.turns for episode in episodes],
-            failures=[episode.failure for episode in episodes],
-        )
 
 
 def environment(
@@ -577,23 +370,6 @@ def episode_figures(texts: Texts) -> dict[str, float]:
         "episode/actions": math.fsum(map(len, texts.sampled())) / len(texts.turns),
         "episode/done_fraction": float(np.mean(texts.stopped)),
     }
-
-
-def _plan(active: Mapping[int, Episode], num_slots: int, settings: GenerationSettings) -> Plan:
-    """What each slot is to do."""
-    columns = np.zeros((len(Plan._fields), num_slots), np.int32)
-    for slot, episode in active.items():
-        written = len(episode.ids) - episode.turn_start
-        room = settings.max_new_tokens - len(episode.ids)
-        if settings.max_turn_tokens is not None:
-            room = min(room, settings.max_turn_tokens - written)
-        columns[:, slot] = episode.known[-1], episode.task.number, len(episode.ids), written, room
-    return Plan(*(jnp.asarray(column) for column in columns))
-
-
-def _seed(chance: Sequence[int], number: int) -> int:
-    """Seed of a prompt's worlds: a function of the collection's key and the prompt's number in it."""
-    return int(np.random.SeedSequence([*chance, number]).generate_state(1)[0])
 
 
 def _ids_with(tokenizer: Any, texts: Sequence[str]) -> frozenset[int]:

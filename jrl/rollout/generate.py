@@ -193,10 +193,10 @@ def _sampled(
         )
         logits = policy.logits(loop_params, loop_frozen, last.policy)
         drawn = _draw(logits, context, settings.processors, row_keys if settings.do_sample else None)
-        return _append(loop, drawn, settings.eos_token_ids, settings.pad_token_id)
+        return _append(loop, drawn, _rests(loop, knobs), settings.eos_token_ids, settings.pad_token_id)
 
     def more(loop: _Loop) -> Bool[Array, ""]:
-        return (loop.step < width) & ~jnp.all(loop.done)
+        return (loop.step < width) & ~jnp.all(_rests(loop, knobs))
 
     def next_token(loop: _Loop) -> _Loop:
         newest = loop.last_tokens[:, None]
@@ -330,18 +330,24 @@ def steering_advantages(
     return best_advantages(heads["q_values"], heads["values"])
 
 
+def _rests(loop: _Loop, knobs: SamplingKnobs) -> Bool[Array, "B"]:
+    """True for rows that are over, by an EOS or by a limit of their own."""
+    return loop.done if knobs.limits is None else loop.done | (loop.lengths >= knobs.limits)
+
+
 def _append(
     loop: _Loop,
     drawn: tuple[Int[Array, "B"], Float[Array, "B"]],
+    rests: Bool[Array, "B"],
     eos_token_ids: Sequence[int],
     pad_token_id: int,
 ) -> _Loop:
     """Writes the drawn ids into the rows that still run."""
     tokens, logprobs = drawn
-    tokens = jnp.where(loop.done, pad_token_id, tokens)
     ended = jnp.zeros_like(loop.done)
     for eos in eos_token_ids:
-        ended |= tokens == eos
+        ended |= (tokens == eos) & ~rests
+    tokens = jnp.where(rests, pad_token_id, tokens)
     seen = loop.seen
     if seen is not None:
         seen |= jnp.arange(seen.shape[1])[None, :] == tokens[:, None]
@@ -349,9 +355,9 @@ def _append(
         step=loop.step + 1,
         tokens=jax.lax.dynamic_update_slice_in_dim(loop.tokens, tokens[:, None], loop.step, axis=1),
         logprobs=jax.lax.dynamic_update_slice_in_dim(
-            loop.logprobs, jnp.where(loop.done, 0.0, logprobs)[:, None], loop.step, axis=1
+            loop.logprobs, jnp.where(rests, 0.0, logprobs)[:, None], loop.step, axis=1
         ),
-        lengths=loop.lengths + ~loop.done,
+        lengths=loop.lengths + ~rests,
         done=loop.done | ended,
         last_tokens=tokens,
         seen=seen,

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling that goes on: rows of one cache read what came between two turns, and write from there.
 
-A row is a *slot*. Between two calls the host may let some slots read tokens (a prompt, what an environment said), take
-back the newest tokens of others (those behind a stop string), and begin another row in a slot whose row is over. Then
-all slots that have something to say write together, for a while, in one compiled loop. Token t behind the prompt of row
-i is drawn with `fold_in(fold_in(key, i), t)`: as in `jrl.rollout.generate`, and whichever slot and call it falls to.
+A row is a *slot*. Between two calls the host may let some slots read tokens (what an environment said), take back the
+newest tokens of others (those behind a stop string), and begin another row in a slot whose row is over, by its prompt
+or by a copy of a slot that holds the same one. Then all slots that have something to say write together, for a while,
+in one compiled loop. Token t behind the prompt of row i is drawn with `fold_in(fold_in(key, i), t)`: as in
+`jrl.rollout.generate`, and whichever slot and call it falls to.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.mesh import gather_fsdp, rows_parts
 from jrl.ops.sampling import SamplingContext, draw, make_processors
-from jrl.rollout.generate import steering_advantages
+from jrl.rollout.generate import PREFILL_TOKENS, steering_advantages
 from jrl.rollout.sampler import GenerationSettings
 from jrl.typing import Cache, Frozen, ModelInputs, Params, PolicyFns, PRNGKey, SamplingKnobs
 
@@ -31,6 +32,9 @@ READ_WIDTH = 256
 
 LEAST_WIDTH = 16
 """Fewest columns, most of them padding: widths and numbers of rows are powers of four, and few shapes are compiled."""
+BEGUN_SHARE = 8
+"""One slot of so many begins a row in a call of `begin`. Fewer at a time would cost more calls, more would let slots
+rest until there are as many: on two CPU cores both together were least at 4 of 32 slots."""
 
 
 class Weights(NamedTuple):
@@ -117,18 +121,23 @@ class TurnPrograms:
     ) -> None:
         if settings.repetition_penalty != 1.0:
             raise ValueError(
-                f"gen_kwargs: `repetition_penalty` must be 1 where rows go on from turn to turn, got "
-                f"{settings.repetition_penalty}: what an environment said would be penalised too."
+                f"gen_kwargs: `repetition_penalty` must be 1 with an environment and with `method.rollout_slots`, got "
+                f"{settings.repetition_penalty}: what an environment said would be penalised too, and slots do not "
+                "keep which tokens a row has."
             )
         self.num_slots, self.length, self.num_tokens = num_slots, length, num_tokens
         # Where slots lie on several devices, all read together: picking some would send a cache between devices.
-        self._is_split = rows_parts(mesh) > 1 and num_slots % rows_parts(mesh) == 0
+        self.is_split = rows_parts(mesh) > 1 and num_slots % rows_parts(mesh) == 0
+        self.most_begun = max(1, num_slots // BEGUN_SHARE)
         # Nothing is said of shardings: the cache stays as the model splits it, heads included, from call to call.
         compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS)
         self._arrange = compiled(partial(_arranged, policy, num_slots, num_tokens))
         self._start = compiled(partial(_empty, policy, num_slots, length))
         self._forget = compiled(policy.forget, donate_argnums=0)
-        self._read = compiled(partial(_read, policy, self._is_split), donate_argnums=1)
+        self._begin = compiled(partial(_begun, policy, length), donate_argnums=1)
+        self._copy = compiled(partial(_copied, policy), donate_argnums=0)
+        self._take = compiled(_taken)
+        self._read = compiled(partial(_read, policy, self.is_split), donate_argnums=1)
         processors = make_processors(
             eos_token_ids=settings.eos_token_id,
             top_k=settings.top_k,
@@ -153,6 +162,45 @@ class TurnPrograms:
         """Takes the newest tokens of each slot back; `cache` is donated."""
         return self._forget(cache, jnp.asarray(counts, jnp.int32))
 
+    def begin(self, weights: Weights, cache: Cache, prompts: dict[int, list[int]], width: int) -> Cache:
+        """Lets slots forget all that they hold, and read a prompt; `cache` is donated.
+
+        Prompts go into a small cache of their own, whose rows then replace those of the slots: no more than
+        `most_begun` at a time, so that little lies beside the slots.
+
+        Args:
+          weights: From `weights`.
+          cache: The slots; they must not be split over devices.
+          prompts: Ids by slot; may be empty.
+          width: Of the longest prompt there is.
+        """
+        slots = sorted(prompts)
+        columns = min(max(_power(max(map(len, prompts.values()), default=0)), LEAST_WIDTH), width)
+        most = max(1, min(self.most_begun, PREFILL_TOKENS // columns))
+        for start in range(0, len(slots), most):
+            inputs, rows = _padded(prompts, slots[start : start + most], most, columns, self.num_slots)
+            cache = self._begin(weights, cache, inputs, rows)
+        return cache
+
+    def copy(self, cache: Cache, sources: dict[int, tuple[int, int]]) -> Cache:
+        """Lets slots hold what other slots hold but for their newest tokens; `cache` is donated.
+
+        Args:
+          cache: The slots; they must not be split over devices.
+          sources: By slot, the other slot and how many of its tokens are left out. No slot is both.
+        """
+        items = sorted(sources.items())
+        for start in range(0, len(items), self.most_begun):
+            found = np.full((3, self.most_begun), self.num_slots, np.int32)
+            for place, (slot, (source, count)) in enumerate(items[start : start + self.most_begun]):
+                found[:, place] = slot, source, count
+            cache = self._copy(cache, *(jnp.asarray(row) for row in found))
+        return cache
+
+    def take(self, cache: Cache, slots: list[int]) -> Cache:
+        """Some of the slots as a cache of their own, for the programs of as many slots."""
+        return self._take(cache, jnp.asarray(slots, jnp.int32))
+
     def read(self, weights: Weights, cache: Cache, texts: dict[int, list[int]]) -> Cache:
         """Lets slots read tokens; `cache` is donated.
 
@@ -164,15 +212,11 @@ class TurnPrograms:
         while texts:
             now = {slot: ids[:READ_WIDTH] for slot, ids in texts.items()}
             texts = {slot: ids[READ_WIDTH:] for slot, ids in texts.items() if len(ids) > READ_WIDTH}
-            slots = np.arange(self.num_slots) if self._is_split else self._padded(sorted(now))
+            slots = list(range(self.num_slots)) if self.is_split else sorted(now)
             width = max(_power(max(map(len, now.values()))), LEAST_WIDTH)
-            tokens = np.zeros((len(slots), width), np.int32)
-            mask = np.zeros((len(slots), width), bool)
-            for row, slot in enumerate(slots.tolist()):
-                ids = now.get(slot, [])
-                tokens[row, width - len(ids) :], mask[row, width - len(ids) :] = ids, bool(ids)
-            inputs = ModelInputs(jnp.asarray(tokens), jnp.asarray(mask))
-            cache = self._read(weights, cache, inputs, jnp.asarray(slots))
+            count = min(_power(len(slots)), self.num_slots)
+            inputs, rows = _padded(now, slots, count, width, self.num_slots)
+            cache = self._read(weights, cache, inputs, rows)
         return cache
 
     def write(
@@ -198,10 +242,17 @@ class TurnPrograms:
         found: tuple[Cache, Written] = self._write(weights, cache, plan, knobs, key, jnp.int32(least_running))
         return found
 
-    def _padded(self, slots: list[int]) -> np.ndarray:
-        """Slots, filled up to a power of four with numbers behind the last one: few shapes to compile."""
-        count = min(_power(len(slots)), self.num_slots)
-        return np.asarray(slots + [self.num_slots] * (count - len(slots)), np.int32)
+
+def _padded(
+    texts: dict[int, list[int]], slots: list[int], count: int, width: int, num_slots: int
+) -> tuple[ModelInputs, Int[Array, "R"]]:
+    """Texts of some slots as left-padded rows, filled up to `count` with slots behind the last one."""
+    tokens, mask = np.zeros((count, width), np.int32), np.zeros((count, width), bool)
+    for row, slot in enumerate(slots):
+        ids = texts.get(slot, [])
+        tokens[row, width - len(ids) :], mask[row, width - len(ids) :] = ids, bool(ids)
+    filled = np.asarray(slots + [num_slots] * (count - len(slots)), np.int32)
+    return ModelInputs(jnp.asarray(tokens), jnp.asarray(mask)), jnp.asarray(filled)
 
 
 def _power(count: int) -> int:
@@ -218,6 +269,39 @@ def _arranged(policy: PolicyFns, rows: int, tokens: int, params: Params, frozen:
 def _empty(policy: PolicyFns, rows: int, length: int, params: Params, frozen: Frozen) -> Cache:
     nothing = ModelInputs(jnp.zeros((rows, 1), jnp.int32), jnp.zeros((rows, 1), bool))
     return policy.own_columns(policy.init_cache(params, frozen, nothing, length))
+
+
+def _begun(
+    policy: PolicyFns,
+    length: int,
+    weights: Weights,
+    cache: Cache,
+    inputs: ModelInputs,
+    slots: Int[Array, "R"],
+) -> Cache:
+    """The cache once some slots have read a prompt, and nothing else."""
+    params, frozen = weights.params, weights.frozen
+    # As in `prefill`, rows share columns: padding is cached, masked, and attention reads these columns alone.
+    fresh = policy.init_cache(params, frozen, inputs, length)
+    fresh = policy.own_columns(policy.decode(params, frozen, inputs, fresh)[1])
+    return jax.tree.map(lambda x, rows: x.at[slots].set(rows, mode="drop"), cache, fresh)
+
+
+def _copied(
+    policy: PolicyFns,
+    cache: Cache,
+    slots: Int[Array, "R"],
+    sources: Int[Array, "R"],
+    counts: Int[Array, "R"],
+) -> Cache:
+    """The cache with slots that hold what others do, but for so many of the newest tokens."""
+    picked = policy.forget(jax.tree.map(lambda x: x.at[sources].get(mode="clip"), cache), counts)
+    return jax.tree.map(lambda x, rows: x.at[slots].set(rows, mode="drop"), cache, picked)
+
+
+def _taken(cache: Cache, slots: Int[Array, "R"]) -> Cache:
+    """The cache of some slots."""
+    return jax.tree.map(lambda x: x[slots], cache)
 
 
 def _read(

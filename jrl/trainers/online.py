@@ -130,7 +130,7 @@ class OnlineTrainer(SamplingTrainer):
         assert self.reward_fn is not None, "prompts come with a reward function"
         return ExperienceCollector(
             self.policy,
-            self.collector(method.chunk_size, self.reward_call(self.reward_fn)),
+            self.collector(method.chunk_size, self.reward_call(self.reward_fn), slots=method.rollout_slots),
             self.prompts,
             self.rollout_settings(),
             num_rollouts=num_rollouts,

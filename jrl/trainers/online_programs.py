@@ -43,9 +43,16 @@ def online_programs(config: TRLConfig, recipe: Recipe, model: LanguageShapes, me
       recipe: The algorithm.
       model: As shapes.
       mesh: Where it is.
+    Raises:
+      ValueError: If rollouts are drawn on slots.
     """
     method = config.method
     assert isinstance(method, OnlineConfig), "it has a recipe"
+    if method.rollout_slots is not None:
+        raise ValueError(
+            f"`method.rollout_slots` must be null where programs are compiled ahead, got {method.rollout_slots}: how "
+            "many calls slots take shows as they write. `jrl plan` without --compile counts their cache."
+        )
     settings = planned_settings(model, method.gen_experience_kwargs or method.gen_kwargs)
     sample = sampling_program(
         model,

@@ -23,11 +23,12 @@ from jrl.models.heads import HeadsPlace
 from jrl.models.model import LanguageModel
 from jrl.rollout.collect import Collector
 from jrl.rollout.environments import EnvironmentFailure, check_environment
-from jrl.rollout.episodes import EpisodeCollector, Player, recorded
+from jrl.rollout.episodes import Player, recorded
 from jrl.rollout.episodes import environment as environment_rewards
 from jrl.rollout.keywords import refuse_async, reward_functions
 from jrl.rollout.reward_call import RewardCall
 from jrl.rollout.sampler import GenerationSettings, Sampler, check_logit_mask
+from jrl.rollout.slot_collector import SlotCollector
 from jrl.rollout.text import Texts
 from jrl.trainers.base import EVALUATION_STREAM, Trainer
 from jrl.trainers.config.gen_kwargs import Sweep, parse_gen_kwargs
@@ -91,24 +92,28 @@ class PolicyTrainer(Trainer):
     def prepare(self) -> None:
         """Makes the sampler, and reads how it is to sample."""
         super().prepare()
-        forbidden = check_logit_mask(self.logit_mask, self.lm.vocab_size)
+        self.forbidden = check_logit_mask(self.logit_mask, self.lm.vocab_size)
         warn_of_bare_prompts(self.config.tokenizer, self.tokenizer, self.lm.decoder_start_token_id)
-        self.sampler = Sampler(self.policy, forbidden=forbidden, mesh=self.mesh)
+        self.sampler = Sampler(self.policy, forbidden=self.forbidden, mesh=self.mesh)
         self.settings, self.sweep = self.parse_generation(self.config.method.gen_kwargs)
-        self.player = None
         if self.environment is not None:
             role = self.environment.role if hasattr(self.environment, "role") else None
             if role is not None:
                 check_role(self.tokenizer, role)
-            self.player = Player(
-                self.policy,
-                self.tokenizer,
-                self.mesh,
-                self.stop_sequences,
-                forbidden=forbidden,
-                reply=functools.partial(reply_text, self.tokenizer),
-                workers=self.environment.workers if hasattr(self.environment, "workers") else 1,
-            )
+            self.player  # noqa: B018  what it refuses shows here
+
+    @functools.cached_property
+    def player(self) -> Player:
+        """Plays episodes, or completes prompts, on slots."""
+        return Player(
+            self.policy,
+            self.tokenizer,
+            self.mesh,
+            self.stop_sequences,
+            forbidden=self.forbidden,
+            reply=functools.partial(reply_text, self.tokenizer),
+            workers=self.environment.workers if hasattr(self.environment, "workers") else 1,
+        )
 
     @property
     def lm(self) -> LanguageModel:
@@ -267,14 +272,27 @@ class PolicyTrainer(Trainer):
             key = jax.random.fold_in(jax.random.fold_in(self.root_key, EVALUATION_STREAM), step)
             return evaluator(self.sampling_params, self.frozen, key)
 
-    def collector(self, chunk_size: int, rewards: RewardCall | None = None) -> Collector:
-        """Samples and decodes, so many rows a call, and judges where there are rewards to judge by."""
+    def collector(
+        self, chunk_size: int, rewards: RewardCall | None = None, *, slots: int | None = None
+    ) -> Collector:
+        """Samples and decodes, so many rows a call, and judges where there are rewards to judge by.
+
+        Args:
+          chunk_size: Rows of a call.
+          rewards: Judges; None: nothing does.
+          slots: Rows that are written together, each for as long as it is; None: those of a call.
+        """
         on_main = self.config.train.rewards_on == "main"
         parts = (self.sampler, self.tokenizer, self.stop_sequences, self.mesh, chunk_size)
-        if self.player is None:
+        if self.environment is None and slots is None:
             return Collector(*parts, rewards=rewards, on_main=on_main)
-        return EpisodeCollector(
-            *parts, rewards=rewards, on_main=on_main, player=self.player, environment=self.environment
+        return SlotCollector(
+            *parts,
+            rewards=rewards,
+            on_main=on_main,
+            player=self.player,
+            environment=self.environment,
+            slots=slots,
         )
 
     @property
@@ -334,7 +352,7 @@ class PolicyTrainer(Trainer):
           ValueError: If there is no environment.
           EnvironmentFailure: If the environment fails; the episodes of the calls before are in the file.
         """
-        if self.player is None:
+        if self.environment is None:
             raise ValueError(
                 "`environment` must be given to record episodes: without one there are no turns."
             )

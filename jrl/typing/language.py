@@ -143,12 +143,14 @@ class SamplingKnobs(NamedTuple):
       top_p: Mass of the nucleus kept; 1 keeps all.
       beta: Weight of Q − V beside the log-probabilities (ILQL); None: heads are not read.
       forbidden: True where the column's token may not follow the row's; None: all may.
+      limits: Most tokens of each row; None: as many as the sampler is made for.
     """
 
     temperature: Float[Array, ""]
     top_p: Float[Array, ""]
     beta: Float[Array, ""] | None = None
     forbidden: Bool[Array, "V V"] | None = None
+    limits: Int[Array, "B"] | None = None
 
 
 class Completions(NamedTuple):

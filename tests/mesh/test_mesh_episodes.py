@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 
 from jrl.mesh import make_mesh, tree_shardings
 from jrl.rollout.environments import World
-from jrl.rollout.episodes import Episode, Player, Task
+from jrl.rollout.episode import Episode, Task
+from jrl.rollout.episodes import Player
 from tests.rollout.test_episodes import Tool, model, settings
 from tests.tiny import tiny_tokenizer
 

@@ -22,9 +22,11 @@ from jrl.mesh import make_mesh
 from jrl.models.model import make_model
 from jrl.rollout import turns as turns_module
 from jrl.rollout.environments import EnvironmentFailure, World, check_environment
-from jrl.rollout.episodes import Episode, EpisodeCollector, Player, Task, environment
+from jrl.rollout.episode import Episode, Task
+from jrl.rollout.episodes import Player, environment
 from jrl.rollout.experience import scoring_program
 from jrl.rollout.sampler import GenerationSettings, Sampler
+from jrl.rollout.slot_collector import SlotCollector
 from jrl.typing import ModelInputs, PolicyFns
 from tests.tiny import tiny_hf_config, tiny_tokenizer
 
@@ -314,7 +316,7 @@ def test_sampled_ids_are_trained_ids_over_eight_turns(kind):
         with_full_kl=False,
         with_scoring=True,
     )
-    collect = EpisodeCollector(Sampler(policy), tokenizer, (), MESH, 3, player=player, environment=Kept)
+    collect = SlotCollector(Sampler(policy), tokenizer, (), MESH, 3, player=player, environment=Kept)
     follow = lambda inputs, done: score(params, frozen, None, inputs, done, jnp.float32(1.0))  # noqa: E731
     parts = collect.parts(params, frozen, prompts, np.arange(3), options, jax.random.key(1), follow=follow)
     ((call, part),) = list(parts)

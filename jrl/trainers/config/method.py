@@ -27,6 +27,7 @@ class Footprint(NamedTuple):
       value_head: Whether the model has one.
       num_q_heads: Of the model.
       sampling_rows: Rows of a sampling call; 0: the algorithm does not sample.
+      slots: Rows that are written together where that is another number; 0: it is not.
       rows_per_sample: Rows that a sample has in an optimizer step: 2 for a pair.
       passes_per_sample: Passes of each sample in an optimizer step: more than one where it has denoising steps.
       reads_logits: Whether an optimizer step reads logits, whose head is a language model's.
@@ -42,6 +43,7 @@ class Footprint(NamedTuple):
     value_head: bool = False
     num_q_heads: int = 0
     sampling_rows: int = 0
+    slots: int = 0
     rows_per_sample: int = 1
     passes_per_sample: int = 1
     reads_logits: bool = True
@@ -213,6 +215,7 @@ def footprint_of(config: TRLConfig) -> Footprint | None:
     return Footprint(
         value_head=recipe.critic,
         sampling_rows=method.chunk_size,
+        slots=method.rollout_slots or 0,
         window=(method.gen_experience_kwargs or method.gen_kwargs).get("max_new_tokens", 0),
         update_rows=method.num_rollouts,
         reference=None if recipe.kl is None else "branch",

@@ -21,6 +21,7 @@ from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED
 from jrl.models.products import products
+from jrl.rollout.episodes import TAIL_SHARE
 from jrl.rollout.generate import PREFILL_TOKENS
 from jrl.trainers.config.method import Footprint, entries, footprint_of
 from jrl.trainers.config.registry import get_trainer
@@ -386,19 +387,29 @@ def _stacked_bytes(run: _Run) -> int:
 
 def _sampling(run: _Run) -> Bytes:
     """Bytes that a sampling call takes beside them."""
-    rows = run.footprint.sampling_rows
+    footprint = run.footprint
+    rows = footprint.slots or footprint.sampling_rows
     if not rows:
         return {}
-    cache = cache_bytes(
-        run.part.policy,
-        run.part.params,
-        run.part.frozen,
-        mesh=run.mesh,
-        rows=rows,
-        length=run.length,
-        has_context=run.has_context,
-    )
-    reading = _prefill_bytes(run, rows)
+    if footprint.slots and run.has_context:
+        raise ValueError(
+            f"`method.rollout_slots` must be null for a seq2seq model, got {footprint.slots}: its rows all write the "
+            "same column of the cache."
+        )
+
+    def cache_of(rows: int) -> int:
+        return cache_bytes(
+            run.part.policy,
+            run.part.params,
+            run.part.frozen,
+            mesh=run.mesh,
+            rows=rows,
+            length=run.length,
+            has_context=run.has_context,
+        )
+
+    cache, reading = cache_of(rows), _prefill_bytes(run, rows)
+    moves = bool(footprint.slots) and rows_of_device(rows, run.mesh) == rows
     if run.has_context:
         # The encoder has read the prompts before there is a cache.
         return {
@@ -411,6 +422,8 @@ def _sampling(run: _Run) -> Bytes:
         "parameters, as sampling reads them": run.sampled[0],
         "the largest of them once more, while it is laid out": largest,
         "cache": cache,
+        # Fewer hold prompts that are read before they are put into slots.
+        **({"slots of the last rows": cache_of(-(-rows // TAIL_SHARE))} if moves else {}),
         "activations of a layer that reads the prompts": reading,
     }
 
@@ -486,7 +499,7 @@ def _reference_traffic(run: _Run) -> Bytes:
 
 def _token_traffic(run: _Run) -> Bytes:
     """Bytes that a device sends in sampling."""
-    rows = run.footprint.sampling_rows
+    rows = run.footprint.slots or run.footprint.sampling_rows
     if not rows:
         return {}
     stream = _ring(_stream_bytes(run.part, rows=rows, length=1), run.mesh.shape["tensor"])

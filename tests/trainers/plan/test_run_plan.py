@@ -3,7 +3,7 @@
 
 import pytest
 import yaml
-from transformers import GPT2Config, LlamaConfig
+from transformers import GPT2Config, LlamaConfig, T5Config
 
 import jrl
 from jrl.cli import main
@@ -11,6 +11,9 @@ from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.sft import SFTConfig
 from jrl.mesh import abstract_mesh
 from jrl.models.cost import device_bytes
+from jrl.trainers.config.method import footprint_of
+from jrl.trainers.config.registry import get_trainer
+from jrl.trainers.plan.model_part import model_part
 from jrl.trainers.plan.run_plan import plan_run
 from jrl.trainers.ppo import PPOTrainer
 from tests.trainers.runs import count_vowels, ppo_config, save_tiny_checkpoint
@@ -303,3 +306,32 @@ def test_frozen_layers_are_passed_once_for_all_rows():
     every = planned(config.evolve(model={"num_layers_unfrozen": -1}))
     assert every.learning[AT_WORK][name] == 0
     assert sum(some.learning[some.fullest].values()) == some.step_bytes
+
+
+def test_slots_have_the_cache_of_their_rows_and_of_the_last_ones():
+    method = {"chunk_size": 32, "rollout_slots": 8}
+    whole = planned(jrl.default_ppo_config().evolve(method={"chunk_size": 32}), mesh={"tensor": 4})
+    slots = planned(jrl.default_ppo_config().evolve(method=method), mesh={"tensor": 4})
+    few, last = slots.sampling["cache"], slots.sampling["slots of the last rows"]
+    assert (4 * few, 4 * last) == pytest.approx((whole.sampling["cache"], few), abs=100)
+    assert slots.score_traffic == whole.score_traffic, "rows are scored by the call"
+    split = planned(jrl.default_ppo_config().evolve(method=method), mesh={"fsdp": 4})
+    assert "slots of the last rows" not in split.sampling, "rows never change their device"
+
+
+def test_programs_of_slots_are_not_compiled_ahead():
+    config = jrl.default_ppo_config().evolve(method={"rollout_slots": 8}, model={"model_path": TINY})
+    mesh = abstract_mesh(num_devices=1)
+    with pytest.raises(ValueError, match=r"`method\.rollout_slots` must be null where programs are compiled"):
+        get_trainer("OnlineTrainer").programs(config, model_part(config, mesh, footprint_of(config)), mesh)
+
+
+def test_slots_of_a_seq2seq_model_are_refused():
+    t5 = T5Config(
+        d_model=32, num_layers=2, num_heads=4, d_kv=8, d_ff=64, vocab_size=97, decoder_start_token_id=0
+    )
+    config = jrl.default_ppo_config().evolve(
+        model={"model_arch_type": "seq2seq"}, method={"rollout_slots": 8}
+    )
+    with pytest.raises(ValueError, match=r"`method\.rollout_slots` must be null for a seq2seq model, got 8"):
+        planned(config, model=t5)
