@@ -146,8 +146,12 @@ class Episode:
             self.turns[-1]["observation"] = f"{said[:KEPT_CHARACTERS]}..."
         self.end()
 
+    def hold(self, count: int) -> None:
+        """Notes that its slot holds so many of its tokens, from the first one on."""
+        self.valid = count
+
     def unread(self) -> tuple[int, list[int]]:
-        """How many tokens its slot holds already, and those that it must read behind them: all but the newest one."""
+        """Number of tokens that its slot holds already, and those that it must read behind them: all but the newest."""
         known = self.known
         good = min(self.valid, len(known) - 1)
         self.valid = len(known) - 1

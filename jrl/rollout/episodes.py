@@ -203,9 +203,7 @@ class Player:
                 episode.write(tokens[slot, :count].tolist(), logprobs[slot, :count].tolist())
             with clock(host):
                 self._answer(list(active.values()), settings)
-            slots.episodes = [
-                None if episode is None or episode.over else episode for episode in slots.episodes
-            ]
+            slots.release()
 
     def _begin(self, num_free: int, waiting: deque[Episode], settings: GenerationSettings) -> list[Episode]:
         """Begins the next episodes, until as many go on as there are free slots, and returns these."""

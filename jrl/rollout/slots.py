@@ -86,7 +86,7 @@ class Slots:
         for slot, episode in seated.items():
             prompt = episode.task.prompt
             source = sources.setdefault(tuple(prompt), slot)
-            episode.valid = len(prompt) - 1
+            episode.hold(len(prompt) - 1)
             if source != slot:
                 copied[slot] = source
             elif self.prompts[slot] != prompt:
@@ -121,6 +121,10 @@ class Slots:
             self.weights, self.cache, plan, knobs, key, least_running=least
         )
         return written
+
+    def release(self) -> None:
+        """Frees the slots of episodes that are over; what they hold stays until others are seated."""
+        self.episodes = [None if episode is None or episode.over else episode for episode in self.episodes]
 
     def fewer(self, programs: TurnPrograms) -> Slots:
         """The slots that are in use, and some others, as slots of programs for fewer."""

@@ -12,10 +12,10 @@ PATCHES = [
              "tests/rollout/test_generate.py::TestIndependence::"
              "test_lore_1_2_samples_do_not_depend_on_left_padding_nor_on_the_chunk"),
     Mutation("1.3", "jrl.rollout.generate._append",
-             "~loop.done", "tokens != pad_token_id",
+             "loop.lengths + ~rests", "loop.lengths + (tokens != pad_token_id)",
              "tests/rollout/test_generate.py::TestEnds::test_lore_1_3_pad_may_be_eos"),
     Mutation("1.4", "jrl.rollout.generate._append",
-             "~loop.done", "~(loop.done | ended)",
+             "loop.lengths + ~rests", "loop.lengths + ~(rests | ended)",
              "tests/rollout/test_generate.py::TestEnds::test_lore_1_4_the_sampled_eos_is_an_action"),
     Mutation("1.5", "jrl.rollout.generate._append",
              "loop.done | ended", "ended",
