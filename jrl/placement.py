@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,6 +16,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.distributed import gather, meet, new_meeting
 from jrl.mesh import batch_sharding, place, replicated, rows_parts
+
+DISPATCH = threading.RLock()
+"""Held by a thread that sends programs to the devices, where several threads of a process do.
+
+Programs that reach over devices wait for each other there: each device must get them in the same order.
+"""
+
+
+@contextlib.contextmanager
+def others_dispatch() -> Iterator[None]:
+    """Inside, this thread waits and other threads may send programs; it holds `DISPATCH` once before and after."""
+    DISPATCH.release()
+    try:
+        yield
+    finally:
+        DISPATCH.acquire()
 
 
 def rows_sharding(mesh: Mesh, num_rows: int) -> NamedSharding:

@@ -72,7 +72,7 @@ def read_checkpoint(trainer: Trainer, directory: str | os.PathLike[str]) -> None
         reader = Checkpointer(elsewhere, keep=1, resume_from=source)
         try:
             found = reader.restore(
-                trainer.state, config=trainer.config.to_dict(), frozen_sha256=trainer.frozen_sha256
+                trainer.kept_arrays, config=trainer.config.to_dict(), frozen_sha256=trainer.frozen_sha256
             )
         finally:
             reader.close()

@@ -28,7 +28,7 @@ from jrl.learners.accumulate import (
     take_rows,
 )
 from jrl.learners.credit import Credit, ScoreMoments, kl_per_sequence, rollout_metrics
-from jrl.learners.forward import mask_rows, trunk_of_rows
+from jrl.learners.forward import map_rows, mask_rows, trunk_of_rows
 from jrl.learners.optimizers import pass_over
 from jrl.learners.recipe import Loss as RecipeLoss
 from jrl.learners.recipe import Recipe
@@ -145,6 +145,7 @@ def make_online_update(
     minibatch_size: int,
     keep_ratios: bool = False,
     is_its_own_past: bool = False,
+    scores_again: bool = False,
 ) -> Update:
     """Builds the update of an iteration: all epochs and minibatches over its rollouts, in one compiled call.
 
@@ -161,6 +162,8 @@ def make_online_update(
       keep_ratios: Whether the metrics hold `RATIOS`, the ratio of every action in every epoch.
       is_its_own_past: Whether nobody scored the rollouts, and the one step of an iteration takes its own
         log-probabilities as the old ones; see `Recipe.is_its_own_past`.
+      scores_again: Whether log-probabilities and values are computed anew, of the policy before the first step: the
+        rollouts' are those of an earlier one, whose actions the recipe's `weigh` corrects for.
     Returns:
       `(OnlineState, frozen, Rollouts, key, last_step=None, reference=None) -> (OnlineState, metrics)`:
       `num_epochs · ceil(N / batch_size)` steps, or fewer under `max_policy_kl`; none behind `last_step`, the counter of
@@ -193,6 +196,8 @@ def make_online_update(
     ) -> tuple[OnlineState, Metrics]:
         num_steps = recipe.num_steps(len(batch.rewards), batch_size)
         _check_call(recipe, num_steps, is_its_own_past=is_its_own_past, has_reference=reference is not None)
+        if scores_again:
+            batch = scored_again(reader, state.train.params, frozen, batch, minibatch_size=minibatch_size)
         kept = recipe.selected(batch)
         rows, moments = _rows_to_learn(reader, recipe, state, frozen, kept, minibatch_size=minibatch_size)
         train, stacked = run_epochs(
@@ -211,6 +216,29 @@ def make_online_update(
         return OnlineState(train, _next_kl_coef(state.kl_coef, batch, recipe), moments), metrics
 
     return update
+
+
+def scored_again(
+    reader: Reader, params: Params, frozen: Frozen, rollouts: Rollouts, *, minibatch_size: int
+) -> Rollouts:
+    """The rollouts as another policy reads them: its log-probabilities and values; of the reference nothing changes.
+
+    Args:
+      reader: The model, at the temperature of the rollouts.
+      params: Of the policy.
+      frozen: The rest.
+      rollouts: Of an earlier policy.
+      minibatch_size: Rows of one pass.
+    """
+
+    def read(ids: Int[Array, "R"]) -> tuple[Any, Any]:
+        held = hold_split(params, ids), hold_split(frozen, ids)
+        now = reader(*held, take_rows(rollouts.sequences, ids))
+        return now.logprobs, now.values
+
+    num_rows = len(rollouts.rewards)
+    logprobs, values = map_rows(read, num_rows, minibatch_size=minibatch_size)
+    return rollouts._replace(scored=rollouts.scored._replace(logprobs=logprobs, values=values))
 
 
 def _check_call(recipe: Recipe, num_steps: int, *, is_its_own_past: bool, has_reference: bool) -> None:

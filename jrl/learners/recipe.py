@@ -162,7 +162,7 @@ class Recipe:
         """Optimizer steps of an iteration: passes times optimizer batches, the last of which may be smaller."""
         return self.num_epochs * math.ceil(num_rollouts / batch_size)
 
-    def needs_scoring(self, num_steps: int) -> bool:
+    def needs_scoring(self, num_steps: int, *, is_stale: bool = False) -> bool:
         """False where the update reads nothing of a pass over the rollouts.
 
         The policy before the first of several steps is read by scoring, unless the sampler is believed. Before a single
@@ -170,18 +170,40 @@ class Recipe:
 
         Args:
           num_steps: Optimizer steps of an iteration.
+          is_stale: Whether an earlier policy sampled, which no step differentiates.
         """
         if self.kl is not None or self.critic or self.weigh is not None or self.penalize is not unpenalized:
             return True
-        return num_steps > 1 and not self.old_logprobs_from_sampler
+        return (num_steps > 1 or is_stale) and not self.old_logprobs_from_sampler
 
-    def is_its_own_past(self, num_steps: int) -> bool:
+    def is_its_own_past(self, num_steps: int, *, is_stale: bool = False) -> bool:
         """True where the ratio's old log-probabilities are those of the step itself, and nobody else gives them.
 
         Args:
           num_steps: Optimizer steps of an iteration.
+          is_stale: As for `needs_scoring`.
         """
-        return not self.needs_scoring(num_steps) and not self.old_logprobs_from_sampler
+        return not self.needs_scoring(num_steps, is_stale=is_stale) and not self.old_logprobs_from_sampler
+
+    def check_stale(self) -> None:
+        """Refuses to learn from what an earlier policy sampled where nothing would correct for that.
+
+        Raises:
+          ValueError: Naming what to choose instead.
+        """
+        loss = self.loss
+        if self.weigh is None and isinstance(loss, PolicyLoss) and not loss.surrogate.reads_ratio:
+            raise ValueError(
+                "`train.rollouts_ahead` must be 0 for a surrogate that does not read the ratio to the policy that "
+                "sampled (REINFORCE): nothing would correct for the updates in between. Choose a clipped surrogate, or "
+                "`method.importance_sampling_mode`."
+            )
+        if self.weigh is not None and self.kl is not None and self.kl.penalty == "full":
+            raise ValueError(
+                "`train.rollouts_ahead` must be 0 beside a correction of the sampler and a KL of whole distributions "
+                "in the rewards: that KL would be of the policy that sampled, and all else of the one that learns. "
+                "Take an estimate of the KL (`k1`, `k3`), or the KL in the loss."
+            )
 
     def targets(
         self,

@@ -77,11 +77,13 @@ class Surrogate(NamedTuple):
       losses: (ratio, logprobs, advantages) → one loss per action, unreduced.
       clip_range: ε: half-width around ρ = 1 beyond which clipping is counted; None: nothing is clipped.
       clip_range_high: The upper half-width where it differs; None: ε.
+      reads_ratio: Whether the ratio is read: else the surrogate is right on the policy alone.
     """
 
     losses: Callable[[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]], Float[Array, "B T"]]
     clip_range: Scalar | None = None
     clip_range_high: Scalar | None = None
+    reads_ratio: bool = True
 
 
 class ValueLoss(NamedTuple):
@@ -163,7 +165,9 @@ def reinforce() -> Surrogate:
       >>> reinforce().losses(ratio, logprobs, advantages).tolist()
       [[1.0]]
     """
-    return Surrogate(lambda ratio, logprobs, advantages: reinforce_loss(logprobs, advantages))
+    return Surrogate(
+        lambda ratio, logprobs, advantages: reinforce_loss(logprobs, advantages), reads_ratio=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,9 @@ from jrl.rollout.keywords import reward_functions, unique_names
 from jrl.rollout.reward_columns import RewardColumns, check_weights, combined_rewards, reward_columns
 from jrl.rollout.rewards import RewardError, call_reward_fns
 from jrl.rollout.text import Texts, episode_cells
+
+_ASKING = threading.RLock()
+"""Held while a reward function is called: where rollouts are collected ahead, two threads might call it at a time."""
 
 
 class Judged(NamedTuple):
@@ -78,14 +82,15 @@ class RewardCall:
         names, alone = tuple(self.functions), len(self.functions) == 1
         roles = ["reward_fn"] if alone else [f"reward_fn[{name}]" for name in names]
         try:
-            found = call_reward_fns(
-                dict(zip(roles, self.functions.values(), strict=True)),
-                texts,
-                tokenizer=self.tokenizer,
-                metadata=metadata,
-                skip_errors=self.skip_errors,
-                timeout=self.timeout,
-            )
+            with _ASKING:
+                found = call_reward_fns(
+                    dict(zip(roles, self.functions.values(), strict=True)),
+                    texts,
+                    tokenizer=self.tokenizer,
+                    metadata=metadata,
+                    skip_errors=self.skip_errors,
+                    timeout=self.timeout,
+                )
             rewards = combined_rewards(found, check_weights(self.weights, len(names)))
         except RewardError as error:
             error.add_note(keep_failed(self.failures, texts, metadata, label=label))

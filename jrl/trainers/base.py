@@ -324,14 +324,19 @@ class Trainer(abc.ABC):
             self.draws.load(found["draws"])
         self.hooks.load_host_state(found.get("caller", {}))
 
-    def restore(self, state: Any, host_state: Mapping[str, Any]) -> None:
+    @property
+    def kept_arrays(self) -> Any:
+        """Arrays of a checkpoint: the state, and whatever else a run needs to go on as if it had never stopped."""
+        return self.state
+
+    def restore(self, arrays: Any, host_state: Mapping[str, Any]) -> None:
         """Goes on from where a checkpoint was written.
 
         Args:
-          state: As `state`, on the mesh.
+          arrays: As `kept_arrays`, on the mesh.
           host_state: What `host_state` gave then.
         """
-        self.state = state
+        self.state = arrays
         self.load_host_state(host_state)
 
     def frozen_sha256(self) -> str:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -15,6 +16,8 @@ from jrl.data.prompts import PromptSet
 from jrl.learners.config import MethodConfig, OnlineConfig
 from jrl.learners.online import OnlineState, init_online_state
 from jrl.learners.recipe import Recipe
+from jrl.placement import DISPATCH
+from jrl.rollout.collect import Clock
 from jrl.rollout.experience import Experience, ExperienceCollector
 from jrl.rollout.keywords import reward_functions
 from jrl.rollout.reward_columns import check_weights
@@ -23,11 +26,13 @@ from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.loading.setup import PolicyBundle, load_policy
+from jrl.trainers.loading.setup import PolicyBundle, load_policy, sampling_mesh_of
 from jrl.trainers.loggers.description import warn_of_batches
+from jrl.trainers.loop.run import Run
 from jrl.trainers.online_programs import make_update, online_programs
 from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.trainers.programs import Program
+from jrl.trainers.rollouts.ahead import Ahead, Policies
 from jrl.trainers.sampling_trainer import SamplingTrainer
 from jrl.typing import Params, PRNGKey
 
@@ -41,8 +46,11 @@ class OnlineTrainer(SamplingTrainer):
 
     _next_prompt: int | None = None
     _num_degenerate: int = 0
+    _restored: tuple[Params, ...] = ()
     state: OnlineState
     ref_params: Params | None
+    sampling_mesh: Mesh
+    policies: Policies | None
     refusal = "learns online"
     keep_ratios: ClassVar[bool] = False
     """Whether the update's metrics hold the ratio of every action."""
@@ -79,6 +87,7 @@ class OnlineTrainer(SamplingTrainer):
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:
         """The reference is copied before the state may be donated; the update is one compiled call an iteration."""
         recipe, rollouts = self.recipe, self.rollout_settings()
+        self._prepare_ahead(recipe)
         if rollouts.filtered or self.logit_mask is not None:
             warnings.warn(
                 "Rollouts are filtered (`logit_mask`, top_k, top_p or repetition_penalty), but log-probabilities count "
@@ -101,6 +110,20 @@ class OnlineTrainer(SamplingTrainer):
             keep_ratios=self.keep_ratios,
         )
         self.compile_learner(lambda p: init_online_state(p, optimizer, recipe), update, params)
+
+    def _prepare_ahead(self, recipe: Recipe) -> None:
+        """Where rollouts are sampled, and the policies that sample them where they are ahead of the updates."""
+        ahead, apart = self.config.train.rollouts_ahead, sampling_mesh_of(self.config)
+        self.sampling_mesh = apart or self.mesh
+        self.policies = Policies(ahead, apart) if ahead else None
+        if not ahead:
+            return
+        recipe.check_stale()
+        if jax.process_count() > 1:
+            raise ValueError(
+                f"`train.rollouts_ahead` must be 0 where there are several processes, got {ahead} and "
+                f"{jax.process_count()}: each would send its programs in an order of its own."
+            )
 
     @classmethod
     def programs(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> list[Program]:
@@ -130,7 +153,12 @@ class OnlineTrainer(SamplingTrainer):
         assert self.reward_fn is not None, "prompts come with a reward function"
         return ExperienceCollector(
             self.policy,
-            self.collector(method.chunk_size, self.reward_call(self.reward_fn), slots=method.rollout_slots),
+            self.collector(
+                method.chunk_size,
+                self.reward_call(self.reward_fn),
+                slots=method.rollout_slots,
+                mesh=None if self.sampling_mesh is self.mesh else self.sampling_mesh,
+            ),
             self.prompts,
             self.rollout_settings(),
             num_rollouts=num_rollouts,
@@ -140,7 +168,9 @@ class OnlineTrainer(SamplingTrainer):
             sampling=self.recipe.sampling,
             with_full_kl=kl is not None and kl.penalty == "full",
             with_greedy=self.recipe.greedy_baseline,
-            with_scoring=self.recipe.needs_scoring(self.steps_per_iteration),
+            with_scoring=self.recipe.needs_scoring(
+                self.steps_per_iteration, is_stale=self.policies is not None
+            ),
             compare_scores=self.recipe.compares_scores,
             by_function=self.recipe.aggregate is not None,
         )
@@ -162,32 +192,70 @@ class OnlineTrainer(SamplingTrainer):
             max_iterations=train.epochs,
         ) as run:
             run.begin()
-            for iteration in run.remaining():
-                rollout_key, update_key = self.keys(iteration)
-                experience = self.collect(
-                    self.params,
-                    self.frozen,
-                    self.ref_params,
-                    iteration,
-                    rollout_key,
-                    first_prompt=self.first_prompt(iteration),
-                    while_sampling=run.flush,
-                    stopwatch=run.stopwatch,
-                )
-                if experience.degenerate:  # before the update: a warning may be an error
-                    self._warn_of_equal_scores(iteration)
-                self.state, metrics = self.update(
-                    self.state,
-                    self.frozen,
-                    experience.rollouts,
-                    update_key,
-                    run.end_of_state,
-                    self.ref_params if self.recipe.reads_reference else None,
-                )
-                host = experience.metrics | self.count(experience, iteration)
-                # Of what was sampled and left out the update knows nothing.
-                device = {name: value for name, value in metrics.items() if name not in host}
-                run.after(host, device | experience.agreement, experience.rows)
+            with self._rollouts(run) as rollouts:
+                for iteration in run.remaining():
+                    experience = rollouts(iteration)
+                    if experience.degenerate:  # before the update: a warning may be an error
+                        self._warn_of_equal_scores(iteration)
+                    with DISPATCH:
+                        self.state, metrics = self.update(
+                            self.state,
+                            self.frozen,
+                            experience.rollouts,
+                            self.keys(iteration)[1],
+                            run.end_of_state,
+                            self.ref_params if self.recipe.reads_reference else None,
+                        )
+                    host = experience.metrics | self.count(experience, iteration)
+                    # Of what was sampled and left out the update knows nothing.
+                    device = {name: value for name, value in metrics.items() if name not in host}
+                    run.after(host, device | experience.agreement, experience.rows)
+
+    @contextlib.contextmanager
+    def _rollouts(self, run: Run) -> Iterator[Callable[[int], Experience]]:
+        """Gives the rollouts of an iteration by its number, made then or ahead."""
+        if self.policies is None:
+            yield lambda iteration: self.collect(
+                self.params,
+                self.frozen,
+                self.ref_params,
+                iteration,
+                self.keys(iteration)[0],
+                first_prompt=self.first_prompt(iteration),
+                while_sampling=run.flush,
+                stopwatch=run.stopwatch,
+            )
+            return
+        frozen, ref_params = self.policies.move((self.frozen, self.ref_params))
+
+        def collect(iteration: int, params: Params, first_prompt: int | None, clock: Clock) -> Experience:
+            return self.collect(
+                params,
+                frozen,
+                ref_params,
+                iteration,
+                self.keys(iteration)[0],
+                first_prompt=first_prompt,
+                while_sampling=lambda: None,
+                stopwatch=clock,
+            )
+
+        refills = self.recipe.sampling.refills
+        ahead = Ahead(
+            run,
+            self.config.train.rollouts_ahead,
+            self.policies,
+            collect,
+            mesh=self.mesh,
+            sampling_mesh=self.sampling_mesh,
+            in_turn=refills,
+        )
+        place = lambda iteration: self.first_prompt(iteration) if refills else None  # noqa: E731
+        try:
+            ahead.begin(run.iteration, self._restored, place(run.iteration))
+            yield lambda iteration: ahead(iteration, self.params, place(iteration))
+        finally:
+            ahead.close()
 
     def first_prompt(self, iteration: int) -> int:
         """Place in the stream of prompts at which an iteration begins."""
@@ -206,10 +274,13 @@ class OnlineTrainer(SamplingTrainer):
             self._num_degenerate = 0
         if self.recipe.sampling.refills:
             self._next_prompt = self.first_prompt(iteration) + experience.num_prompts
+        found: dict[str, float] = {}
+        if self.policies is not None:
+            found["rollout/staleness"] = float(min(iteration, self.config.train.rollouts_ahead))
         if self.method.num_generations == 1:
-            return {}
+            return found
         self._num_degenerate += experience.degenerate
-        return {"group/degenerate_iterations": float(self._num_degenerate)}
+        return found | {"group/degenerate_iterations": float(self._num_degenerate)}
 
     def _warn_of_equal_scores(self, iteration: int) -> None:
         what = "The update is skipped." if self.recipe.sampling.mixed_only else "Advantages of groups are 0."
@@ -220,6 +291,22 @@ class OnlineTrainer(SamplingTrainer):
             "`mask_truncated_completions` leaves most of them out, raise `max_new_tokens`.",
             stacklevel=3,
         )
+
+    @property
+    def kept_arrays(self) -> Any:
+        """The state; where rollouts are ahead, the policies that sample the next ones, too."""
+        if self.policies is None:
+            return self.state
+        return {"state": self.state, "policies": self.policies.of_next(self.params)}
+
+    def restore(self, arrays: Any, host_state: Mapping[str, Any]) -> None:
+        """Goes on from where a checkpoint was written, with the rollouts that were on their way."""
+        if self.policies is None:
+            super().restore(arrays, host_state)
+            return
+        super().restore(arrays["state"], host_state)
+        self._restored = arrays["policies"]
+        self.policies.kept.extend(self._restored)
 
     def host_state(self) -> dict[str, Any]:
         """The place in the stream of prompts, beside what every trainer keeps."""

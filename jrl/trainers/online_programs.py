@@ -91,7 +91,7 @@ def make_update(
     keep_ratios: bool = False,
 ) -> Update:
     """The update of an iteration, as a configuration asks for it."""
-    train = config.train
+    train, is_stale = config.train, config.train.rollouts_ahead > 0
     return make_online_update(
         Reader(policy, temperature, chunk_bytes=train.logprob_chunk_bytes),
         optimizer,
@@ -99,7 +99,8 @@ def make_update(
         batch_size=train.batch_size,
         minibatch_size=train.rows_per_pass,
         keep_ratios=keep_ratios,
-        is_its_own_past=recipe.is_its_own_past(_num_steps(config, recipe)),
+        is_its_own_past=recipe.is_its_own_past(_num_steps(config, recipe), is_stale=is_stale),
+        scores_again=is_stale and recipe.weigh is not None,
     )
 
 
@@ -111,7 +112,7 @@ def _num_steps(config: TRLConfig, recipe: Recipe) -> int:
 
 def _with_scoring(config: TRLConfig, recipe: Recipe) -> bool:
     """Whether an iteration's rollouts are passed through the model before its update."""
-    return recipe.needs_scoring(_num_steps(config, recipe))
+    return recipe.needs_scoring(_num_steps(config, recipe), is_stale=config.train.rollouts_ahead > 0)
 
 
 def _scoring(

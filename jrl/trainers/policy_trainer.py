@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from jrl.data.chat.rendering import check_role, reply_text
 from jrl.data.prompts import PromptSet
@@ -21,6 +22,7 @@ from jrl.data.sources.fingerprint import fingerprint
 from jrl.forward import Reader
 from jrl.models.heads import HeadsPlace
 from jrl.models.model import LanguageModel
+from jrl.placement import DISPATCH
 from jrl.rollout.collect import Collector
 from jrl.rollout.environments import EnvironmentFailure, check_environment
 from jrl.rollout.episodes import Player, recorded
@@ -104,11 +106,15 @@ class PolicyTrainer(Trainer):
 
     @functools.cached_property
     def player(self) -> Player:
-        """Plays episodes, or completes prompts, on slots."""
+        """Plays episodes, or completes prompts, on slots of the run's own mesh."""
+        return self.make_player(self.mesh)
+
+    def make_player(self, mesh: Mesh) -> Player:
+        """Plays episodes, or completes prompts, on slots of a mesh."""
         return Player(
             self.policy,
             self.tokenizer,
-            self.mesh,
+            mesh,
             self.stop_sequences,
             forbidden=self.forbidden,
             reply=functools.partial(reply_text, self.tokenizer),
@@ -273,7 +279,12 @@ class PolicyTrainer(Trainer):
             return evaluator(self.sampling_params, self.frozen, key)
 
     def collector(
-        self, chunk_size: int, rewards: RewardCall | None = None, *, slots: int | None = None
+        self,
+        chunk_size: int,
+        rewards: RewardCall | None = None,
+        *,
+        slots: int | None = None,
+        mesh: Mesh | None = None,
     ) -> Collector:
         """Samples and decodes, so many rows a call, and judges where there are rewards to judge by.
 
@@ -281,16 +292,19 @@ class PolicyTrainer(Trainer):
           chunk_size: Rows of a call.
           rewards: Judges; None: nothing does.
           slots: Rows that are written together, each for as long as it is; None: those of a call.
+          mesh: Where to sample; None: where the run learns.
         """
-        on_main = self.config.train.rewards_on == "main"
-        parts = (self.sampler, self.tokenizer, self.stop_sequences, self.mesh, chunk_size)
+        on_main, sampler = self.config.train.rewards_on == "main", self.sampler
+        if mesh is not None:
+            sampler = Sampler(self.policy, forbidden=self.forbidden, mesh=mesh)
+        parts = (sampler, self.tokenizer, self.stop_sequences, mesh or self.mesh, chunk_size)
         if self.environment is None and slots is None:
             return Collector(*parts, rewards=rewards, on_main=on_main)
         return SlotCollector(
             *parts,
             rewards=rewards,
             on_main=on_main,
-            player=self.player,
+            player=self.player if mesh is None else self.make_player(mesh),
             environment=self.environment,
             slots=slots,
         )
@@ -323,7 +337,7 @@ class PolicyTrainer(Trainer):
             list(prompts), max_new_tokens=settings.max_new_tokens, long_prompts=long_prompts
         )
         collect = self.collector(len(found))
-        with jax.set_mesh(self.mesh):
+        with DISPATCH, jax.set_mesh(self.mesh):
             if key is None:
                 key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)
             indices = np.arange(len(found))
@@ -363,7 +377,7 @@ class PolicyTrainer(Trainer):
         )
         collect = self.collector(min(len(found), self.eval_chunk_size))
         count = 0
-        with jax.set_mesh(self.mesh), open(path, "w", encoding="utf-8") as file:
+        with DISPATCH, jax.set_mesh(self.mesh), open(path, "w", encoding="utf-8") as file:
             key = jax.random.fold_in(jax.random.fold_in(self.root_key, GENERATION_STREAM), seed)
             indices = np.arange(len(found))
             for call, part in collect.parts(self.sampling_params, self.frozen, found, indices, settings, key):

@@ -219,6 +219,8 @@ def footprint_of(config: TRLConfig) -> Footprint | None:
         window=(method.gen_experience_kwargs or method.gen_kwargs).get("max_new_tokens", 0),
         update_rows=method.num_rollouts,
         reference=None if recipe.kl is None else "branch",
-        scores="rollouts" if recipe.needs_scoring(num_steps) else None,
+        scores="rollouts"
+        if recipe.needs_scoring(num_steps, is_stale=config.train.rollouts_ahead > 0)
+        else None,
         update_reads_reference=recipe.reads_reference,
     )

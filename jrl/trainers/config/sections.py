@@ -199,6 +199,11 @@ class TrainConfig(Section):
       max_bad_steps: Steps in a row with a non-finite loss or gradient before the run stops; each is skipped.
       long_prompts: Prompts over their budget: "truncate" (on `truncation_side`), "drop" or "error".
       logprob_chunk_bytes: Logits of more bytes, on one device, are computed in pieces.
+      rollouts_ahead: Iterations of an online algorithm whose rollouts are collected while earlier ones are learned
+        from: those of iteration n are sampled by the policy after update n - `rollouts_ahead`, and corrected for
+        (docs/rollouts_ahead.md). 0: each waits for the update before.
+      sampling_mesh: Sizes of the axes `data`, `fsdp`, `tensor` of devices that sample and do nothing else, the last
+        ones; `mesh` has the others. None: all devices do both in turn. Needs `rollouts_ahead`.
       watch: Whether the run says, once each, what its metrics show to be wrong (docs/metrics.md).
     """
 
@@ -237,6 +242,8 @@ class TrainConfig(Section):
     max_bad_steps: int = 3
     long_prompts: Literal["truncate", "drop", "error"] = "truncate"
     logprob_chunk_bytes: int = 256_000_000
+    rollouts_ahead: int = 0
+    sampling_mesh: dict[str, int] | None = None
     watch: bool = True
 
     @property
@@ -260,6 +267,7 @@ class TrainConfig(Section):
             ("checkpoint_interval", self.checkpoint_interval),
             ("eval_interval", self.eval_interval),
             ("seed", self.seed),
+            ("rollouts_ahead", self.rollouts_ahead),
         ):
             _require(count >= 0, f"train.{name}", "at least 0", count)
         for name, limit in (
@@ -282,6 +290,19 @@ class TrainConfig(Section):
             "train.mesh",
             f"sizes (at least 1, or -1) of the axes {sorted(axes)}, or null",
             self.mesh,
+        )
+        own = self.sampling_mesh
+        _require(
+            own is None or (bool(own) and set(own) <= axes and all(size >= 1 for size in own.values())),
+            "train.sampling_mesh",
+            f"sizes (at least 1) of some of the axes {sorted(axes)}, or null",
+            own,
+        )
+        _require(
+            own is None or self.rollouts_ahead >= 1,
+            "train.rollouts_ahead",
+            "at least 1 beside `train.sampling_mesh`: its devices and those that learn would wait for each other",
+            self.rollouts_ahead,
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from jrl.learners.config import MethodConfig
+from jrl.learners.config import MethodConfig, OnlineConfig
 from jrl.models.model_object import as_source, is_model_object
 from jrl.suggestions import did_you_mean
 from jrl.trainers.config.coercion import coerce, field_types, read_yaml
@@ -269,6 +269,11 @@ class TRLConfig:
             raise ValueError(
                 f"`tokenizer.add_special_tokens` must be true for {type(self.method).__name__}, got False: its texts "
                 "are tokenised as the tokenizer does it."
+            )
+        if self.train.rollouts_ahead and not isinstance(self.method, OnlineConfig):
+            raise ValueError(
+                f"`train.rollouts_ahead` must be 0 for {type(self.method).__name__}, got {self.train.rollouts_ahead}: "
+                "only online algorithms of language models (PPO, the GRPO family) collect rollouts ahead."
             )
         if self.train.compute_dtype == "float16" and not (entry is not None and entry.scales_loss):
             raise ValueError(

@@ -21,7 +21,7 @@ from jrl.mesh import make_mesh
 from jrl.models.adapters.peft_format import is_adapter_folder
 from jrl.models.classifier import Classifier, load_classifier
 from jrl.models.classifier_adapter import load_adapted_classifier
-from jrl.placement import place_rows
+from jrl.placement import DISPATCH, place_rows
 from jrl.trainers.loading.tokenizers import tokenizer_home
 from jrl.typing import Params
 
@@ -105,7 +105,7 @@ class RewardModel:
         full = rows + [[]] * (self.batch_size - len(rows))
         width = min(bucket_length(max(map(len, rows))), self.max_length)
         tokens, mask = pad_right(full, pad_token_id=0, width=width)
-        with jax.set_mesh(self.mesh):
+        with DISPATCH, jax.set_mesh(self.mesh):
             return self._score(self.params, *place_rows(self.mesh, (tokens, mask)))
 
     @functools.cached_property

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -87,10 +88,31 @@ class PolicyBundle(ModelBundle):
 
 
 def mesh_of(config: TRLConfig) -> Mesh:
-    """The mesh of `train.mesh`, or all devices on the data axis."""
+    """The mesh of `train.mesh`, or all devices on the data axis; without those that sample and do nothing else.
+
+    Raises:
+      ValueError: If the sizes do not multiply to the devices that there are, or none is left to learn on.
+    """
     join()  # before anything of JAX is computed
-    sizes = {"data": -1, "fsdp": 1, "tensor": 1} | (config.train.mesh or {})
-    return make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"])
+    sizes, devices = {"data": -1, "fsdp": 1, "tensor": 1} | (config.train.mesh or {}), jax.devices()
+    own = config.train.sampling_mesh
+    if own is not None:
+        if math.prod(own.values()) >= len(devices):
+            raise ValueError(
+                f"`train.sampling_mesh` must leave a device to learn on, got {own}, and there are {len(devices)}."
+            )
+        devices = devices[: -math.prod(own.values())]
+    return make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"], devices=devices)
+
+
+def sampling_mesh_of(config: TRLConfig) -> Mesh | None:
+    """The mesh of `train.sampling_mesh`, on the last devices; None where all devices learn and sample in turn."""
+    own = config.train.sampling_mesh
+    if own is None:
+        return None
+    sizes = {"data": 1, "fsdp": 1, "tensor": 1} | own
+    devices = jax.devices()[-math.prod(own.values()) :]
+    return make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"], devices=devices)
 
 
 def reward_mesh(config: TRLConfig) -> Mesh:

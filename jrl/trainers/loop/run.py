@@ -347,7 +347,7 @@ class Run:
         self.loggers.flush()
         self.checkpoints.save(
             self.step,
-            self.trainer.state if self.config.save_optimizer else None,
+            self.trainer.kept_arrays if self.config.save_optimizer else None,
             write_model=self.trainer.export_writer(data_sha256=self._data_sha256),
             config=self.trainer.config.to_dict(),
             cursor=make_cursor(
@@ -366,7 +366,7 @@ class Run:
     def _restore(self) -> int | None:
         """Puts a checkpoint's state into the trainer; the number of history records it knew of, None on a fresh run."""
         found = self.checkpoints.restore(
-            self.trainer.state,
+            self.trainer.kept_arrays,
             config=self.trainer.config.to_dict(),
             frozen_sha256=self.trainer.frozen_sha256,
         )

@@ -58,6 +58,12 @@ class Stopwatch:
         """Adds what was measured elsewhere."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
+    def merge(self, other: Stopwatch) -> None:
+        """Adds what another one measured, which begins anew."""
+        taken, other._seconds = other._seconds, {}
+        for name, seconds in taken.items():
+            self.add(name, seconds)
+
     def take(self) -> dict[str, float]:
         """The sums so far, and empties them."""
         taken = {f"time/{name}": seconds for name, seconds in self._seconds.items()}

@@ -17,6 +17,7 @@ import numpy as np
 from jrl.data.prompts import PromptSet
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.distributed import on_main
+from jrl.placement import DISPATCH, others_dispatch
 from jrl.rollout.collect import Collector
 from jrl.rollout.gathering import Judgement, Judging, Part, totals
 from jrl.rollout.reward_call import RewardCall, keep_failed
@@ -129,9 +130,11 @@ class Evaluator:
     ) -> Judgement:
         """Samples a completion for each prompt; the reward function sees all that this process has at once."""
         everything = np.arange(len(self.prompts))
-        parts = [
-            part for _, part in self.collect.parts(params, frozen, self.prompts, everything, settings, key)
-        ]
+        with DISPATCH:
+            calls = self.collect.parts(
+                params, frozen, self.prompts, everything, settings, key, clock=lambda name: others_dispatch()
+            )
+            parts = [part for _, part in calls]
         own = Part.concatenate(parts)
         judging = Judging(self.rewards, totals)
         judging.add(own, self.prompts.metadata(own.numbers), label=self._label)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts ahead of their turn: which policy samples which iteration, and on which devices."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jrl.mesh import place, tree_shardings
+from jrl.placement import DISPATCH, rows_sharding
+from jrl.rollout.ahead import Collect, RolloutsAhead
+from jrl.rollout.experience import Experience
+from jrl.trainers.loop.run import Run
+from jrl.trainers.loop.stopwatch import Stopwatch
+from jrl.typing import Params
+
+
+class Policies:
+    """The policies that sampled, or are to sample, the iterations that come next: copies that nobody donates.
+
+    Args:
+      ahead: Iterations that are collected ahead.
+      mesh: Devices that sample and do nothing else; None: they learn, too.
+
+    Attributes:
+      kept: Oldest first; of iteration i the policies after updates i - `ahead` to i - 1, as far as there are any.
+    """
+
+    def __init__(self, ahead: int, mesh: Mesh | None) -> None:
+        self._ahead, self._mesh = ahead, mesh
+        self.kept: deque[Params] = deque(maxlen=ahead)
+
+    def move(self, tree: Any) -> Any:
+        """Weights to where they sample; on the learner's own devices they stay what they are."""
+        return tree if self._mesh is None else place(tree, tree_shardings(self._mesh, tree)[0])
+
+    def add(self, params: Params) -> Params:
+        """Keeps the newest policy, in the place of the oldest; returns the copy."""
+        with DISPATCH:
+            copied = (
+                self.move(params)
+                if self._mesh is not None
+                else jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
+            )
+        self.kept.append(copied)
+        return copied
+
+    def of_next(self, params: Params) -> tuple[Params, ...]:
+        """The policies of the next iterations, those excepted that sample only after the next update.
+
+        Args:
+          params: Stands for them before there are any: shapes and places are the same.
+        """
+        known = list(self.kept) or [self.move(params)]
+        return (known[0],) * (self._ahead - len(known)) + tuple(known)
+
+
+class Ahead:
+    """The rollouts of a run, some iterations ahead of its updates.
+
+    Args:
+      run: The run.
+      count: Iterations ahead.
+      policies: Of a run that is resumed those of the iterations that were on their way; else none.
+      collect: Collects one iteration.
+      mesh: Where the run learns.
+      sampling_mesh: Where it samples.
+      in_turn: As `RolloutsAhead` takes it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        count: int,
+        policies: Policies,
+        collect: Collect,
+        *,
+        mesh: Mesh,
+        sampling_mesh: Mesh,
+        in_turn: bool,
+    ) -> None:
+        self._run, self._count, self._policies = run, count, policies
+        self._mesh, self._is_apart = mesh, sampling_mesh is not mesh
+        self._rollouts = RolloutsAhead(collect, sampling_mesh, in_turn=in_turn)
+        self._stopwatches: dict[int, Stopwatch] = {}
+
+    def begin(self, iteration: int, restored: Sequence[Params], first_prompt: int | None) -> None:
+        """Begins what was on its way when the checkpoint was written that the run goes on from.
+
+        Args:
+          iteration: The first that is not learned from.
+          restored: Policies of it and of those behind it; none in a fresh run.
+          first_prompt: Place in the stream of prompts at which it begins; None: as its number says.
+        """
+        for number, params in enumerate(restored, start=iteration):
+            self._start(number, params, first_prompt)
+
+    def __call__(self, iteration: int, params: Params, first_prompt: int | None) -> Experience:
+        """Waits for the rollouts of an iteration, once those have begun that its policy is to sample.
+
+        Args:
+          iteration: Its number.
+          params: Of the policy before its update.
+          first_prompt: As for `begin`.
+        """
+        copied = self._policies.add(params)
+        # The first policy samples all iterations up to the one that is the first to be behind by so many.
+        for number in range(iteration + self._count if iteration else 0, iteration + self._count + 1):
+            self._start(number, copied, first_prompt)
+        self._run.flush()
+        with self._run.stopwatch("ahead"):
+            found = self._rollouts.take(iteration)
+        self._run.stopwatch.merge(self._stopwatches.pop(iteration))
+        if not self._is_apart:
+            return found
+        with DISPATCH:
+            moved = place(found.rollouts, rows_sharding(self._mesh, len(found.rollouts.rewards)))
+        return replace(found, rollouts=moved)
+
+    def close(self) -> None:
+        """Gives up what is on its way."""
+        self._rollouts.close()
+
+    def _start(self, number: int, params: Params, first_prompt: int | None) -> None:
+        if number < self._run.num_iterations:
+            stopwatch = self._stopwatches[number] = Stopwatch()
+            self._rollouts.start(number, params, first_prompt, stopwatch)
