@@ -6,6 +6,7 @@ from tests.trainers.runs import save_tiny_checkpoint
 
 STEPS = {
     "ppo": 160,
+    "ahead": 160,
     "grpo": 80,
     "rft": 160,
     "sft": 400,

@@ -50,6 +50,14 @@ CONFIGS = {
 }
 
 
+def ahead_config(checkpoint: str, run_dir: Path, **sections: Any) -> jrl.TRLConfig:
+    """PPO whose rollouts are two iterations ahead."""
+    return ppo_config(checkpoint, run_dir, **sections).evolve(train={"rollouts_ahead": 2})
+
+
+CONFIGS["ahead"] = ahead_config
+
+
 def say(what: str) -> None:
     """One line of the log, at once."""
     print(what, flush=True)
@@ -89,7 +97,7 @@ def measure(outputs: list[str], **others: Any) -> dict[str, list[float]]:
 
 def data_of(algorithm: str, reward_fn: Callable[..., Any]) -> dict[str, Any]:
     """What `jrl.train` is given beside the configuration and the metrics."""
-    if algorithm in ("ppo", "grpo", "rft"):
+    if algorithm in ("ppo", "ahead", "grpo", "rft"):
         return {"reward_fn": announced(reward_fn), "prompts": PROMPTS, "eval_prompts": PROMPTS[:2]}
     if algorithm == "ilql":
         samples, rewards = zip(*REWARDED, strict=True)
@@ -105,7 +113,7 @@ def data_of(algorithm: str, reward_fn: Callable[..., Any]) -> dict[str, Any]:
 def config_of(algorithm: str, checkpoint: str, folder: str, train: dict[str, Any]) -> jrl.TRLConfig:
     """Saves often and resumes from its own folder, unless `train` says otherwise."""
     # A step of the others takes a tenth of the time of one that samples: a save must not always be in progress.
-    interval = 12 if algorithm in ("ppo", "grpo", "rft", "ddpo") else 40
+    interval = 12 if algorithm in ("ppo", "ahead", "grpo", "rft", "ddpo") else 40
     usual = {"epochs": 1000, "checkpoint_interval": interval, "eval_interval": 1000}
     usual |= {"resume_from_checkpoint": folder}
     method = {"sync_ref_model": True, "ref_model_sync_steps": 3} if algorithm == "dpo" else {}

@@ -10,7 +10,7 @@ from tests.faults.jobs import assert_same_run, last_step, records, start
 
 pytestmark = pytest.mark.slow
 KILLS = {"ppo": 14, "sft": 12, "ilql": 12, "dpo": 12}
-ONLINE = ("ppo", "grpo", "rft", "ddpo")
+ONLINE = ("ppo", "ahead", "grpo", "rft", "ddpo")
 
 
 def moments(algorithm, count):
@@ -57,7 +57,7 @@ def report(algorithm, hit, lost, resumed):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["ppo", "grpo", "rft", "sft", "ilql", "episodes", "dpo", "reward", "ddpo"]
+    "algorithm", ["ppo", "ahead", "grpo", "rft", "sft", "ilql", "episodes", "dpo", "reward", "ddpo"]
 )
 def test_killed_three_times_it_is_the_run_that_never_was(algorithm, checkpoint, whole, tmp_path):
     whole_folder, steps = whole(algorithm)

@@ -13,7 +13,7 @@ import pytest
 
 import jrl
 from jrl.api import prepare
-from jrl.placement import DISPATCH
+from jrl.placement import DISPATCH, others_dispatch
 from jrl.rollout.rewards import RewardError
 from tests.trainers.runs import (
     PROMPTS,
@@ -224,22 +224,34 @@ class TestFailures:
         self, checkpoint: str, tmp_path: Path
     ) -> None:
         """A reward that hangs in a later iteration neither keeps the run from ending nor samples afterwards."""
-        hangs, goes_on, calls = threading.Event(), threading.Event(), list[str]()
+        judged, hangs, goes_on, calls = threading.Event(), threading.Event(), threading.Event(), list[str]()
 
         def stuck(outputs: list[str], **others: Any) -> list[float]:
             calls.append(threading.current_thread().name)
+            if calls.count("rollouts-0") == 2:
+                judged.set()
             if calls[-1] == "rollouts-1":
                 hangs.set()
                 assert goes_on.wait(SECONDS)
-            assert hangs.wait(SECONDS)  # an update holds the devices: what is to hang must have begun before it
             return count_vowels(outputs)
 
         trainer = prepare(
             reward_fn=stuck, prompts=PROMPTS, config=ppo(checkpoint, tmp_path, 1, eval_interval=0)
         )
         trainer.eval_prompts = None
+        collect = trainer.collect
+
+        def collected(params: Any, frozen: Any, ref: Any, iteration: int, *rest: Any, **options: Any) -> Any:
+            if iteration == 1:  # one reward function is called at a time: that which hangs is to be the last
+                with others_dispatch():
+                    assert judged.wait(SECONDS)
+            return collect(params, frozen, ref, iteration, *rest, **options)
+
+        trainer.collect = collected
 
         def failing(*given: Any) -> Any:
+            with others_dispatch():
+                assert hangs.wait(SECONDS)
             raise ValueError("no update today")
 
         trainer.update = failing

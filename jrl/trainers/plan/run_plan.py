@@ -119,6 +119,11 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
       ValueError: If the model cannot be what the configuration asks for, or the method is none that is planned.
     """
     config.validate()
+    if config.train.sampling_mesh is not None:
+        raise ValueError(
+            "`train.sampling_mesh` must be None to be planned: a plan is of one mesh. Plan each with the devices that "
+            f"it has, got {config.train.sampling_mesh}."
+        )
     footprint = footprint_of(config)
     if footprint is None:
         planned = [entry.config.__name__ for entry in entries().values() if entry.recipe or entry.footprint]
@@ -262,12 +267,14 @@ class _Run(_Held):
 
 def _held(run: _Held) -> Bytes:
     """Bytes that lie on a device all the time."""
+    ahead = run.config.train.rollouts_ahead
     optimizer = jax.eval_shape(optimizer_of(run.config).init, run.stepped)
     return {
         "parameters that train": _bytes(run.part.params, run.mesh),
         "optimizer": _bytes(optimizer, run.mesh),
         "frozen parameters": _bytes(run.part.frozen, run.mesh),
         "reference's own parameters": _bytes(run.reference, run.mesh),
+        **({} if not ahead else {"policies that sample ahead": ahead * _bytes(run.part.params, run.mesh)}),
     }
 
 
