@@ -9,6 +9,7 @@ What jrl's programs are compiled with is here too (`COMPILER_OPTIONS`), the same
 
 A program compiled for one processor may hold instructions that another lacks, and home folders are shared between
 machines: every kind of machine has a folder of its own, and so has every version of JAX, whose old folders may go.
+Where one process has several devices of a CPU nothing is kept (`_keep_none`).
 Programs are code: the folder is made for this user alone.
 """
 
@@ -73,6 +74,9 @@ def use_compilation_cache() -> Path | None:
     config: Any = jax.config  # its attributes are made at run time
     if not config.jax_enable_compilation_cache:
         return None
+    if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
+        _keep_none(config.jax_compilation_cache_dir or os.environ.get(VARIABLE, "off"))
+        return None
     if config.jax_compilation_cache_dir:
         return Path(config.jax_compilation_cache_dir)
     named = os.environ.get(VARIABLE)
@@ -92,6 +96,22 @@ def use_compilation_cache() -> Path | None:
     # JAX looks for its cache once, at the first program, which the user may have run before.
     compilation_cache.reset_cache()
     return folder
+
+
+def _keep_none(named: str) -> None:
+    """Turns the cache off: a program over several devices of a CPU, read back, waits for ever in its collectives.
+
+    Seen with jaxlib 0.10.2: PPO on a mesh of (2, 2, 2) virtual devices ends with "Termination timeout for all reduce"
+    in its second process, every time.
+    """
+    jax.config.update("jax_enable_compilation_cache", False)  # type: ignore[no-untyped-call]
+    compilation_cache.reset_cache()  # else JAX goes on with what it found at the first program
+    if named != "off":
+        warnings.warn(
+            f"Compiled programs are neither kept in {named} nor read from there: this process has "
+            f"{jax.local_device_count()} devices of a CPU, and programs over them hang when they are read back.",
+            stacklevel=3,
+        )
 
 
 def _make_private(folder: Path) -> str | None:

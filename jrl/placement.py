@@ -17,21 +17,41 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrl.distributed import gather, meet, new_meeting
 from jrl.mesh import batch_sharding, place, replicated, rows_parts
 
-DISPATCH = threading.RLock()
-"""Held by a thread that sends programs to the devices, where several threads of a process do.
 
-Programs that reach over devices wait for each other there: each device must get them in the same order.
-"""
+class Dispatch:
+    """Lets one thread at a time send programs to the devices; to be entered again by the thread that is in it.
+
+    Programs that reach over devices wait for each other there, so that each device must get them in the same order.
+    CPUs share their threads among programs besides: there the next thread waits for what the one before has sent.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._last: threading.Thread | None = None  # the numbers of threads are used again
+
+    def __enter__(self) -> None:
+        """Waits for the other threads."""
+        self._lock.acquire()
+        before, self._last = self._last, threading.current_thread()
+        if before not in (None, self._last) and jax.default_backend() == "cpu" and jax.device_count() > 1:
+            jax.block_until_ready(jax.live_arrays())
+
+    def __exit__(self, *error: object) -> None:
+        """Lets the others go on, once the thread has left as often as it has entered."""
+        self._lock.release()
+
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """Inside, this thread waits for something else, and others may send programs; it has entered once."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
 
-@contextlib.contextmanager
-def others_dispatch() -> Iterator[None]:
-    """Inside, this thread waits and other threads may send programs; it holds `DISPATCH` once before and after."""
-    DISPATCH.release()
-    try:
-        yield
-    finally:
-        DISPATCH.acquire()
+DISPATCH = Dispatch()
+"""Of this process."""
 
 
 def rows_sharding(mesh: Mesh, num_rows: int) -> NamedSharding:

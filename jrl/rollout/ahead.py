@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jrl.placement import DISPATCH, others_dispatch
+from jrl.placement import DISPATCH
 from jrl.rollout.collect import Clock
 from jrl.rollout.experience import Experience
 from jrl.typing import Params
@@ -124,7 +124,7 @@ class RolloutsAhead:
 
         @contextmanager
         def wait(name: str) -> Iterator[Any]:
-            with others_dispatch(), stopwatch(name):
+            with DISPATCH.left(), stopwatch(name):
                 yield
             self._go_on()
 

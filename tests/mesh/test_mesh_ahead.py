@@ -22,9 +22,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:  # not shared by tests: what is compiled for it would be kept and read back
+    return save_tiny_checkpoint(tmp_path / "tiny")
 
 
 def run(checkpoint: str, folder: Path, **section: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from jrl.data.prompts import PromptSet
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.distributed import on_main
-from jrl.placement import DISPATCH, others_dispatch
+from jrl.placement import DISPATCH
 from jrl.rollout.collect import Collector
 from jrl.rollout.gathering import Judgement, Judging, Part, totals
 from jrl.rollout.reward_call import RewardCall, keep_failed
@@ -132,7 +132,7 @@ class Evaluator:
         everything = np.arange(len(self.prompts))
         with DISPATCH:
             calls = self.collect.parts(
-                params, frozen, self.prompts, everything, settings, key, clock=lambda name: others_dispatch()
+                params, frozen, self.prompts, everything, settings, key, clock=lambda name: DISPATCH.left()
             )
             parts = [part for _, part in calls]
         own = Part.concatenate(parts)

@@ -161,3 +161,22 @@ def test_a_program_may_be_called_inside_another():
     assert program(x) == 6.0
     assert jax.jit(lambda x: program(x) + 1)(x) == 7.0
     np.testing.assert_array_equal(jax.grad(program)(x), [2.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_several_devices_of_a_cpu_keep_none(tmp_path, named):
+    """Read back, a program over them hangs in its collectives; a folder that the user named is not left out unsaid."""
+    script = """
+import jax, warnings
+from jrl.compilation import use_compilation_cache
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    assert use_compilation_cache() is None and not jax.config.jax_enable_compilation_cache
+print(*[warning.message for warning in said])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("J")}
+    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)} if named else {"JRL_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert ("hang when they are read back" in done.stdout) == named and not list(tmp_path.iterdir())
