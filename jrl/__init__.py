@@ -139,6 +139,7 @@ __all__ = [
     "default_rft_config",
     "default_sft_config",
     "distributed",
+    "environments",
     "estimate_cost",
     "image_rewards",
     "learners",

@@ -22,19 +22,14 @@ class Dispatch:
     """Lets one thread at a time send programs to the devices; to be entered again by the thread that is in it.
 
     Programs that reach over devices wait for each other there, so that each device must get them in the same order.
-    CPUs share their threads among programs besides: there the next thread waits for what the one before has sent.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._last: threading.Thread | None = None  # the numbers of threads are used again
 
     def __enter__(self) -> None:
         """Waits for the other threads."""
         self._lock.acquire()
-        before, self._last = self._last, threading.current_thread()
-        if before not in (None, self._last) and jax.default_backend() == "cpu" and jax.device_count() > 1:
-            jax.block_until_ready(jax.live_arrays())
 
     def __exit__(self, *error: object) -> None:
         """Lets the others go on, once the thread has left as often as it has entered."""
@@ -43,11 +38,11 @@ class Dispatch:
     @contextlib.contextmanager
     def left(self) -> Iterator[None]:
         """Inside, this thread waits for something else, and others may send programs; it has entered once."""
-        self.__exit__()
+        self._lock.release()
         try:
             yield
         finally:
-            self.__enter__()
+            self._lock.acquire()
 
 
 DISPATCH = Dispatch()

@@ -90,6 +90,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             JAX,
         )
         for name in (
+            "ahead",
             "collect",
             "episodes",
             "experience",

@@ -23,7 +23,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> str:  # not shared by tests: what is compiled for it would be kept and read back
+def checkpoint(
+    tmp_path: Path,
+) -> str:  # not shared by tests: what is compiled for it would be kept and read back
     return save_tiny_checkpoint(tmp_path / "tiny")
 
 

@@ -264,6 +264,7 @@ RULES: tuple[Rule, ...] = (
         2,
         "the ratio is not 1 before anything has changed, so scoring and update compute different log-probabilities",
         "use compute_dtype float32; if it stays, this is a defect worth reporting",
+        unless="rollout/staleness",  # an earlier policy sampled
     ),
     Rule(
         "sampler_differs",

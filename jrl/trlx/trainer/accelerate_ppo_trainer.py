@@ -65,6 +65,12 @@ class AcceleratePPOTrainer(AccelerateRLTrainer):
         self._learned: list[PPORLElement] = []
         super().__init__(config, **kwargs)
         trainer = self.native_ppo
+        if trainer.policies is not None:
+            raise ValueError(
+                f"`train.rollouts_ahead` must be 0 for {type(self).__name__}, got "
+                f"{trainer.config.train.rollouts_ahead}: its store holds the rollouts of one iteration. "
+                "Take `jrl.train`."
+            )
         self.store = PPORolloutStorage(self.tokenizer.pad_token_id, self.tokenizer.padding_side)
         self._ahead: tuple[int, Experience] | None = None
         self._num_made = 0
