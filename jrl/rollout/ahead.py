@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts that do not wait: those of later iterations are collected while earlier ones are learned from.
 
-Each iteration's collection has a thread of its own. A thread sends programs to the devices only while it holds
+Each iteration is collected by another thread. A thread sends programs to the devices only while it holds
 `jrl.placement.DISPATCH`, and lets go of it wherever it waits: for sampled ids, for an environment, for a reward. So the
 devices get every program from one thread at a time, and what one collection waits for, the others use.
 
@@ -49,7 +49,7 @@ class _Collection(NamedTuple):
 
 
 class RolloutsAhead:
-    """Collections of later iterations, each on a thread of its own.
+    """Collections of later iterations, each by another thread.
 
     Args:
       collect: Collects one iteration.

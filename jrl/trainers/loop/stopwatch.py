@@ -60,9 +60,9 @@ class Stopwatch:
 
     def merge(self, other: Stopwatch) -> None:
         """Adds what another one measured, which begins anew."""
-        taken, other._seconds = other._seconds, {}
-        for name, seconds in taken.items():
+        for name, seconds in other._seconds.items():
             self.add(name, seconds)
+        other._seconds.clear()
 
     def take(self) -> dict[str, float]:
         """The sums so far, and empties them."""
