@@ -240,17 +240,17 @@ def figures(found: CompiledPlan) -> dict[str, Any]:
 
 NOTES = (
     "Why some plans are off:",
-    "- Updates on TPUs are planned too low, by up to 60 %: what else the compiler holds there is not understood yet.",
-    "  Ask `--compile` before a TPU that is nearly full.",
+    "- Updates on v5e and v5p are planned too low, by up to 61 %: what else the compiler holds there is not understood",
+    "  yet. On v6e they are planned too high, by up to 112 %. Ask `--compile` before a TPU that is nearly full.",
     "- T5's sampling on a TPU is planned too high: its weights and cache lie in on-chip memory, 128 MiB on v5e, of",
-    "  which nothing is reserved.",
+    "  which nothing is reserved. So are GPT-2's sampling calls on v6e and v5p, by a third to a half.",
     "- NeoX's update on GPUs is planned too high: a layer and its gradient are counted whole, and it is not known why",
     "  the compiler needs less.",
     "- ILQL's Q heads on GPT-J, and LoRA on 4 H200, are planned too low, and under `tensor` two of",
     "  GPT-2's programs are off; not understood yet.",
     "- GPT-J attends by einsums on GPUs here, since JAX compiles cuDNN's kernel for its heads only where the GPU is: a",
     "  run takes less than is reserved.",
-    "- `ppo_imdb_llama_7b_lora` on v5e is missing: its compiler took more than the 22 GB of the machine.",
+    "- `ppo_imdb_llama_7b_lora` on TPUs is missing: for v5e the compiler took more than the 22 GB of the machine.",
 )
 """What is known of the cases that are off; behind the summary."""
 
