@@ -6,13 +6,14 @@
 Lengths are log-normal with median 32, cut at 512, and forced by a limit of each row. All three run in turn: (a) jrl's
 slots, (b) jrl's sampler in batches of as many rows, each until its longest row is over, and (c) continuous batching of
 transformers, in a process of its own (`peers/long_tail_transformers.py`). Prints one JSON line: seconds of each round,
-medians and ratios, steps of the loops, and programs compiled before and during the rounds. Ids of (a) and (b) must be
-equal, or the script fails.
+medians and ratios, steps of the loops, and programs compiled before and during the rounds; and on stderr the seconds so
+far after each round. Ids of (a) and (b) must be equal in every round, or the script fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -49,6 +50,8 @@ this temperature few ids have any odds, and what two programs draw can be held e
 SETTINGS = GenerationSettings(
     max_new_tokens=LONGEST, eos_token_id=(), pad_token_id=0, temperature=TEMPERATURE
 )
+Run = Callable[[np.ndarray, np.ndarray], list[list[int]]]
+"""(prompts, lengths) → ids behind each prompt."""
 compilations: Counter[str] = Counter()
 
 
@@ -67,27 +70,32 @@ def main() -> None:
     params = jax.jit(model.init)(jax.random.key(0))
     prompts, lengths = rows_of(flags.rows, shape["vocab_size"])
     runs = {
-        "slots": on_slots(model.policy(), params, prompts, lengths, flags.slots),
-        "batches": in_batches(model.policy(), params, prompts, lengths, flags.slots),
+        "slots": on_slots(model.policy(), params, flags.slots),
+        "batches": in_batches(model.policy(), params, flags.slots),
     }
-    found, compiled, seen = {}, {}, Steps()
+    few = slice(0, 2 * flags.slots)
+    compiled, seen = {}, Steps()
     for name, run in runs.items():
         compilations.clear()
-        with seen:
-            found[name] = run()
+        run(prompts[few], lengths[few].clip(max=40))
         compiled[name] = compilations["programs"]
-    assert found["slots"] == found["batches"], "slots and batches must write the same ids"
-    assert [len(ids) for ids in found["slots"]] == lengths.tolist(), "each row has its length"
     compilations.clear()
     peer = None if flags.without_peer else Peer(flags)
-    if peer is not None:
-        runs["transformers"] = peer.run
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(flags.rounds):
+    if peer is not None:
+        seconds["transformers"] = []
+    for number in range(flags.rounds):
+        found = {}
         for name, run in runs.items():
             began = time.perf_counter()
-            answer = run()
-            seconds[name].append(answer if name == "transformers" else time.perf_counter() - began)
+            with seen if number == 0 else contextlib.nullcontext():
+                found[name] = run(prompts, lengths)
+            seconds[name].append(time.perf_counter() - began)
+        assert found["slots"] == found["batches"], "slots and batches must write the same ids"
+        assert [len(ids) for ids in found["slots"]] == lengths.tolist(), "each row has its length"
+        if peer is not None:
+            seconds["transformers"].append(peer.run())
+        print(json.dumps(seconds), file=sys.stderr, flush=True)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     batches = lengths.reshape(-1, flags.slots)
     print(
@@ -107,7 +115,7 @@ def main() -> None:
                 "device": jax.devices()[0].device_kind,
                 "machine": platform.machine(),
                 "cores": len(os.sched_getaffinity(0)),
-                "load": os.getloadavg(),
+                "load": [round(load, 1) for load in os.getloadavg()],
                 "jax": jax.__version__,
             }
         )
@@ -126,41 +134,37 @@ class Steps:
 
         def counted(programs: TurnPrograms, *given: Any, **options: Any) -> Any:
             cache, written = self._write(programs, *given, **options)
-            self.by_slots[f"slots_{programs.num_slots}"] += int(jnp.max(written.lengths))
+            self.by_slots[f"slots_{programs.num_slots}"] += int(np.asarray(written.lengths).max())
             return cache, written
 
-        TurnPrograms.write = counted  # type: ignore[method-assign]
+        TurnPrograms.write = counted  # type: ignore[method-assign, assignment]
 
     def __exit__(self, *error: object) -> None:
         """Counts no more."""
         TurnPrograms.write = self._write  # type: ignore[method-assign]
 
 
-def on_slots(
-    policy: Any, params: Any, prompts: np.ndarray, lengths: np.ndarray, slots: int
-) -> Callable[[], list[list[int]]]:
+def on_slots(policy: Any, params: Any, slots: int) -> Run:
     """Writes all rows on so many slots."""
     player = Player(policy, None, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
-    tasks = [
-        Task(row, prompt.tolist(), limit=int(length))
-        for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
-    ]
 
-    def run() -> list[list[int]]:
-        given = (params, {}, tasks, SETTINGS, jax.random.key(1))
+    def run(prompts: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+        tasks = [
+            Task(row, prompt.tolist(), limit=int(length))
+            for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+        ]
+        given: tuple[Any, ...] = (params, {}, tasks, SETTINGS, jax.random.key(1))
         episodes = player.play(*given, num_slots=slots, prompt_width=PROMPT)
         return [episode.ids for episode in episodes]
 
     return run
 
 
-def in_batches(
-    policy: Any, params: Any, prompts: np.ndarray, lengths: np.ndarray, rows: int
-) -> Callable[[], list[list[int]]]:
+def in_batches(policy: Any, params: Any, rows: int) -> Run:
     """Writes all rows, so many a call of the sampler; calls are dispatched ahead."""
     program = Sampler(policy).program(SETTINGS, rows)
 
-    def run() -> list[list[int]]:
+    def run(prompts: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
         key, calls = jax.random.key(1), []
         for start in range(0, len(lengths), rows):
             numbers = np.arange(start, start + rows)

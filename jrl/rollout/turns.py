@@ -137,7 +137,8 @@ class TurnPrograms:
         self._begin = compiled(partial(_begun, policy, length), donate_argnums=1)
         self._copy = compiled(partial(_copied, policy), donate_argnums=0)
         self._take = compiled(_taken)
-        self._read = compiled(partial(_read, policy, self.is_split), donate_argnums=1)
+        self._read_all = compiled(partial(_read, policy, True), donate_argnums=1)
+        self._read_some = compiled(partial(_read, policy, False), donate_argnums=1)
         processors = make_processors(
             eos_token_ids=settings.eos_token_id,
             top_k=settings.top_k,
@@ -212,11 +213,13 @@ class TurnPrograms:
         while texts:
             now = {slot: ids[:READ_WIDTH] for slot, ids in texts.items()}
             texts = {slot: ids[READ_WIDTH:] for slot, ids in texts.items() if len(ids) > READ_WIDTH}
-            slots = list(range(self.num_slots)) if self.is_split else sorted(now)
             width = max(_power(max(map(len, now.values()))), LEAST_WIDTH)
-            count = min(_power(len(slots)), self.num_slots)
-            inputs, rows = _padded(now, slots, count, width, self.num_slots)
-            cache = self._read(weights, cache, inputs, rows)
+            count = min(_power(len(now)), self.num_slots)
+            # Picked slots are copies: of all of them there would be the cache twice.
+            is_whole = self.is_split or count == self.num_slots
+            slots = list(range(self.num_slots)) if is_whole else sorted(now)
+            inputs, rows = _padded(now, slots, max(count, len(slots)), width, self.num_slots)
+            cache = (self._read_all if is_whole else self._read_some)(weights, cache, inputs, rows)
         return cache
 
     def write(
@@ -306,15 +309,15 @@ def _taken(cache: Cache, slots: Int[Array, "R"]) -> Cache:
 
 def _read(
     policy: PolicyFns,
-    is_split: bool,
+    is_whole: bool,
     weights: Weights,
     cache: Cache,
     inputs: ModelInputs,
     slots: Int[Array, "R"],
 ) -> Cache:
-    """The cache once some slots have read; where rows are split over devices, all of them take part."""
+    """The cache once some slots have read, or all of them, of which some may bring nothing."""
     params, frozen = weights.params, weights.frozen
-    if is_split:
+    if is_whole:
         return policy.decode(params, frozen, inputs, cache)[1]
     picked = jax.tree.map(lambda x: x.at[slots].get(mode="clip"), cache)
     _, picked = policy.decode(params, frozen, inputs, picked)

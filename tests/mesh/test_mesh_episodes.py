@@ -20,12 +20,17 @@ from tests.tiny import tiny_tokenizer
 pytestmark = pytest.mark.mesh
 
 
-def play(mesh: Mesh) -> list[Episode]:
-    """Twelve episodes of eight turns on eight slots."""
+def play(mesh: Mesh, *, answers: bool = True) -> list[Episode]:
+    """Twelve episodes of eight turns on eight slots, or as many completions of six prompts."""
     tokenizer = tiny_tokenizer()
     policy, params, frozen = model()
     tasks = [
-        Task(row, [5, 6, *range(7, 8 + row % 3)], functools.partial(World, Tool, "p", {}, row))
+        Task(
+            row,
+            [5, 6 + row // 6, *range(7, 8 + row % 3)],
+            functools.partial(World, Tool, "p", {}, row) if answers else None,
+            limit=None if answers else 1 + 3 * row,
+        )
         for row in range(12)
     ]
     with jax.set_mesh(mesh):
@@ -35,12 +40,13 @@ def play(mesh: Mesh) -> list[Episode]:
 
 
 @functools.cache
-def expected() -> list[Episode]:
-    return play(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+def expected(answers: bool) -> list[Episode]:
+    return play(make_mesh(1, 1, 1, devices=jax.devices()[:1]), answers=answers)
 
 
-def test_ids_are_those_of_one_device(mesh):
-    found = play(mesh)
-    assert [episode.ids for episode in found] == [episode.ids for episode in expected()]
-    for one, other in zip(found, expected(), strict=True):
+@pytest.mark.parametrize("answers", [True, False], ids=["episodes", "completions"])
+def test_ids_are_those_of_one_device(mesh, answers):
+    found = play(mesh, answers=answers)
+    assert [episode.ids for episode in found] == [episode.ids for episode in expected(answers)]
+    for one, other in zip(found, expected(answers), strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)

@@ -199,7 +199,8 @@ def test_prompts_of_one_bucket_share_the_programs():
             prompt_width=16,
         )
     (programs,) = player._programs.values()
-    assert programs._write._cache_size() == 1 and programs._read._cache_size() <= 2
+    assert programs._write._cache_size() == 1 and programs._read_some._cache_size() <= 2
+    assert programs._begin._cache_size() == 1 and programs._read_all._cache_size() <= 1
 
 
 class TestLimits:
