@@ -252,7 +252,8 @@ class OnlineTrainer(SamplingTrainer):
         )
         place = lambda iteration: self.first_prompt(iteration) if refills else None  # noqa: E731
         try:
-            ahead.begin(run.iteration, self._restored, place(run.iteration))
+            restored, self._restored = self._restored, ()
+            ahead.begin(run.iteration, restored, place(run.iteration))
             yield lambda iteration: ahead(iteration, self.params, place(iteration))
         finally:
             ahead.close()
@@ -306,7 +307,6 @@ class OnlineTrainer(SamplingTrainer):
             return
         super().restore(arrays["state"], host_state)
         self._restored = arrays["policies"]
-        self.policies.kept.extend(self._restored)
 
     def host_state(self) -> dict[str, Any]:
         """The place in the stream of prompts, beside what every trainer keeps."""

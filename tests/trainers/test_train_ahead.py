@@ -212,12 +212,12 @@ class TestFailures:
             return count_vowels(outputs)
 
         with pytest.raises(RewardError, match="the service is down"):
-            train(ppo(checkpoint, tmp_path, 1), third)
+            train(ppo(checkpoint, tmp_path, 1, eval_interval=0), third)  # no evaluation has saved before
         assert (tmp_path / "checkpoint_8").exists()
         kept = list((tmp_path / "failed_rollouts").iterdir())
         assert [path.name for path in kept] == ["failed_rollouts_iteration_000002_row_000000.jsonl"]
         broken = False
-        config = ppo(checkpoint, tmp_path, 1, resume_from_checkpoint=str(tmp_path))
+        config = ppo(checkpoint, tmp_path, 1, eval_interval=0, resume_from_checkpoint=str(tmp_path))
         assert_same(whole[1], train(config, third))
 
     def test_what_nobody_waits_for_any_more_sends_nothing_to_a_device(

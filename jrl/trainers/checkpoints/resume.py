@@ -21,6 +21,7 @@ from jrl.trainers.config.secrets import without_secrets
 LOCK = "run.lock"
 # Fields that older checkpoints lack, with what their runs did.
 _BEFORE = {
+    "train.rollouts_ahead": 0,
     "method.num_generations": 1,  # every rollout had a prompt of its own
     "method.max_sampling_rounds": 1,  # groups that were left out were not replaced
     "method.mask_truncated_completions": False,
@@ -54,6 +55,7 @@ _FREE_FIELDS = frozenset(
         "save_best",
         "save_optimizer",
         "mesh",
+        "sampling_mesh",
         "watch",
     ]
 ) | {"model.model_path", "model.attn_implementation", "tokenizer.tokenizer_path"}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,26 +27,44 @@ class Policies:
     Args:
       ahead: Iterations that are collected ahead.
       mesh: Devices that sample and do nothing else; None: they learn, too.
-
-    Attributes:
-      kept: Oldest first; of iteration i the policies after updates i - `ahead` to i - 1, as far as there are any.
     """
 
     def __init__(self, ahead: int, mesh: Mesh | None) -> None:
         self._ahead, self._mesh = ahead, mesh
         self._copy: Callable[[Params], Params] | None = None
-        self.kept: deque[Params] = deque(maxlen=ahead)
+        self._next = 0  # the first iteration that is not learned from
+        self._kept: dict[int, Params] = {}  # by the number of updates before
+
+    def begin(self, iteration: int, restored: Sequence[Params]) -> None:
+        """Forgets what an earlier run kept.
+
+        Args:
+          iteration: The first that is not learned from.
+          restored: As `of_next` gave them; none in a fresh run.
+        """
+        self._next = iteration
+        self._kept = dict(zip(self._samplers(), restored, strict=False))
 
     def move(self, tree: Any) -> Any:
         """Weights to where they sample; on the learner's own devices they stay what they are."""
         return tree if self._mesh is None else place(tree, tree_shardings(self._mesh, tree)[0])
 
-    def add(self, params: Params) -> Params:
-        """Keeps the newest policy, in the place of the oldest; returns the copy."""
+    def add(self, iteration: int, params: Params) -> Params:
+        """Keeps the policy before an iteration's update; returns the copy."""
         with DISPATCH:
             copied = self._copied(params) if self._mesh is None else self.move(params)
-        self.kept.append(copied)
+        self._kept[iteration] = copied
         return copied
+
+    def done(self, iteration: int) -> None:
+        """Drops what no later iteration than this one is sampled by."""
+        self._next = iteration + 1
+        oldest = self._samplers()[0]
+        self._kept = {number: params for number, params in self._kept.items() if number >= oldest}
+
+    def _samplers(self) -> list[int]:
+        """Which policies sample the next iterations, those excepted that one not made yet will sample."""
+        return [max(0, self._next + number - self._ahead) for number in range(self._ahead)]
 
     def _copied(self, params: Params) -> Params:
         """A copy in the same places, by one program: one a leaf would keep the threads of a CPU waiting."""
@@ -58,13 +75,14 @@ class Policies:
         return copied
 
     def of_next(self, params: Params) -> tuple[Params, ...]:
-        """The policies of the next iterations, those excepted that sample only after the next update.
+        """The policies of the next iterations that are on their way.
 
         Args:
           params: Stands for them before there are any: shapes and places are the same.
         """
-        known = list(self.kept) or [self.move(params)]
-        return (known[0],) * (self._ahead - len(known)) + tuple(known)
+        if not self._kept:
+            return (self.move(params),) * self._ahead
+        return tuple(self._kept[number] for number in self._samplers())
 
 
 class Ahead:
@@ -104,6 +122,7 @@ class Ahead:
           restored: Policies of it and of those behind it; none in a fresh run.
           first_prompt: Place in the stream of prompts at which it begins; None: as its number says.
         """
+        self._policies.begin(iteration, restored)
         for number, params in enumerate(restored, start=iteration):
             self._start(number, params, first_prompt)
 
@@ -115,13 +134,14 @@ class Ahead:
           params: Of the policy before its update.
           first_prompt: As for `begin`.
         """
-        copied = self._policies.add(params)
+        copied = self._policies.add(iteration, params)
         # The first policy samples all iterations up to the one that is the first to be behind by so many.
         for number in range(iteration + self._count if iteration else 0, iteration + self._count + 1):
             self._start(number, copied, first_prompt)
         self._run.flush()
         with self._run.stopwatch("ahead"):
             found = self._rollouts.take(iteration)
+        self._policies.done(iteration)
         self._run.stopwatch.merge(self._stopwatches.pop(iteration))
         if not self._is_apart:
             return found

@@ -333,3 +333,10 @@ def test_a_checkpoint_from_before_there_were_groups_is_one_of_single_samples() -
     check_config(saved, {"train": {"seed": 1}, "method": {"num_rollouts": 8, "num_generations": 1}})
     with pytest.raises(CheckpointError, match=r"`method.num_generations` was 1, is 2"):
         check_config(saved, {"train": {"seed": 1}, "method": {"num_rollouts": 8, "num_generations": 2}})
+
+
+def test_a_checkpoint_from_before_rollouts_were_ahead_goes_on_as_it_was():
+    saved = {"train": {"seed": 1}}
+    check_config(saved, {"train": {"seed": 1, "rollouts_ahead": 0, "sampling_mesh": None}})
+    with pytest.raises(CheckpointError, match=r"`train.rollouts_ahead` was 0, is 1"):
+        check_config(saved, {"train": {"seed": 1, "rollouts_ahead": 1}})
