@@ -18,6 +18,7 @@ OTHERS = {
     "compilation.py: function",
     "trainers/loading/export.py: adapter.merge",
     "trainers/loop/peers.py: jnp.sum",
+    "trainers/rollouts/ahead.py: partial(jax.tree.map, jnp.copy)",
     "placement.py: lambda x: x",
     "placement.py: lambda x: [x.sum(axis=group) for group in groups]",
     "rollout/experience.py: assemble",

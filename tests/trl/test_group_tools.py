@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from jrl.trl import GRPOConfig, GRPOTrainer
-from jrl.trl.group_native import GroupNative
-from tests.environments.chat_models import TEMPLATE, chat_tokenizer, only, save_chat_model
+from tests.environments.chat_models import TEMPLATE, chat_tokenizer, save_chat_model
 
 CALLS = (
     '{"name": "add", "arguments": {"a": 1, "b": 2}}',
@@ -84,22 +83,6 @@ def args(folder: Path, **given: Any) -> GRPOConfig:
             **given,
         },
     )
-
-
-@pytest.fixture
-def writes(monkeypatch):
-    """Has models write nothing but some calls and answers."""
-
-    def begin(calls: Any, answers: Any) -> None:
-        prepare = GroupNative.prepare
-
-        def restricted(trainer: GroupNative) -> None:
-            trainer.logit_mask = only(trainer.tokenizer, calls, answers)
-            prepare(trainer)
-
-        monkeypatch.setattr(GroupNative, "prepare", restricted)
-
-    return begin
 
 
 def logged(trainer: GRPOTrainer) -> list[dict[str, Any]]:

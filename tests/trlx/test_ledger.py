@@ -293,7 +293,7 @@ def test_d20_a_sweep_is_of_evaluations_and_counts_for_the_best(tmp_path):
         parse_gen_kwargs({"max_new_tokens": [4, 8], "temperature": [0.5, 1.0]}, **SPECIAL)
 
     class Complete:
-        def parts(self, params, frozen, prompts, indices, settings, key):
+        def parts(self, params, frozen, prompts, indices, settings, key, *, clock):
             output = f"{settings.temperature}"
             texts = Texts(["ab"], ["a"], [output], [[5]], np.array([1]), np.array([False]))
             yield None, Part(indices, texts)
