@@ -13,9 +13,9 @@ from jrl.mesh import make_mesh
 MESHES = ((8, 1, 1), (2, 4, 1), (1, 2, 4))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def compiled_afresh() -> Iterator[None]:
-    """Turns the compilation cache off, and says how to get eight devices."""
+    """Turns the compilation cache off before the fixtures of a module run jrl, and says how to get eight devices."""
     if jax.device_count() != 8:
         pytest.fail("mesh tests need XLA_FLAGS=--xla_force_host_platform_device_count=8 before pytest starts")
     jax.config.update("jax_enable_compilation_cache", False)
