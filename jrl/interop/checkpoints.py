@@ -37,7 +37,7 @@ def write_checkpoint(
         writer.take_over()
         writer.save(
             step,
-            trainer.state,
+            trainer.kept_arrays,
             write_model=trainer.export_writer(),
             config=trainer.config.to_dict(),
             cursor=make_cursor(

@@ -7,7 +7,8 @@ import json
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +20,6 @@ from jrl.rollout.keywords import reward_functions, unique_names
 from jrl.rollout.reward_columns import RewardColumns, check_weights, combined_rewards, reward_columns
 from jrl.rollout.rewards import RewardError, call_reward_fns
 from jrl.rollout.text import Texts, episode_cells
-
-_ASKING = threading.RLock()
-"""Held while a reward function is called: where rollouts are collected ahead, two threads might call it at a time."""
 
 
 class Judged(NamedTuple):
@@ -49,6 +47,8 @@ class RewardCall:
       failures: Folder of the completions that it failed on.
       on_main: Whether process 0 calls it on all rows; else each process does on its own.
       weights: Of the functions; None: 1 each.
+      asking: Held during a call: rollouts that are collected ahead might call from two threads at a time. A run has
+        one for all its calls; another run in this process does not wait for them.
     """
 
     reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -58,6 +58,7 @@ class RewardCall:
     failures: Path
     on_main: bool = False
     weights: Sequence[float] | None = None
+    asking: AbstractContextManager[Any] = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         """Refuses what could never be called, and weights that do not fit."""
@@ -82,7 +83,7 @@ class RewardCall:
         names, alone = tuple(self.functions), len(self.functions) == 1
         roles = ["reward_fn"] if alone else [f"reward_fn[{name}]" for name in names]
         try:
-            with _ASKING:
+            with self.asking:
                 found = call_reward_fns(
                     dict(zip(roles, self.functions.values(), strict=True)),
                     texts,

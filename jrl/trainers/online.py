@@ -277,6 +277,7 @@ class OnlineTrainer(SamplingTrainer):
             self._next_prompt = self.first_prompt(iteration) + experience.num_prompts
         found: dict[str, float] = {}
         if self.policies is not None:
+            self.policies.done(iteration)
             found["rollout/staleness"] = float(min(iteration, self.config.train.rollouts_ahead))
         if self.method.num_generations == 1:
             return found
@@ -298,7 +299,8 @@ class OnlineTrainer(SamplingTrainer):
         """The state; where rollouts are ahead, the policies that sample the next ones, too."""
         if self.policies is None:
             return self.state
-        return {"state": self.state, "policies": self.policies.of_next(self.params)}
+        # Until the run has begun, those that a checkpoint held stand for what is on its way.
+        return {"state": self.state, "policies": self._restored or self.policies.of_next(self.params)}
 
     def restore(self, arrays: Any, host_state: Mapping[str, Any]) -> None:
         """Goes on from where a checkpoint was written, with the rollouts that were on their way."""

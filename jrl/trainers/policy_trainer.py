@@ -6,8 +6,10 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +232,13 @@ class PolicyTrainer(Trainer):
             failures=self.failures,
             on_main=train.rewards_on == "main",
             weights=self.reward_weights,
+            asking=self._asking,
         )
+
+    @functools.cached_property
+    def _asking(self) -> AbstractContextManager[Any]:
+        """Held by each reward call of this run."""
+        return threading.RLock()
 
     @property
     def failures(self) -> Path:

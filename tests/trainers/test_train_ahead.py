@@ -13,6 +13,7 @@ import pytest
 
 import jrl
 from jrl.api import prepare
+from jrl.interop import write_checkpoint
 from jrl.placement import DISPATCH
 from jrl.rollout.rewards import RewardError
 from tests.trainers.runs import (
@@ -219,6 +220,88 @@ class TestFailures:
         broken = False
         config = ppo(checkpoint, tmp_path, 1, eval_interval=0, resume_from_checkpoint=str(tmp_path))
         assert_same(whole[1], train(config, third))
+
+    @pytest.mark.parametrize(("ahead", "failing"), [(1, 0), (1, 2), (3, 0), (3, 3)])
+    def test_an_update_that_fails_is_made_again_with_its_own_rollouts(
+        self, checkpoint: str, tmp_path: Path, whole: dict[int, Any], ahead: int, failing: int
+    ) -> None:
+        trainer = prepare(
+            reward_fn=count_vowels,
+            prompts=PROMPTS,
+            eval_prompts=PROMPTS[:2],
+            config=ppo(checkpoint, tmp_path, ahead),
+        )
+        update, made = trainer.update, list[int]()
+
+        def interrupted(*given: Any) -> Any:
+            if len(made) == failing:
+                raise ValueError("no update today")
+            made.append(failing)
+            return update(*given)
+
+        trainer.update = interrupted
+        with pytest.raises(ValueError, match="no update today"):
+            trainer.learn()
+        assert (tmp_path / f"checkpoint_{4 * failing}").exists() == (failing > 0)
+        resumed = str(tmp_path) if failing else None
+        folder = tmp_path if failing else tmp_path / "again"
+        assert_same(whole[ahead], train(ppo(checkpoint, folder, ahead, resume_from_checkpoint=resumed)))
+
+    @pytest.mark.parametrize("ahead", [1, 3])
+    def test_an_evaluation_made_up_for_keeps_the_policies_of_its_checkpoint(
+        self, checkpoint: str, tmp_path: Path, whole: dict[int, Any], ahead: int
+    ) -> None:
+        """Its checkpoint is written before the rollouts begin that were on their way."""
+        fails = {"evaluation": True, "rollouts": False}
+
+        def reward(outputs: list[str], **others: Any) -> list[float]:
+            is_ahead = threading.current_thread().name.startswith("rollouts-")
+            if fails["rollouts" if is_ahead else "evaluation"] and any(found):
+                raise RuntimeError("the service is down")
+            return count_vowels(outputs)
+
+        found: list[Path] = []
+        config = ppo(checkpoint, tmp_path, ahead)
+        trainer = prepare(reward_fn=reward, prompts=PROMPTS, eval_prompts=PROMPTS[:2], config=config)
+        after = trainer.count
+
+        def counted(experience: Any, iteration: int) -> dict[str, float]:
+            found[:] = [tmp_path] if iteration == 1 else []
+            return after(experience, iteration)
+
+        trainer.count = counted
+        with pytest.raises(RewardError):  # of the evaluation at step 8
+            trainer.learn()
+        fails |= {"evaluation": False, "rollouts": True}
+        resumed = config.evolve(train={"resume_from_checkpoint": str(tmp_path)})
+        with pytest.raises(RewardError):  # of the rollouts behind it
+            train(resumed, reward)
+        fails["rollouts"] = False
+        assert_same(whole[ahead], train(resumed, reward))
+        assert not (tmp_path / "checkpoint_4").exists()
+
+    def test_a_checkpoint_written_by_hand_keeps_the_policies(
+        self, checkpoint: str, tmp_path: Path, whole: dict[int, Any]
+    ) -> None:
+        for ahead in (1, 3):
+            run, other = tmp_path / f"run_{ahead}", tmp_path / f"other_{ahead}"
+            trainer = train(ppo(checkpoint, run, ahead, total_steps=12))
+            write_checkpoint(trainer, other, steps_per_iteration=4, evaluations=2)
+            with pytest.warns(UserWarning, match="0 records"):  # those lie in the run's own folder
+                again = train(ppo(checkpoint, other, ahead, resume_from_checkpoint=str(other)))
+            assert_same(whole[ahead], again)
+
+    def test_two_runs_of_a_process_do_not_wait_for_each_others_rewards(
+        self, checkpoint: str, tmp_path: Path
+    ) -> None:
+        """A call that hangs in one run, given up by it, holds up no other."""
+        runs = [
+            prepare(reward_fn=count_vowels, prompts=PROMPTS, config=ppo(checkpoint, tmp_path / name, 1))
+            for name in ("one", "two")
+        ]
+        first, second = (run.reward_call(count_vowels).asking for run in runs)
+        assert first is runs[0].reward_call(count_vowels).asking
+        assert first is not second
 
     def test_what_nobody_waits_for_any_more_sends_nothing_to_a_device(
         self, checkpoint: str, tmp_path: Path

@@ -268,13 +268,15 @@ class _Run(_Held):
 def _held(run: _Held) -> Bytes:
     """Bytes that lie on a device all the time."""
     ahead = run.config.train.rollouts_ahead
+    # Those of the iterations on their way, and that before the update, whose rollouts come next.
+    copies = ahead + 1 if ahead else 0
     optimizer = jax.eval_shape(optimizer_of(run.config).init, run.stepped)
     return {
         "parameters that train": _bytes(run.part.params, run.mesh),
         "optimizer": _bytes(optimizer, run.mesh),
         "frozen parameters": _bytes(run.part.frozen, run.mesh),
         "reference's own parameters": _bytes(run.reference, run.mesh),
-        **({} if not ahead else {"policies that sample ahead": ahead * _bytes(run.part.params, run.mesh)}),
+        **({} if not copies else {"policies that sample ahead": copies * _bytes(run.part.params, run.mesh)}),
     }
 
 

@@ -113,6 +113,7 @@ class Ahead:
         self._mesh, self._is_apart = mesh, sampling_mesh is not mesh
         self._rollouts = RolloutsAhead(collect, sampling_mesh, in_turn=in_turn)
         self._stopwatches: dict[int, Stopwatch] = {}
+        self._num_begun = 0
 
     def begin(self, iteration: int, restored: Sequence[Params], first_prompt: int | None) -> None:
         """Begins what was on its way when the checkpoint was written that the run goes on from.
@@ -123,8 +124,9 @@ class Ahead:
           first_prompt: Place in the stream of prompts at which it begins; None: as its number says.
         """
         self._policies.begin(iteration, restored)
-        for number, params in enumerate(restored, start=iteration):
-            self._start(number, params, first_prompt)
+        self._num_begun = iteration
+        for params in restored:
+            self._start(params, first_prompt)
 
     def __call__(self, iteration: int, params: Params, first_prompt: int | None) -> Experience:
         """Waits for the rollouts of an iteration, once those have begun that its policy is to sample.
@@ -136,12 +138,11 @@ class Ahead:
         """
         copied = self._policies.add(iteration, params)
         # The first policy samples all iterations up to the one that is the first to be behind by so many.
-        for number in range(iteration + self._count if iteration else 0, iteration + self._count + 1):
-            self._start(number, copied, first_prompt)
+        while self._num_begun <= iteration + self._count:
+            self._start(copied, first_prompt)
         self._run.flush()
         with self._run.stopwatch("ahead"):
             found = self._rollouts.take(iteration)
-        self._policies.done(iteration)
         self._run.stopwatch.merge(self._stopwatches.pop(iteration))
         if not self._is_apart:
             return found
@@ -153,7 +154,10 @@ class Ahead:
         """Gives up what is on its way."""
         self._rollouts.close()
 
-    def _start(self, number: int, params: Params, first_prompt: int | None) -> None:
+    def _start(self, params: Params, first_prompt: int | None) -> None:
+        """Begins the iteration behind those that have begun, unless the run ends before it."""
+        number = self._num_begun
+        self._num_begun += 1
         if number < self._run.num_iterations:
             stopwatch = self._stopwatches[number] = Stopwatch()
             self._rollouts.start(number, params, first_prompt, stopwatch)
