@@ -253,7 +253,7 @@ def compare(name: str, case: Case, python: str, rounds: int) -> dict[str, object
         "all_seconds": ours,
         "all_seconds_peer": theirs,
         "hardware": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-        "versions": {"jrl": version("jrl"), "jax": version("jax")},
+        "versions": {"jrl": version("jrl-post"), "jax": version("jax")},
         "versions_peer": versions(python, case.packages),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }

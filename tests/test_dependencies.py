@@ -44,7 +44,7 @@ def required_by(lines: list[str]) -> set[str]:
                 continue
             found.add(node)
             try:
-                inner = requires(node[0]) or [] if node[0] != "jrl" else EXTRAS.get(wanted, [])
+                inner = requires(node[0]) or [] if node[0] != "jrl-post" else EXTRAS.get(wanted, [])
             except PackageNotFoundError:  # an extra that is not installed here
                 continue
             for other in inner:
@@ -129,7 +129,7 @@ def test_a_run_without_matplotlib_skips_the_plot_and_says_so_once(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "UserWarning: No training.png" in line]
-    assert len(lines) == 1 and "pip install 'jrl[plots]'" in lines[0], done.stderr
+    assert len(lines) == 1 and "pip install 'jrl-post[plots]'" in lines[0], done.stderr
     cards = list((tmp_path / "run").rglob("README.md"))
     assert cards and not any("training.png" in card.read_text(encoding="utf-8") for card in cards)
     assert not list((tmp_path / "run").rglob("training.png"))

@@ -48,7 +48,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"jrl.typing", "jrl.ops.alignment", "jrl.ops.z_scores", "jrl.data"},
         {"numpy", "jaxtyping", "tokenizers", "transformers", "datasets"},
     ),
-    "jrl.data.sources.mapping": (set(), {"numpy", "rich", "transformers"}),
+    "jrl.data.sources.mapping": ({"jrl.version"}, {"numpy", "rich", "transformers"}),
     "jrl.data.chat.rendering": (
         {"jrl.typing", "jrl.data"},
         {"transformers", "jinja2"},

@@ -18,7 +18,7 @@ RECIPES = sorted(path.relative_to(ROOT / "configs") for path in (ROOT / "configs
 
 
 def test_the_version_is_one(capsys):
-    assert jrl.__version__ == version("jrl")
+    assert jrl.__version__ == version("jrl-post")
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == f"jrl {jrl.__version__}\n"

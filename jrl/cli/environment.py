@@ -10,8 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import jax
 
+from jrl.version import __version__
+
 _PACKAGES = (
-    "jrl",
     "jax",
     "jaxlib",
     "flax",
@@ -41,6 +42,7 @@ def environment() -> dict[str, str]:
     return {
         "system": platform.platform(),
         "Python": platform.python_version(),
+        "jrl": __version__,
         **{name: _version(name) for name in _PACKAGES},
         "devices": f"{len(devices)} x {devices[0].device_kind} ({jax.default_backend()})",
     }

@@ -23,7 +23,7 @@ def missing(package: str, extra: str, error: ImportError) -> ImportError:
       extra: Of jrl, that brings it.
       error: Of the import.
     """
-    return ImportError(f"This needs the package {package}: pip install 'jrl[{extra}]' ({error}).")
+    return ImportError(f"This needs the package {package}: pip install 'jrl-post[{extra}]' ({error}).")
 
 
 def reasoning_gym() -> ModuleType:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs compiled for absent devices by `jrl plan --compile`, in a process and an environment of its own.
 
-`JRL_AOT_PYTHON` names the Python of an environment with `jrl[plan-gpu]` or `jrl[plan-tpu]`, or both. Where it is set, a
-compiler that is missing there is a failure, so that no step of CI passes by leaving everything out; `-k h100` or
+`JRL_AOT_PYTHON` names the Python of an environment with `jrl-post[plan-gpu]` or `jrl-post[plan-tpu]`, or both. Where it is
+set, a compiler that is missing there is a failure, so that no step of CI passes by leaving everything out; `-k h100` or
 `-k tpu` chooses. Without it such a test is skipped.
 """
 
@@ -61,7 +61,7 @@ def compile_recipe(
     plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     plain |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     found = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=900, check=False)
-    if "pip install 'jrl[plan-" in found.stderr and "JRL_AOT_PYTHON" not in os.environ:
+    if "pip install 'jrl-post[plan-" in found.stderr and "JRL_AOT_PYTHON" not in os.environ:
         pytest.skip(found.stderr.strip().splitlines()[-1])
     assert found.returncode == 0, found.stderr[-3000:]
     saved = folder / "saved" / target.replace(":", "_")

@@ -62,7 +62,7 @@ def test_other_metadata_fail_the_episode(monkeypatch):
     with pytest.raises(EnvironmentFailure, match="must be metadata of `reasoning_gym_prompts`"):
         World(ReasoningGym, "", {"task": {"name": "leg_counting"}}, 0).step("4", [])
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ImportError, match=r"pip install 'jrl\[environments\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'jrl-post\[environments\]'"):
         reasoning_gym_prompts("leg_counting", 7)
 
 

@@ -139,7 +139,7 @@ def test_data_that_are_missing_are_named(monkeypatch):
     with pytest.raises(ValueError, match=r"python -m nltk.downloader words .*Resource 'words' not found"):
         text_arena_prompts("Wordle-v0", 1)
     monkeypatch.setitem(sys.modules, "textarena", None)
-    with pytest.raises(ImportError, match=r"pip install 'jrl\[environments\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'jrl-post\[environments\]'"):
         text_arena_prompts(GUESS, 1)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes `hlo_tpu_*.txt` and `hlo_gpu_*.txt`: small programs as the compilers of a TPU and of a GPU make them.
 
-    python tests/golden/make_hlo.py tpu:v5e:2x4    # with jrl[plan-tpu]
-    python tests/golden/make_hlo.py gpu:h100x8     # with jrl[plan-gpu]
+    python tests/golden/make_hlo.py tpu:v5e:2x4    # with jrl-post[plan-tpu]
+    python tests/golden/make_hlo.py gpu:h100x8     # with jrl-post[plan-gpu]
 
 Those here are of jax 0.10.2 with libtpu 0.0.42.1, and with jax-cuda12-plugin 0.10.2 and cuDNN 9.28.
 """

@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from jrl.version import __version__
+
 CHUNK = 500
 """Records of one call of a batched function, and of one task of a worker."""
 MIN_CACHED = 1000
@@ -201,7 +203,7 @@ def _cache_path(function: Callable[[Any], Any], records: Sequence[Any], cache_ke
     inner = function.func if isinstance(function, functools.partial) else function
     digest = hashlib.sha256()
     name = f"{inner.__module__}.{inner.__qualname__}"
-    versions = " ".join(version(package) for package in ("jrl", "tokenizers", "transformers"))
+    versions = " ".join((__version__, *map(version, ("tokenizers", "transformers"))))
     for part in (versions, name, cache_key, _source(inner)):
         digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
     for record in records:

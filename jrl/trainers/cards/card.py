@@ -33,6 +33,7 @@ from jrl.trainers.config.secrets import hide_secrets, without_secrets
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loggers.jsonl import SAMPLING
 from jrl.trainers.loggers.safe_text import code_block, code_span, for_markdown, one_line
+from jrl.version import __version__
 
 if TYPE_CHECKING:
     from jrl.trainers.base import Trainer
@@ -43,7 +44,7 @@ _HELD_OUT = "eval/"
 _COUNTERS = ("step", "iteration", "evaluation")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _KINDS = ("samples", "eval_samples", "prompts", "eval_prompts", "rewards")
-_PACKAGES = ("jrl", "jax", "jaxlib", "flax", "optax", "transformers")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "transformers")
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class ModelCard:
             f"---\n{yaml.safe_dump(self._head(), sort_keys=False, width=math.inf)}---",
             f"# {for_markdown(name or f'{base}, trained by {method}')}",
             f"{'An adapter of' if self.is_adapter else 'Started from'} {link}; trained by {what} with jrl "
-            f"{version('jrl')}, {_steps(self.history)} optimizer steps.",
+            f"{__version__}, {_steps(self.history)} optimizer steps.",
             _bullets(self.description),
             "## Data",
             _bullets({"data sets": ", ".join(self.datasets)} if self.datasets else {})
@@ -120,7 +121,10 @@ class ModelCard:
             "## Hyperparameters",
             _hyperparameters(self.config, base),
             "## Versions",
-            _bullets({"Python": platform.python_version()} | {name: version(name) for name in _PACKAGES}),
+            _bullets(
+                {"Python": platform.python_version(), "jrl": __version__}
+                | {name: version(name) for name in _PACKAGES}
+            ),
         ]
         if self.papers:
             parts += ["## Citation", *(f"```bibtex\n{paper}\n```" for paper in self.papers)]

@@ -75,7 +75,8 @@ def _have_matplotlib() -> bool:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         warnings.warn(
-            f"No {PLOT} is drawn beside the model card: pip install 'jrl[plots]' ({error}).", stacklevel=4
+            f"No {PLOT} is drawn beside the model card: pip install 'jrl-post[plots]' ({error}).",
+            stacklevel=4,
         )
         return False
     return True

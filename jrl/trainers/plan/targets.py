@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Absent devices: what they hold and compute by their data sheets, and JAX's devices to compile for.
 
-A compiler needs no device, only its library: `pip install 'jrl[plan-tpu]'` or `'jrl[plan-gpu]'`.
+A compiler needs no device, only its library: `pip install 'jrl-post[plan-tpu]'` or `'jrl-post[plan-gpu]'`.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 def _require(distribution: str, jax_extra: str, extra: str) -> None:
     """Refuses a compiler's library that is missing, or that `jax[jax_extra]` of the installed JAX would not install."""
-    install = f"pip install 'jrl[{extra}]'"
+    install = f"pip install 'jrl-post[{extra}]'"
     (wanted,) = (
         requirement
         for requirement in map(Requirement, requires("jax") or [])

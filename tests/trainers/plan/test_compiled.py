@@ -156,7 +156,7 @@ def test_the_status_says_whether_a_run_fits(
         (["--programs", "update"], "--programs needs --compile"),
         (["--compile", "gpu:h100", "--hbm", "80"], "must not be given with --compile"),
         (["--compile", "gpu:h100", "--mesh", "data=3"], "must multiply to the number of devices, 1"),
-        (["--compile", "tpu:v5e:2x4"], r"jrl\[plan-tpu\]"),
+        (["--compile", "tpu:v5e:2x4"], r"jrl-post\[plan-tpu\]"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(

@@ -149,7 +149,7 @@ def test_a_missing_compiler_says_how_to_install_it(asked, monkeypatch, name, lib
 
     monkeypatch.setattr(targets, "version", version)
     with pytest.raises(
-        MissingCompilerError, match=rf"is {library}.*not installed: pip install 'jrl\[{extra}\]'"
+        MissingCompilerError, match=rf"is {library}.*not installed: pip install 'jrl-post\[{extra}\]'"
     ):
         parse_target(name).devices()
     assert not asked
