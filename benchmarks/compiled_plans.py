@@ -7,9 +7,9 @@
     python benchmarks/compiled_plans.py shapes --target gpu:h200     # PPO at 0.5B, 1B and 7B, of 2 and of 3 layers
     python benchmarks/compiled_plans.py seconds        # prints the table of predicted seconds of docs/scaling.md
 
-`run` and `shapes` need the compilers of their targets, `pip install 'jrl-post[plan-gpu]'` or `'jrl-post[plan-tpu]'`, and no
-such device. A case that is on file already is not compiled again. `--layers` keeps so many layers of a model, at its own
-widths: whole models take hours.
+`run` and `shapes` need the compilers of their targets, `pip install 'jrl-post[plan-gpu]'` or `'jrl-post[plan-tpu]'`,
+and no such device. A case that is on file already is not compiled again. `--layers` keeps so many layers of a model,
+at its own widths: whole models take hours.
 """
 
 from __future__ import annotations

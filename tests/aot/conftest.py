@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs compiled for absent devices by `jrl plan --compile`, in a process and an environment of its own.
 
-`JRL_AOT_PYTHON` names the Python of an environment with `jrl-post[plan-gpu]` or `jrl-post[plan-tpu]`, or both. Where it is
-set, a compiler that is missing there is a failure, so that no step of CI passes by leaving everything out; `-k h100` or
-`-k tpu` chooses. Without it such a test is skipped.
+`JRL_AOT_PYTHON` names the Python of an environment with `jrl-post[plan-gpu]` or `jrl-post[plan-tpu]`, or both. Where
+it is set, a compiler that is missing there is a failure, so that no step of CI passes by leaving everything out;
+`-k h100` or `-k tpu` chooses. Without it such a test is skipped.
 """
 
 from __future__ import annotations
