@@ -2,7 +2,7 @@
 """Every policy gradient under one budget on the tasks of `examples/grpo_arithmetic.py`.
 
     python benchmarks/policy_gradients.py run [--task chain_sum] [--algorithm dapo] [--seed 0 1 2]
-    python benchmarks/policy_gradients.py table          # writes docs/results.md
+    python benchmarks/policy_gradients.py table          # writes docs/policy_gradients.md
 
 All begin with the same checkpoint of a task, and differ in the switches of their name alone: the same step size,
 problems, rollouts and number of iterations. A run that is on file already is not made again.
@@ -33,7 +33,7 @@ import jrl  # noqa: E402
 from jrl.learners import ALGORITHMS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "policy_gradients.jsonl"
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "policy_gradients.md"
 NUM_ITERATIONS = 60
 OWN = "GRPOConfig()"
 """jrl's own defaults."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,19 @@ def comparison_table(before: Judgement, after: Judgement, *, num_rows: int = 8) 
     return table
 
 
-def plot_curves(history: Sequence[Mapping[str, Any]], path: Path, *, target_kl: float | None) -> None:
-    """Draws reward and KL over optimizer steps.
+def plot_run(
+    before: Judgement,
+    after: Judgement,
+    history: Sequence[Mapping[str, Any]],
+    path: Path,
+    *,
+    target_kl: float | None,
+) -> None:
+    """Draws reward and KL over optimizer steps, above a few completions before and after.
 
     Args:
+      before: Of the policy that PPO started from.
+      after: Of the trained one, on the same prompts.
       history: The trainer's records: rollouts have `kl/per_sequence`, evaluations have `evaluation`.
       path: PNG to write.
       target_kl: Set-point of the KL controller in nats per sequence, drawn as a line; None: not drawn.
@@ -45,22 +55,61 @@ def plot_curves(history: Sequence[Mapping[str, Any]], path: Path, *, target_kl: 
 
     rollouts = [record for record in history if "kl/per_sequence" in record]
     evaluations = [record for record in history if "evaluation" in record]
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")
-    top.plot(*_series(rollouts, "reward/mean"), color="tab:blue", label="rollouts")
-    top.plot(*_series(evaluations, "reward/mean"), "o", color="tab:orange", label="held-out prompts")
-    top.set_ylabel("mean reward")
-    top.legend(frameon=False, loc="lower right")
-    bottom.plot(*_series(rollouts, "kl/per_sequence"), color="tab:blue", label="KL to the reference")
+    figure, places = plt.subplot_mosaic(
+        [["reward", "kl"], ["texts", "texts"]],
+        figsize=(10, 6.4),
+        height_ratios=(1.25, 1),
+        layout="constrained",
+    )
+    reward, kl = places["reward"], places["kl"]
+    reward.plot(*_series(rollouts, "reward/mean"), color="tab:blue", label="rollouts")
+    reward.plot(*_series(evaluations, "reward/mean"), "o", color="tab:orange", label="held-out prompts")
+    reward.set_title("mean reward")
+    kl.plot(*_series(rollouts, "kl/per_sequence"), color="tab:blue", label="KL to the reference")
     if target_kl is not None:
-        bottom.axhline(target_kl, color="gray", linestyle="--", linewidth=1, label="target")
-    bottom.set_ylabel("KL per sequence (nats)")
-    bottom.set_xlabel("optimizer steps")
-    bottom.legend(frameon=False, loc="lower right")
-    for axes in (top, bottom):
+        kl.axhline(target_kl, color="gray", linestyle="--", linewidth=1, label="target")
+    kl.set_title("KL per sequence (nats)")
+    for axes in (reward, kl):
+        axes.set_xlabel("optimizer steps")
+        axes.legend(frameon=False, loc="lower right")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=150)
+    _draw_completions(places["texts"], before, after)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _draw_completions(axes: Any, before: Judgement, after: Judgement, *, num_rows: int = 3) -> None:
+    """The first completions of both policies as a table, with their rewards."""
+    axes.axis("off")
+    rows = []
+    for row in range(min(num_rows, len(before.prompts))):
+        cells = [before.prompts[row]]
+        for judgement in (before, after):
+            cells += [judgement.outputs[row].strip(), f"{judgement.rewards[row]:+.2f}"]
+        rows.append(cells)
+    widths = (18, 54, 7, 54, 7)  # characters
+    table = axes.table(
+        [
+            [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
+            for cells in (["prompt", "before", "reward", "after", "reward"], *rows)
+        ],
+        cellLoc="left",
+        colWidths=[width / sum(widths) for width in widths],
+        bbox=(0, 0, 1, 1),
+    )
+    table.auto_set_font_size(False)
+    table.set_fontsize(8)
+    for (row, _), cell in table.get_celld().items():
+        cell.set_edgecolor("lightgray")
+        cell.set_text_props(fontweight="bold" if row == 0 else "normal", parse_math=False)
+        cell.set_height(0.4 if row == 0 else 1)
+        cell.PAD = 0.02
+
+
+def _wrapped(text: str, width: int, *, num_lines: int = 4) -> str:
+    """Lines of so many characters; what does not fit is left out, and dots say so."""
+    return textwrap.fill(text, width, max_lines=num_lines, placeholder=" ...")
 
 
 def _series(records: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
@@ -113,7 +162,7 @@ def report(
 ) -> dict[str, float]:
     """Prints the table and the summary line; writes `curves.png`, `completions.jsonl` and `summary.json`."""
     console.print(comparison_table(before, after))
-    plot_curves(history, folder / "curves.png", target_kl=target_kl)
+    plot_run(before, after, history, folder / "curves.png", target_kl=target_kl)
     with open(folder / "completions.jsonl", "w", encoding="utf-8") as file:
         for row in zip(
             before.prompts, before.outputs, before.rewards, after.outputs, after.rewards, strict=True

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from examples.sentiment.judge import Judgement
-from examples.sentiment.report import comparison_table, plot_curves, report, summarize
+from examples.sentiment.report import comparison_table, plot_run, report, summarize
 
 HISTORY = [
     {"step": 0, "evaluation": 0, "reward/mean": 0.0},
@@ -66,6 +66,28 @@ def test_table_shows_both_policies(judgements):
     assert "nobody" not in text
 
 
-def test_curves_without_a_target(tmp_path):
-    plot_curves(HISTORY, tmp_path / "curves.png", target_kl=None)
+def test_the_picture_shows_completions_and_a_target(judgements, tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+    from matplotlib.table import Table
+
+    lines, texts = list[object](), list[str]()
+    monkeypatch.setattr(Axes, "axhline", lambda axes, y, **style: lines.append(y))
+    draw = Table.draw
+
+    def drawn(table, renderer):
+        texts.extend(cell.get_text().get_text() for cell in table.get_celld().values())
+        return draw(table, renderer)
+
+    monkeypatch.setattr(Table, "draw", drawn)
+    plot_run(*judgements, HISTORY, tmp_path / "with.png", target_kl=6.0)
+    assert lines == [6.0]
+    assert {"I saw it", "and it was bad", "-0.50", "and it was good", "+0.50"} <= set(texts)
+    plot_run(*judgements, HISTORY, tmp_path / "without.png", target_kl=None)
+    assert lines == [6.0] and (tmp_path / "without.png").stat().st_size > 5000
+
+
+def test_long_completions_and_dollars_are_drawn_as_they_are(tmp_path):
+    """A dollar begins a formula in matplotlib, unless it is told not to read any."""
+    long = Judgement(["It cost $5 and $6"], ["word " * 200], [1.0], 0.9, 20.0, 8.0)
+    plot_run(long, long, HISTORY, tmp_path / "curves.png", target_kl=None)
     assert (tmp_path / "curves.png").stat().st_size > 5000
