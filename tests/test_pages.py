@@ -13,6 +13,7 @@ from tests.trainers.runs import save_tiny_checkpoint
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
+    "docs/configuration.md",
     "docs/getting_started.md",
     "docs/ppo.md",
     "docs/rewards.md",

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jrl.cli.bench import bench
+from jrl.cli.config import show_config
 from jrl.cli.environment import show_environment
 from jrl.cli.flags import add_reward_flags, parser
 from jrl.cli.flat import flat, wants_flat
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "generate": generate,
     "plan": plan,
     "bench": bench,
+    "config": show_config,
     "sweep": sweep,
     "env": show_environment,
 }

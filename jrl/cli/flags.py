@@ -7,9 +7,11 @@ import argparse
 from typing import Any
 
 from jrl.cli.bench import WHAT, add_bench_flags
+from jrl.cli.config import add_config_flags
 from jrl.cli.flat import BOTH
 from jrl.cli.multihost import add_job_flags
 from jrl.cli.plan import add_plan_flags
+from jrl.trainers.config.described import as_flags
 from jrl.trainers.config.method import Method, entries
 from jrl.trainers.loading.reward_model import OUTPUTS
 from jrl.version import __version__
@@ -21,6 +23,26 @@ def add_reward_flags(command: argparse.ArgumentParser) -> None:
         "--reward-label", metavar="LABEL", help="label of a classifier: its name or number; default: positive"
     )
     command.add_argument("--reward-output", choices=OUTPUTS, help="of that label; default: probability")
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """A command whose help ends with the fields of its algorithm's configuration.
+
+    Attributes:
+      entry: The algorithm; None: the command trains nothing.
+    """
+
+    entry: Method | None = None
+
+    def format_help(self) -> str:
+        """Help on the flags, and on the fields, of which the default configuration is made only here."""
+        found = super().format_help()
+        if self.entry is None:
+            return found
+        return (
+            f"{found}\nfields of the configuration, with their defaults (`jrl config {self.entry.name}` has the whole "
+            f"text):\n{as_flags(self.entry.default())}\n"
+        )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,12 +60,15 @@ def parser() -> argparse.ArgumentParser:
         dest="imported",
         help="first of all: import a module, which registers an algorithm of your own",
     )
-    commands = top.add_subparsers(dest="command", required=True)
+    commands = top.add_subparsers(dest="command", required=True, parser_class=_CommandParser)
     for entry in entries().values():
         _add_training(commands, entry)
     _add_generate(commands.add_parser("generate", help="complete prompts with a checkpoint"))
     _add_bench(commands.add_parser("bench", help="how fast a model samples and learns on this machine"))
     add_plan_flags(commands.add_parser("plan", help="memory and traffic of a recipe on devices not yet here"))
+    add_config_flags(
+        commands.add_parser("config", help="an algorithm's recipe, each field under what it means")
+    )
     commands.add_parser("env", help="versions and devices, for a bug report")
     _add_sweep(commands.add_parser("sweep", help="search hyperparameters of a script with Ray Tune"))
     return top
@@ -71,6 +96,7 @@ def _add_training(commands: Any, entry: Method) -> None:
         if flat
         else None,
     )
+    command.entry = entry
     if entry.data == "prompts":
         command.add_argument(
             "--reward",

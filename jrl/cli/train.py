@@ -22,18 +22,30 @@ from jrl.trainers.loading.setup import reward_mesh
 
 def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl <algorithm>` with a nested configuration, or with its default one."""
-    entry = commands()[flags.command]
-    config = TRLConfig.load_yaml(flags.config) if flags.config else entry.default()
+    config = configuration(flags.command, flags.config, overrides)
+    return _PREPARED[commands()[flags.command].data](flags, config)
+
+
+def configuration(command: str, path: str | None, overrides: list[str]) -> TRLConfig:
+    """Configuration of an algorithm's command: of a file or the default one, as the algorithm and the flags have it.
+
+    Args:
+      command: Name of the algorithm, or of a variant.
+      path: Recipe; None: the default configuration.
+      overrides: Dotted flags and their values.
+    Raises:
+      ValueError: If the recipe is another algorithm's, or a flag names no field.
+    """
+    entry = commands()[command]
+    config = TRLConfig.load_yaml(path) if path else entry.default()
     if not isinstance(config.method, entry.config):
         raise ValueError(
             f"`--config` must be a recipe with `method.name: {entry.config.__name__}`, got {config.method.name!r} in "
-            f"{flags.config}."
+            f"{path}."
         )
-    if flags.command in entry.variants:
-        config = _as_variant(
-            flags.command, config, entry.switches(flags.command), from_file=bool(flags.config)
-        )
-    return _PREPARED[entry.data](flags, apply_overrides(config, overrides))
+    if command in entry.variants:
+        config = _as_variant(command, config, entry.switches(command), from_file=bool(path))
+    return apply_overrides(config, overrides)
 
 
 def _as_variant(name: str, config: TRLConfig, fields: Mapping[str, Any], *, from_file: bool) -> TRLConfig:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -15,7 +13,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from transformers import HfArgumentParser
 
 from jrl.suggestions import did_you_mean
-from jrl.trainers.config import coerce, read_yaml
+from jrl.trainers.config import coerce, field_notes, read_yaml
 
 __all__ = ["TrlParser"]
 
@@ -87,12 +85,12 @@ class TrlParser(HfArgumentParser):
     @property
     def documented(self) -> dict[str, str]:
         """Field → what the docstring of its dataclass says of it."""
-        return {name: text for kind in self.dataclass_types for name, text in _documented(kind).items()}
+        return {name: text for kind in self.dataclass_types for name, text in field_notes(kind).items()}
 
     def _add_dataclass_arguments(self, dtype: Any) -> None:
         """Takes the help of an option from the dataclass's docstring, where the field brings none."""
         super()._add_dataclass_arguments(dtype)
-        told = _documented(dtype)
+        told = field_notes(dtype)
         for action in self._actions:
             if action.help is None and action.dest in told:
                 action.help = told[action.dest].replace("%", "%%")
@@ -218,14 +216,6 @@ class TrlParser(HfArgumentParser):
         """Names of all options, those of sub-parsers included."""
         found = {action.dest for parser in _parsers(self) for action in parser._actions}
         return sorted(found - {"help", argparse.SUPPRESS})
-
-
-def _documented(kind: type) -> dict[str, str]:
-    """Descriptions of the fields in the section Attributes of a class's docstring."""
-    section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
-    section = re.split(r"^\S", section, flags=re.MULTILINE)[0]
-    entries = re.split(r"^  (?=\w+:)", section, flags=re.MULTILINE)[1:]
-    return {name: " ".join(text.split()) for name, _, text in (entry.partition(":") for entry in entries)}
 
 
 def _take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -2,6 +2,7 @@
 """Configurations: sections, files, overrides, defaults, names."""
 
 from jrl.trainers.config.coercion import coerce, read_yaml
+from jrl.trainers.config.described import field_notes
 from jrl.trainers.config.gen_kwargs import Sweep, parse_gen_kwargs
 from jrl.trainers.config.layouts import Layout, register_layout
 from jrl.trainers.config.method import Footprint, Method, entries, entry_of, register
@@ -43,6 +44,7 @@ __all__ = [
     "coerce",
     "entries",
     "entry_of",
+    "field_notes",
     "get_method",
     "parse_gen_kwargs",
     "read_yaml",

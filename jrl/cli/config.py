@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jrl config`: an algorithm's configuration as a recipe, each field under what it means."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from jrl.cli.train import configuration
+from jrl.suggestions import did_you_mean
+from jrl.trainers.config.described import as_yaml
+from jrl.trainers.config.method import commands
+
+
+def add_config_flags(command: argparse.ArgumentParser) -> None:
+    """Flags of `jrl config`."""
+    command.add_argument("algorithm", help="name of its command, such as ppo")
+    command.add_argument("--config", metavar="YAML", help="recipe; default: the method's default config")
+    command.add_argument(
+        "--section", action="append", default=[], metavar="NAME", help="this section alone; repeatable"
+    )
+
+
+def show_config(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
+    """`jrl config ppo --method.cliprange 0.1`: prints a recipe that `--config` reads.
+
+    Raises:
+      ValueError: If there is no such algorithm, or it has flat fields alone.
+    """
+    known = [name for name, entry in commands().items() if entry.data != "images"]
+    if flags.algorithm not in known:
+        hint = (
+            " The fields of `jrl ddpo` are flat: `jrl ddpo --help` lists them."
+            if flags.algorithm in commands()
+            else did_you_mean(flags.algorithm, known)
+        )
+        raise ValueError(f"the algorithm must be one of {known}, got {flags.algorithm!r}.{hint}")
+    config = configuration(flags.algorithm, flags.config, overrides)
+    config.validate()
+    text = as_yaml(config, flags.section)
+    return lambda: print(text, end="")
