@@ -26,22 +26,22 @@ def add_reward_flags(command: argparse.ArgumentParser) -> None:
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """A command whose help ends with the fields of its algorithm's configuration.
+    """A command; the help of one that trains ends with the fields of its algorithm's configuration."""
 
-    Attributes:
-      entry: The algorithm; None: the command trains nothing.
-    """
+    _entry: Method | None = None
 
-    entry: Method | None = None
+    def show_fields_of(self, entry: Method) -> None:
+        """Says whose fields the help lists."""
+        self._entry = entry
 
     def format_help(self) -> str:
         """Help on the flags, and on the fields, of which the default configuration is made only here."""
         found = super().format_help()
-        if self.entry is None:
+        if self._entry is None:
             return found
         return (
-            f"{found}\nfields of the configuration, with their defaults (`jrl config {self.entry.name}` has the whole "
-            f"text):\n{as_flags(self.entry.default())}\n"
+            f"{found}\nfields of the configuration, with their defaults (`jrl config {self._entry.name}` has the whole "
+            f"text):\n{as_flags(self._entry.default())}\n"
         )
 
 
@@ -96,7 +96,7 @@ def _add_training(commands: Any, entry: Method) -> None:
         if flat
         else None,
     )
-    command.entry = entry
+    command.show_fields_of(entry)
     if entry.data == "prompts":
         command.add_argument(
             "--reward",
