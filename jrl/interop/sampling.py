@@ -50,9 +50,16 @@ def generate_ids(
       The given columns and behind them the sampled ids, padded after each row's end up to the longest row; of a seq2seq
       model, what its rows begin with and the sampled ids.
     Raises:
-      ValueError: If a prompt is empty, or there are more tokens than the model has positions.
+      ValueError: If a prompt is empty, there are more tokens than the model has positions, or `gen_kwargs` limit the
+        turns of an episode.
     """
     values = dict(gen_kwargs)
+    for name in ("max_turns", "max_turn_tokens"):
+        if values.get(name) is not None:
+            raise ValueError(
+                f"generate: `{name}` must be left out, got {values[name]}: it limits the turns of an episode, and "
+                "`generate` writes one completion a prompt, without an environment. `max_new_tokens` limits that."
+            )
     for name in _IGNORED.keys() & values.keys():
         del values[name]
         warn_ignored(f"generate: {name}", _IGNORED[name])

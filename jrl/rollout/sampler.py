@@ -27,7 +27,7 @@ class GenerationSettings:
 
     Attributes:
       max_new_tokens: Longest completion, the EOS included; of an episode, all behind its prompt.
-      min_new_tokens: EOS is suppressed before that many tokens.
+      min_new_tokens: EOS is suppressed before that many tokens, of a completion or of a turn.
       do_sample: False takes the most probable token.
       temperature: Divides the logits; > 0. Log-probabilities of the rollout use it too.
       top_k: Keeps the k most probable tokens; 0 keeps all.
@@ -64,6 +64,12 @@ class GenerationSettings:
                 0 <= self.min_new_tokens <= self.max_new_tokens,
                 "min_new_tokens",
                 "in [0, max_new_tokens]",
+                self.min_new_tokens,
+            ),
+            (
+                self.max_turn_tokens is None or self.min_new_tokens <= self.max_turn_tokens,
+                "min_new_tokens",
+                f"at most `max_turn_tokens`, {self.max_turn_tokens}, as it counts the tokens of each turn",
                 self.min_new_tokens,
             ),
             (self.temperature > 0, "temperature", "positive (greedy is do_sample: false)", self.temperature),

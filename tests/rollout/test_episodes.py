@@ -440,6 +440,13 @@ class TestFailures:
         with pytest.raises(ValueError, match=r"`environment\.step` takes `page`"):
             played(lambda: type("Asks", (), {"step": lambda self, page: None})(), count=1)
 
+    def test_no_turn_is_longer_than_it_may_be(self):
+        with pytest.raises(
+            ValueError, match=r"`min_new_tokens` must be at most `max_turn_tokens`, 6, .* got 7"
+        ):
+            settings(tiny_tokenizer(), min_new_tokens=7)
+        assert settings(tiny_tokenizer(), min_new_tokens=6).min_new_tokens == 6
+
     def test_keys_of_metadata_that_are_taken(self):
         with pytest.raises(ValueError, match=r"\['turn'\]"):
             check_environment(Tool, ["turn", "answer"])
