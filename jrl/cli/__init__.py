@@ -21,6 +21,7 @@ from jrl.cli.flat import flat, wants_flat
 from jrl.cli.generate import generate
 from jrl.cli.multihost import join_job
 from jrl.cli.plan import plan
+from jrl.cli.report import show_report
 from jrl.cli.sweep import sweep
 from jrl.cli.train import train
 from jrl.distributed import PeerError, end_now
@@ -42,6 +43,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "plan": plan,
     "bench": bench,
     "config": show_config,
+    "report": show_report,
     "sweep": sweep,
     "env": show_environment,
 }

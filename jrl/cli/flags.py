@@ -11,6 +11,7 @@ from jrl.cli.config import add_config_flags
 from jrl.cli.flat import BOTH
 from jrl.cli.multihost import add_job_flags
 from jrl.cli.plan import add_plan_flags
+from jrl.cli.report import add_report_flags
 from jrl.trainers.config.described import as_flags
 from jrl.trainers.config.method import Method, entries
 from jrl.trainers.loading.reward_model import OUTPUTS
@@ -70,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser("config", help="an algorithm's recipe, each field under what it means")
     )
     commands.add_parser("env", help="versions and devices, for a bug report")
+    add_report_flags(commands.add_parser("report", help="a run, or several, as one HTML page"))
     _add_sweep(commands.add_parser("sweep", help="search hyperparameters of a script with Ray Tune"))
     return top
 

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as one HTML page: curves with their healthy ranges, findings, completions before and after, samples, recipe.
+
+The page is one file. It needs no network and no server, and all texts in it are escaped: a policy may write anything.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jrl.trainers.checkpoints.resume import checkpoints_in
+from jrl.trainers.config.method import entry_of
+from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loggers.watch import FOUND, HEALTHY, say
+
+Record = Mapping[str, Any]
+
+MAX_SAMPLES = 300
+"""Samples that a page shows, evenly spaced over the run."""
+MAX_PAIRS = 12
+"""Prompts whose completions are shown before and after."""
+MAX_POINTS = 500
+"""Points of a curve that are drawn."""
+_COLORS = ("#1f6feb", "#d2691e", "#2e8b57", "#a0307f", "#777777")
+# Title -> endings of names, of which a run's first one is drawn; an algorithm's prefix may stand before them.
+_PANELS: Mapping[str, tuple[str, ...]] = {
+    "mean reward": ("reward/mean", "rewards/accuracies"),
+    "KL per sequence (nats)": ("kl/per_sequence",),
+    "clip fraction": ("/clip_fraction",),
+    "entropy (nats)": ("/entropy",),
+    "length of completions (tokens)": ("completion/length_mean",),
+    "truncated completions": ("completion/truncated_fraction",),
+    "approximate KL of an update": ("/approx_kl",),
+    "explained variance of values": ("/explained_variance",),
+    "loss": ("/policy_loss", "/loss", "loss"),
+    "gradient norm": ("optim/grad_norm",),
+}
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What a run's folder says of it.
+
+    Attributes:
+      name: The folder's.
+      history: Its records, one an iteration or evaluation.
+      evaluated: Samples of evaluations, by step.
+      rollouts: Samples of training, by step.
+      config: Its resolved configuration; None: no checkpoint holds one.
+    """
+
+    name: str
+    history: list[dict[str, Any]]
+    evaluated: list[dict[str, Any]]
+    rollouts: list[dict[str, Any]]
+    config: dict[str, Any] | None
+
+
+def read_run(folder: Path) -> RunRecords:
+    """Reads records, samples and configuration of a run, which may be at work.
+
+    Args:
+      folder: `train.checkpoint_dir`.
+    Raises:
+      ValueError: If there is no run.
+    """
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        raise ValueError(
+            f"`run` must be the folder of a run, which holds metrics.jsonl; {folder} has none. It is what the recipe "
+            "names as `train.checkpoint_dir`."
+        )
+    newest = max(checkpoints_in(folder), default=None)
+    config = None
+    if newest is not None and (folder / f"checkpoint_{newest}" / "config.yaml").is_file():
+        config = yaml.safe_load((folder / f"checkpoint_{newest}" / "config.yaml").read_text(encoding="utf-8"))
+    return RunRecords(
+        name=folder.resolve().name,
+        history=_lines(path),
+        evaluated=_lines(folder / "rollouts" / "samples.jsonl"),
+        rollouts=_lines(folder / "rollouts" / "rollouts.jsonl"),
+        config=config,
+    )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Records of a file; a last line that is being written is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found
+
+
+def report(runs: Sequence[RunRecords]) -> str:
+    """The page of one run, or of several side by side.
+
+    Args:
+      runs: At least one; the first's recipe is shown in full.
+    Returns:
+      HTML, whole.
+    """
+    parts = [f"<h1>{_text(', '.join(run.name for run in runs))}</h1>"]
+    parts += [f"<p class=verdict>{_text(_verdict(run))}</p>" for run in runs]
+    parts += ["<h2>Findings</h2>", *(_findings(run, named=len(runs) > 1) for run in runs)]
+    parts += ["<h2>Curves</h2>", _legend(runs), f"<div class=grid>{''.join(_charts(runs))}</div>"]
+    for run in runs:
+        of_run = f" of {_text(run.name)}" if len(runs) > 1 else ""
+        parts += [f"<h2>Before and after{of_run}</h2>", _pairs(run)]
+        parts += [f"<h2>Samples{of_run}</h2>", _samples(run)]
+        parts += [f"<h2>Recipe{of_run}</h2>", _recipe(run)]
+    return _PAGE.replace("@TITLE@", _text(runs[0].name)).replace("@BODY@", "\n".join(parts))
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _series(run: RunRecords, name: str, kind: str) -> list[tuple[float, float]]:
+    """Finite values of a metric by step; `kind` is "iteration" or "evaluation"."""
+    found = [(record["step"], record[name]) for record in run.history if kind in record and name in record]
+    return [
+        (float(step), float(value))
+        for step, value in found
+        if isinstance(value, int | float) and math.isfinite(value)
+    ]
+
+
+def _verdict(run: RunRecords) -> str:
+    """What happened, in a sentence."""
+    steps = max((record.get("step", 0) for record in run.history), default=0)
+    for kind, where in (("evaluation", "on the evaluation prompts"), ("iteration", "over the rollouts")):
+        values = _series(run, "reward/mean", kind)
+        if len(values) > 1:
+            change = f"{_number(values[0][1])} to {_number(values[-1][1])}"
+            return f"{run.name}: the mean reward went from {change} {where}, in {steps} optimizer steps."
+    return f"{run.name}: {steps} optimizer steps."
+
+
+def _findings(run: RunRecords, *, named: bool) -> str:
+    found = [record for record in run.history if FOUND in record]
+    before = f"{_text(run.name)}: " if named else ""
+    if not found:
+        return f"<p>{before}The watch found nothing wrong. It cannot see whether the reward is what you want.</p>"
+    return "<ul>" + "".join(f"<li>{before}{_text(say(record))}</li>" for record in found) + "</ul>"
+
+
+def _legend(runs: Sequence[RunRecords]) -> str:
+    names = [
+        f'<span style="color:{_COLORS[i % len(_COLORS)]}">&#9632;</span> {_text(run.name)}'
+        for i, run in enumerate(runs)
+    ]
+    return (
+        f"<p>{' &nbsp; '.join(names)} &nbsp; lines: training; dots: evaluation; green: the healthy range</p>"
+    )
+
+
+def _charts(runs: Sequence[RunRecords]) -> Iterable[str]:
+    """A chart for each panel of which a run has values."""
+    names = dict.fromkeys(name for run in runs for record in run.history for name in record)
+    for title, endings in _PANELS.items():
+        name = next((name for ending in endings for name in names if name.endswith(ending)), None)
+        if name is None:
+            continue
+        drawn = [(_series(run, name, "iteration"), _series(run, name, "evaluation")) for run in runs]
+        if any(len(line) + len(dots) > 1 for line, dots in drawn):
+            yield _chart(title, name, drawn)
+
+
+def _chart(title: str, name: str, drawn: Sequence[tuple[list[Any], list[Any]]]) -> str:
+    """One panel as SVG: the healthy range shaded, a line and dots a run."""
+    width, height, left, bottom, top = 360, 200, 52, 24, 8
+    points = [point for line, dots in drawn for point in (*line, *dots)]
+    steps, values = [x for x, _ in points], [y for _, y in points]
+    (x0, x1), (y0, y1) = (min(steps), max(steps)), (min(values), max(values))
+    x1, margin = (x1 if x1 > x0 else x0 + 1), 0.06 * (y1 - y0) or max(abs(y1), 1) * 0.06
+    y0, y1 = y0 - margin, y1 + margin
+
+    def place(x: float, y: float) -> str:
+        across = left + (x - x0) / (x1 - x0) * (width - left - 8)
+        return f"{across:.1f},{_up(y):.1f}"
+
+    def _up(y: float) -> float:
+        return top + (y1 - y) / (y1 - y0) * (height - top - bottom)
+
+    body = []
+    healthy = HEALTHY.get(name)
+    if healthy is not None:
+        low = y0 if healthy.low is None else max(y0, healthy.low)
+        high = y1 if healthy.high is None else min(y1, healthy.high)
+        if high > low:
+            body.append(
+                f'<rect x="{left}" y="{_up(high):.1f}" width="{width - left - 8}" height="{_up(low) - _up(high):.1f}" '
+                'fill="#2e8b57" opacity="0.12"/>'
+            )
+    for value in (y0 + margin, (y0 + y1) / 2, y1 - margin):
+        y = _up(value)
+        body.append(f'<line x1="{left}" x2="{width - 8}" y1="{y:.1f}" y2="{y:.1f}" stroke="#8884"/>')
+        body.append(f'<text x="{left - 4}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>')
+    for step, anchor in ((x0, "start"), (x1, "end")):
+        x = place(step, y0).split(",")[0]
+        body.append(f'<text x="{x}" y="{height - 6}" text-anchor="{anchor}">{step:g}</text>')
+    for i, (line, dots) in enumerate(drawn):
+        color = _COLORS[i % len(_COLORS)]
+        path = " ".join(place(*point) for point in _thinned(line, MAX_POINTS))
+        body.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.6"/>')
+        body += [
+            f'<circle cx="{across}" cy="{up}" r="3" fill="{color}"/>'
+            for across, up in (place(*point).split(",") for point in _thinned(dots, MAX_POINTS))
+        ]
+    said = f" &middot; healthy: {_text(healthy)}" if healthy is not None else ""
+    return (
+        f'<figure><figcaption><b>{_text(title)}</b><br><code>{_text(name)}</code>{said}</figcaption><svg viewBox="0 0 '
+        f'{width} {height}" role="img" aria-label="{_text(title)}">{"".join(body)}</svg></figure>'
+    )
+
+
+def _thinned(rows: Sequence[Any], most: int) -> list[Any]:
+    """So many rows at most, evenly spaced, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+
+
+def _pairs(run: RunRecords) -> str:
+    """Completions of the same prompts in the first and the last evaluation."""
+    steps = [row["step"] for row in run.evaluated if "step" in row]
+    if not steps or min(steps) == max(steps):
+        return "<p>The run has not evaluated twice yet.</p>"
+    first, last = (
+        {row.get("prompt"): row for row in reversed(run.evaluated) if row.get("step") == step}
+        for step in (min(steps), max(steps))
+    )
+    rows = []
+    for prompt in [prompt for prompt in reversed(first) if prompt in last][:MAX_PAIRS]:
+        cells = [prompt]
+        for row in (first[prompt], last[prompt]):
+            cells += [row.get("output", ""), _reward(row)]
+        rows.append(cells)
+    head = ["prompt", f"step {min(steps)}", "reward", f"step {max(steps)}", "reward"]
+    return _table(head, rows)
+
+
+def _samples(run: RunRecords) -> str:
+    """Samples of training, or of evaluations where none were kept, with a field to search them."""
+    rows = run.rollouts or run.evaluated
+    if not rows:
+        return "<p>The run kept no samples.</p>"
+    shown = _thinned(rows, MAX_SAMPLES)
+    cells = [
+        [row.get("step", ""), row.get("prompt", ""), row.get("output", ""), _reward(row)] for row in shown
+    ]
+    left_out = f", of {len(rows)}" if len(rows) > len(shown) else ""
+    table = _table(["step", "prompt", "completion", "reward"], cells)
+    return f"<p>{len(shown)} samples{left_out}. <input type=search placeholder='search'></p>{table}"
+
+
+def _reward(row: Record) -> str:
+    value = row.get("reward")
+    if isinstance(value, list):
+        value = sum(x for x in value if isinstance(x, int | float))
+    return f"{value:+.3g}" if isinstance(value, int | float) else ""
+
+
+def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    top = "".join(f"<th>{_text(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class=wide><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _recipe(run: RunRecords) -> str:
+    """What differs from the default configuration, and the whole."""
+    if run.config is None:
+        return "<p>No checkpoint holds the configuration yet.</p>"
+    whole = _text(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True))
+    return f"{_difference(run.config)}<details><summary>all fields</summary><pre>{whole}</pre></details>"
+
+
+def _difference(config: Mapping[str, Any]) -> str:
+    try:
+        entry = entry_of(TRLConfig.from_dict(config).method)
+    except (ValueError, TypeError):  # of another release, or of an algorithm that this process does not know
+        entry = None
+    if entry is None:
+        return "<p>There is no default configuration to compare with.</p>"
+    default = entry.default().to_dict()
+    rows = [
+        [f"{section}.{name}", value, default[section].get(name)]
+        for section, values in config.items()
+        for name, value in values.items()
+        if _plain(value) != _plain(default[section].get(name))
+    ]
+    return _table(["field", "here", f"default of jrl {entry.name}"], rows)
+
+
+def _plain(value: Any) -> Any:
+    """As a file holds it: tuples are lists."""
+    return json.loads(json.dumps(value, default=str))
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>@TITLE@</title>
+<style>
+:root { color-scheme: light dark; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 0 auto; padding: 0 14px 60px; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+.verdict { font-size: 1.1em; }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(290px, 1fr)); gap: 18px; }
+figure { margin: 0; } figcaption { font-size: .85em; } svg { width: 100%; height: auto; }
+svg text { font-size: 10px; fill: currentColor; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .88em; }
+th, td { border: 1px solid #8886; padding: 4px 7px; text-align: left; vertical-align: top; }
+td { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 4em; } pre { overflow-x: auto; font-size: .85em; }
+</style></head><body>
+@BODY@
+<script>
+for (const field of document.querySelectorAll("input[type=search]")) {
+  const rows = field.closest("p").nextElementSibling.querySelectorAll("tbody tr");
+  field.addEventListener("input", () => {
+    const wanted = field.value.toLowerCase();
+    for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+  });
+}
+</script>
+</body></html>
+"""

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jrl report`: a page of a real run, of several, of one at work, and of texts that try to be HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jrl
+from jrl.cli import main
+from jrl.trainers.cards.report import MAX_SAMPLES, read_run, report
+from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, save_tiny_checkpoint
+
+ATTACK = "</td><script>alert('owned')</script><img src=x onerror=alert(1)>"
+
+
+class Page(HTMLParser):
+    """Tags of a page, with the attributes of each, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def count(self, name: str) -> int:
+        return sum(tag == name for tag, _ in self.tags)
+
+
+def made_up(folder: Path, *, records: int = 5, samples: int = 0, text: str = "fine") -> Path:
+    """A run's folder of figures that nobody measured."""
+    (folder / "rollouts").mkdir(parents=True)
+    history = [{"step": 0, "evaluation": 0, "reward/mean": 0.25}]
+    history += [
+        {
+            "step": 4 * i,
+            "iteration": i,
+            "reward/mean": i / 8,
+            "ppo/clip_fraction": 0.1 * i,
+            "kl/per_sequence": float(i),
+        }
+        for i in range(1, records)
+    ]
+    history += [{"step": 4 * records, "evaluation": 1, "reward/mean": 0.75}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in history))
+    evaluated = [
+        {"step": step, "prompt": prompt, "output": f"{text} {step}", "reward": step / 10}
+        for step in (0, 4 * records)
+        for prompt in ("one", text)
+    ]
+    rollouts = [
+        {"step": 4, "prompt": "p", "output": f"{text} {i}", "reward": [0.5, 0.25]} for i in range(samples)
+    ]
+    for name, rows in (("samples", evaluated), ("rollouts", rollouts)):
+        (folder / "rollouts" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    checkpoint = save_tiny_checkpoint(folder / "model")
+    jrl.train(
+        reward_fn=count_vowels,
+        prompts=PROMPTS,
+        eval_prompts=PROMPTS[:2],
+        config=ppo_config(checkpoint, folder / "ppo", method={"cliprange": 0.15}),
+    )
+    return folder / "ppo"
+
+
+def test_a_page_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(run)]) == 0
+    target = Path(capsys.readouterr().out.strip())
+    page = Page(target.read_text(encoding="utf-8"))
+    assert target == run / "report.html"
+    assert page.count("svg") >= 8
+    assert "method.cliprange0.150.2" in page.text, "the recipe's difference from the default"
+    assert "ppo: the mean reward went from" in page.text and "in 12 optimizer steps" in page.text
+    assert all(prompt in page.text for prompt in PROMPTS[:2])
+    # One file that asks nobody for anything.
+    assert not [given for _, attrs in page.tags for name, given in attrs.items() if name in ("src", "href")]
+    assert "http" not in target.read_text(encoding="utf-8").replace("http://www.w3.org", "")
+
+
+def test_texts_are_no_html(tmp_path: Path) -> None:
+    folder = made_up(tmp_path / ATTACK.replace("/", "_"), samples=3, text=ATTACK)
+    found = report([read_run(folder)])
+    page = Page(found)
+    assert page.count("script") == 1 and page.count("img") == 0
+    assert found.count("alert(1)&gt;") >= 4
+
+
+def test_a_run_at_work_has_a_line_that_is_not_whole_yet(tmp_path: Path) -> None:
+    folder = made_up(tmp_path / "run")
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 99, "iter')
+    assert len(read_run(folder).history) == 6
+    assert "No checkpoint holds the configuration yet." in report([read_run(folder)])
+
+
+def test_several_runs_share_their_charts(tmp_path: Path) -> None:
+    runs = [read_run(made_up(tmp_path / name, records=count)) for name, count in (("one", 5), ("two", 9))]
+    page = Page(report(runs))
+    assert page.count("svg") == 3 and page.count("polyline") == 6
+    assert "one: the mean reward" in page.text and "two: the mean reward" in page.text
+
+
+def test_curves_lie_where_they_must(tmp_path: Path) -> None:
+    """Rewards rise from left below to right above; the healthy range is shaded where it lies within the picture."""
+    found = report([read_run(made_up(tmp_path / "run"))])
+    reward, _, clipped = re.findall(r"<figure>.*?</figure>", found)
+    (line,) = re.findall(r'<polyline points="([^"]+)"', reward)
+    places = [tuple(map(float, point.split(","))) for point in line.split()]
+    assert places == sorted(places) and [y for _, y in places] == sorted((y for _, y in places), reverse=True)
+    assert len(re.findall("<circle", reward)) == 2 and "<rect" not in reward
+    assert "healthy: 0.02 to 0.3" in clipped
+    (top, height), (y_first, y_last) = (
+        map(float, re.search(r'<rect [^>]*y="([\d.]+)" [^>]*height="([\d.]+)"', clipped).groups()),  # type: ignore[union-attr]
+        (float(point.split(",")[1]) for point in re.findall(r'points="([^"]+)"', clipped)[0].split()[::3]),
+    )
+    assert top <= y_first <= top + height, "0.1 is healthy"
+    assert y_last < top, "0.4 is not"
+
+
+def test_findings_are_told_with_their_remedies(tmp_path: Path) -> None:
+    folder = made_up(tmp_path / "run")
+    finding = {
+        "step": 8,
+        "watch": "clipped",
+        "metric": "ppo/clip_fraction",
+        "value": 0.7,
+        "healthy": "0.02 to 0.3",
+    }
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(
+            json.dumps(finding | {"cause": "steps are too large", "remedy": "lower the learning rate"}) + "\n"
+        )
+    assert "Remedy: lower the learning rate." in Page(report([read_run(folder)])).text
+    assert "The watch found nothing wrong." in report([read_run(made_up(tmp_path / "other"))])
+
+
+def test_long_runs_are_thinned(tmp_path: Path) -> None:
+    found = read_run(made_up(tmp_path / "run", records=5000, samples=1000))
+    page = report([found])
+    assert len(page) < 400_000
+    assert f"{MAX_SAMPLES} samples, of 1000." in page
+    assert "fine 0<" in page and "fine 999<" in page, "the first and the last are among them"
+
+
+@pytest.mark.parametrize("words", [["nowhere"], ["--unknown", "3", "nowhere"]])
+def test_mistakes_are_one_line(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jrl report: ")
