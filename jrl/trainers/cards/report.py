@@ -47,7 +47,7 @@ _PANELS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RunRecords:
-    """What a run's folder says of it.
+    """Records, samples and configuration in a run's folder.
 
     Attributes:
       name: The folder's.
@@ -145,7 +145,7 @@ def _series(run: RunRecords, name: str, kind: str) -> list[tuple[float, float]]:
 
 
 def _verdict(run: RunRecords) -> str:
-    """What happened, in a sentence."""
+    """Summary of a run in a sentence."""
     steps = max((record.get("step", 0) for record in run.history), default=0)
     for kind, where in (("evaluation", "on the evaluation prompts"), ("iteration", "over the rollouts")):
         values = _series(run, "reward/mean", kind)
@@ -287,7 +287,7 @@ def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _recipe(run: RunRecords) -> str:
-    """What differs from the default configuration, and the whole."""
+    """Difference from the default configuration, and the whole."""
     if run.config is None:
         return "<p>No checkpoint holds the configuration yet.</p>"
     whole = _text(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True))
