@@ -373,7 +373,7 @@ def shifts(text: str) -> list[str]:
 
 
 def test_only_alignment_shifts_tokens() -> None:
-    """docs/0001-shift-once.md: what is left elsewhere is named with its reason, and nothing else is."""
+    """docs/internals/0001-shift-once.md: what is left elsewhere is named with its reason, and nothing else is."""
     found = {name: shifts(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
     assert found.pop("jrl.ops.alignment")
     assert {name: places for name, places in found.items() if places and name not in SHIFTS} == {}

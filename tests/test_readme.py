@@ -63,6 +63,8 @@ def test_the_figures_of_the_chain_are_those_of_its_recipes():
 
 def test_every_decision_is_linked_for_contributors():
     linked = re.findall(
-        r"\]\((docs/\d{4}-[\w-]+\.md)\)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+        r"\]\((docs/internals/\d{4}-[\w-]+\.md)\)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     )
-    assert linked == [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("[0-9]*.md"))]
+    assert linked == [
+        str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/internals").glob("[0-9]*.md"))
+    ]

@@ -6,7 +6,8 @@
     python -m benchmarks.seeds.trl --v0.7.1 trl-0.7.1 --v0.28.0 trl-0.28.0
 
 Needs torch, peft, datasets, accelerate and pytest beside jrl. Prints N of M and what is left, file by file;
-`--write-docs` puts the table into `docs/from_trl.md`. `--only 'tests/test_core.py'` runs some files, `-k` some tests.
+`--write-docs` puts the table into `docs/migrating/from_trl.md`. `--only 'tests/test_core.py'` runs some
+files, `-k` some tests.
 """
 
 from __future__ import annotations
@@ -536,4 +537,4 @@ NEW = Seed(
 )
 
 if __name__ == "__main__":
-    main({"v0.7.1": OLD, "v0.28.0": NEW}, ROOT / "docs" / "from_trl.md", "TRL's own files")
+    main({"v0.7.1": OLD, "v0.28.0": NEW}, ROOT / "docs" / "migrating" / "from_trl.md", "TRL's own files")

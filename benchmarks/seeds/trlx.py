@@ -5,8 +5,8 @@
     python -m benchmarks.seeds.trlx --trlx trlx
 
 Needs torch, peft, datasets, accelerate, hypothesis, networkx and pytest beside jrl. Prints N of M and what is left,
-file by file; `--write-docs` puts the table into `docs/from_trlx.md`. `--only 'tests/test_utils.py'` runs some files,
-`-k` some tests. The YAML files are those of every tag in the clone.
+file by file; `--write-docs` puts the table into `docs/migrating/from_trlx.md`. `--only 'tests/test_utils.py'` runs
+some files, `-k` some tests. The YAML files are those of every tag in the clone.
 """
 
 from __future__ import annotations
@@ -454,4 +454,4 @@ def _git(clone: Path, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    main({"trlx": TRLX}, ROOT / "docs" / "from_trlx.md", "trlX's own files")
+    main({"trlx": TRLX}, ROOT / "docs" / "migrating" / "from_trlx.md", "trlX's own files")

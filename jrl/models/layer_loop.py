@@ -5,8 +5,8 @@ Parameters stay one entry a layer. Inside a program those of equal layers are st
 and `jax.lax.scan` runs one body over them. Layers are equal where their options are, and the shapes, dtypes and kinds
 of all their variables, adapters included; where kinds of layers alternate, one body holds a whole period of them.
 
-Every platform has its form (`jrl.models.products`): CPUs run layers one by one. `docs/0005-decoder-by-kinds.md` has the
-figures.
+Every platform has its form (`jrl.models.products`): CPUs run layers one by one. Figures:
+`docs/internals/0005-decoder-by-kinds.md`.
 """
 
 from __future__ import annotations

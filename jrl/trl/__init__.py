@@ -2,8 +2,8 @@
 """TRL's names, signatures and defaults over jrl: a script changes its imports and runs.
 
 Names that TRL keeps in modules of its own are all here: `from jrl.trl import DPOTrainer, set_seed`; its module paths
-work too. Nothing is computed here; `docs/from_trl.md` says what differs, `docs/trl_surface.md` what is accepted without
-effect.
+work too. Nothing is computed here. `docs/migrating/from_trl.md` says what differs, `docs/migrating/trl_surface.md` what
+is accepted without effect.
 
 A name is imported when it is asked for: transformers' arguments take seconds to import where torch is installed, and
 the command line's help needs none of them.

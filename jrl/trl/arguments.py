@@ -37,7 +37,7 @@ class FlatArguments(TrainingArguments):
     """Fields that `RewardConfig`, `SFTConfig` and `DPOConfig` share: transformers', with TRL's defaults.
 
     Torch is never asked for anything: `device`, `n_gpu` and `train_batch_size` of transformers have no meaning here.
-    `docs/trl_surface.md` says of every field what becomes of it.
+    `docs/migrating/trl_surface.md` says of every field what becomes of it.
     """
 
     MEANINGS: ClassVar[Mapping[str, Meaning]] = TRAINER_FIELDS

@@ -2,7 +2,7 @@
 """Meaning of each field of the flat configurations in jrl: mapped, accepted without effect, or refused.
 
 Every field of transformers' `TrainingArguments` and of `RewardConfig`, `SFTConfig`, `DPOConfig`, `GRPOConfig`,
-`RLOOConfig` and `DDPOConfig` has an entry in `field_table.yaml`; `docs/trl_surface.md` shows it.
+`RLOOConfig` and `DDPOConfig` has an entry in `field_table.yaml`; `docs/migrating/trl_surface.md` shows it.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class PPOTrainer(RolloutMethods, ManualSteps):
     """PPO whose rollouts a script brings.
 
     A subclass may override `compute_rewards`, `compute_advantages` and `loss`: `step` learns from what they return.
-    They are traced into the compiled update, so they compute with jax arrays (`docs/trl_ppo.md`). Methods that nothing
-    would call are refused.
+    They are traced into the compiled update, so they compute with jax arrays (`docs/migrating/trl_ppo.md`).
+    Methods that nothing would call are refused.
 
     Args:
       config: TRL's `PPOConfig`.
@@ -221,7 +221,7 @@ class PPOTrainer(RolloutMethods, ManualSteps):
           scores: One number a response, or a vector with one number for each of its tokens.
           response_masks: 0 on response tokens that the policy did not choose, such as a tool's; None: all are its own.
         Returns:
-          Statistics by TRL's names; `docs/trl_ppo.md` lists them.
+          Statistics by TRL's names; `docs/migrating/trl_ppo.md` lists them.
         Raises:
           ValueError: Naming the argument and the row that cannot be used. Nothing has been computed then.
         """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statistics of a PPO step under TRL's names, and the tracker that they go to.
 
-`docs/trl_ppo.md` says the unit of each.
+`docs/migrating/trl_ppo.md` says the unit of each.
 """
 
 from __future__ import annotations

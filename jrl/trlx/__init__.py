@@ -2,7 +2,7 @@
 """trlX's names, signatures and defaults over jrl: a script changes its imports and runs.
 
 Names that trlX keeps in modules of its own are all here: `from jrl.trlx import TRLConfig, default_ppo_config`.
-Nothing is computed here; see `docs/trlx_surface.md` for what is accepted without effect.
+Nothing is computed here; see `docs/migrating/trlx_surface.md` for what is accepted without effect.
 
 The names are imported when the first of them is asked for: `jrl` itself needs one module of this package, the one that
 reads trlX's older files.

@@ -117,7 +117,7 @@ A field is set in three ways. Later ones win.
 
 Unknown names are errors, and the message names the closest field. Type and range of values are checked before anything
 is loaded. `sft`, `dpo`, `reward` and `ppo` also have a flat layout with TRL's names: see
-[the command line](command_line.md) and [TRL's surface](trl_surface.md).
+[the command line](command_line.md) and [TRL's surface](migrating/trl_surface.md).
 """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts of `docs/from_trl.md` run as they stand, on a tiny model."""
+"""The scripts of `docs/migrating/from_trl.md` run as they stand, on a tiny model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "from_trl.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating" / "from_trl.md"
 SCRIPTS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 IMPORTS = """
 from transformers import AutoTokenizer

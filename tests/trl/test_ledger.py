@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every row B1 to B24 of TRL's known defects has its sound behaviour in `docs/from_trl.md`, and a test that shows it.
+"""Every row B1 to B24 of TRL's known defects has its sound behaviour in `docs/migrating/from_trl.md`, and a test.
 
 What is small is shown here. The rest is shown beside the code; `SHOWN` names the test, which must be there.
 """
@@ -26,7 +26,7 @@ from jrl.trl.ppo_stats import reward_stats
 from tests.tiny import tiny_hf_config, tiny_policy, tiny_t5_tokenizer, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "from_trl.md"
+PAGE = ROOT / "docs" / "migrating" / "from_trl.md"
 SHOWN = {
     "B2": "tests/rollout/test_generate.py::test_lore_1_5_nothing_after_the_first_eos_counts_and_all_before_it_does",
     "B3": "tests/trl/test_ppo_parity.py::test_response_masks_leave_holes_whichever_side_is_padded",

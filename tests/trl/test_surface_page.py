@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docs/trl_surface.md` against the table of what fields become, and the table against the fields."""
+"""`docs/migrating/trl_surface.md` against the table of what fields become, and the table against the fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jrl.trl.field_table import FIELD_TABLE, Meaning
 from jrl.trl.group_configs import GRPOConfig, RLOOConfig
 
 CONFIGS = (RewardConfig, SFTConfig, DPOConfig, GRPOConfig, RLOOConfig, DDPOConfig)
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "trl_surface.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating" / "trl_surface.md"
 TABLES: Mapping[str, Mapping[str, Meaning]] = {
     "Of transformers": FIELD_TABLE["training_arguments"],
     "Of older transformers": FIELD_TABLE["old_arguments"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts of `docs/trl_grpo.md` run as they stand, on tiny models."""
+"""The scripts of `docs/migrating/trl_grpo.md` run as they stand, on tiny models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.environments.chat_models import chat_tokenizer, save_chat_model
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "trl_grpo.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating" / "trl_grpo.md"
 GROUPS, TOOLS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 

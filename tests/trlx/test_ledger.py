@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where trlX's behaviour surprises, jrl's is the sound one: a test for each row D1 to D25 of the comparison in
-`docs/from_trlx.md`. What a row needs at length has tests beside the code; here it is shown small.
+`docs/migrating/from_trlx.md`. What a row needs at length has tests beside the code; here it is shown small.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def offline(tmp_path_factory):
 def test_every_row_has_a_test_and_stands_in_the_docs():
     rows = {f"D{number}" for number in range(1, 26)}
     assert {f"D{int(name[6:8])}" for name in globals() if name.startswith("test_d")} == rows
-    docs = Path(__file__).parents[2] / "docs" / "from_trlx.md"
+    docs = Path(__file__).parents[2] / "docs" / "migrating" / "from_trlx.md"
     cited = re.findall(r"\(((?:D\d+(?:, )?)+)\)", docs.read_text(encoding="utf-8"))
     assert {name for group in cited for name in group.split(", ")} == rows
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every row D1 to D25 of what the classic DDPO trainers got wrong stands in `docs/from_trl.md`, and a test shows it."""
+"""Every row D1 to D25 of `docs/migrating/from_trl.md`, what the classic DDPO trainers got wrong, has a test here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import jrl
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "from_trl.md"
+PAGE = ROOT / "docs" / "migrating" / "from_trl.md"
 RUN, MODELS = (
     "tests/trainers/diffusion/test_train_ddpo.py",
     "tests/trainers/diffusion/test_train_ddpo_models.py",
