@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
     "docs/adapters.md",
+    "docs/api.md",
     "docs/checkpoints.md",
     "docs/command_line.md",
     "docs/configuration.md",
@@ -25,7 +26,10 @@ PAGES = (
     "docs/migrating/from_trl.md",
     "docs/getting_started.md",
     "docs/grpo.md",
+    "docs/hardware.md",
     "docs/ilql.md",
+    "docs/index.md",
+    "docs/launch.md",
     "docs/ppo.md",
     "docs/reward_models.md",
     "docs/rewards.md",

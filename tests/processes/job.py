@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +54,8 @@ class Job:
       num_devices: Virtual devices of each.
       variables: Further environment.
       by_flags: Whether the program is told of the job by flags of jrl's command line, and not by the environment.
+      scheduler: Variables that a scheduler sets for a process of this number, in the place of jrl's own but for
+        `JRL_DISTRIBUTED`.
     """
 
     def __init__(
@@ -65,14 +67,17 @@ class Job:
         num_devices: int = 1,
         variables: Mapping[str, str] | None = None,
         by_flags: bool = False,
+        scheduler: Callable[[int], Mapping[str, str]] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.logs = [folder / f"process_{process}.log" for process in range(num_processes)]
         port = free_port()
         self.processes = []
         for process, log in enumerate(self.logs):
-            told = 1 if by_flags else num_processes
+            told = num_processes if not by_flags and scheduler is None else 1
             environment = environment_of(process, told, num_devices, port) | dict(variables or {})
+            if scheduler is not None:
+                environment |= {"JRL_DISTRIBUTED": "1", **scheduler(process)}
             flags = ["--coordinator-address", f"127.0.0.1:{port}", "--num-processes", num_processes]
             flags = [*flags, "--process-id", process] if by_flags else []
             with log.open("w", encoding="utf-8") as file:
