@@ -242,9 +242,9 @@ NOTES = (
     "Why some plans are off:",
     "- Updates on v5e and v5p are planned too low, by up to 61 %: what else the compiler holds there is not understood",
     "  yet. On v6e they are planned too high, by up to 112 %. Ask `--compile` before a TPU that is nearly full.",
-    "- T5's sampling on a TPU is planned too high: its weights and cache lie in on-chip memory, 128 MiB on v5e, of",
-    "  which nothing is reserved. So are GPT-2's sampling calls on v6e and v5p, by a third to a half.",
-    "- NeoX's update on GPUs is planned too high: a layer and its gradient are counted whole, and it is not known why",
+    "- T5's sampling on a TPU is planned too high: its weights and cache lie in on-chip memory, 128 MiB on v5e.",
+    "  Nothing is reserved there. So are GPT-2's sampling calls on v6e and v5p, by a third to a half.",
+    "- NeoX's update on GPUs is planned too high: a layer and its gradient are counted whole. It is not known why",
     "  the compiler needs less.",
     "- ILQL's Q heads on GPT-J, and LoRA on 4 H200, are planned too low, and under `tensor` two of",
     "  GPT-2's programs are off; not understood yet.",
@@ -301,14 +301,18 @@ def page(rows: list[dict[str, Any]]) -> str:
         "Written by `python benchmarks/compiled_plans.py table` from "
         "[`compiled_plans.jsonl`](../benchmarks/results/compiled_plans.jsonl).",
         "",
+        "```bash",
+        "jrl plan --config ppo_sentiment --compile gpu:h100x8      # the same for a recipe of yours",
+        "```",
+        "",
         "Bytes of one device. *Held* is what lies there all the time: by `jrl plan` and, behind the stroke, by the "
         "shapes and places of the compiled",
         "programs' arguments. *Beside it* is what a call takes: planned from shapes, and reserved by the compiler, "
         "which is what counts. Models have their own",
         "widths; where *layers* has a number, so many of their layers. A call takes at least "
-        "as long as the longest of its products, its reads of",
-        "weights and cache (sampling alone), and what it sends, at the rates of the data sheets; of that, one round of "
-        "its loops is listed, from 1 MiB on.",
+        "as long as the longest of three, at the rates of the data sheets: its products, its reads of",
+        "weights and cache (sampling alone), and what it sends. Of what it sends, one round of its loops is listed, "
+        "from 1 MiB on.",
         "Two cores that compiled had other work, up to six times as much: their seconds are too many.",
         "",
         *summary(rows),

@@ -123,13 +123,20 @@ def page(rows: list[dict[str, Any]]) -> str:
     tasks = [name for name in TASKS if name in before]
     names = sorted(
         {algorithm for algorithm, _ in after},
-        key=lambda name: -np.mean([np.mean(after[name, task]) for task in tasks if after[name, task]]),
+        key=lambda name: (
+            -np.mean([np.mean(after[name, task]) for task in tasks if after[name, task]]),
+            name,
+        ),
     )
     lines = [
         "# All policy gradients under one budget",
         "",
         "Written by `python benchmarks/policy_gradients.py table` from "
         "[`policy_gradients.jsonl`](../benchmarks/results/policy_gradients.jsonl).",
+        "",
+        "```bash",
+        "python benchmarks/policy_gradients.py run --algorithm dapo --seed 0",
+        "```",
         "",
         f"pass@1 on 128 held-out problems, {SAMPLES} samples each, after {NUM_ITERATIONS} iterations of 128 rollouts: "
         "mean, lowest and highest of the seeds. All begin with the same",

@@ -123,6 +123,12 @@ The rules are those of `RULES` in `tests/lore.py`; a test is named after its rul
 breaks each rule on purpose and shows its test going red. This page is written by
 `python tests/mutations.py --write-table`.
 
+```bash
+python tests/mutations.py 1.3      # breaks one rule; its tests must go red
+```
+
+Rules are numbered by subject. Group 1 is about tokens and masks, group 2 about log-probabilities.
+
 | rule | what it says | tests |
 |---|---|---|
 """
