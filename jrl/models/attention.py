@@ -25,6 +25,7 @@ from jrl.models.fused_attention import FusedImplementation, FusedRows, attend_fu
 from jrl.models.layers import Norm, Projection
 from jrl.models.positions import Rotation, alibi_slopes, rotate, rotations
 from jrl.models.products import mix_values, score_keys
+from jrl.models.recurrent_rows import RecurrentRows, recurrent_rows
 from jrl.models.score_blocks import Operands, ScoreBlocks
 from jrl.typing import PRNGKey
 
@@ -32,7 +33,7 @@ MASKED_SCORE = float(np.finfo(np.float32).min)
 
 
 class AttentionContext(NamedTuple):
-    """Facts of the rows that every layer's attention reads.
+    """Facts of the rows that every layer's attention reads, or what stands in its place.
 
     Attributes:
       masks: True where query q may read key s; one for each of `config.windows`. None where a kernel knows it.
@@ -40,6 +41,7 @@ class AttentionContext(NamedTuple):
       positions: Of the queries and of the keys, for ALiBi; None without it.
       column: Where the cache takes the next keys; None without a cache.
       fused: Rows that go through one kernel; None: through einsums and `masks`.
+      recurrent: Real tokens in the order of a recurrence; None where no layer has one.
     """
 
     masks: tuple[Bool[Array, "B Q S"], ...] | None
@@ -47,6 +49,7 @@ class AttentionContext(NamedTuple):
     positions: tuple[Int[Array, "B Q"], Int[Array, "B S"]] | None = None
     column: Column | Places | None = None
     fused: FusedRows | None = None
+    recurrent: RecurrentRows | None = None
 
 
 def full_context(
@@ -60,7 +63,8 @@ def full_context(
     mask = (columns[None, :, None] >= columns[None, None, :]) & attention_mask[:, None, :]
     if segment_ids is not None:
         mask &= segment_ids[:, :, None] == segment_ids[:, None, :]
-    return _context(config, mask, positions, positions)
+    recurrent = recurrent_rows(attention_mask, segment_ids) if config.is_recurrent else None
+    return _context(config, mask, positions, positions)._replace(recurrent=recurrent)
 
 
 def fused_context(
@@ -70,20 +74,22 @@ def fused_context(
     implementation: FusedImplementation,
 ) -> AttentionContext:
     """Context of whole rows that are padded on the right and go through one kernel. There is no mask."""
-    return AttentionContext(
-        None, rotations(config, positions), fused=fused_rows(attention_mask, implementation)
-    )
+    recurrent = recurrent_rows(attention_mask, is_right_padded=True) if config.is_recurrent else None
+    fused = fused_rows(attention_mask, implementation)
+    return AttentionContext(None, rotations(config, positions), fused=fused, recurrent=recurrent)
 
 
 def cached_context(config: TransformerConfig, new: NewTokens) -> AttentionContext:
     """Context of new tokens, which read all cached before them."""
-    cache, positions, column, _ = new
+    cache, real, positions, column, _ = new
     queries = (
         column.columns if isinstance(column, Places) else (column + jnp.arange(positions.shape[1]))[None]
     )
     columns = jnp.arange(cache.mask.shape[1])
     mask = (queries[:, :, None] >= columns[None, None, :]) & cache.mask[:, None, :]
-    return _context(config, mask, positions, cache.key_positions)._replace(column=column)
+    recurrent = recurrent_rows(real) if config.is_recurrent else None
+    context = _context(config, mask, positions, cache.key_positions)
+    return context._replace(column=column, recurrent=recurrent)
 
 
 def _context(
@@ -149,6 +155,8 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = (
                 Norm(config.norm, config.norm_epsilon, shape, self.dtype) for shape in shapes
             )
+        if config.attention_gate:
+            self.gate = project(config.num_heads)
         self.dropout = nn.Dropout(config.attention_dropout)
 
     def __call__(
@@ -169,6 +177,8 @@ class Attention(nn.Module):
             assert context.column is not None
             read = cache = cache.append(read, context.column)
         out = self._attend(q, read, context)
+        if config.attention_gate:
+            out = out * jax.nn.sigmoid(self.gate(x))
         return self.o(constrain(out, "batch", None, "heads", None)), cache
 
     def _attend(
@@ -267,7 +277,7 @@ def _attend_at_once(
     stops = list(itertools.accumulate(v.shape[2] for v in values))
     parts = jnp.split(weights, stops[:-1], axis=-1) if len(values) > 1 else [weights]
     out = functools.reduce(jnp.add, map(mix_values, parts, values))
-    return out.astype(q.dtype).reshape(rows, heads, queries, head_dim).swapaxes(1, 2)
+    return out.astype(q.dtype).reshape(rows, heads, queries, -1).swapaxes(1, 2)
 
 
 def _score_all(

@@ -11,30 +11,38 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jrl.mesh import constrain
-from jrl.models.attention import Attention, AttentionContext, residual_init_range
-from jrl.models.cache import LayerCache
+from jrl.models.attention import AttentionContext, residual_init_range
+from jrl.models.cache import LayerEntry
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.experts import ExpertsMlp
 from jrl.models.layers import ACTIVATIONS, Norm, Projection
+from jrl.models.mixers import make_mixer
 
 Stream = Float[Array, "B Q D"]
 
 
 class Mlp(nn.Module):
-    """The feed-forward half of a block, gated or not."""
+    """The feed-forward half of a block, gated or not.
+
+    Attributes:
+      config: The decoder.
+      dtype: Of the computation.
+      width: Inner width; None: the config's `mlp_width`.
+    """
 
     config: TransformerConfig
     dtype: Any
+    width: int | None = None
 
     def setup(self) -> None:
         """Names the projections."""
-        config = self.config
-        wide = ((config.width,), (config.mlp_width,), config.mlp_bias, config.init_range, self.dtype)
+        config, inner = self.config, self.width or self.config.mlp_width
+        wide = ((config.width,), (inner,), config.mlp_bias, config.init_range, self.dtype)
         self.up = Projection(*wide)
         if config.gated_mlp:
             self.gate = Projection(*wide)
         self.down = Projection(
-            (config.mlp_width,), (config.width,), config.mlp_bias, residual_init_range(config), self.dtype
+            (inner,), (config.width,), config.mlp_bias, residual_init_range(config), self.dtype
         )
 
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
@@ -63,13 +71,18 @@ class _Block(nn.Module):
     dtype: Any
 
     def setup(self) -> None:
-        """Names attention and MLP."""
+        """Names the mixer of tokens, `attn` whatever its kind, and the MLP."""
         config = self.config
-        self.attn = Attention(config, self.layer, self.dtype)
+        self.attn = make_mixer(config, self.layer, self.dtype)
         if self.layer.experts is None:
             self.mlp = Mlp(config, self.dtype)
         else:
-            self.experts = ExpertsMlp(config, self.layer.experts, self.dtype)
+            experts = self.layer.experts
+            self.experts = ExpertsMlp(config, experts, self.dtype)
+            if experts.shared_width is not None:
+                self.shared_mlp = Mlp(config, self.dtype, experts.shared_width)
+            if experts.shared_gate:
+                self.shared_gate = Projection((config.width,), (1,), False, config.init_range, self.dtype)
         self.dropout = nn.Dropout(config.residual_dropout)
 
     def norm(self) -> Norm:
@@ -77,8 +90,15 @@ class _Block(nn.Module):
         return stream_norm(self.config, self.dtype)
 
     def feed_forward(self, x: Stream) -> Stream:
-        """The MLP, or the mixture of experts in its place."""
-        return self.mlp(x) if self.layer.experts is None else self.experts(x)
+        """The MLP; or the mixture of experts in its place, with the MLP that all tokens share."""
+        experts = self.layer.experts
+        if experts is None:
+            return self.mlp(x)
+        y = self.experts(x)
+        if experts.shared_width is None:
+            return y
+        shared = self.shared_mlp(x)
+        return y + (nn.sigmoid(self.shared_gate(x)) * shared if experts.shared_gate else shared)
 
     def add(self, x: Stream, *updates: Stream) -> Stream:
         """The residual stream with what the sublayers add to it."""
@@ -107,8 +127,8 @@ class SequentialBlock(_Block):
             self.attn_out_norm, self.mlp_out_norm = self.norm(), self.norm()
 
     def __call__(
-        self, x: Stream, context: AttentionContext, cache: LayerCache | None
-    ) -> tuple[Stream, LayerCache | None]:
+        self, x: Stream, context: AttentionContext, cache: LayerEntry | None
+    ) -> tuple[Stream, LayerEntry | None]:
         """The residual stream after this layer, and its cache."""
         y, cache = self.attn(self.attn_norm(x) if self.norm_inputs else x, context, cache)
         x = self.add(x, self.attn_out_norm(y) if self.norm_outputs else y)
@@ -133,8 +153,8 @@ class ParallelBlock(_Block):
             self.mlp_norm = self.norm()
 
     def __call__(
-        self, x: Stream, context: AttentionContext, cache: LayerCache | None
-    ) -> tuple[Stream, LayerCache | None]:
+        self, x: Stream, context: AttentionContext, cache: LayerEntry | None
+    ) -> tuple[Stream, LayerEntry | None]:
         """The residual stream after this layer, and its cache."""
         normed = self.attn_norm(x)
         attended, cache = self.attn(normed, context, cache)
@@ -150,8 +170,8 @@ class PostNormBlock(_Block):
         self.attn_norm, self.mlp_norm = self.norm(), self.norm()
 
     def __call__(
-        self, x: Stream, context: AttentionContext, cache: LayerCache | None
-    ) -> tuple[Stream, LayerCache | None]:
+        self, x: Stream, context: AttentionContext, cache: LayerEntry | None
+    ) -> tuple[Stream, LayerEntry | None]:
         """The stream after this layer, and its cache."""
         y, cache = self.attn(x, context, cache)
         x = self.attn_norm(self.add(x, y))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key/value cache: an explicit argument and result of decoding, one buffer a layer."""
+"""The cache: an explicit argument and result of decoding, one entry a layer, of the kind that its mixer needs."""
 
 from __future__ import annotations
 
@@ -56,6 +56,48 @@ class LayerCache(NamedTuple):
         return LayerCache(_append(self.k, k, column), _append(self.v, v, column))
 
 
+class LatentCache(NamedTuple):
+    """What one layer of latent attention expands its keys and values from: R numbers a column, then the rotary key.
+
+    It lies in one buffer or in several, as `LayerCache` does.
+    """
+
+    latents: tuple[Float[Array, "B 1 S R"], ...]
+
+    def append(self, new: Float[Array, "B 1 Q R"], column: Column | Places) -> LatentCache:
+        """This cache with new columns, from `column` on, or at places of each row."""
+        if isinstance(column, Places):
+            return LatentCache(_place(self.latents, new, column.columns))
+        return LatentCache(_append(self.latents, new, column))
+
+
+class StateCache(NamedTuple):
+    """What one recurrent layer knows of a row: as much after a thousand tokens as after one.
+
+    Attributes:
+      tails: Inputs of a convolution at the newest tokens, one array for each convolution; 0 before the first token.
+      state: Of a recurrence, float32; None: there is none.
+    """
+
+    tails: tuple[Float[Array, "B ..."], ...]
+    state: Float[Array, "B N K V"] | None = None
+
+    def forget(self, counts: Int[Array, "B"], left: Int[Array, "B"]) -> StateCache:
+        """The entry without the newest `counts` tokens, of which `left` remain: of none or of all; others become NaN."""
+        kept = jnp.where(left == 0, 0.0, jnp.nan)
+
+        def cut(x: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
+            shape = (-1,) + (1,) * (x.ndim - 1)
+            return jnp.where((counts == 0).reshape(shape), x, kept.astype(x.dtype).reshape(shape))
+
+        cut_entry: StateCache = jax.tree.map(cut, self)
+        return cut_entry
+
+
+LayerEntry = LayerCache | LatentCache | StateCache
+"""What a cache holds of one layer, by the kind of its mixer."""
+
+
 class Cache(NamedTuple):
     """Everything `decode` remembers of the rows.
 
@@ -70,8 +112,8 @@ class Cache(NamedTuple):
         padding takes none, on whichever side it stands.
     """
 
-    layers: tuple[LayerCache, ...]
-    value_layers: tuple[LayerCache, ...]
+    layers: tuple[LayerEntry, ...]
+    value_layers: tuple[LayerEntry, ...]
     mask: Bool[Array, "B S"]
     key_positions: Int[Array, "B S"]
     positions: Int[Array, "B"]
@@ -83,12 +125,14 @@ class NewTokens(NamedTuple):
 
     Attributes:
       cache: It knows mask and positions of them; their keys and values are not in it yet.
+      real: True on those that are no padding.
       positions: Theirs.
       column: Where they go.
       after: The cache as it is once their keys and values are in it.
     """
 
     cache: Cache
+    real: Bool[Array, "B Q"]
     positions: Int[Array, "B Q"]
     column: Column | Places
     after: Cache
@@ -121,7 +165,7 @@ def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> NewTokens:
         )
         column, next_column = Places(columns, newest), cache.column + arrived[:, -1]
     after = cache._replace(positions=cache.positions + arrived[:, -1], column=next_column)
-    return NewTokens(cache, positions, column, after)
+    return NewTokens(cache, attention_mask, positions, column, after)
 
 
 def own_columns(cache: Cache) -> Cache:
@@ -134,11 +178,22 @@ def forget(cache: Cache, counts: Int[Array, "B"]) -> Cache:
 
     Args:
       cache: As `own_columns` made it.
-      counts: How many of each row, at most as many as there are.
+      counts: How many of each row, at most as many as there are. Of a model with recurrent layers none or all: a state
+        sums up all tokens, and one that should lose some of them becomes NaN.
     """
-    column = cache.column - counts
+    column, positions = cache.column - counts, cache.positions - counts
     kept = jnp.arange(cache.mask.shape[1])[None, :] < column[:, None]
-    return cache._replace(mask=cache.mask & kept, positions=cache.positions - counts, column=column)
+
+    def cut(entries: tuple[LayerEntry, ...]) -> tuple[LayerEntry, ...]:
+        return tuple(e.forget(counts, positions) if isinstance(e, StateCache) else e for e in entries)
+
+    return cache._replace(
+        layers=cut(cache.layers),
+        value_layers=cut(cache.value_layers),
+        mask=cache.mask & kept,
+        positions=positions,
+        column=column,
+    )
 
 
 def attend_written(
@@ -203,15 +258,22 @@ def empty_buffers(shape: tuple[int, int, int, int], num_sharing: int, dtype: Any
       num_sharing: Queries that read one key/value head in a step.
       dtype: Of the numbers.
     """
+    return LayerCache(_zeros(shape, num_sharing, dtype), _zeros(shape, num_sharing, dtype))
+
+
+def empty_latents(shape: tuple[int, int, int, int], num_sharing: int, dtype: Any) -> LatentCache:
+    """The same for latent attention: all queries of a step share one head."""
+    return LatentCache(_zeros(shape, num_sharing, dtype))
+
+
+def _zeros(
+    shape: tuple[int, int, int, int], num_sharing: int, dtype: Any
+) -> tuple[Float[Array, "B K S H"], ...]:
     rows, kv_heads, length, width = shape
     lengths = [length]
     if length > READ_COLUMNS and not reads_slices(num_sharing):
         lengths = [min(READ_COLUMNS, length - start) for start in range(0, length, READ_COLUMNS)]
-
-    def zeros() -> tuple[Float[Array, "B K S H"], ...]:
-        return tuple(constrain_cache(jnp.zeros((rows, kv_heads, size, width), dtype)) for size in lengths)
-
-    return LayerCache(zeros(), zeros())
+    return tuple(constrain_cache(jnp.zeros((rows, kv_heads, size, width), dtype)) for size in lengths)
 
 
 def _append(

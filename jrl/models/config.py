@@ -134,6 +134,65 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """Attention whose keys and values are expanded from one short vector a token (DeepSeek-V2, arXiv:2405.04434).
+
+    The cache holds that vector and one rotary key, which all heads share.
+
+    Attributes:
+      query_rank: Width that queries are expanded from; None: they are projected at once.
+      rank: R, width that keys and values are expanded from.
+      plain_dim: Dimensions of a query, and of a key, that do not rotate.
+      rope_dim: Those that do.
+      value_dim: Width of a head's values.
+      norm_epsilon: Of the norms over both short vectors.
+    """
+
+    query_rank: int | None
+    rank: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    norm_epsilon: float = 1e-6
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """A linear recurrence with the gated delta rule (Yang et al. 2024, arXiv:2412.06464) in place of attention.
+
+    Attributes:
+      key_heads: Heads of queries and keys; divides `value_heads`, and each serves several of these in a row.
+      value_heads: Heads of values, and states.
+      key_dim: K, width of a query or key.
+      value_dim: V, width of a value; a state is (K, V).
+      taps: Tokens that the convolution before the recurrence reads, the newest included.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """A gated convolution over few tokens (LFM2) in place of attention.
+
+    Attributes:
+      taps: Tokens that it reads, the newest included.
+      use_bias: Convolution and projections have biases.
+    """
+
+    taps: int
+    use_bias: bool
+
+
+Mixer = LatentAttention | GatedDelta | ShortConvolution
+"""What mixes the tokens of a row in the place of attention; see `jrl.models.mixers`."""
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of the MLP: a router picks a few gated MLPs for every token.
 
@@ -142,12 +201,25 @@ class Experts:
       per_token: How many of them a token visits.
       width: Inner width of one expert.
       renormalize: The weights of the chosen experts are divided by their sum.
+      scoring: Of the router's numbers: a softmax over all experts, or a sigmoid of each. With sigmoids, every expert
+        has a bias that counts for the choice and not for the weight (DeepSeek-V3, arXiv:2412.19437).
+      groups: Groups of neighbouring experts; a token visits only those with the best two experts together.
+      groups_per_token: How many groups it may visit.
+      scale: Multiplies the weights.
+      shared_width: Inner width of a gated MLP that every token visits too; None: there is none.
+      shared_gate: What that MLP adds is multiplied by the sigmoid of a linear map to one number.
     """
 
     count: int
     per_token: int
     width: int
     renormalize: bool
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    groups: int = 1
+    groups_per_token: int = 1
+    scale: float = 1.0
+    shared_width: int | None = None
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,12 +231,20 @@ class LayerConfig:
       window: A query reads this many of the newest tokens, itself included; None: all.
       rope: Rotary positions; None where the layer has none.
       experts: Mixture of experts; None: one MLP.
+      mixer: What mixes the tokens of a row; None: attention. Scale, window and rope are attention's alone, latent
+        attention included.
     """
 
     attention_scale: float
     window: int | None = None
     rope: Rope | None = None
     experts: Experts | None = None
+    mixer: Mixer | None = None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True where a state sums up the tokens of a row, of any number, and cannot forget one."""
+        return isinstance(self.mixer, GatedDelta | ShortConvolution)
 
 
 @dataclass(frozen=True)
@@ -192,6 +272,7 @@ class TransformerConfig:
       learned_positions: A table of positions is added to the embedding.
       position_offset: Rows of that table before position 0 (OPT).
       alibi: Scores fall linearly with the distance, by head (Press et al. 2021, arXiv:2108.12409).
+      attention_gate: What a head reads is multiplied by a sigmoid of the query's own token (Qwen3-Next).
       qk_norm: Queries and keys are normalised, each head for itself or over all heads; None: not.
       attention_softcap: Scores s become cap · tanh(s / cap); None: not.
       logit_softcap: The same for logits.
@@ -229,6 +310,7 @@ class TransformerConfig:
     learned_positions: bool = False
     position_offset: int = 0
     alibi: bool = False
+    attention_gate: bool = False
     qk_norm: Literal["head", "all_heads"] | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
@@ -272,6 +354,11 @@ class TransformerConfig:
     def ropes(self) -> tuple[Rope, ...]:
         """The different rotary positions of the layers, in order of appearance."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True where some layer is; see `LayerConfig.is_recurrent`."""
+        return any(layer.is_recurrent for layer in self.layers)
 
     @property
     def feature_width(self) -> int:

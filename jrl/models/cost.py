@@ -39,7 +39,7 @@ class Cost:
       dtype: Of the parameters.
       parameter_bytes: Of all parameters.
       optimizer_bytes: Of the optimizer's state for those that train.
-      cache_bytes: Of the key/value cache.
+      cache_bytes: Of the cache: keys and values, or what a layer has in their place.
       rows: Rows that the cache is for.
       length: Tokens of each.
       num_devices: Devices of the mesh.
@@ -173,7 +173,8 @@ def cache_bytes(
     def size(leaf: Any) -> int:
         if mesh is None or leaf.shape[:1] != (rows,):
             return _size(leaf, leaf.shape)
-        axes = ["batch", "kv_heads", None, None] if leaf.ndim == 4 else ["batch"] + [None] * (leaf.ndim - 1)
+        named: dict[int, list[str | None]] = {4: ["batch", "kv_heads", None, None], 3: ["batch", None, "mlp"]}
+        axes = named.get(leaf.ndim, ["batch"] + [None] * (leaf.ndim - 1))
         spec, _ = partition_spec(mesh, axes, leaf.shape)
         return _size(leaf, jax.sharding.NamedSharding(mesh, spec).shard_shape(leaf.shape))
 

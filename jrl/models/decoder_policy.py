@@ -15,9 +15,10 @@ from jaxtyping import Array, Float
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
 from jrl.models.attention import AttentionContext, cached_context, full_context, fused_context
-from jrl.models.cache import Cache, LayerCache, cache_tokens, empty_layer_cache, spread_kv_heads
+from jrl.models.cache import Cache, LayerCache, LayerEntry, cache_tokens, spread_kv_heads
 from jrl.models.config import TransformerConfig
 from jrl.models.fused_attention import FusedImplementation
+from jrl.models.mixers import empty_entry
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.positions import token_positions
 from jrl.models.transformer import Decoder
@@ -180,13 +181,15 @@ class DecoderPolicy:
         return filled._replace(layers=layers)
 
     def _empty_cache(self, batch_size: int, length: int) -> Cache:
-        def layers(count: int) -> tuple[LayerCache, ...]:
-            dtype = self.decoder.dtype
-            return tuple(empty_layer_cache(self.config, batch_size, length, dtype) for _ in range(count))
+        def entries(start: int) -> tuple[LayerEntry, ...]:
+            config, dtype = self.config, self.decoder.dtype
+            return tuple(
+                empty_entry(config, layer, batch_size, length, dtype) for layer in config.layers[start:]
+            )
 
         return Cache(
-            layers=layers(self.config.num_layers),
-            value_layers=layers(self.num_value_layers),
+            layers=entries(0),
+            value_layers=entries(self.config.num_layers - self.num_value_layers),
             mask=jnp.zeros((batch_size, length), bool),
             key_positions=jnp.zeros((batch_size, length), jnp.int32),
             positions=jnp.zeros((batch_size,), jnp.int32),

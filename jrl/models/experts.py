@@ -5,8 +5,9 @@ Tokens are sorted by expert and multiplied group by group, so that the work grow
 and not with those there are. No expert has a capacity, so no token is dropped, and what a token gets does not depend on
 the others.
 
-Router as in Mixtral (Jiang et al. 2024, arXiv:2401.04088) and Qwen3 (arXiv:2505.09388): softmax, then the k largest.
-Left out: the auxiliary loss that balances the experts, and noise in the router.
+Router as in Mixtral (Jiang et al. 2024, arXiv:2401.04088) and Qwen3 (arXiv:2505.09388): softmax, then the k largest. Or
+as in DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): sigmoids, groups, and a bias that steers the choice alone. Left
+out: the auxiliary loss that balances the experts, and noise in the router.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from jrl.mesh import partition_spec
 from jrl.models.config import Experts, TransformerConfig
-from jrl.models.layers import ACTIVATIONS, Projection, stored_kernel
+from jrl.models.layers import ACTIVATIONS, Projection, as_row, stored_kernel
 from jrl.models.products import Kernel, grouped_dot
 from jrl.models.quantize import QuantizedKernel
 
@@ -49,7 +50,10 @@ class ExpertsMlp(nn.Module):
         router = Projection(
             (config.width,), (experts.count,), False, config.init_range, jnp.float32, name="router"
         )
-        weights, chosen = route(router(x), experts)
+        bias = None
+        if experts.scoring == "sigmoid":
+            bias = self.param("choice_bias", nn.initializers.zeros_init(), (experts.count,), jnp.float32)
+        weights, chosen = route(router(x), experts, bias)
         wide = (experts.count, config.width, experts.width)
         narrow = (experts.count, experts.width, config.width)
         kernels = [
@@ -77,20 +81,42 @@ class ExpertsMlp(nn.Module):
 
 
 def route(
-    scores: Float[Array, "B Q E"], experts: Experts
+    scores: Float[Array, "B Q E"], experts: Experts, bias: Float[Array, "E"] | None = None
 ) -> tuple[Float[Array, "B Q k"], Int[Array, "B Q k"]]:
     """The experts that each token visits, best first, and how much the answer of each counts.
 
     Args:
       scores: Of the router, float32; between equal ones the first expert wins.
-      experts: How many are chosen, and whether their weights are made to add up to 1.
+      experts: How they are chosen, and what is done with their weights.
+      bias: Added to the sigmoids for the choice alone, so it has no gradient; None under a softmax.
     Returns:
-      Weights in (0, 1] and ids of the experts.
+      Weights, positive, and ids of the experts.
     """
-    weights, chosen = jax.lax.top_k(jax.nn.softmax(scores, axis=-1), experts.per_token)
+    if experts.scoring == "softmax":
+        weights, chosen = jax.lax.top_k(jax.nn.softmax(scores, axis=-1), experts.per_token)
+    else:
+        assert bias is not None
+        sigmoids = jax.nn.sigmoid(scores)
+        wanted = jax.lax.stop_gradient(sigmoids) + jax.lax.stop_gradient(as_row(bias, scores.ndim))
+        _, chosen = jax.lax.top_k(_in_best_groups(wanted, experts), experts.per_token)
+        weights = jnp.take_along_axis(sigmoids, chosen, axis=-1)
     if experts.renormalize:
-        weights = weights / weights.sum(axis=-1, keepdims=True)
-    return weights, chosen
+        # Sigmoids may all be 0; a softmax is not.
+        least = 1e-20 if experts.scoring == "sigmoid" else None
+        total = weights.sum(axis=-1, keepdims=True)
+        weights = weights / (total if least is None else total + least)
+    return weights if experts.scale == 1.0 else weights * experts.scale, chosen
+
+
+def _in_best_groups(wanted: Float[Array, "B Q E"], experts: Experts) -> Float[Array, "B Q E"]:
+    """−inf outside the groups whose two most wanted experts are wanted most."""
+    if experts.groups_per_token == experts.groups:
+        return wanted
+    groups = wanted.reshape(*wanted.shape[:-1], experts.groups, -1)
+    sums = jax.lax.top_k(groups, 2)[0].sum(axis=-1)
+    _, best = jax.lax.top_k(sums, experts.groups_per_token)
+    is_best = (best[..., None] == jnp.arange(experts.groups)).any(axis=-2)
+    return jnp.where(is_best[..., None], groups, -jnp.inf).reshape(wanted.shape)
 
 
 def mix_experts(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain_rows
-from jrl.models.config import TransformerConfig
+from jrl.models.config import LatentAttention, TransformerConfig
 
 AttnImplementation = Literal["auto", "einsum", "xla", "cudnn"]
 """How whole rows attend: einsums with a mask (everything, everywhere), or `jax.nn.dot_product_attention` by one of its
@@ -141,6 +141,8 @@ def _refuse(requested: str, reason: str) -> NoReturn:
 
 def _no_kernel(config: TransformerConfig) -> str | None:
     """Why no kernel computes this model's attention; None where one may."""
+    if any(isinstance(layer.mixer, LatentAttention) for layer in config.layers):
+        return "the model has latent attention, whose keys and values differ in width"
     if config.alibi:
         return "the model has ALiBi, a bias on the scores"
     if config.attention_softcap is not None:

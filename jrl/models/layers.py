@@ -68,6 +68,14 @@ class Projection(nn.Module):
             y += as_row(bias.astype(self.dtype), y.ndim)
         return y
 
+    def whole_kernel(self) -> Float[Array, "..."]:
+        """The kernel as one array with its adapter in it, for who multiplies it with other things than inputs."""
+        kernel: Any = self.get_variable("params", "kernel")
+        if self.has_variable("lora", "a"):
+            kernel = adapted_kernel(kernel, self.variables["lora"])
+        found: Array = kernel.astype(self.dtype)
+        return found
+
     def _product(self, x: Float[Array, "..."], kernel: Kernel) -> Float[Array, "..."]:
         return contract(x.astype(self.dtype), kernel, len(self.inputs), self.dtype)
 

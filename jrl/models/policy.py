@@ -86,6 +86,7 @@ def make_policy(
         partial(adapter.rounded if isinstance(adapter, Lora) else round_kernels, dtype=compute_dtype),
         own_columns,
         forget,
+        not config.is_recurrent,
     )
 
 
@@ -114,6 +115,12 @@ def branch_start(
             f"got {num_value_layers_unfrozen}."
         )
     if isinstance(adapter, VirtualTokens):
+        if any(layer.mixer is not None for layer in config.layers):
+            raise ValueError(
+                f"`peft_config` must not ask for {adapter.name} tuning of this model: virtual tokens are keys and "
+                "values, or stand before a row's first token, and some of its layers have a cache of another kind. "
+                "Take LoRA."
+            )
         if num_value_layers_unfrozen:
             raise ValueError(
                 f"`num_value_layers_unfrozen` must be 0 under prefix and prompt tuning, got "

@@ -27,7 +27,7 @@ from jrl.typing import Params
 
 BLOCK = 64
 """Inputs that share a scale under nf4, as in bitsandbytes."""
-_KERNEL = re.compile(r"layers_\d+/((attn|cross|mlp)/\w+/kernel|experts/(gate|up|down))$")
+_KERNEL = re.compile(r"layers_\d+/((attn|cross|(shared_)?mlp)/\w+/kernel|experts/(gate|up|down))$")
 
 
 class QuantizedKernel(struct.PyTreeNode):

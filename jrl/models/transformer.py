@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jrl.mesh import constrain_rows
 from jrl.models.attention import AttentionContext, full_context
 from jrl.models.blocks import equal_layers, make_block, stream_norm
-from jrl.models.cache import LayerCache
+from jrl.models.cache import LayerEntry
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.layer_loop import run_blocks
 from jrl.models.layers import Projection, Table, add_adapter, as_row, stored_kernel
@@ -151,8 +151,8 @@ class Decoder(nn.Module):
         context: AttentionContext,
         start: int,
         stop: int,
-        caches: tuple[LayerCache, ...] | None = None,
-    ) -> tuple[Float[Array, "B Q D"], tuple[LayerCache, ...]]:
+        caches: tuple[LayerEntry, ...] | None = None,
+    ) -> tuple[Float[Array, "B Q D"], tuple[LayerEntry, ...]]:
         """Layers `start` to `stop − 1`; `caches` has one entry for each of them, or is None.
 
         With caches every layer has its own body: so each cache is written in place, token by token.

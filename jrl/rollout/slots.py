@@ -67,6 +67,12 @@ class Slots:
           begun: At most as many as there are free slots.
           width: Of the longest prompt there is.
         """
+        if not self.programs.forgets_some:
+            # Nobody can be given less than what a slot holds: only one that holds a prompt alone is of use.
+            self.prompts = [
+                prompt if prompt is None or held == len(prompt) - 1 else None
+                for prompt, held in zip(self.prompts, self.held, strict=True)
+            ]
         free = [slot for slot, episode in enumerate(self.episodes) if episode is None]
         seated = dict[int, Episode]()
         for episode in begun:
@@ -106,6 +112,8 @@ class Slots:
         counts, texts = np.zeros(len(self.episodes), np.int64), dict[int, list[int]]()
         for slot, episode in self.active.items():
             good, unread = episode.unread()
+            if good < self.held[slot] and not self.programs.forgets_some:
+                good, unread = 0, episode.known[:-1]
             counts[slot] = self.held[slot] - good
             self.held[slot] = good + len(unread)
             if unread:

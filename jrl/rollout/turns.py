@@ -128,6 +128,7 @@ class TurnPrograms:
         self.num_slots, self.length, self.num_tokens = num_slots, length, num_tokens
         # Where slots lie on several devices, all read together: picking some would send a cache between devices.
         self.is_split = rows_parts(mesh) > 1 and num_slots % rows_parts(mesh) == 0
+        self.forgets_some = policy.forgets_some
         self.most_begun = max(1, num_slots // BEGUN_SHARE)
         # Nothing is said of shardings: the cache stays as the model splits it, heads included, from call to call.
         compiled = partial(jax.jit, compiler_options=COMPILER_OPTIONS)

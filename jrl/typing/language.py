@@ -106,6 +106,8 @@ class PolicyFns:
         row one behind the other, and of its padding, on whichever side, nothing. Every array of it has leading rows.
       forget: `(cache, counts) -> cache` without the newest `counts` (B,) tokens of each row; the cache is one of
         `own_columns`.
+      forgets_some: Whether `forget` may take some tokens of a row and leave others. False: none or all, because a
+        recurrent state sums up all of them. Who needs a part of such a row lets it be read again.
     """
 
     trunk: Callable[[Frozen, ModelInputs], Trunk]
@@ -118,6 +120,7 @@ class PolicyFns:
     rounded: Callable[[Params], Params] = unrounded
     own_columns: Callable[[Cache], Cache] = shares_columns
     forget: Callable[[Cache, Int[Array, "B"]], Cache] = keeps_all
+    forgets_some: bool = True
 
 
 class Sequences(NamedTuple):

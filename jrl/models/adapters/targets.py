@@ -113,7 +113,7 @@ def _is_target(config: LoraConfig, targets: tuple[str, ...] | str, entry: Entry)
         return False
     if isinstance(targets, str) and targets.lower() == "all-linear":
         path = entry.paths[0]
-        return _is_linear(entry) and not path.startswith(f"{HEAD}/") and "/experts/" not in path
+        return _is_linear(entry) and not path.startswith(f"{HEAD}/") and "/experts/router/" not in path
     # As in PEFT, layers are chosen among names only: a pattern says for itself which layers it means.
     chosen = isinstance(targets, str) or name in targets or _in_layers(config, name)
     return _matches(targets, name) and chosen

@@ -72,6 +72,47 @@ def linear_by_head() -> Transform:
     return Transform(load, save, input_axes=1)
 
 
+def linear_by_group(num_groups: int) -> Transform:
+    """Torch's `Linear.weight` (out, in), whose rows lie group by group: a share of each kernel, then of the next one.
+
+    Args:
+      num_groups: Shares into which the outputs of every kernel (D, *outputs) are cut.
+    """
+
+    def load(tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+        groups = tensor.T.reshape(tensor.shape[1], num_groups, -1)
+        parts, start = [], 0
+        for shape in shapes:
+            stop = start + math.prod(shape[1:]) // num_groups
+            parts.append(groups[:, :, start:stop].reshape(shape))
+            start = stop
+        return parts
+
+    def save(arrays: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+        size_in = arrays[0].shape[0]
+        groups = [array.reshape(size_in, num_groups, -1) for array in arrays]
+        return np.concatenate(groups, axis=2).reshape(size_in, -1).T
+
+    return Transform(load, save, input_axes=1)
+
+
+def channels() -> Transform:
+    """Torch's `Conv1d.weight` (C, 1, W) of channels that each stand alone ↔ (*channels, W), one below the other."""
+
+    def load(tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+        parts, start = [], 0
+        for shape in shapes:
+            stop = start + math.prod(shape[:-1])
+            parts.append(tensor[start:stop].reshape(shape))
+            start = stop
+        return parts
+
+    return Transform(
+        load,
+        save=lambda arrays, vocab_size: np.concatenate([a.reshape(-1, 1, a.shape[-1]) for a in arrays]),
+    )
+
+
 def vector_by_head() -> Transform:
     """The bias that belongs to `linear_by_head` ↔ (N, H) each."""
 

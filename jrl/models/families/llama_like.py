@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -73,8 +74,33 @@ def read_windows(model_type: str, hf: Any) -> tuple[int | None, ...]:
     return tuple(sizes[kind] for kind in hf.layer_types)
 
 
+def read_kinds(model_type: str, hf: Any, kinds: Mapping[str, LayerConfig]) -> tuple[LayerConfig, ...]:
+    """The layers that `layer_types` names.
+
+    Args:
+      model_type: Of the config.
+      hf: A transformers config.
+      kinds: A layer of each type.
+    Raises:
+      ValueError: If there is not one type a layer, or one is unknown.
+    """
+    if len(hf.layer_types) != hf.num_hidden_layers:
+        raise ValueError(
+            f"{model_type}: `layer_types` must have num_hidden_layers = {hf.num_hidden_layers} entries, "
+            f"got {len(hf.layer_types)}."
+        )
+    for kind in hf.layer_types:
+        if kind not in kinds:
+            raise ValueError(f"{model_type}: `layer_types` must be among {', '.join(kinds)}; got {kind!r}.")
+    return tuple(kinds[kind] for kind in hf.layer_types)
+
+
 def read_config(
-    model_type: str, hf: Any, layers: tuple[LayerConfig, ...], activation: str
+    model_type: str,
+    hf: Any,
+    layers: tuple[LayerConfig, ...],
+    activation: str,
+    mlp_width: int | None = None,
 ) -> TransformerConfig:
     """A decoder of the plain kind: RMSNorm before attention and gated MLP, no biases.
 
@@ -83,6 +109,7 @@ def read_config(
       hf: A transformers config with LLaMA's names.
       layers: One entry a block.
       activation: Transformers' name of it.
+      mlp_width: Inner width of the MLP; None: `intermediate_size`.
     Raises:
       ValueError: If the activation is unknown.
     """
@@ -93,7 +120,7 @@ def read_config(
         num_heads=hf.num_attention_heads,
         num_kv_heads=hf.num_key_value_heads,
         head_dim=read_head_dim(hf),
-        mlp_width=hf.intermediate_size,
+        mlp_width=hf.intermediate_size if mlp_width is None else mlp_width,
         max_positions=hf.max_position_embeddings,
         activation=read_activation(model_type, activation),
         gated_mlp=True,

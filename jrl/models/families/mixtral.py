@@ -12,7 +12,7 @@ from typing import Any
 
 from jrl.models.config import Experts, LayerConfig, TransformerConfig
 from jrl.models.families import llama_like
-from jrl.models.families.base import Entry, Family, linear
+from jrl.models.families.base import Entry, Family, linear, vector
 from jrl.models.families.rope import read_rope
 
 
@@ -38,7 +38,9 @@ def read_config(hf: Any) -> TransformerConfig:
     return llama_like.read_config("mixtral", hf, (layer,) * hf.num_hidden_layers, hf.hidden_act)
 
 
-def read_experts(model_type: str, hf: Any, width: int, *, renormalize: bool) -> Experts:
+def read_experts(
+    model_type: str, hf: Any, width: int, *, renormalize: bool, count: int | None = None
+) -> Experts:
     """The mixture of experts of a config.
 
     Args:
@@ -46,15 +48,17 @@ def read_experts(model_type: str, hf: Any, width: int, *, renormalize: bool) -> 
       hf: A transformers config with Mixtral's names.
       width: Inner width of one expert.
       renormalize: The weights of the chosen experts add up to 1.
+      count: Of the experts; None: `num_local_experts`.
     Raises:
       ValueError: If a token cannot visit as many experts as it should.
     """
-    if not 1 <= hf.num_experts_per_tok <= hf.num_local_experts:
+    count = hf.num_local_experts if count is None else count
+    if not 1 <= hf.num_experts_per_tok <= count:
         raise ValueError(
             f"{model_type}: `num_experts_per_tok` must be between 1 and the number of experts, "
-            f"{hf.num_local_experts}; got {hf.num_experts_per_tok}."
+            f"{count}; got {hf.num_experts_per_tok}."
         )
-    return Experts(hf.num_local_experts, hf.num_experts_per_tok, width, renormalize)
+    return Experts(count, hf.num_experts_per_tok, width, renormalize)
 
 
 def expert_entries(
@@ -74,6 +78,9 @@ def expert_entries(
     router = (experts.count, config.width)
     wide, narrow = (experts.width, config.width), (config.width, experts.width)
     found = [Entry(f"{name}.gate.weight", (f"{path}/router/kernel",), linear(), router)]
+    if experts.scoring == "sigmoid":
+        bias = f"{name}.gate.e_score_correction_bias"
+        found.append(Entry(bias, (f"{path}/choice_bias",), vector(), (experts.count,)))
     for index in range(experts.count):
         for hf_part, part, shape in ((gate, "gate", wide), (up, "up", wide), (down, "down", narrow)):
             tensor = f"{name}.experts.{index}.{hf_part}.weight"

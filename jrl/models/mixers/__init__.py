@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What mixes the tokens of a row, by kind: a module for each, and the entry of the cache that goes with it.
+
+Attention is `jrl.models.attention`; each other kind has a file here. Blocks and caches ask this table alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import linen as nn
+
+from jrl.models.attention import Attention
+from jrl.models.cache import LayerEntry, empty_latents, empty_layer_cache
+from jrl.models.config import (
+    GatedDelta,
+    LatentAttention,
+    LayerConfig,
+    ShortConvolution,
+    TransformerConfig,
+)
+from jrl.models.mixers.gated_delta import GatedDeltaMixer, empty_delta
+from jrl.models.mixers.latent import LatentMixer
+from jrl.models.mixers.short_convolution import ShortConvolutionMixer, empty_convolution
+
+
+def make_mixer(config: TransformerConfig, layer: LayerConfig, dtype: Any) -> nn.Module:
+    """The module of a layer, called with `(x, context, cache entry or None)`."""
+    match layer.mixer:
+        case None:
+            return Attention(config, layer, dtype)
+        case LatentAttention() as sizes:
+            return LatentMixer(config, layer, sizes, dtype)
+        case GatedDelta() as sizes:
+            return GatedDeltaMixer(config, sizes, dtype)
+        case ShortConvolution() as sizes:
+            return ShortConvolutionMixer(config, sizes, dtype)
+
+
+def empty_entry(
+    config: TransformerConfig, layer: LayerConfig, batch_size: int, length: int, dtype: Any
+) -> LayerEntry:
+    """What the cache holds of a layer before the first token; `length` columns where it has any."""
+    match layer.mixer:
+        case None:
+            return empty_layer_cache(config, batch_size, length, dtype)
+        case LatentAttention() as sizes:
+            shape = (batch_size, 1, length, sizes.rank + sizes.rope_dim)
+            return empty_latents(shape, config.num_heads, dtype)
+        case GatedDelta() as sizes:
+            return empty_delta(sizes, batch_size, dtype)
+        case ShortConvolution() as sizes:
+            return empty_convolution(config, sizes, batch_size, dtype)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny configs of the families whose layers are not all plain attention. Sizes are odd on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
+    Lfm2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
+
+from tests.models.case_fields import MODERN
+
+TYPES = ["linear_attention", "full_attention", "linear_attention"]
+DELTA = MODERN | dict(num_hidden_layers=3, layer_types=TYPES, head_dim=16, linear_num_key_heads=2)
+DELTA |= dict(linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12)
+EXPERTS = dict(
+    num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=16
+)
+MOE = {name: value for name, value in DELTA.items() if name != "intermediate_size"} | EXPERTS
+GROUPS = dict(n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=2)
+GROUPS |= dict(n_group=3, topk_group=2, routed_scaling_factor=1.7)
+LATENT = MODERN | GROUPS | dict(num_key_value_heads=4, q_lora_rank=10, kv_lora_rank=12)
+LATENT |= dict(qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=10, num_hidden_layers=3)
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
+YARN |= dict(mscale=0.7, mscale_all_dim=1.3, beta_fast=32.0, beta_slow=1.0)
+CONV = MODERN | dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"])
+CONV |= dict(block_multiple_of=20, block_ffn_dim_multiplier=1.3)
+
+CASES: dict[str, Any] = {
+    "qwen3_next": Qwen3NextConfig(**DELTA, **EXPERTS),
+    "qwen3_next-some-experts": Qwen3NextConfig(
+        **DELTA | EXPERTS | dict(linear_num_key_heads=3, linear_num_value_heads=3, attention_bias=True),
+        decoder_sparse_step=2,
+        norm_topk_prob=False,
+        linear_conv_kernel_dim=3,
+    ),
+    "qwen3_5_text": Qwen3_5TextConfig(**DELTA),
+    "qwen3_5_text-tied": Qwen3_5TextConfig(
+        **DELTA | dict(tie_word_embeddings=True, linear_num_value_heads=6, linear_conv_kernel_dim=2)
+    ),
+    "qwen3_5_moe_text": Qwen3_5MoeTextConfig(**MOE),
+    "deepseek_v3": DeepseekV3Config(**LATENT, first_k_dense_replace=1),
+    "deepseek_v3-whole-queries": DeepseekV3Config(
+        **LATENT | dict(q_lora_rank=None, norm_topk_prob=False, rope_interleave=False),
+        first_k_dense_replace=2,
+    ),
+    "deepseek_v3-yarn": DeepseekV3Config(
+        **LATENT | dict(attention_bias=True, v_head_dim=5), first_k_dense_replace=0, rope_parameters=YARN
+    ),
+    "glm4_moe": Glm4MoeConfig(**MODERN | GROUPS | dict(head_dim=12, num_hidden_layers=3)),
+    "glm4_moe-qk-norm": Glm4MoeConfig(
+        **MODERN | GROUPS, use_qk_norm=True, attention_bias=True, first_k_dense_replace=0
+    ),
+    "glm4_moe_lite": Glm4MoeLiteConfig(**LATENT),
+    "glm4_moe_lite-types": Glm4MoeLiteConfig(**LATENT, mlp_layer_types=["sparse", "dense", "sparse"]),
+    "lfm2": Lfm2Config(**CONV),
+    "lfm2-biases": Lfm2Config(
+        **CONV
+        | dict(conv_bias=True, conv_L_cache=4, block_auto_adjust_ff_dim=False, tie_word_embeddings=False)
+    ),
+}
