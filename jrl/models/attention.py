@@ -76,7 +76,7 @@ def fused_context(
     All but "splash" need padding on the right, and know no segments.
     """
     if implementation == "splash":
-        rows: FusedRows | SplashRows = splash_rows(attention_mask, segment_ids)
+        rows: FusedRows | SplashRows = splash_rows(attention_mask, positions, segment_ids)
     else:
         assert segment_ids is None
         rows = fused_rows(attention_mask, implementation)

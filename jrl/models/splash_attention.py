@@ -43,21 +43,22 @@ class SplashRows:
 
 
 def splash_rows(
-    attention_mask: Bool[Array, "B L"], segment_ids: Int[Array, "B L"] | None = None
+    attention_mask: Bool[Array, "B L"],
+    positions: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"] | None = None,
 ) -> SplashRows:
     """Rows as the kernel is told of them.
 
     Args:
       attention_mask: True on real tokens.
+      positions: As `jrl.models.positions.token_positions` counts them.
       segment_ids: Of packed rows, none negative; None: each row is one segment.
     """
     segments = jnp.zeros(attention_mask.shape, jnp.int32) if segment_ids is None else segment_ids
     segments = constrain_rows(jnp.where(attention_mask, segments, PADDING))
     columns = jnp.arange(attention_mask.shape[1])[None, :]
-    last_real = jax.lax.cummax(jnp.where(attention_mask, columns, 0), axis=1)[:, :-1]
-    resumed = segments[:, 1:] == jnp.take_along_axis(segments, last_real, axis=1)
-    is_broken = attention_mask[:, 1:] & ~attention_mask[:, :-1] & resumed
-    return SplashRows(segments, ~is_broken.any(axis=1))
+    starts = jax.lax.cummax(jnp.where(attention_mask & (positions == 0), columns, 0), axis=1)
+    return SplashRows(segments, (~attention_mask | (columns - starts == positions)).all(axis=1))
 
 
 def attend_splash(
