@@ -2,7 +2,7 @@
 """Causal attention with grouped key/value heads, windows, rotary positions or ALiBi, and an explicit cache.
 
 Plain einsums with a float32 softmax: exact, and on a CPU as fast as fused forms. Padding may be on either
-side. Whole rows that are padded on the right may go through `jrl.models.fused_attention` instead.
+side. Whole rows may go through a kernel instead: `jrl.models.fused_attention`, `jrl.models.splash_attention`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.mesh import constrain
 from jrl.models.cache import Column, LayerCache, NewTokens, Places, attend_written, spread_kv_heads
 from jrl.models.config import LayerConfig, TransformerConfig
-from jrl.models.fused_attention import FusedImplementation, FusedRows, attend_fused, fused_rows
+from jrl.models.fused_attention import FusedRows, KernelImplementation, attend_fused, fused_rows
 from jrl.models.layers import Norm, Projection
 from jrl.models.positions import Rotation, alibi_slopes, rotate, rotations
 from jrl.models.products import mix_values, score_keys
 from jrl.models.recurrent_rows import RecurrentRows, recurrent_rows
 from jrl.models.score_blocks import Operands, ScoreBlocks
+from jrl.models.splash_attention import SplashRows, attend_splash, splash_rows
 from jrl.typing import PRNGKey
 
 MASKED_SCORE = float(np.finfo(np.float32).min)
@@ -48,7 +49,7 @@ class AttentionContext(NamedTuple):
     rotations: tuple[Rotation, ...]
     positions: tuple[Int[Array, "B Q"], Int[Array, "B S"]] | None = None
     column: Column | Places | None = None
-    fused: FusedRows | None = None
+    fused: FusedRows | SplashRows | None = None
     recurrent: RecurrentRows | None = None
 
 
@@ -71,12 +72,25 @@ def fused_context(
     config: TransformerConfig,
     attention_mask: Bool[Array, "B L"],
     positions: Int[Array, "B L"],
-    implementation: FusedImplementation,
+    segment_ids: Int[Array, "B L"] | None,
+    implementation: KernelImplementation,
 ) -> AttentionContext:
-    """Context of whole rows that are padded on the right and go through one kernel. There is no mask."""
-    recurrent = recurrent_rows(attention_mask, is_right_padded=True) if config.is_recurrent else None
-    fused = fused_rows(attention_mask, implementation)
-    return AttentionContext(None, rotations(config, positions), fused=fused, recurrent=recurrent)
+    """Context of whole rows that go through one kernel. There is no mask.
+
+    All but "splash" need padding on the right, and know no segments.
+    """
+    is_splash = implementation == "splash"
+    if is_splash:
+        rows: FusedRows | SplashRows = splash_rows(attention_mask, positions, segment_ids)
+    else:
+        assert segment_ids is None
+        rows = fused_rows(attention_mask, implementation)
+    recurrent = (
+        recurrent_rows(attention_mask, segment_ids, is_right_padded=not is_splash)
+        if config.is_recurrent
+        else None
+    )
+    return AttentionContext(None, rotations(config, positions), fused=rows, recurrent=recurrent)
 
 
 def cached_context(config: TransformerConfig, new: NewTokens) -> AttentionContext:
@@ -190,7 +204,11 @@ class Attention(nn.Module):
         config, layer = self.config, self.layer
         if context.fused is not None:
             (k,), (v,) = read
-            return attend_fused(q, k, v, context.fused, scale=layer.attention_scale, window=layer.window)
+            scale, window = layer.attention_scale, layer.window
+            if isinstance(context.fused, SplashRows):
+                softcap = config.attention_softcap
+                return attend_splash(q, k, v, context.fused, scale=scale, window=window, softcap=softcap)
+            return attend_fused(q, k, v, context.fused, scale=scale, window=window)
         assert context.masks is not None
         mask = context.masks[config.windows.index(layer.window)]
         operands = Operands(q, *read, mask, positions=context.positions)

@@ -17,7 +17,7 @@ from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
 from jrl.models.attention import AttentionContext, cached_context, full_context, fused_context
 from jrl.models.cache import Cache, LayerCache, LayerEntry, cache_tokens, spread_kv_heads
 from jrl.models.config import TransformerConfig
-from jrl.models.fused_attention import FusedImplementation
+from jrl.models.fused_attention import KernelImplementation
 from jrl.models.mixers import empty_entry
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.positions import token_positions
@@ -44,7 +44,7 @@ class DecoderPolicy:
       num_value_layers: Layers that the value function has its own copy of.
       adapter: What trains beside the frozen model; None: parts of the model itself.
       noise: What a dropout key draws on the embeddings; None: nothing.
-      attention: The kernel that whole rows go through, padded on the right then; None: einsums.
+      attention: The kernel that whole rows go through; None: einsums.
     """
 
     config: TransformerConfig
@@ -53,7 +53,7 @@ class DecoderPolicy:
     num_value_layers: int
     adapter: Lora | VirtualTokens | None = None
     noise: EmbeddingNoise | None = None
-    attention: FusedImplementation | None = None
+    attention: KernelImplementation | None = None
 
     def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
         """Hidden states before layer `cut`."""
@@ -214,11 +214,12 @@ class DecoderPolicy:
     ) -> tuple[AttentionContext, Array]:
         mask, segment_ids = inputs.attention_mask, inputs.segment_ids
         positions = token_positions(mask, segment_ids)
-        # The kernels know neither segments nor, by the interface they are called through, dropout of the weights.
+        # By the interfaces they are called through the kernels drop no weights, and one alone knows segments.
         drops = self._rngs(dropout_key) is not None and self.config.attention_dropout > 0
-        if self.attention is None or segment_ids is not None or drops:
+        is_served = not drops and (segment_ids is None or self.attention == "splash")
+        if self.attention is None or not is_served:
             return full_context(self.config, mask, positions, segment_ids), positions
-        return fused_context(self.config, mask, positions, self.attention), positions
+        return fused_context(self.config, mask, positions, segment_ids, self.attention), positions
 
     def _embed(
         self, variables: Variables, inputs: ModelInputs, positions: Array, key: PRNGKey | None = None

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of whole rows by one kernel that knows their lengths, where `jax.nn.dot_product_attention` has one.
+"""Attention of whole rows by one kernel, for scoring and training: which kernel, and that of one that knows lengths.
 
-No mask is made, and no (Q, S) scores are kept for the backward pass. It serves rows that are padded on the right:
-scoring and training, never the cache.
+No mask is made, and no (Q, S) scores are kept for the backward pass. `jax.nn.dot_product_attention` serves rows that
+are padded on the right; TPUs have a kernel of their own (`jrl.models.splash_attention`). None reads the cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NoReturn
@@ -15,13 +16,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.mesh import constrain_rows
+from jrl.mesh import constrain_rows, platform
 from jrl.models.config import LatentAttention, TransformerConfig
 
-AttnImplementation = Literal["auto", "einsum", "xla", "cudnn"]
-"""How whole rows attend: einsums with a mask (everything, everywhere), or `jax.nn.dot_product_attention` by one of its
-implementations; "auto" is cuDNN's kernel where it serves, and einsums elsewhere."""
+AttnImplementation = Literal["auto", "einsum", "xla", "cudnn", "splash"]
+"""How whole rows attend: einsums with a mask (everything, everywhere), `jax.nn.dot_product_attention` by one of its
+implementations, or TPUs' splash kernel; "auto" is the platform's kernel where it serves, and einsums elsewhere."""
 FusedImplementation = Literal["xla", "cudnn"]
+KernelImplementation = Literal[FusedImplementation, "splash"]
 
 
 @partial(
@@ -103,7 +105,7 @@ def attend_fused(
 
 def choose_attention(
     requested: AttnImplementation, config: TransformerConfig, compute_dtype: Any
-) -> Literal["einsum", "xla", "cudnn"]:
+) -> Literal["einsum", KernelImplementation]:
     """The implementation that this model gets on the devices of the mesh in force, else on this process's.
 
     Args:
@@ -115,12 +117,15 @@ def choose_attention(
     """
     if requested == "einsum":
         return requested
-    reason = _no_kernel(config) or (None if requested == "xla" else _no_cudnn(config, compute_dtype))
-    if requested == "auto":
-        return "cudnn" if reason is None else "einsum"
-    if reason is not None:
+    kernel: KernelImplementation = requested if requested != "auto" else _kernel_of_platform()
+    reason = _NO_KERNEL[kernel](config, compute_dtype)
+    if reason is not None and requested != "auto":
         _refuse(requested, reason)
-    return requested
+    return kernel if reason is None else "einsum"
+
+
+def _kernel_of_platform() -> KernelImplementation:
+    return "splash" if platform() == "tpu" else "cudnn"
 
 
 def require_einsum(requested: AttnImplementation, reason: str) -> None:
@@ -139,15 +144,19 @@ def _refuse(requested: str, reason: str) -> NoReturn:
     )
 
 
-def _no_kernel(config: TransformerConfig) -> str | None:
+def _no_bias(config: TransformerConfig) -> str | None:
     """Why no kernel computes this model's attention; None where one may."""
     if any(isinstance(layer.mixer, LatentAttention) for layer in config.layers):
         return "the model has latent attention, whose keys and values differ in width"
-    if config.alibi:
-        return "the model has ALiBi, a bias on the scores"
+    return "the model has ALiBi, a bias on the scores" if config.alibi else None
+
+
+def _no_xla(config: TransformerConfig, compute_dtype: Any) -> str | None:
+    """Why `jax.nn.dot_product_attention` does not serve the model, whatever computes it; None where it may."""
+    del compute_dtype
     if config.attention_softcap is not None:
         return f"the model caps its scores (attention_softcap = {config.attention_softcap})"
-    return None
+    return _no_bias(config)
 
 
 def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
@@ -155,6 +164,8 @@ def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
 
     The limits are those that jax checks, and cuDNN's own on the width of heads in the backward pass.
     """
+    if reason := _no_xla(config, compute_dtype):
+        return reason
     device, meant = jax.devices()[0], jax.sharding.get_abstract_mesh().abstract_device
     is_absent = meant is not None and meant.device_kind != device.device_kind
     if is_absent:  # it is compiled for others
@@ -175,3 +186,23 @@ def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
     if is_absent and config.head_dim > 128:  # jax 0.10 asks the process's own devices how wide heads may be
         return f"JAX compiles its kernel for heads wider than 128, here {config.head_dim}, only where the GPU itself is"
     return None
+
+
+def _no_splash(config: TransformerConfig, compute_dtype: Any) -> str | None:
+    """Why the splash kernel does not serve; None where it does."""
+    if reason := _no_bias(config):
+        return reason
+    if (here := platform()) != "tpu":
+        return f"it needs a TPU, and the model computes on a {here}"
+    if jnp.dtype(compute_dtype) not in (jnp.bfloat16, jnp.float32):
+        return f"it computes in bfloat16 or float32, and `train.compute_dtype` is {jnp.dtype(compute_dtype).name}"
+    if config.head_dim % 8 or config.head_dim > 256:
+        return f"its heads are a multiple of 8 and at most 256 wide, and the model's are {config.head_dim}"
+    return None
+
+
+_NO_KERNEL: Mapping[KernelImplementation, Callable[[TransformerConfig, Any], str | None]] = {
+    "xla": _no_xla,
+    "cudnn": _no_cudnn,
+    "splash": _no_splash,
+}

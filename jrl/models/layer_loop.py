@@ -26,7 +26,7 @@ from jrl.models.rounding import round_kernels
 
 Stream = Float[Array, "B Q D"]
 DROPOUT = "dropout"
-DEAR = frozenset({"ragged_dot_general", "pallas_call", "ffi_call", "sort", "top_k"})
+DEAR = frozenset({"ragged_dot_general", "ffi_call", "sort", "top_k"})
 """Primitives whose results a shared body keeps for the backward pass, beside products with weights and attention's
 output: kernels and sorts."""
 

@@ -307,7 +307,8 @@ def test_auto_is_the_kernel_exactly_where_it_serves(monkeypatch, device, dtype, 
 def test_heads_wider_than_128_are_not_asked_of_cudnn_for_an_absent_device(monkeypatch, width, chosen):
     """JAX's own check looks at the process's devices, here a CPU, and refuses them."""
     devices = types.SimpleNamespace(devices=np.array([gpu()]))
-    abstract = types.SimpleNamespace(abstract_device=types.SimpleNamespace(device_kind=gpu().device_kind))
+    meant = types.SimpleNamespace(device_kind=gpu().device_kind, platform="cuda")
+    abstract = types.SimpleNamespace(abstract_device=meant)
     monkeypatch.setattr(fused_attention.jax.sharding, "get_mesh", lambda: devices)
     monkeypatch.setattr(fused_attention.jax.sharding, "get_abstract_mesh", lambda: abstract)
     config = replace(tiny_lm("llama")[0].config, head_dim=width)

@@ -31,6 +31,8 @@ _PALLAS_PRODUCTS = {
     r"splash_m[hq]a_dq": 3,
     r"splash_m[hq]a_dkv": 4,
 }
+# Results of splash's dkv kernel where it makes dq as well, with one product more.
+_FUSED_RESULTS = 5
 
 # What a round of a loop reads.
 
@@ -175,6 +177,8 @@ def _pallas_flops(computation: Computation, it: Instruction) -> float:
     products = next((count for name, count in _PALLAS_PRODUCTS.items() if re.search(name, it.op_name)), 0)
     if not products:
         return 0.0
+    if "_dkv" in it.op_name and len(arrays_of(it.result)) == _FUSED_RESULTS:
+        products += 1
     given = (array_of(computation.instructions[name].result) for name in it.operands)
     queries, keys = [array.shape for array in given if array.is_float][:2]
     return products * 2.0 * math.prod(queries) * keys[-2]

@@ -445,6 +445,19 @@ def test_a_kernel_whose_attributes_go_on_over_lines(kernel, products):
     assert hlo.kernels(text) == {"tpu_custom_call": 1} and hlo.num_sorts(text) == 1
 
 
+@pytest.mark.parametrize(("queries_too", "products"), [("", 4), ("bf16[4,1,8,512,128]{4,3,2,1,0}, ", 5)])
+def test_a_kernel_that_makes_all_three_gradients_has_a_product_more(queries_too, products):
+    """As libtpu writes splash attention's: what it adds up in, then the gradients."""
+    sums, keys = "f32[4,256,128]{2,1,0}", "bf16[4,2,256,128]{3,2,1,0}"
+    text = entry(
+        "%q = bf16[4,8,512,128]{3,2,1,0} parameter(0)",
+        f"%k = {keys} parameter(1)",
+        f"%c = ({sums}, {sums}, {queries_too}{keys}, {keys}) custom-call(%q, %k, %k), "
+        'custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/splash_mha_dkv_segmented_no_residuals"}',
+    )
+    assert hlo.num_flops(text, rounds=1) == products * 2 * 4 * 8 * 512 * 128 * 256
+
+
 def test_sorts_of_a_library_count():
     text = entry(
         PARAMETER,
