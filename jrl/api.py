@@ -20,6 +20,7 @@ from jrl.suggestions import did_you_mean
 from jrl.trainers.base import Trainer
 from jrl.trainers.config.registry import get_pipeline, get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loading.learning_rate import with_rate_for_model
 from jrl.trainers.policy_trainer import PolicyTrainer
 
 RewardFns = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -71,7 +72,7 @@ def train(
       eval_prompts: Likewise; default: the first `batch_size` prompts, or the BOS text.
       metric_fn: `metric_fn(samples, prompts, outputs, **metadata)` returns name → list of floats, or name → float.
       config: `config.train.trainer` chooses the algorithm. Default: PPO where `reward_fn` is given, else ILQL where
-        `rewards` are, else SFT.
+        `rewards` are, else SFT; its learning rate is then chosen by the size of the model, and said.
       stop_sequences: Texts that end a completion; with an environment, a turn.
       environment: Answers the policy turn by turn, and rewards it: a class of objects with `reset` and `step`, one an
         episode, or a function of a turn; see `jrl.rollout.environments`.
@@ -127,8 +128,8 @@ def prepare(
     check_sampling(prompts, eval_prompts, metric_fn, stop_sequences)
     if config is None:
         online = reward_fn if environment is None else environment
-        config = default_config(online, rewards, DEFAULTS, stacklevel=4)
-    if model_path is not None:
+        config = default_config(online, rewards, DEFAULTS, stacklevel=4, model_path=model_path, by_size=True)
+    elif model_path is not None:
         config = config.evolve(model={"model_path": model_path})
     trainer = make_trainer(
         config,
@@ -275,15 +276,31 @@ def default_config(
     defaults: Defaults[Config],
     *,
     stacklevel: int,
+    model_path: Any = None,
+    by_size: bool = False,
 ) -> Config:
-    """The configuration of a run that was given none, and a warning that says which one it is."""
+    """The configuration of a run that was given none, and a warning that says which one it is.
+
+    Args:
+      reward_fn: Of the run.
+      rewards: Likewise.
+      defaults: To choose from.
+      stacklevel: Of the warning.
+      model_path: Replaces that of the default.
+      by_size: Whether the learning rate is chosen by the model's size; else it is that of the seeds.
+    """
     if reward_fn is not None:
         config = defaults.online()
     else:
         config = defaults.offline() if rewards is None else defaults.rewarded()
+    if model_path is not None:
+        config = config.evolve(model={"model_path": model_path})
+    rate = ""
+    if by_size:
+        config, rate = with_rate_for_model(config)
     warnings.warn(
         f"No `config` given: using the default one for {config.train.trainer}, with model "
-        f"{config.model.model_path!r}.",
+        f"{config.model.model_path!r}{rate and f', {rate}'}.",
         stacklevel=stacklevel,
     )
     return config

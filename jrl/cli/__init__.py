@@ -45,6 +45,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "config": show_config,
     "report": show_report,
     "sweep": sweep,
+    "doctor": show_environment,
     "env": show_environment,
 }
 """The tools; all other commands are names of algorithms."""

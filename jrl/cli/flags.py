@@ -8,6 +8,7 @@ from typing import Any
 
 from jrl.cli.bench import WHAT, add_bench_flags
 from jrl.cli.config import add_config_flags
+from jrl.cli.dry_run import add_dry_run_flag
 from jrl.cli.flat import BOTH
 from jrl.cli.multihost import add_job_flags
 from jrl.cli.plan import add_plan_flags
@@ -70,7 +71,12 @@ def parser() -> argparse.ArgumentParser:
     add_config_flags(
         commands.add_parser("config", help="an algorithm's recipe, each field under what it means")
     )
-    commands.add_parser("env", help="versions and devices, for a bug report")
+    commands.add_parser(
+        "doctor",
+        aliases=["env"],
+        help="versions, devices, memory, disk, caches and common traps, each with a verdict",
+        epilog="Exits with status 1 where a check says `wrong`.",
+    )
     add_report_flags(commands.add_parser("report", help="a run, or several, as one HTML page"))
     _add_sweep(commands.add_parser("sweep", help="search hyperparameters of a script with Ray Tune"))
     return top
@@ -123,6 +129,7 @@ def _add_training_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop sequence; repeatable"
     )
+    add_dry_run_flag(command)
     add_job_flags(command)
 
 

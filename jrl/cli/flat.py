@@ -26,6 +26,11 @@ def flat(name: str, words: Sequence[str]) -> Work:
     Raises:
       ValueError: On a mistake in flags, file or data; as do TypeError and FileNotFoundError.
     """
+    if "--dry-run" in words:
+        raise ValueError(
+            "--dry-run must go with a nested configuration, got a flat one, of TRL's fields: give a recipe with the "
+            "sections method, model, train, ..., or `--samples FILE` and dotted flags (docs/command_line.md)."
+        )
     from jrl.trl.commands import prepare_command  # transformers' arguments take a second to import
 
     run = prepare_command(name, words)

@@ -13,8 +13,8 @@ Work = Callable[[], int | None]
 
 
 def tell(text: str) -> None:
-    """Prints a closing line, once for all processes of a job."""
-    if is_main():
+    """Prints a line, once for all processes of a job; nothing of an empty one."""
+    if text and is_main():
         print(text)
 
 

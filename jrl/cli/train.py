@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jrl.api import prepare
+from jrl.cli.dry_run import dry_run
 from jrl.cli.summary import Work, status_of, tell
 from jrl.data.episodes import has_episodes
 from jrl.data.sources.named_sources import load_prompts, load_rewarded_samples, load_samples
@@ -17,13 +19,18 @@ from jrl.trainers.base import Trainer
 from jrl.trainers.config.method import commands, entry_of
 from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loading.learning_rate import with_rate_for_model
 from jrl.trainers.loading.setup import reward_mesh
 
 
 def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl <algorithm>` with a nested configuration, or with its default one."""
     config = configuration(flags.command, flags.config, overrides)
-    return _PREPARED[commands()[flags.command].data](flags, config)
+    if flags.config is None and not chooses_rate(overrides):
+        config, rate = with_rate_for_model(config)
+        tell(rate and f"{rate}.")
+    make = partial(_TRAINERS[commands()[flags.command].data], flags)
+    return dry_run(flags.command, config, make) if flags.dry_run else _learning(make(config))
 
 
 def configuration(command: str, path: str | None, overrides: list[str]) -> TRLConfig:
@@ -46,6 +53,11 @@ def configuration(command: str, path: str | None, overrides: list[str]) -> TRLCo
     if command in entry.variants:
         config = _as_variant(command, config, entry.switches(command), from_file=bool(path))
     return apply_overrides(config, overrides)
+
+
+def chooses_rate(overrides: Sequence[str]) -> bool:
+    """True where a flag says something of optimizer or schedule, so that the learning rate is the user's own."""
+    return any(word.startswith(("--optimizer", "--scheduler")) for word in overrides)
 
 
 def _as_variant(name: str, config: TRLConfig, fields: Mapping[str, Any], *, from_file: bool) -> TRLConfig:
@@ -72,48 +84,49 @@ def _learning(trainer: Trainer) -> Work:
     return work
 
 
-def _rewarded(flags: argparse.Namespace, config: TRLConfig) -> Work:
+def _rewarded(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
     records = read_records(flags.samples)
     if has_episodes(records):  # their turns bring the rewards
-        return _learning(prepare(config=config, samples=list(records), **_evaluation(flags)))
+        return prepare(config=config, samples=list(records), **_evaluation(flags))
     samples, rewards = load_rewarded_samples(flags.samples)
-    return _learning(prepare(config=config, samples=samples, rewards=rewards, **_evaluation(flags)))
+    return prepare(config=config, samples=samples, rewards=rewards, **_evaluation(flags))
 
 
-def _imitating(flags: argparse.Namespace, config: TRLConfig) -> Work:
-    return _learning(prepare(config=config, samples=load_samples(flags.samples), **_evaluation(flags)))
+def _imitating(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
+    return prepare(config=config, samples=load_samples(flags.samples), **_evaluation(flags))
 
 
-def _paired(flags: argparse.Namespace, config: TRLConfig) -> Work:
+def _paired(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
     samples = list(iter(read_records(flags.samples)))
     # A model that writes no text is not sampled from in evaluations.
     entry = entry_of(config.method)
     evaluation = _evaluation(flags) if entry is None or entry.model == "language" else {}
-    return _learning(prepare(config=config, samples=samples, **evaluation))
+    return prepare(config=config, samples=samples, **evaluation)
 
 
-def _online(flags: argparse.Namespace, config: TRLConfig) -> Work:
+def _online(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
     config.validate()  # before its mesh is used
     reward = load_rewards(
         flags.reward, label=flags.reward_label, output=flags.reward_output, mesh=reward_mesh(config)
     )
     prompts = load_prompts(flags.prompts)
-    return _learning(prepare(config=config, reward_fn=reward, prompts=prompts, **_evaluation(flags)))
+    return prepare(config=config, reward_fn=reward, prompts=prompts, **_evaluation(flags))
 
 
 def _evaluation(flags: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `jrl.train` that all commands share."""
+    prompts = load_prompts(flags.eval_prompts) if flags.eval_prompts else None
     return {
-        "eval_prompts": load_prompts(flags.eval_prompts) if flags.eval_prompts else None,
+        "eval_prompts": prompts[:2] if prompts and flags.dry_run else prompts,
         "metric_fn": load_function(flags.metric) if flags.metric else None,
         "stop_sequences": flags.stop,
     }
 
 
-_PREPARED: Mapping[str, Callable[[argparse.Namespace, TRLConfig], Work]] = {
+_TRAINERS: Mapping[str, Callable[[argparse.Namespace, TRLConfig], Trainer]] = {
     "prompts": _online,
     "rewarded": _rewarded,
     "samples": _imitating,
     "pairs": _paired,
 }
-"""By what an algorithm learns from."""
+"""Makers of the trainer, by what an algorithm learns from."""

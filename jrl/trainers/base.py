@@ -37,6 +37,7 @@ from jrl.trainers.plan.model_part import ModelShapes
 from jrl.trainers.programs import Program, jit_update, optimizer_of
 from jrl.trainers.rollouts.draws import Draws
 from jrl.trainers.rollouts.evaluation import Evaluation
+from jrl.trainers.rollouts.rehearsal import Rehearsal
 from jrl.typing import Frozen, Params, Update
 
 Method = TypeVar("Method", bound=MethodConfig)
@@ -206,6 +207,14 @@ class Trainer(abc.ABC):
     @abc.abstractmethod
     def learn(self) -> None:
         """Runs the algorithm to its end."""
+
+    def rehearse(self) -> Rehearsal:
+        """Makes one iteration outside of a run, with the data that were added; the trainer is used up by it.
+
+        Raises:
+          ValueError: If this algorithm cannot.
+        """
+        raise ValueError(f"{type(self).__name__} has no `rehearse`, so one iteration cannot be tried alone.")
 
     @contextlib.contextmanager
     def running(

@@ -20,6 +20,7 @@ from jrl.placement import place_rows
 from jrl.trainers.base import TRAINING_STREAM, Trainer
 from jrl.trainers.loggers.description import Sized, describe_size, warn_of_batches
 from jrl.trainers.rollouts.evaluation import Evaluation
+from jrl.trainers.rollouts.rehearsal import Rehearsal, rehearsed
 from jrl.typing import ComparisonBatch, Frozen, Metrics, Params
 
 HELD_OUT = "eval/"
@@ -80,6 +81,14 @@ class OfflineTrainer(Trainer):
                 key = jax.random.fold_in(root_key, iteration)
                 self.state, metrics = self.update(self.state, self.frozen, rows, key)
                 run.after({self.tokens_metric: self.count_tokens(batch)}, metrics)
+
+    def rehearse(self) -> Rehearsal:
+        """Learns from the first batch."""
+        batch = self.samples.batch(0, self.config.train.batch_size)
+        with jax.set_mesh(self.mesh):
+            rows = self.place(batch)
+            self.state, metrics = self.update(self.state, self.frozen, rows, self.root_key)
+            return rehearsed(batch, metrics, host={self.tokens_metric: self.count_tokens(batch)})
 
     def place(self, batch: Any) -> Any:
         """Host rows on the mesh, as the update takes them."""

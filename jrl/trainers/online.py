@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jrl.data.prompts import PromptSet
@@ -29,12 +30,14 @@ from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import PolicyBundle, load_policy, sampling_mesh_of
 from jrl.trainers.loggers.description import warn_of_batches
 from jrl.trainers.loop.run import Run
+from jrl.trainers.loop.stopwatch import Stopwatch
 from jrl.trainers.online_programs import make_update, online_programs
 from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.trainers.programs import Program
 from jrl.trainers.rollouts.ahead import Ahead, Policies
+from jrl.trainers.rollouts.rehearsal import Rehearsal, rehearsed
 from jrl.trainers.sampling_trainer import SamplingTrainer
-from jrl.typing import Params, PRNGKey
+from jrl.typing import Metrics, Params, PRNGKey
 
 STREAM_OF_PROMPTS = 7
 """What the seed's key is folded with for completions whose keys depend on their prompts' places alone."""
@@ -197,33 +200,65 @@ class OnlineTrainer(SamplingTrainer):
                     experience = rollouts(iteration)
                     if experience.degenerate:  # before the update: a warning may be an error
                         self._warn_of_equal_scores(iteration)
-                    with DISPATCH:
-                        self.state, metrics = self.update(
-                            self.state,
-                            self.frozen,
-                            experience.rollouts,
-                            self.keys(iteration)[1],
-                            run.end_of_state,
-                            self.ref_params if self.recipe.reads_reference else None,
-                        )
+                    metrics = self._learn_from(experience, iteration, run.end_of_state)
                     host = experience.metrics | self.count(experience, iteration)
                     # Of what was sampled and left out the update knows nothing.
                     device = {name: value for name, value in metrics.items() if name not in host}
                     run.after(host, device | experience.agreement, experience.rows)
 
+    def _learn_from(self, experience: Experience, iteration: int, end_of_state: np.int32 | None) -> Metrics:
+        """Sends the update of an iteration on its way, and takes over the state that it will give."""
+        with DISPATCH:
+            self.state, metrics = self.update(
+                self.state,
+                self.frozen,
+                experience.rollouts,
+                self.keys(iteration)[1],
+                end_of_state,
+                self.ref_params if self.recipe.reads_reference else None,
+            )
+        found: Metrics = metrics
+        return found
+
+    def rehearse(self) -> Rehearsal:
+        """Samples, scores and learns from one iteration's rollouts.
+
+        Raises:
+          ValueError: If rollouts are collected ahead, for which there must be a run.
+        """
+        if self.policies is not None:
+            raise ValueError(
+                f"`train.rollouts_ahead` must be 0 to try one iteration, got {self.config.train.rollouts_ahead}."
+            )
+        with jax.set_mesh(self.mesh):
+            experience = self._collect_now(0, while_sampling=lambda: None, stopwatch=Stopwatch())
+            metrics = self._learn_from(experience, 0, None)
+            device = metrics | experience.agreement
+            return rehearsed(
+                experience.rollouts.sequences, device, rows=experience.rows, host=experience.metrics
+            )
+
+    def _collect_now(
+        self, iteration: int, *, while_sampling: Callable[[], None], stopwatch: Clock
+    ) -> Experience:
+        """Rollouts of an iteration by the present policy."""
+        return self.collect(
+            self.params,
+            self.frozen,
+            self.ref_params,
+            iteration,
+            self.keys(iteration)[0],
+            first_prompt=self.first_prompt(iteration),
+            while_sampling=while_sampling,
+            stopwatch=stopwatch,
+        )
+
     @contextlib.contextmanager
     def _rollouts(self, run: Run) -> Iterator[Callable[[int], Experience]]:
         """Gives the rollouts of an iteration by its number, made then or ahead."""
         if self.policies is None:
-            yield lambda iteration: self.collect(
-                self.params,
-                self.frozen,
-                self.ref_params,
-                iteration,
-                self.keys(iteration)[0],
-                first_prompt=self.first_prompt(iteration),
-                while_sampling=run.flush,
-                stopwatch=run.stopwatch,
+            yield lambda iteration: self._collect_now(
+                iteration, while_sampling=run.flush, stopwatch=run.stopwatch
             )
             return
         frozen, ref_params = self.policies.move((self.frozen, self.ref_params))

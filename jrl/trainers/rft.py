@@ -29,6 +29,7 @@ from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import PolicyBundle
 from jrl.trainers.loggers.description import warn_of_batches
 from jrl.trainers.loop.run import Run
+from jrl.trainers.loop.stopwatch import Stopwatch
 from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.trainers.programs import (
     Program,
@@ -37,6 +38,7 @@ from jrl.trainers.programs import (
     sequence_shapes,
     update_program,
 )
+from jrl.trainers.rollouts.rehearsal import Rehearsal, rehearsed
 from jrl.trainers.rollouts.rft_experience import RoundCollector
 from jrl.trainers.sampling_trainer import SamplingTrainer
 from jrl.typing import Params, PRNGKey, Sequences, Update
@@ -153,6 +155,27 @@ class RFTTrainer(SamplingTrainer):
                 if self.finished:
                     run.end_here()
                 run.after({"sft/tokens": float(batch.mask.sum())} | news.metrics, metrics, news.rows)
+
+    def rehearse(self) -> Rehearsal:
+        """Samples each prompt, and learns the first batch of what is kept.
+
+        Raises:
+          RewardError: If no sample has a score.
+        """
+        with jax.set_mesh(self.mesh):
+            found = self.collect(self.params, self.frozen, 0, self.root_key, stopwatch=Stopwatch())
+            if found.kept is None:
+                raise RewardError(
+                    f"`reward_fn` failed on each of {len(found.rows)} samples, or answered None: there is nothing to "
+                    "learn from. Call it on some completions by hand."
+                )
+            self.kept, self.num_passes = found.kept, 1
+            self.samples, figures = self.choose(0)
+            batch = self.next_batch()
+            self.state, metrics = self.update(
+                self.state, self.frozen, place_rows(self.mesh, batch), self.root_key
+            )
+            return rehearsed(batch, metrics, rows=found.rows, host=found.metrics | figures)
 
     def begin_pass(self, run: Run, key: PRNGKey) -> News:
         """Chooses what the next pass learns, after a new round where the last one is used up.

@@ -18,10 +18,14 @@ class CompileCounter:
     """Counts XLA compilations in this process while entered.
 
     A run that recompiles after its first iterations is a defect of shapes, so `perf/compilations` is always logged.
+
+    Attributes:
+      count: Programs, those that were read from the cache among them.
+      seconds: What they took.
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count, self.seconds = 0, 0.0
 
     def __enter__(self) -> Self:
         """Starts to listen."""
@@ -35,8 +39,9 @@ class CompileCounter:
         jax.monitoring.unregister_event_duration_listener(self._heard)
 
     def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del duration_secs, kwargs
-        self.count += event == _COMPILE_EVENT
+        del kwargs
+        if event == _COMPILE_EVENT:
+            self.count, self.seconds = self.count + 1, self.seconds + duration_secs
 
 
 class Stopwatch:

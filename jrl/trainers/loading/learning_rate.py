@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learning rate of a run whose user gave none, by the size of its model.
+
+The default configurations are trlX's and TRL's, which were made for GPT-2. Rates that work fall with size: in the
+recipes of `configs/` that were run here, PPO takes 2e-4 to 1e-3 for a few million parameters; trlX's take 3e-5 for
+GPT-2 and 5e-6 to 1e-5 for 6 billion of which few layers train; where all of 7 billion do, GRPO took 1e-6
+(arXiv:2402.03300). A power of the size goes through these. Adapters take ten times as much (arXiv:2405.09673).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import jax
+
+from jrl.models.adapters.peft_format import is_adapter_folder, read_adapter_folder
+from jrl.models.checkpoint import read_model
+from jrl.models.entries_io import initial_shapes
+from jrl.models.hub import CONFIG_FILES, find_checkpoint, is_checkpoint
+from jrl.models.model import make_model
+from jrl.trainers.config.method import entry_of
+from jrl.trainers.config.trl_config import TRLConfig
+
+Config = TypeVar("Config", bound=TRLConfig)
+
+GPT2_PARAMETERS = 124_439_808
+"""Parameters of the model for which the default rates were made."""
+EXPONENT = 0.75
+FASTEST, SLOWEST = 1e-3, 1e-6
+"""Rates that are never passed, unless the default itself does."""
+ADAPTER_FACTOR = 10.0
+
+
+def learning_rate_for(rate: float, num_parameters: int, *, has_adapter: bool = False) -> float:
+    """The learning rate for a model of a size, to two digits.
+
+    Args:
+      rate: That suits GPT-2.
+      num_parameters: Of the whole model.
+      has_adapter: Whether an adapter trains, and not the model.
+    Example:
+      >>> learning_rate_for(3e-5, 124_439_808), learning_rate_for(3e-5, 7_000_000_000)
+      (3e-05, 1.5e-06)
+      >>> learning_rate_for(3e-5, 1_000_000)
+      0.001
+    """
+    scaled = rate * (GPT2_PARAMETERS / num_parameters) ** EXPONENT * (ADAPTER_FACTOR if has_adapter else 1.0)
+    bounded = min(max(scaled, min(rate, SLOWEST)), max(rate, FASTEST))
+    return float(f"{bounded:.2g}")
+
+
+def with_rate_for_model(config: Config) -> tuple[Config, str]:
+    """A default configuration with the rate that suits its model.
+
+    Args:
+      config: Of which nobody chose the optimizer; left untouched.
+    Returns:
+      The configuration, and a sentence that says what was chosen. The configuration as it is and "" where the size is
+      not known: of a model that is none of language, or cannot be read, which the trainer will say.
+    """
+    entry, kwargs = entry_of(config.method), config.optimizer.kwargs
+    if entry is None or entry.model != "language" or "lr" not in kwargs:
+        return config, ""
+    try:
+        num_parameters, has_adapter = _size_of(config)
+    except (ValueError, OSError):
+        return config, ""
+    rate = learning_rate_for(kwargs["lr"], num_parameters, has_adapter=has_adapter)
+    scheduler: Mapping[str, Any] = config.scheduler.kwargs
+    constant = {"eta_min": rate} if scheduler.get("eta_min") == kwargs["lr"] else {}
+    changed = config.evolve(optimizer={"kwargs": {"lr": rate}}, scheduler={"kwargs": constant})
+    what = "an adapter of a model" if has_adapter else "a model"
+    return changed, (
+        f"learning rate {rate:g}, chosen for {what} of {num_parameters:,} parameters (GPT-2's is {kwargs['lr']:g}); "
+        "`optimizer.kwargs.lr` sets another"
+    )
+
+
+def _size_of(config: TRLConfig) -> tuple[int, bool]:
+    """Parameters of the whole model, by its config files, and whether an adapter trains."""
+    source, has_adapter = config.model.model_path, config.model.peft_config is not None
+    if is_adapter_folder(source):
+        source, has_adapter = read_adapter_folder(source).base_model, True
+    if is_checkpoint(source):
+        lm = read_model(find_checkpoint(source, files=CONFIG_FILES), config.model.model_extra_configs)
+    else:
+        lm = make_model(source)
+    shapes = initial_shapes(lm.init)
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes)), has_adapter

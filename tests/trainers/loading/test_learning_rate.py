@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
+import pytest
+
+import jrl
+from jrl.cli import main
+from jrl.cli.train import chooses_rate
+from jrl.trainers.config.method import entries
+from jrl.trainers.loading.learning_rate import (
+    FASTEST,
+    GPT2_PARAMETERS,
+    SLOWEST,
+    learning_rate_for,
+    with_rate_for_model,
+)
+from tests.tiny import tiny_hf_config
+from tests.trainers.runs import save_tiny_checkpoint
+
+
+@pytest.mark.parametrize("rate", [3e-5, 5e-5, 1e-4, 1e-6])
+def test_gpt2_keeps_the_default(rate):
+    assert learning_rate_for(rate, GPT2_PARAMETERS) == rate
+
+
+def test_the_rate_falls_with_size_within_its_bounds():
+    sizes = [10**power for power in range(4, 13)]
+    rates = [learning_rate_for(3e-5, size) for size in sizes]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == FASTEST and rates[-1] == SLOWEST
+    assert learning_rate_for(1e-8, 10**12) == 1e-8  # slower by default
+    assert learning_rate_for(1e-2, 10**4) == 1e-2
+
+
+def test_sixteen_times_smaller_is_eight_times_faster():
+    assert learning_rate_for(3e-5, GPT2_PARAMETERS // 16) == pytest.approx(8 * 3e-5)
+
+
+def test_adapters_take_ten_times_as_much():
+    assert learning_rate_for(3e-5, GPT2_PARAMETERS, has_adapter=True) == pytest.approx(3e-4)
+
+
+def of_size(**fields):
+    return jrl.default_ppo_config().evolve(model={"model_path": tiny_hf_config(**fields)})
+
+
+def test_a_default_configuration_gets_the_rate_of_its_model():
+    default = of_size()
+    config, said = with_rate_for_model(default)
+    assert config.optimizer.kwargs == default.optimizer.kwargs | {"lr": 1e-3}
+    assert config.scheduler.kwargs == {"T_max": 1e12, "eta_min": 1e-3}  # constant, as before
+    assert default.optimizer.kwargs["lr"] == 3e-5
+    assert said.startswith("learning rate 0.001, chosen for a model of 27,5") or "chosen for" in said
+
+
+def test_an_adapter_is_told():
+    lora = {"peft_config": {"peft_type": "LORA", "r": 2}, "num_layers_unfrozen": -1}
+    config, said = with_rate_for_model(of_size(n_embd=512, n_layer=12, n_head=8).evolve(model=lora))
+    assert "an adapter of a model" in said and config.optimizer.kwargs["lr"] <= FASTEST
+
+
+def test_what_cannot_be_read_is_left_to_the_trainer(tmp_path):
+    config = jrl.default_ppo_config().evolve(model={"model_path": str(tmp_path)})
+    assert with_rate_for_model(config) == (config, "")
+
+
+@pytest.mark.parametrize("name", [name for name, entry in entries().items() if entry.model != "language"])
+def test_other_models_keep_their_default(name):
+    config = entries()[name].default()
+    assert with_rate_for_model(config) == (config, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["--optimizer.kwargs.lr", "1e-4"], True),
+        (["--optimizer.name=sgd"], True),
+        (["--scheduler.name", "constant"], True),
+        (["--train.seed", "3"], False),
+        ([], False),
+    ],
+)
+def test_a_rate_of_the_user_s_own_stays(words, chosen):
+    assert chooses_rate(words) is chosen
+
+
+def test_jrl_config_writes_what_the_command_would_choose(tmp_path, capsys):
+    path = save_tiny_checkpoint(tmp_path / "tiny")
+    assert main(["config", "ppo", "--model.model_path", path]) == 0
+    out, err = capsys.readouterr()
+    assert "lr: 0.001" in out and "eta_min: 0.001" in out
+    assert err.startswith("jrl config: learning rate 0.001, chosen for")
+    assert main(["config", "ppo", "--model.model_path", path, "--optimizer.kwargs.lr", "2e-4"]) == 0
+    out, err = capsys.readouterr()
+    assert "lr: 0.0002" in out and err == ""
+
+
+def test_a_configuration_that_is_given_stays(tmp_path):
+    """Objects are the user's: the seeds' defaults in them, too."""
+    assert jrl.default_ppo_config().optimizer.kwargs["lr"] == 3e-5
+    assert dataclasses.is_dataclass(jrl.default_ppo_config().optimizer)
+
+
+def test_jrl_train_without_a_configuration_says_its_rate(monkeypatch):
+    from jrl import api
+
+    found = []
+    monkeypatch.setattr(api, "make_trainer", lambda config, **_: found.append(config) or _Data())
+    with pytest.warns(UserWarning, match=r"(?s)with model .*learning rate 0\.001, chosen for a model of"):
+        api.prepare(model_path=tiny_hf_config(), reward_fn=lambda outputs: [1.0], prompts=["a"])
+    assert found[0].optimizer.kwargs["lr"] == 1e-3
+
+
+class _Data:
+    def add_data(self, **data):
+        pass
