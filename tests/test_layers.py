@@ -62,7 +62,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "jrl.rollout.keywords",
             "jrl.environments",
         },
-        {"numpy", "reasoning_gym", "textarena"},
+        {"numpy", "reasoning_gym", "textarena", "verifiers"},
     ),
     "jrl.forward": ({"jrl.typing", "jrl.mesh", "jrl.ops"}, JAX),
     "jrl.distributed": (set(), JAX | {"orbax"}),

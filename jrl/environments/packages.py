@@ -52,6 +52,24 @@ def textarena() -> ModuleType:
     return found
 
 
+def verifiers() -> ModuleType:
+    """The package, with the environments of its versions 0.2 and 0.3.
+
+    Raises:
+      ImportError: If it is not installed, or has none of them.
+    """
+    try:
+        import verifiers as found
+    except ImportError as error:
+        raise missing("verifiers", "verifiers", error) from error
+    if not hasattr(found, "MultiTurnEnv"):
+        raise ImportError(
+            "This needs environments of verifiers 0.2 or 0.3, which a later version has no longer: pip install "
+            "'verifiers<0.4'."
+        )
+    return found
+
+
 class Chance:
     """Chance of one world, for packages that draw from the generators of the process.
 
