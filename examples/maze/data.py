@@ -4,24 +4,16 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import numpy as np
 
+from ..worlds.task import Turn
 from .maze import CELLS, MOVES, STARTS, Maze, Position
 from .optimum import optimal_policy
 
 OPTIMAL_SHARE = 1 / 60
 """Probability that a move is the optimal one on purpose; others are uniform over the four. The exact mean return is
 -83.00 (`optimum.mean_return(optimum.mixture_policy(OPTIMAL_SHARE))`)."""
-
-
-class Turn(NamedTuple):
-    """An observation, the action that it was answered by, with its line break, and that action's reward."""
-
-    observation: str
-    action: str
-    reward: float
 
 
 def episode(maze: Maze, seed: int, index: int, *, optimal_share: float = OPTIMAL_SHARE) -> list[Turn]:

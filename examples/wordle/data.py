@@ -3,23 +3,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
+from ..worlds.task import Turn
 from .optimum import search
 from .wordle import Wordle, spell
 
 OPTIMAL_SHARE = 0.3
 """Probability that a guess is the optimal one for all that is known; others are uniform over the list."""
-
-
-class Turn(NamedTuple):
-    """An observation, the guess that it was answered by, with its line break, and that guess's reward."""
-
-    observation: str
-    action: str
-    reward: float
 
 
 def episode(game: Wordle, seed: int, index: int, *, optimal_share: float = OPTIMAL_SHARE) -> list[Turn]:

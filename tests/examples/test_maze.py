@@ -26,11 +26,11 @@ from examples.maze.optimum import (
     optimal_policy,
     uniform_policy,
 )
-from examples.maze.play import play as play_maze
-from examples.maze.play import remembered
 from examples.maze.tokenizer import clause_tokenizer
-from examples.maze.train import ALGORITHMS, MEMORY, record
+from examples.maze.train import ALGORITHMS, MEMORY, recorded
 from examples.maze.train import main as train_maze
+from examples.worlds.play import play as play_world
+from examples.worlds.play import remembered
 
 FULL, PARTLY = Maze(), Maze(shows_position=False)
 
@@ -301,7 +301,7 @@ class TestPlaying:
         return [moves[cells[text]] for text in contexts]
 
     def test_the_best_policy_plays_the_exact_maximum(self):
-        found = play_maze(FULL, self.best, context_turns=0)
+        found = play_world(FULL, STARTS, self.best, context_turns=0)
         assert found.mean() == pytest.approx(-6.84) and found.tolist() == [
             1.0 - distances()[CELLS.index(s)] for s in STARTS
         ]
@@ -313,7 +313,7 @@ class TestPlaying:
             asked.append(list(contexts))
             return ["move down"] * len(contexts)
 
-        play_maze(PARTLY, answer, context_turns=1, starts=[(1, 1), (7, 6)])
+        play_world(PARTLY, [(1, 1), (7, 6)], answer, context_turns=1)
         walls_there = "There are walls to your left, above you, below you.\n"
         assert asked[0][0] == walls_there and asked[1][0] == f"{walls_there}move down\n{walls_there}"
         assert asked[2][0] == asked[1][0] and len(asked) == 101
@@ -326,7 +326,7 @@ class TestPlaying:
             asked.extend(contexts)
             return self.best(contexts)
 
-        assert play_maze(FULL, remembered(answer), context_turns=0).mean() == pytest.approx(-6.84)
+        assert play_world(FULL, STARTS, remembered(answer), context_turns=0).mean() == pytest.approx(-6.84)
         assert len(asked) == 25
 
     def test_the_tokenizer_holds_every_text_and_gives_it_back(self):
@@ -342,14 +342,14 @@ class TestPlaying:
 class TestRecords:
     def test_an_episode_that_reached_the_goal_is_done(self):
         turns = episode(FULL, 0, 0, optimal_share=1.0)
-        found = record(turns)
+        found = recorded(turns)
         assert found["done"] and len(found["turns"]) == len(turns)
         assert found["prompt"] == turns[0].observation and found["turns"][-1]["observation"] == SUCCESS
         assert [turn["observation"] for turn in found["turns"][:-1]] == [t.observation for t in turns[1:]]
 
     def test_one_that_the_limit_cut_goes_on_behind_its_hundredth_move(self):
         turns = next(found for i in range(50) if len(found := episode(FULL, 0, i, optimal_share=0.0)) == 101)
-        found = record(turns)
+        found = recorded(turns)
         assert not found["done"] and len(found["turns"]) == 100
         assert found["turns"][-1]["observation"] == turns[100].observation
 
@@ -373,15 +373,19 @@ class TestReport:
 
     def test_the_curves_are_drawn(self, tmp_path):
         pytest.importorskip("matplotlib")
-        report.draw(self.RUNS, tmp_path / "returns.png")
+        report.plot(self.RUNS, tmp_path / "returns.png", "learned from recorded episodes")
         assert (tmp_path / "returns.png").stat().st_size > 10_000
+
+
+SHORT = "--episodes 20 --train.total_steps 2 --train.eval_interval 2 --train.batch_size 4"
+ONLINE = "--clone.train.total_steps 2 --method.num_rollouts 4 --method.chunk_size 4 --method.ppo_epochs 2"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 @pytest.mark.parametrize("observed", list(MEMORY))
 def test_training_ends_with_a_line_of_figures(algorithm, observed, tmp_path):
-    flags = "--episodes 20 --train.total_steps 2 --train.eval_interval 2 --train.batch_size 4"
+    flags = f"{SHORT} {ONLINE if algorithm == 'ppo' else ''}"
     results = tmp_path / "runs.jsonl"
     program = ["--algorithm", algorithm, "--observed", observed, "--results", str(results)]
     assert train_maze([*program, "--output-dir", str(tmp_path / "run"), *flags.split()]) == 0

@@ -3,6 +3,7 @@
 
 import doctest
 import itertools
+import json
 import random
 from collections import Counter
 from functools import cache
@@ -10,10 +11,15 @@ from functools import cache
 import numpy as np
 import pytest
 
+from examples.wordle import report
 from examples.wordle import wordle as world
 from examples.wordle.data import OPTIMAL_SHARE, episode
 from examples.wordle.optimum import Search, optimal_return, random_return
+from examples.wordle.tokenizer import letter_tokenizer
+from examples.wordle.train import ALGORITHMS, ROW_TOKENS, recorded
+from examples.wordle.train import main as train_wordle
 from examples.wordle.wordle import PROMPT, WORDS, Wordle, draw_answer, feedback, spell
+from examples.worlds.play import play
 
 GAME = Wordle()
 
@@ -229,3 +235,69 @@ class TestData:
         assert 0 < OPTIMAL_SHARE < 1
         assert random_return(GAME) < np.mean(totals) < optimal_return(GAME)
         assert np.mean(totals) == pytest.approx(-3.83, abs=0.3)
+
+
+class TestLearning:
+    def test_the_tokenizer_holds_every_text_and_gives_it_back(self):
+        tokenizer = letter_tokenizer()
+        marks = {spell(feedback(guess, answer)) for guess in WORDS[::9] for answer in WORDS}
+        texts = [PROMPT, "\n", *(f"{text}\n" for text in [*marks, *map(spell, WORDS)])]
+        for text in texts:
+            ids = tokenizer(text)["input_ids"]
+            assert tokenizer.unk_token_id not in ids and tokenizer.decode(ids) == text
+            assert text == PROMPT or len(ids) == (5 if len(text) > 1 else 1)
+
+    def test_the_longest_game_is_a_row(self):
+        longest = max((episode(GAME, 0, index) for index in range(200)), key=len)
+        text = "".join(turn.observation + turn.action for turn in longest)
+        count = len(letter_tokenizer()(f"{text}g g g g g\n")["input_ids"])
+        assert len(longest) == GAME.max_guesses and count == ROW_TOKENS
+
+    def test_a_lost_game_is_over_like_one_that_was_won(self):
+        games = [episode(GAME, 0, index) for index in range(60)]
+        assert {turns[-1].reward for turns in games} == {0.0, -1.0}
+        for turns in games:
+            found = recorded(turns)
+            assert found["done"] and found["prompt"] == PROMPT and len(found["turns"]) == len(turns)
+            assert [turn["output"] for turn in found["turns"]] == [turn.action for turn in turns]
+
+    def test_the_best_player_plays_the_exact_optimum(self, search):
+        def best(contexts):
+            return [spell(WORDS[guess(context.split("\n")[1:-1])]) for context in contexts]
+
+        def guess(lines):
+            history = [
+                (a.replace(" ", ""), b.replace(" ", "")) for a, b in zip(lines[::2], lines[1::2], strict=True)
+            ]
+            candidates = search.candidates(history)
+            over = len(history) >= 6 or (history and history[-1][1] == "ggggg")
+            return 0 if over else search.best(candidates, 6 - len(history))[1]
+
+        assert play(GAME, WORDS, best, context_turns=None).sum() == -333
+
+    def test_a_row_of_the_table_and_the_curves(self, tmp_path):
+        run = {"seed": 0, "greedy": -3.5, "sampled": -4.0, "curve": {"0": [-6, -6], "10": [-3.5, -4.0]}}
+        runs = [run | {"algorithm": name} for name in ("ppo", "ilql")]
+        rows = report.table(runs).splitlines()[2:]
+        assert rows == [
+            "| ILQL | -3.50 | -4.00 | 0 | -1.665 |",
+            "| PPO, online | -3.50 | -4.00 | 0 | -1.665 |",
+        ]
+        pytest.importorskip("matplotlib")
+        report.plot(runs, tmp_path / "returns.png")
+        assert (tmp_path / "returns.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_training_ends_with_a_line_of_figures(algorithm, tmp_path):
+    flags = "--episodes 20 --train.total_steps 2 --train.eval_interval 2 --train.batch_size 4"
+    if algorithm == "ppo":
+        flags += " --clone.train.total_steps 2 --method.num_rollouts 4 --method.chunk_size 4"
+    results = tmp_path / "runs.jsonl"
+    program = ["--algorithm", algorithm, "--results", str(results), "--output-dir", str(tmp_path / "run")]
+    assert train_wordle([*program, *flags.split()]) == 0
+    (line,) = results.read_text().splitlines()
+    found = json.loads(line)
+    assert (found["algorithm"], found["seed"]) == (algorithm, 0) and "observed" not in found
+    assert set(found["curve"]) == {"0", "2"} and -6 <= found["greedy"] <= 0

@@ -1,34 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays the maze with a trained policy: an episode from each start, all of them a turn at a time."""
+"""Plays a world with a trained policy: an episode from each start, all of them a turn at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from .data import Turn
-from .maze import STARTS, Maze, Position
+from .task import Turn, World
 
 Answer = Callable[[Sequence[str]], list[str]]
 """Actions for so many contexts, in their order."""
 
 
-def play(
-    maze: Maze, answer: Answer, *, context_turns: int, starts: Sequence[Position] = STARTS
-) -> np.ndarray:
+def play(world: World, starts: Sequence[Any], answer: Answer, *, context_turns: int | None) -> np.ndarray:
     """Returns of one episode from each start.
 
     Args:
-      maze: The world.
+      world: It is played.
+      starts: One an episode.
       answer: Asked at every turn about all episodes, about those that are over once more, so that its batch keeps its
         shape.
-      context_turns: Turns before the observation that an answer is given to, as in training.
-      starts: One an episode.
+      context_turns: Turns before the observation that an answer is given to, as in training; None: all.
     Returns:
       Sum of the rewards of each episode, without discount.
     """
-    begun = [maze.reset(start) for start in starts]
+    begun = [world.reset(start) for start in starts]
     states, seen = [state for state, _ in begun], [observation for _, observation in begun]
     turns: list[list[Turn]] = [[] for _ in starts]
     going, contexts = set(range(len(starts))), list(seen)
@@ -36,7 +34,7 @@ def play(
         answers = answer(contexts)
         for i in sorted(going):
             action = answers[i].removesuffix("\n") + "\n"
-            states[i], observation, reward, done = maze.step(states[i], action)
+            states[i], observation, reward, done = world.step(states[i], action)
             turns[i].append(Turn(seen[i], action, reward))
             seen[i] = observation
             if done:
@@ -46,9 +44,10 @@ def play(
     return np.array([sum(turn.reward for turn in episode) for episode in turns])
 
 
-def context(turns: Sequence[Turn], observation: str, context_turns: int) -> str:
+def context(turns: Sequence[Turn], observation: str, context_turns: int | None) -> str:
     """What a player reads who remembers so many turns."""
-    remembered = turns[len(turns) - min(context_turns, len(turns)) :]
+    count = len(turns) if context_turns is None else min(context_turns, len(turns))
+    remembered = turns[len(turns) - count :]
     return "".join(turn.observation + turn.action for turn in remembered) + observation
 
 
