@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on eight devices: by one kernel, with the same update as by einsums on one, and in blocks.
 
-The kernels are XLA's own, and TPUs' splash kernel, interpreted. cuDNN's is called as XLA's is, with arrays that are split
-in the same way.
+The kernels are XLA's own, and TPUs' splash kernel, interpreted. cuDNN's is called as XLA's is, with arrays that are
+split in the same way.
 """
 
 from __future__ import annotations
