@@ -71,8 +71,8 @@ def make_policy(
     chosen = choose_attention(attn_implementation, config, compute_dtype)
     attention = None if chosen == "einsum" else chosen
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
-    trains_layers = adapter is None and num_layers_unfrozen != -1
-    first_trained = config.num_layers - num_layers_unfrozen if trains_layers else 0
+    num_trained = 0 if adapter is not None else num_layers_unfrozen
+    first_trained = 0 if num_trained == -1 else config.num_layers - num_trained
     decoder = Decoder(config, compute_dtype, remat, share_layers, first_trained)
     cut = cut if noise is None else None
     policy = DecoderPolicy(config, decoder, cut, num_value_layers_unfrozen, adapter, noise, attention)
