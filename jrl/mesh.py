@@ -280,9 +280,16 @@ def gather_fsdp(tree: Any) -> Any:
     if not is_split_over_fsdp():
         return tree
     # Split first: else what makes a parameter, such as a rounding, is done after the gathering of what it is made from.
-    shardings = tree_shardings(jax.sharding.get_abstract_mesh(), tree)[0]
-    split = jax.tree.map(lambda x, place: jax.lax.with_sharding_constraint(x, place.spec), tree, shardings)
-    return whole_over_fsdp(split)
+    return whole_over_fsdp(constrain_parameters(tree))
+
+
+def constrain_parameters(tree: Any) -> Any:
+    """Pins a tree of parameters to the mesh in force as they are split; without one, returns it untouched."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return tree
+    shardings = tree_shardings(mesh, tree)[0]
+    return jax.tree.map(lambda x, place: jax.lax.with_sharding_constraint(x, place.spec), tree, shardings)
 
 
 def whole_over_fsdp(tree: Any) -> Any:

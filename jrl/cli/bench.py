@@ -41,7 +41,7 @@ def add_bench_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--remat", action="store_true", help="compute layers again in the backward pass")
     command.add_argument(
         "--attn-implementation",
-        choices=("auto", "einsum", "xla", "cudnn"),
+        choices=("auto", "einsum", "xla", "cudnn", "splash"),
         default="auto",
         help="how scoring and training attend",
     )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -86,7 +86,9 @@ class DecoderPolicy:
         if VALUE_BRANCH not in params:
             return Features(hidden, hidden)
         own = {"params": params[VALUE_BRANCH]}
-        x, _ = self._run(own, shared, context, start, stop, method="run_layers", dropout_key=value_key)
+        # Its layers train, whatever those that they are copies of do.
+        training = replace(self, decoder=self.decoder.clone(first_trained=0))
+        x, _ = training._run(own, shared, context, start, stop, method="run_layers", dropout_key=value_key)
         return Features(hidden, self._run(own, x, method="norm"))
 
     def logits(

@@ -2,7 +2,8 @@
 """One body for equal layers: a program whose size, and time to compile, does not grow with the depth of the model.
 
 Parameters stay one entry a layer. Inside a program those of equal layers are stacked, split over the mesh as they are,
-and `jax.lax.scan` runs one body over them. Layers are equal where their options are, and the shapes, dtypes and kinds
+and `jax.lax.scan` runs one body over them. On TPUs what is frozen is not stacked, which would be a second copy of it:
+each round picks its own. Layers are equal where their options are, and the shapes, dtypes and kinds
 of all their variables, adapters included; where kinds of layers alternate, one body holds a whole period of them.
 
 Every platform has its form (`jrl.models.products`): CPUs run layers one by one. Figures:
@@ -20,7 +21,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jrl.mesh import path_name
+from jrl.mesh import constrain_parameters, path_name, platform
 from jrl.models.products import MIXED_VALUES, products
 from jrl.models.rounding import round_kernels
 
@@ -85,6 +86,7 @@ def run_blocks(
     alike: Callable[[int], tuple[Hashable, nn.Module]],
     share: bool | None,
     remat: bool,
+    num_frozen: int = 0,
 ) -> Stream:
     """The residual stream after blocks that are called one after the other.
 
@@ -99,6 +101,7 @@ def run_blocks(
         and recomputes nothing.
       share: Equal blocks share a body; None: where that is the platform's form.
       remat: The backward pass recomputes what a shared body does in each round; the blocks say it for themselves.
+      num_frozen: So many of the first blocks have parameters without a gradient; adapters may have one.
     """
     share = products().shares_layers if share is None else share
     if not share:
@@ -113,10 +116,14 @@ def run_blocks(
         body: list[Any] = [alike(run.start + offset)[1] for offset in range(run.period)]
         stop = run.start + run.period * run.repeats
         equal = [slice(run.start + offset, stop, run.period) for offset in range(run.period)]
-        rounded = [[_rounded(tree, body[0].dtype) for tree in variables[each]] for each in equal]
-        stacked = [_stack(trees) for trees in rounded]
+        lying = [variables[each] for each in equal]
+        frozen = None
+        if stop <= num_frozen and platform() == "tpu":
+            frozen = [[tree["params"] for tree in trees] for trees in lying]
+            lying = [[{**tree, "params": {}} for tree in trees] for trees in lying]
+        stacked = [_stack([_rounded(tree, body[0].dtype) for tree in trees]) for trees in lying]
         keys = [_stack([_rngs(block) for block in blocks[each]]) for each in equal]
-        x = _scan(body, call, x, stacked, keys, remat=remat)
+        x = _scan(body, call, x, stacked, keys, frozen, repeats=run.repeats, remat=remat)
     return x
 
 
@@ -126,23 +133,40 @@ def _scan(
     x: Stream,
     variables: Sequence[Any],
     keys: Sequence[dict[str, Array]],
+    frozen: Sequence[Sequence[Any]] | None,
     *,
+    repeats: int,
     remat: bool,
 ) -> Stream:
-    """Runs the modules of a body over what is stacked for each of them."""
+    """Runs the modules of a body over what is stacked for each of them, and over parameters that each round picks.
+
+    They are picked inside of what the backward pass computes again, so that no round's are kept for it.
+    """
 
     def step(x: Stream, each: Any) -> tuple[Stream, None]:
-        for module, own, rngs in zip(body, *each, strict=True):
+        round_index, *given = each
+        for offset, (module, own, rngs) in enumerate(zip(body, *given, strict=True)):
 
-            def one(x: Stream, own: Any, rngs: dict[str, Array], module: nn.Module = module) -> Any:
+            def one(
+                x: Stream, own: Any, rngs: Any, index: Array, module: Any = module, offset: int = offset
+            ) -> Any:
+                if frozen is not None:
+                    own = _with_picked(own, frozen[offset], index, module.dtype)
                 return nn.apply(call, module)(own, x, rngs=rngs)
 
             # Between the rounds of a loop the compiler merges nothing, so that it need not be kept from it.
             again = jax.checkpoint(one, prevent_cse=False, policy=None if remat else _is_dear)
-            x = again(x, own, rngs)
+            x = again(x, own, rngs, round_index)
         return x, None
 
-    return jax.lax.scan(step, x, (variables, keys))[0]
+    return jax.lax.scan(step, x, (jnp.arange(repeats), variables, keys))[0]
+
+
+def _with_picked(variables: Any, frozen: Sequence[Any], index: Array, dtype: Any) -> Any:
+    """Variables with the parameters of one layer, copied from where they lie, and rounded before they are gathered."""
+    picked = constrain_parameters(jax.lax.switch(index, [lambda tree=tree: tree for tree in frozen]))
+    rounded = _rounded({**variables, "params": picked}, dtype)
+    return {**rounded, "params": constrain_parameters(rounded["params"])}
 
 
 def _is_dear(primitive: Any, *_: Any, **options: Any) -> bool:

@@ -54,9 +54,10 @@ def make_policy(
       compute_dtype: Of activations and matrix products.
       remat: Recompute each layer in the backward pass: less memory for about a third more compute.
       noise: On the embeddings, where a dropout key is given. There is no frozen trunk then: the noise comes first.
-      attn_implementation: How trunk and branch attend. Other than by einsums they read rows padded on the right alone:
-        any other becomes NaN. Packed rows, attention dropout and virtual tokens go through einsums in any case, as the
-        cache does.
+      attn_implementation: How trunk and branch attend. By "xla" and "cudnn" they read rows padded on the right alone:
+        any other becomes NaN, and packed rows go through einsums. By "splash" they read all of these; where a layer has
+        a window, a row with padding between its tokens becomes NaN. Attention dropout and virtual tokens go through
+        einsums in any case, as the cache does.
       share_layers: Equal layers share one body of the programs, wherever whole rows are read; None: where that is the
         platform's form. See `jrl.models.layer_loop`.
     Raises:
@@ -70,8 +71,8 @@ def make_policy(
     chosen = choose_attention(attn_implementation, config, compute_dtype)
     attention = None if chosen == "einsum" else chosen
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
-    trains_layers = adapter is None and num_layers_unfrozen != -1
-    first_trained = config.num_layers - num_layers_unfrozen if trains_layers else 0
+    num_trained = 0 if adapter is not None else num_layers_unfrozen
+    first_trained = 0 if num_trained == -1 else config.num_layers - num_trained
     decoder = Decoder(config, compute_dtype, remat, share_layers, first_trained)
     cut = cut if noise is None else None
     policy = DecoderPolicy(config, decoder, cut, num_value_layers_unfrozen, adapter, noise, attention)

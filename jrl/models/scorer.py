@@ -42,7 +42,7 @@ def make_scorer(
       adapter: Trains in place of layers, whatever `num_layers_unfrozen` says; bound to this model.
       compute_dtype: Of activations and matrix products in the body; scores are float32.
       remat: Recompute each layer in the backward pass.
-      attn_implementation: As in `make_policy`: other than by einsums, padding must be on the right.
+      attn_implementation: As in `make_policy`: by some, padding must be on the right.
     Raises:
       ValueError: If there is more than one label, the number of layers is out of range, or the implementation does not
         serve this model on these devices.

@@ -68,7 +68,8 @@ class Decoder(nn.Module):
       dtype: Of the computation.
       remat: Recompute each layer's activations in the backward pass instead of keeping them.
       share_layers: Equal layers share one body of the program; None: where that is the platform's form.
-      first_trained: Layers below it are frozen. A body that they shared with others would compute gradients for them.
+      first_trained: Layers below it are frozen, but for adapters. A body that they shared with others would compute
+        gradients for them.
     """
 
     config: TransformerConfig
@@ -164,7 +165,10 @@ class Decoder(nn.Module):
 
             alike = equal_layers(self.config, start, self.dtype, self.first_trained)
             layers, share = self.layers[start:stop], self.share_layers
-            return run_blocks(layers, call, x, alike=alike, share=share, remat=self.remat), ()
+            frozen = max(self.first_trained - start, 0)
+            return run_blocks(
+                layers, call, x, alike=alike, share=share, remat=self.remat, num_frozen=frozen
+            ), ()
         updated = []
         for layer, cache in zip(self.layers[start:stop], caches, strict=True):
             x, cache = layer(x, context, cache)

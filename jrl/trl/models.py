@@ -41,7 +41,7 @@ _IGNORED = {
     "trust_remote_code": "jrl runs no code of a checkpoint",
     "use_auth_token": "the hub's client knows its token",
     "use_cache": "sampling has a cache and training has none",
-    "use_flash_attention_2": "cuDNN's kernel is used where it serves",
+    "use_flash_attention_2": "the platform's kernel is used where it serves",
     "use_safetensors": "only safetensors are read",
 }
 _REFUSED = {
@@ -88,7 +88,7 @@ class _AutoModel(ModelHandle):
           quantization_config: Of transformers, for its `load_in_8bit` and `load_in_4bit`.
           torch_dtype: "bfloat16" (or float16) computes in bfloat16; parameters that train stay float32.
           dtype: The same under its newer name.
-          attn_implementation: "eager" attends by products with a mask; anything else by cuDNN's kernel where it serves.
+          attn_implementation: "eager" attends by products with a mask; else by the platform's kernel, where it serves.
           num_labels: Of a classifier; 1.
           reward_adapter: Folder of a reward model's adapter on the same base, for `compute_reward_score`; the model
             must have an adapter of its own.

@@ -104,7 +104,7 @@ class ModelConfig:
       model_revision: Of the hub's repository; only "main" is read.
       dtype: Of the frozen weights; "bfloat16" also computes in it.
       trust_remote_code: Code of a checkpoint is never run; must be False.
-      attn_implementation: "eager": products with a mask; else cuDNN's kernel where it serves.
+      attn_implementation: "eager": products with a mask; else the platform's kernel where it serves.
       use_peft: Trains LoRA beside the frozen model.
       lora_r: Rank.
       lora_alpha: Scale is `lora_alpha / lora_r`.

@@ -47,6 +47,8 @@ MODELS: dict[str, Any] = {
 }
 FUSED = ("gpt2", "llama", "mixtral")
 """Models whose attention cuDNN's kernel computes; Gemma 2 caps its scores, T5 has a learned bias."""
+SPLASH = (*FUSED, "gemma2")
+"""Models whose attention the splash kernel of TPUs computes."""
 
 
 class Case(NamedTuple):
@@ -69,6 +71,7 @@ CASES = [
     *(("gpu:h100x8", name, {"data": 2, "fsdp": 4, "tensor": 1}) for name in MODELS),
     ("gpu:h100x16", "llama", {"data": 2, "fsdp": 4, "tensor": 2}),
     ("tpu:v5e:2x4", "gpt2", {"data": 2, "fsdp": 4, "tensor": 1}),
+    ("tpu:v6e:2x4", "gemma2", {"data": 2, "fsdp": 2, "tensor": 2}),
 ]
 
 
@@ -165,14 +168,17 @@ class TestMemory:
 
 class TestKernels:
     def test_attention_of_whole_rows_is_one_kernel(self, case: Case) -> None:
-        if not case.is_gpu:
-            pytest.skip("TPUs attend by einsums")
-        for program, wanted in (
-            ("score", ["fmhaSoftmax"]),
-            ("update", ["fmhaSoftmax", "fmhaSoftmaxBackward"]),
-        ):
-            found = {name for name in kernels(case.programs[program]) if "fmha" in name}
-            assert found == ({f"__cudnn${name}" for name in wanted} if case.name in FUSED else set())
+        """Rows of up to 512 tokens have one kernel for the gradients of queries, keys and values."""
+        served, score, gradient = (
+            (FUSED, "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
+            if case.is_gpu
+            else (SPLASH, "splash_mha_fwd", "splash_mha_dkv")
+        )
+        for program, wanted in (("score", {score}), ("update", {score, gradient})):
+            text = case.programs[program]
+            found = {name for name in kernels(text) if "fmha" in name}
+            found |= set(re.findall(r"%(splash_m[hq]a_[a-z]+)\w*[.\d]* = ", text))
+            assert found == (wanted if case.name in served else set())
 
 
 class TestUpdate:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on eight devices: by one kernel, with the same update as by einsums on one, and in blocks.
 
-The kernel is XLA's own. cuDNN's is called in the same way, with arrays that are split in the same way.
+The kernels are XLA's own, and TPUs' splash kernel, interpreted. cuDNN's is called as XLA's is, with arrays that are
+split in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jrl.learners.ppo import PPOConfig
 from jrl.learners.state import TrainState
 from jrl.mesh import make_mesh
-from jrl.models import score_blocks
+from jrl.models import fused_attention, score_blocks
 from jrl.models.attention import attend
 from jrl.models.fused_attention import AttnImplementation
 from jrl.models.score_blocks import Operands
@@ -62,10 +63,18 @@ def by_einsums() -> tuple[TrainState, dict[str, Any]]:
     return ppo(None, "einsum")
 
 
-def test_a_kernel_on_eight_devices_is_einsums_on_one(mesh: Mesh, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("implementation", ["xla", "splash"])
+def test_a_kernel_on_eight_devices_is_einsums_on_one(
+    mesh: Mesh,
+    implementation: AttnImplementation,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     wanted, wanted_metrics = by_einsums()
     capfd.readouterr()
-    actual, metrics = ppo(mesh, "xla")
+    if implementation == "splash":
+        monkeypatch.setattr(fused_attention, "platform", lambda: "tpu")
+    actual, metrics = ppo(mesh, implementation)
     assert REMATERIALIZED not in capfd.readouterr().err
     assert_metrics_agree(metrics, wanted_metrics, ratio_noise("llama", 1))
     assert largest(difference, actual.params, wanted.params) < 1e-6

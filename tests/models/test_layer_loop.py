@@ -14,7 +14,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from transformers import BertConfig
 
-from jrl.models import score_blocks
+from jrl.models import layer_loop, score_blocks
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.classifier import Classifier
 from jrl.models.encoder import Encoder
@@ -190,6 +190,34 @@ def test_the_backward_pass_is_left_products_with_weights_and_what_attention_mixe
     narrow, wide = [(33, 32)] * 4, [(33, 64)]
     assert sorted(kept(remat=False)) == sorted([stream, mixed, *narrow, *wide])
     assert kept(remat=True) == [stream]
+
+
+class TestFrozenLayersOnATpu:
+    """They are picked where they lie, and not stacked."""
+
+    @pytest.fixture(autouse=True)
+    def on_tpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(layer_loop, "platform", lambda: "tpu")
+
+    @pytest.mark.parametrize("name", ["hydra", "lora", "dora", "value_branch", "int8", "nf4_remat"])
+    def test_values_and_gradients_are_those_of_layers_one_by_one(self, name: str) -> None:
+        assert_close(graded(name, True), graded(name, False))
+
+    @pytest.mark.parametrize(("name", "stacks_kernels"), [("lora", False), ("hydra", True), ("llama", True)])
+    def test_what_is_frozen_is_given_to_loops_as_it_lies(self, name: str, stacks_kernels: bool) -> None:
+        """Of the hydra the trunk is frozen, and the branch trains."""
+        lm, params, frozen, _ = parts(name)
+        run = objective(name, True)
+        jaxpr = jax.make_jaxpr(jax.grad(lambda *given: run(*given)[0]))(params, frozen, None)
+        kernel = {lm.config.width, lm.config.mlp_width}
+        loops = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+        stacked, picks = [], []
+        for loop in loops:
+            first = loop.params["num_consts"] + loop.params["num_carry"]
+            stacked.append(any(set(one.aval.shape[1:]) == kernel for one in loop.invars[first:]))
+            picks.append(any(eqn.primitive.name == "cond" for eqn in equations(loop.params["jaxpr"].jaxpr)))
+        assert any(stacked) == stacks_kernels
+        assert any(picks) == (name != "llama") and not any(map(all, zip(stacked, picks, strict=True)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "t5", "lora", "dora"])

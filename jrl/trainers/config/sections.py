@@ -53,8 +53,9 @@ class ModelConfig(Section):
       model_extra_configs: Fields that replace those of the checkpoint's own config.
       value_head: "mlp" (two layers, trlX's) or "linear" (TRL's), for a checkpoint that brings none.
       attn_implementation: How scoring and training attend. "auto": by cuDNN's fused kernel on NVIDIA GPUs, in bfloat16
-        or float16, for models that it serves; by einsums with a mask elsewhere. "einsum", "xla" and "cudnn" ask for one
-        by name. Sampling, packed rows, attention dropout and virtual tokens go through einsums in any case.
+        or float16, and by the splash kernel on TPUs, for models that they serve; by einsums with a mask elsewhere.
+        "einsum", "xla", "cudnn" and "splash" ask for one by name. Sampling, attention dropout and virtual tokens go
+        through einsums in any case; so do packed rows, but on TPUs.
     """
 
     model_path: Any
