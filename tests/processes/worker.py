@@ -2,7 +2,7 @@
 """A tiny run as one process of a job: `worker.py SPECIFICATION`, a JSON file.
 
 It holds `algorithm`, `checkpoint`, `folder` (of the run and of what this writes), `sections` that replace fields of
-the configuration, `reward`, the name of a function below, and `environment`, of a class below. Each process writes what it has in the end:
+the configuration, `reward`, the name of a function below, and `environment`, of a class below. In the end each writes:
 `result_<process>.json` with the history and some text, and `params_<process>.npz` with all that trained.
 """
 
