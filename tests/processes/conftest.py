@@ -82,7 +82,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run(checkpoints: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """`run(algorithm, num_processes, num_devices, family=, reward=, environment=, **sections)`: a job is started once."""
+    """`run(algorithm, num_processes, num_devices, family=, reward=, environment=, **sections)`: a job starts once."""
     known: dict[str, Outcome] = {}
 
     def outcome(
