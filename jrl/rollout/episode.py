@@ -23,12 +23,32 @@ class Task(NamedTuple):
       prompt: Ids of the prompt.
       begin: Makes its world; None: nothing answers, and the first turn is the last.
       limit: Most tokens behind the prompt, at least 1; None: `max_new_tokens`, which it may not exceed either way.
+      is_own: Whether its world is this process's; else another process plays it, and tells what it says.
     """
 
     number: int
     prompt: list[int]
     begin: Callable[[], World] | None = None
     limit: int | None = None
+    is_own: bool = True
+
+
+class Said(NamedTuple):
+    """What a world says, as JSON holds it: processes tell each other.
+
+    Attributes:
+      text: Which the policy reads next.
+      reward: Of the turn before.
+      done: Whether the world has ended the episode.
+      role: As in `jrl.rollout.environments.Environment`; said at the beginning.
+      failure: What the world failed with; None: with nothing.
+    """
+
+    text: str = ""
+    reward: float = 0.0
+    done: bool = False
+    role: str | None = None
+    failure: str | None = None
 
 
 @dataclass
@@ -46,7 +66,8 @@ class Episode:
       over: Whether it has ended, by whatever.
       valid: How many of its tokens, from the first one on, its slot holds; those behind were taken back.
       turn_start: Place of the turn at hand among the ids.
-      world: Of this episode, once it has begun.
+      world: Of this episode, once it has begun, in the process that plays it.
+      role: Of what its world says.
     """
 
     task: Task
@@ -60,6 +81,12 @@ class Episode:
     valid: int = 0
     turn_start: int = 0
     world: World | None = None
+    role: str | None = None
+
+    @property
+    def plays(self) -> bool:
+        """Whether a world answers its turns."""
+        return self.task.begin is not None
 
     @property
     def known(self) -> list[int]:
@@ -71,16 +98,20 @@ class Episode:
         limit = settings.max_new_tokens if self.task.limit is None else self.task.limit
         return min(limit, settings.max_new_tokens) - len(self.ids)
 
-    def begin(self) -> str:
-        """Makes the world, where it has one, and returns what it says first; a world that fails ends the episode."""
-        if self.task.begin is None:
-            return ""
+    def make_world(self) -> Said:
+        """Makes the world, and returns what it says first."""
+        assert self.task.begin is not None, "a world answers"
         try:
             self.world = self.task.begin()
         except EnvironmentFailure as error:
-            self.fail(str(error))
-            return ""
-        return self.world.observation
+            return Said(failure=str(error))
+        return Said(self.world.observation, role=self.world.role)
+
+    def begin(self, said: Said) -> None:
+        """Begins with what the world says first; a world that failed ends the episode."""
+        self.role = said.role
+        if said.failure is not None:
+            self.fail(said.failure)
 
     def write(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Adds what the policy wrote, which the cache holds but for its newest token."""
@@ -89,29 +120,38 @@ class Episode:
         self.logprobs += logprobs
         self.valid = len(self.known) - 1
 
-    def end_turn(self, output: str, num_tokens: int) -> str:
-        """Cuts the turn to so many tokens, lets the world answer it, and returns what it says; without one it is over.
+    def end_turn(self, output: str, num_tokens: int) -> None:
+        """Cuts the turn to so many tokens; where no world answers it, the episode is over.
 
         Args:
           output: Text of the turn.
           num_tokens: Of the turn.
         """
         self.cut(self.turn_start + num_tokens)
-        if self.world is None:
+        if not self.plays:
             self.end()
-            return ""
+            return
         turn = Turn(output=output, reward=0.0, observation="", start=self.turn_start, end=len(self.ids))
         self.turns.append(turn)
+
+    def ask_world(self) -> Said:
+        """Lets the world answer the turn that ended last."""
+        assert self.world is not None, "it has begun"
         try:
-            answer = self.world.step(output, self.ids[self.turn_start :])
+            answer = self.world.step(self.turns[-1]["output"], self.ids[self.turn_start :])
         except EnvironmentFailure as error:
-            self.fail(f"turn {len(self.turns) - 1}: {error}")
-            return ""
-        turn["observation"], turn["reward"] = answer.observation, answer.reward
-        self.done = answer.done
+            return Said(failure=f"turn {len(self.turns) - 1}: {error}")
+        return Said(*answer)
+
+    def take_answer(self, said: Said) -> None:
+        """Keeps the answer to the turn that ended last; one that failed or is the last ends the episode."""
+        if said.failure is not None:
+            self.fail(said.failure)
+            return
+        self.turns[-1]["observation"], self.turns[-1]["reward"] = said.text, said.reward
+        self.done = said.done
         if self.done:
             self.end()
-        return answer.observation
 
     def observe(self, encoded: Sequence[int]) -> None:
         """Adds what the world said; the next turn begins behind it."""

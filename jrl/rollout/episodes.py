@@ -5,6 +5,9 @@ Ids that were sampled are the ids that are trained on: nothing is ever encoded a
 encoded once, as text that goes on from another one, and read into the cache that the turns before have left. Rows at
 different turns share calls; where an episode is over, the next one takes its slot. A completion is an episode of one
 turn that nothing answers, so that rows of many lengths share slots without an environment, too.
+
+Several processes play the same episodes on slots over all their devices. Each knows all that is sampled, and does the
+same with it; only what worlds say is asked in one process, and told the others.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ from jax.sharding import Mesh
 
 from jrl.data.batching import bucket_length
 from jrl.data.seam import continuations
+from jrl.distributed import gather
 from jrl.ops.checks import check_positive
 from jrl.rollout.collect import Clock
 from jrl.rollout.environments import EnvironmentFailure
-from jrl.rollout.episode import Episode, Task
+from jrl.rollout.episode import Episode, Said, Task
 from jrl.rollout.sampler import GenerationSettings, check_successors
 from jrl.rollout.slots import Slots
 from jrl.rollout.text import Texts, Turn, decode_rows
@@ -61,7 +65,7 @@ class Player:
       reply: `(observation, role) -> text` between two turns, as a chat template writes it.
       workers: Worlds that may answer at the same time.
     Raises:
-      ValueError: If there are several processes, or the model is none that goes on from turn to turn.
+      ValueError: If the model is none that goes on from turn to turn.
     """
 
     def __init__(
@@ -78,12 +82,6 @@ class Player:
             raise ValueError(
                 "`environment` and `method.rollout_slots` need a causal language model: all rows of a seq2seq model "
                 "write the same column of its cache. Leave them out."
-            )
-        if jax.process_count() > 1:
-            raise ValueError(
-                f"`environment` and `method.rollout_slots` work in one process, got {jax.process_count()}: what ends "
-                "in one process cannot be followed by a row of another yet. Run one process, with all its devices in "
-                "one mesh."
             )
         self._policy, self._tokenizer, self._mesh, self._forbidden = policy, tokenizer, mesh, forbidden
         self._reply = reply
@@ -171,7 +169,7 @@ class Player:
         knobs = settings.knobs._replace(forbidden=self._forbidden)
         slots = Slots.empty(self.programs(settings, num_slots, length), params, frozen)
         waiting = deque(episodes)
-        answers = any(episode.task.begin is not None for episode in episodes)
+        answers = any(episode.plays for episode in episodes)
         host = "environment" if answers else "decode"
         while True:
             with clock(host):
@@ -210,8 +208,10 @@ class Player:
         found: list[Episode] = []
         while waiting and len(found) < num_free:
             begun = [waiting.popleft() for _ in range(min(num_free - len(found), len(waiting)))]
-            for episode, said in zip(begun, self._together(Episode.begin, begun), strict=True):
-                self._observe(episode, said, settings)
+            played = [episode for episode in begun if episode.plays]
+            for episode, said in zip(played, self._told(Episode.make_world, played), strict=True):
+                episode.begin(said)
+                self._observe(episode, said.text, settings)
             found += [episode for episode in begun if not episode.over]
         return found
 
@@ -226,7 +226,7 @@ class Player:
         if not self._stop_sequences:
             episodes = [episode for episode in episodes if is_full(episode)]
             for episode in episodes:
-                if episode.world is None:
+                if not episode.plays:
                     episode.end()  # nobody asks for its text yet
         episodes = [episode for episode in episodes if not episode.over]
         if not episodes:
@@ -234,25 +234,44 @@ class Player:
         texts = self._texts_of_turns(episodes, settings)
         rows = [row for row, episode in enumerate(episodes) if texts.stopped[row] or is_full(episode)]
 
-        def answer(row: int) -> str:
-            return episodes[row].end_turn(texts.outputs[row], len(texts.output_tokens[row]))
-
-        for row, said in zip(rows, self._together(answer, rows), strict=True):
-            episode = episodes[row]
+        for row in rows:
+            episodes[row].end_turn(texts.outputs[row], len(texts.output_tokens[row]))
+        ended = [episodes[row] for row in rows if episodes[row].plays]
+        for episode, said in zip(ended, self._told(Episode.ask_world, ended), strict=True):
+            episode.take_answer(said)
             full = episode.room(settings) <= 0
             if full or (settings.max_turns is not None and len(episode.turns) >= settings.max_turns):
                 episode.end()
-            self._observe(episode, said, settings)
+            self._observe(episode, said.text, settings)
 
-    def _together(self, work: Callable[[Any], Any], rows: Sequence[Any]) -> Iterator[Any]:
-        """Results of some rows, in their order, by as many threads as there are worlds that may answer together."""
-        return map(work, rows) if self._threads is None else self._threads.map(work, rows)
+    def _told(self, ask: Callable[[Episode], Said], episodes: Sequence[Episode]) -> list[Said]:
+        """What the worlds of some episodes say, in every process: each asks its own, as many at a time as may answer.
+
+        Raises:
+          PeerError: In all of several processes, if asking failed in one of them with what is no failure of a world.
+        """
+        if not episodes:
+            return []
+        own = [number for number, episode in enumerate(episodes) if episode.task.is_own]
+        run = map if self._threads is None else self._threads.map
+        found, failure = dict[str, Said](), None
+        try:
+            found = {
+                str(number): said
+                for number, said in zip(own, run(ask, [episodes[number] for number in own]), strict=True)
+            }
+        except Exception as error:  # the others wait for an answer, whatever happened
+            failure = error
+        told = {
+            number: said for word in gather(found, failure=failure) for number, said in word.plain.items()
+        }
+        return [Said(*told[str(number)]) for number in range(len(episodes))]
 
     def _texts_of_turns(self, episodes: Sequence[Episode], settings: GenerationSettings) -> Texts:
         """Texts of the turns at hand, cut at the first stop string; of completions behind their whole prompts."""
         contexts = [
             episode.task.prompt
-            if episode.world is None
+            if not episode.plays
             else (episode.task.prompt + episode.ids[: episode.turn_start])[-CONTEXT_TOKENS:]
             for episode in episodes
         ]
@@ -279,9 +298,7 @@ class Player:
 
     def _encoded(self, episode: Episode, text: str) -> list[int]:
         """Ids of an observation, behind those that the episode has."""
-        if episode.world is None:
-            return []
-        role = episode.world.role
+        role = episode.role
         if role is not None and text and not episode.turns:
             raise ValueError(
                 f"`environment.reset` must return no text where `environment.role` is {role!r}: it would stand in the "

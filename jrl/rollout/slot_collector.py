@@ -4,6 +4,8 @@
 A row that is long holds up no other: as soon as one is over, the next takes its slot. Rows come in calls of fixed
 numbers none the less, so that scoring has one shape and reward functions get the same batches whichever row ends first.
 A call comes as soon as its rows are over and those of the calls before have come; slots write meanwhile.
+
+Of several processes each knows all rows; the world of a row is in the process that judges it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import jax
 import numpy as np
 
 from jrl.data.prompts import PromptSet
-from jrl.placement import place_rows
+from jrl.distributed import is_main
+from jrl.placement import own_rows, place_rows
 from jrl.rollout.collect import Call, Clock, Collector, Follow
 from jrl.rollout.environments import World
 from jrl.rollout.episode import Episode, Task
@@ -57,13 +60,14 @@ class SlotCollector(Collector):
         meanwhile: Callable[[], None] = lambda: None,
         clock: Clock = lambda name: nullcontext(),
     ) -> Iterator[tuple[Call, Part]]:
-        """Rows call by call, as `Collector.parts` gives them; slots write while the caller judges what came."""
+        """This process's rows call by call, as `Collector.parts` gives them; slots write while the caller judges."""
         total, rows_of_call = len(indices), self._rows_of_call(len(indices))
+        own = self._judged_here(rows_of_call)
         columns = prompts.width(indices) if width is None else width
         token_lists = prompts.rows(indices, width=columns).token_lists
         worlds = self._worlds(token_lists, prompts.metadata(indices), key, first)
         episodes = [
-            Episode(Task(first + row, ids, begin))
+            Episode(Task(first + row, ids, begin, is_own=row % rows_of_call in own))
             for row, (ids, begin) in enumerate(zip(token_lists, worlds, strict=True))
         ]
         playing = self.player.playing(
@@ -88,9 +92,17 @@ class SlotCollector(Collector):
             inputs = place_rows(self.mesh, prompt.inputs)
             completions = self._completions(rows, settings)
             followed = None if follow is None else follow(inputs, completions)
+            judged = own[own < count]
             with clock("decode"):
-                part = Part(numbers[:count], self._texts(rows[:count], settings, prompts.separator))
+                texts = self._texts([rows[row] for row in judged], settings, prompts.separator)
+                part = Part(start + judged, texts)
             yield Call(prompt, count, completions, followed), part
+
+    def _judged_here(self, num_rows: int) -> np.ndarray:
+        """Rows of a call that this process judges, ascending."""
+        if self.on_main:
+            return np.arange(num_rows if is_main() else 0)
+        return own_rows(self.mesh, num_rows)
 
     def _worlds(
         self,

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.compilation import COMPILER_OPTIONS
-from jrl.mesh import gather_fsdp, rows_parts
+from jrl.mesh import gather_fsdp, replicated, rows_parts
 from jrl.ops.sampling import SamplingContext, draw, make_processors
 from jrl.rollout.generate import PREFILL_TOKENS, steering_advantages
 from jrl.rollout.sampler import GenerationSettings
@@ -149,7 +149,9 @@ class TurnPrograms:
         write = partial(
             _write, policy, processors, settings, end_token_ids=end_token_ids, num_tokens=num_tokens
         )
-        self._write = compiled(write, donate_argnums=1)
+        # What is written is whole on every device: each process does the same with it.
+        places = (None, replicated(mesh)) if mesh.size > 1 else None
+        self._write = compiled(write, donate_argnums=1, out_shardings=places)
 
     def weights(self, params: Params, frozen: Frozen) -> Weights:
         """The weights as the other programs read them: made once for many calls."""

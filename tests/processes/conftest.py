@@ -39,7 +39,14 @@ class Outcome:
 Runs = Callable[..., Outcome]
 
 
-def specify(folder: Path, checkpoint: str, algorithm: str, reward: str, sections: dict[str, Any]) -> Path:
+def specify(
+    folder: Path,
+    checkpoint: str,
+    algorithm: str,
+    reward: str,
+    sections: dict[str, Any],
+    environment: str | None = None,
+) -> Path:
     """The file that tells the worker what to do."""
     folder.mkdir(parents=True, exist_ok=True)
     sections = {**sections, "train": {"total_steps": STEPS[algorithm], **sections.get("train", {})}}
@@ -47,6 +54,7 @@ def specify(folder: Path, checkpoint: str, algorithm: str, reward: str, sections
     content = {
         "algorithm": algorithm,
         "checkpoint": checkpoint,
+        "environment": environment,
         "folder": str(folder),
         "reward": reward,
         "sections": sections,
@@ -74,7 +82,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run(checkpoints: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """`run(algorithm, num_processes, num_devices, family=, reward=, **sections)`: each job is started once."""
+    """`run(algorithm, num_processes, num_devices, family=, reward=, environment=, **sections)`: a job starts once."""
     known: dict[str, Outcome] = {}
 
     def outcome(
@@ -84,12 +92,13 @@ def run(checkpoints: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
         *,
         family: str = "gpt2",
         reward: str = "vowels",
+        environment: str | None = None,
         **sections: Any,
     ) -> Outcome:
-        name = json.dumps([algorithm, num_processes, num_devices, family, reward, sections])
+        name = json.dumps([algorithm, num_processes, num_devices, family, reward, environment, sections])
         if name not in known:
             folder = tmp_path_factory.mktemp(f"{algorithm}_{num_processes}x{num_devices}")
-            file = specify(folder, checkpoints[family], algorithm, reward, sections)
+            file = specify(folder, checkpoints[family], algorithm, reward, sections, environment)
             job = Job([WORKER, file], folder / "logs", num_processes=num_processes, num_devices=num_devices)
             job.succeed(timeout=600.0)
             known[name] = read_outcome(folder, num_processes)

@@ -2,7 +2,7 @@
 """A tiny run as one process of a job: `worker.py SPECIFICATION`, a JSON file.
 
 It holds `algorithm`, `checkpoint`, `folder` (of the run and of what this writes), `sections` that replace fields of
-the configuration, and `reward`, the name of a function below. Each process writes what it has in the end:
+the configuration, `reward`, the name of a function below, and `environment`, of a class below. In the end each writes:
 `result_<process>.json` with the history and some text, and `params_<process>.npz` with all that trained.
 """
 
@@ -24,6 +24,9 @@ from tests.trainers import runs
 
 ROWS_SEEN: list[list[str]] = []
 """Prompts of every call of the reward function in this process."""
+
+WORLDS: list[list[Any]] = []
+"""Prompt and seed of every world of this process."""
 
 
 def vowels(outputs: list[str], prompts: list[str], **others: Any) -> list[float]:
@@ -59,6 +62,27 @@ def even_or_silent(outputs: list[str]) -> list[float | None]:
     return [None if len(text) % 2 else len(text) / 10 for text in outputs]
 
 
+class Parrot:
+    """Repeats a turn's letters, twice at most, and likes vowels; what it says depends on its seed."""
+
+    def reset(self, prompt: str, seed: int) -> str:
+        WORLDS.append([prompt, seed])
+        self.most = 1 + seed % 2
+        return " so" if seed % 3 else ""
+
+    def step(self, text: str, turn: int) -> tuple[str, float, bool]:
+        return f" {text[:2]}", runs.count_vowels([text])[0], turn == self.most
+
+
+class Moody(Parrot):
+    """The same, and fails in its second turn where its seed is odd."""
+
+    def step(self, text: str, turn: int) -> tuple[str, float, bool]:
+        if self.most == 2 and turn == 1:
+            raise OSError("no more words")
+        return super().step(text, turn)
+
+
 def letters(outputs: list[str]) -> dict[str, Any]:
     """A metric that says in which process it ran, and on how many rows."""
     return {"letters": [float(len(text)) for text in outputs], "process": float(jax.process_index())}
@@ -69,11 +93,19 @@ REWARDS: dict[str, Any] = {
     "partly_silent": [vowels, even_or_silent],
     **{function.__name__: function for function in (vowels, fails_in_process_1, fails_on_dogs)},
 }
+ENVIRONMENTS: dict[str, Any] = {world.__name__: world for world in (Parrot, Moody)}
 TEXTS = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we go on"]
 
 
-def make_trainer(algorithm: str, config: jrl.TRLConfig, reward: str) -> Any:
+def make_trainer(algorithm: str, config: jrl.TRLConfig, reward: str, environment: str | None) -> Any:
     """The trainer with its data."""
+    if environment is not None:
+        return prepare(
+            config=config,
+            environment=ENVIRONMENTS[environment],
+            prompts=runs.PROMPTS,
+            eval_prompts=runs.PROMPTS[:3],
+        )
     if algorithm in ("ppo", "grpo", "rft"):
         return prepare(
             config=config,
@@ -107,12 +139,14 @@ def main(specification: dict[str, Any]) -> None:
         "sft": runs.sft_config,
     }[algorithm]
     config = make_config(specification["checkpoint"], folder / "run", **specification["sections"])
-    trainer = make_trainer(algorithm, config, specification.get("reward", "vowels"))
+    reward, environment = specification.get("reward", "vowels"), specification.get("environment")
+    trainer = make_trainer(algorithm, config, reward, environment)
     trainer.learn()
     process = jax.process_index()
     result = {
         "history": runs.repeatable(trainer.history),
         "rows_seen": ROWS_SEEN,
+        "worlds": WORLDS,
         "generated": [] if algorithm == "reward" else trainer.generate(["the", "a dog", "we"]),
     }
     (folder / f"result_{process}.json").write_text(json.dumps(result), encoding="utf-8")

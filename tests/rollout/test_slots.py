@@ -289,8 +289,3 @@ class TestRefusals:
         policy = make_model(tiny_hf_config("t5")).policy(num_layers_unfrozen=-1)
         with pytest.raises(ValueError, match=r"`method\.rollout_slots` need a causal language model"):
             Player(policy, tiny_tokenizer(), MESH)
-
-    def test_several_processes(self, monkeypatch):
-        monkeypatch.setattr(jax, "process_count", lambda: 2)
-        with pytest.raises(ValueError, match=r"`method\.rollout_slots` work in one process, got 2"):
-            player_of()
