@@ -21,6 +21,7 @@ from jrl.trainers.base import Trainer
 from jrl.trainers.config.registry import get_pipeline, get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.learning_rate import with_rate_for_model
+from jrl.trainers.loop.activity import says_what_takes_long
 from jrl.trainers.policy_trainer import PolicyTrainer
 
 RewardFns = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -131,14 +132,15 @@ def prepare(
         config = default_config(online, rewards, DEFAULTS, stacklevel=4, model_path=model_path, by_size=True)
     elif model_path is not None:
         config = config.evolve(model={"model_path": model_path})
-    trainer = make_trainer(
-        config,
-        reward_fn=reward_fn,
-        metric_fn=metric_fn,
-        stop_sequences=tuple(stop_sequences or ()),
-        environment=environment,
-    )
-    trainer.add_data(samples=samples, rewards=rewards, prompts=prompts, eval_prompts=eval_prompts)
+    with says_what_takes_long("loading model and data"):
+        trainer = make_trainer(
+            config,
+            reward_fn=reward_fn,
+            metric_fn=metric_fn,
+            stop_sequences=tuple(stop_sequences or ()),
+            environment=environment,
+        )
+        trainer.add_data(samples=samples, rewards=rewards, prompts=prompts, eval_prompts=eval_prompts)
     return trainer
 
 
@@ -211,7 +213,8 @@ def check_data(
         raise ValueError("`rewards` are those of `samples`, one each: give `samples` too.")
     if reward_fn is None and environment is None and samples is None:
         raise ValueError(
-            "Nothing to train on: give `reward_fn` or `environment` (online), or `samples` (offline)."
+            "Nothing to train on: give `reward_fn` or `environment` (online), or `samples` (offline); got none of "
+            "them, and prompts alone say nothing of what is better."
         )
     if isinstance(samples, RecordStream):
         if rewards is not None:
@@ -221,7 +224,8 @@ def check_data(
     _check_list("rewards", rewards)
     if samples is not None and rewards is not None and len(rewards) != len(samples):
         raise ValueError(
-            f"`rewards` must have one entry a sample: got {len(rewards)} for {len(samples)} samples."
+            f"`rewards` must have one entry a sample: got {len(rewards)} for {len(samples)} samples. Was one of "
+            "the two lists filtered, or cut?"
         )
 
 
@@ -244,9 +248,14 @@ def check_sampling(
     _check_list("prompts", prompts)
     _check_list("eval_prompts", eval_prompts)
     if metric_fn is not None and not callable(metric_fn):
-        raise ValueError(f"`metric_fn` must be a function, got {type(metric_fn).__name__}.")
+        raise ValueError(
+            f"`metric_fn` must be a function, got {type(metric_fn).__name__} {metric_fn!r:.40}: give the "
+            "function itself."
+        )
     if isinstance(stop_sequences, str):
-        raise ValueError(f"`stop_sequences` must be a list of texts, got the text {stop_sequences!r} alone.")
+        raise ValueError(
+            f"`stop_sequences` must be a list of texts, got the text {stop_sequences!r} alone: put it in a list."
+        )
 
 
 def _rows(given: Any) -> Any:
@@ -263,7 +272,9 @@ def _check_list(name: str, given: Any) -> None:
             f"`{name}` must be a list, got the path {str(given)!r}: `jrl.read_records(path)` reads it."
         )
     if isinstance(given, str | Mapping):
-        raise ValueError(f"`{name}` must be a list, got a single {type(given).__name__}: put it in a list.")
+        raise ValueError(
+            f"`{name}` must be a list, got a single {type(given).__name__}: put it in a list. It is {given!r:.60}."
+        )
     if not hasattr(given, "__len__"):
         raise TypeError(f"`{name}` must be a list, got {type(given).__name__}: `list(...)` makes one of it.")
     if not len(given):

@@ -14,6 +14,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jrl import image_rewards
+from jrl.suggestions import did_you_mean
 from jrl.trainers.loading.reward_model import Output, load_reward_model
 
 
@@ -30,9 +31,12 @@ def load_function(name: str) -> Callable[..., Any]:
     function = vars(module).get(function_name)
     if not callable(function):
         found = sorted(
-            key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_") and value.__module__ == module.__name__
         )
-        raise ValueError(f"{module_name!r} has no function {function_name!r}; it has {found}.")
+        near = did_you_mean(function_name, found)
+        raise ValueError(f"{module_name!r} has no function {function_name!r}; it has {found}.{near}")
     return function
 
 
@@ -52,7 +56,11 @@ def load_module(module_name: str, *, asked_for_as: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise
-        raise ValueError(f"there is no module {module_name!r} (asked for as {asked_for_as!r}).") from error
+        here = sorted(path.stem for path in Path.cwd().glob("*.py"))
+        raise ValueError(
+            f"there is no module {module_name!r} (asked for as {asked_for_as!r}), neither installed nor in "
+            f"{Path.cwd()}, which has {here}.{did_you_mean(module_name, here)}"
+        ) from error
 
 
 def names_function(name: str) -> bool:

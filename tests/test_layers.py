@@ -48,6 +48,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"jrl.typing", "jrl.ops.alignment", "jrl.ops.z_scores", "jrl.data"},
         {"numpy", "jaxtyping", "tokenizers", "transformers", "datasets"},
     ),
+    "jrl.data.sources.records": ({"jrl.suggestions", "jrl.data"}, {"datasets", "huggingface_hub"}),
     "jrl.data.sources.mapping": ({"jrl.version"}, {"numpy", "rich", "transformers"}),
     "jrl.data.chat.rendering": (
         {"jrl.typing", "jrl.data"},

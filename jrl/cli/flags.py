@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import re
+from typing import Any, NoReturn
 
 from jrl.cli.bench import WHAT, add_bench_flags
 from jrl.cli.config import add_config_flags
@@ -13,6 +14,7 @@ from jrl.cli.flat import BOTH
 from jrl.cli.multihost import add_job_flags
 from jrl.cli.plan import add_plan_flags
 from jrl.cli.report import add_report_flags
+from jrl.suggestions import did_you_mean
 from jrl.trainers.config.described import as_flags
 from jrl.trainers.config.method import Method, entries
 from jrl.trainers.loading.reward_model import OUTPUTS
@@ -36,6 +38,15 @@ class _CommandParser(argparse.ArgumentParser):
         """Says whose fields the help lists."""
         self._entry = entry
 
+    def error(self, message: str) -> NoReturn:
+        """Ends with one line, as every mistake does, and the closest name where one is misspelled."""
+        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if found:
+            names = re.findall(r"[\w-]+", found[2])
+            message = f"{message}.{did_you_mean(found[1], names)}"
+        end = "" if message.endswith("?") else "."
+        self.exit(2, f"{self.prog}: {message}{end} `{self.prog} --help` says more.\n")
+
     def format_help(self) -> str:
         """Help on the flags, and on the fields, of which the default configuration is made only here."""
         found = super().format_help()
@@ -49,7 +60,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Parser of all commands."""
-    top = argparse.ArgumentParser(
+    top = _CommandParser(
         prog="jrl",
         description="Reinforcement-learning post-training of language models in JAX.",
         epilog="Every field of the configuration is a flag: --train.seed 3 --method.cliprange=0.1; flat: --beta 0.1",

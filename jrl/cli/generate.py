@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jrl.data.batching import pad_left
 from jrl.data.tokenizer import encode_prompts, load_tokenizer, tokenize
-from jrl.models.hub import ADAPTER_CONFIG, CONFIG
+from jrl.models.hub import ADAPTER_CONFIG, CONFIG, local_folder
 from jrl.notebook import load_model
 from jrl.trainers.checkpoints.checkpointer import MODEL
 from jrl.trainers.checkpoints.resume import checkpoints_in, find_checkpoint
@@ -26,6 +26,7 @@ def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], No
     if overrides:
         raise ValueError(f"unknown flags {overrides}.")
     _check(flags)
+    local_folder(flags.model, argument="--model")
     path = model_folder(flags.model)
     model, params = load_model(path)
     if flags.beta is not None and "q_heads" not in params:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from jrl.api import prepare
 from jrl.cli.dry_run import dry_run
@@ -22,6 +22,8 @@ from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.learning_rate import with_rate_for_model
 from jrl.trainers.loading.setup import reward_mesh
 
+Found = TypeVar("Found")
+
 
 def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl <algorithm>` with a nested configuration, or with its default one."""
@@ -29,6 +31,7 @@ def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
     if flags.config is None and not chooses_rate(overrides):
         config, rate = with_rate_for_model(config)
         tell(rate and f"{rate}.")
+    tell(f"jrl {flags.command}: loading model and data ...")
     make = partial(_TRAINERS[commands()[flags.command].data], flags)
     return dry_run(flags.command, config, make) if flags.dry_run else _learning(make(config))
 
@@ -85,19 +88,20 @@ def _learning(trainer: Trainer) -> Work:
 
 
 def _rewarded(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
-    records = read_records(flags.samples)
+    records = _read("--samples", read_records, flags.samples)
     if has_episodes(records):  # their turns bring the rewards
         return prepare(config=config, samples=list(records), **_evaluation(flags))
-    samples, rewards = load_rewarded_samples(flags.samples)
+    samples, rewards = _read("--samples", load_rewarded_samples, flags.samples)
     return prepare(config=config, samples=samples, rewards=rewards, **_evaluation(flags))
 
 
 def _imitating(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
-    return prepare(config=config, samples=load_samples(flags.samples), **_evaluation(flags))
+    samples = _read("--samples", load_samples, flags.samples)
+    return prepare(config=config, samples=samples, **_evaluation(flags))
 
 
 def _paired(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
-    samples = list(iter(read_records(flags.samples)))
+    samples = list(iter(_read("--samples", read_records, flags.samples)))
     # A model that writes no text is not sampled from in evaluations.
     entry = entry_of(config.method)
     evaluation = _evaluation(flags) if entry is None or entry.model == "language" else {}
@@ -109,13 +113,23 @@ def _online(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
     reward = load_rewards(
         flags.reward, label=flags.reward_label, output=flags.reward_output, mesh=reward_mesh(config)
     )
-    prompts = load_prompts(flags.prompts)
+    prompts = _read("--prompts", load_prompts, flags.prompts)
     return prepare(config=config, reward_fn=reward, prompts=prompts, **_evaluation(flags))
+
+
+def _read(flag: str, load: Callable[[str], Found], name: str) -> Found:
+    """What a flag names, read; an error says by which flag it came."""
+    try:
+        return load(name)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{flag}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from error
 
 
 def _evaluation(flags: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `jrl.train` that all commands share."""
-    prompts = load_prompts(flags.eval_prompts) if flags.eval_prompts else None
+    prompts = _read("--eval-prompts", load_prompts, flags.eval_prompts) if flags.eval_prompts else None
     return {
         "eval_prompts": prompts[:2] if prompts and flags.dry_run else prompts,
         "metric_fn": load_function(flags.metric) if flags.metric else None,

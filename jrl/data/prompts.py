@@ -225,7 +225,8 @@ def _split(prompts: Sequence[str | Mapping[str, Any]]) -> tuple[list[str], dict[
         record = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
         if "prompt" not in record:
             raise ValueError(
-                f'`prompts`: prompt {index} has no key "prompt", it has {sorted(map(str, record))}.'
+                f'`prompts`: prompt {index} has no key "prompt", it has {sorted(map(str, record))}: rename the one '
+                "that holds the text; the others are metadata for the reward function."
             )
         found = {name for name in record if name != "prompt"}
         if found != set(names):
@@ -235,9 +236,20 @@ def _split(prompts: Sequence[str | Mapping[str, Any]]) -> tuple[list[str], dict[
             )
         if not isinstance(record["prompt"], str):
             raise ValueError(
-                f"`prompts`: prompt {index} must be a text, got {type(record['prompt']).__name__}."
+                f"`prompts`: prompt {index} must be a text, got {_named_value(record['prompt'])}."
             )
         texts.append(record["prompt"])
         for name in names:
             columns[name].append(record[name])
     return texts, columns
+
+
+def _named_value(value: Any) -> str:
+    """Names what stands in the place of a text, with the way to make one of a chat."""
+    is_chat = isinstance(value, list | tuple) and all(isinstance(turn, Mapping) for turn in value)
+    if is_chat and value:
+        return (
+            f"a chat of {len(value)} messages: `tokenizer.apply_chat_template(messages, tokenize=False, "
+            "add_generation_prompt=True)` makes the text, by the template of the model's tokenizer"
+        )
+    return f"{type(value).__name__}: {value!r:.60}"

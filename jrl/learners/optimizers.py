@@ -396,6 +396,8 @@ def _check_known(kwargs: Mapping[str, Any], known: Iterable[str], *, section: st
     for name in kwargs:
         if name not in names:
             hint = did_you_mean(name, names)
+            if "lr" in names and str(name).startswith("learning"):
+                hint = " Did you mean `lr`?"
             raise ValueError(f"{section}: unknown argument `{name}`; it takes {names}.{hint}")
 
 

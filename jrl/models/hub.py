@@ -165,7 +165,8 @@ def local_folder(path_or_id: str | os.PathLike[str], *, argument: str) -> Path |
         return folder
     if folder.is_file() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise FileNotFoundError(
-            f"{argument} must be a folder or a name on the hub; there is no folder {name!r}.{_hint(folder)}"
+            f"{argument} must be a folder or a name on the hub; there is no folder {name!r}, seen from "
+            f"{Path.cwd()}.{_hint(folder)}"
         )
     return None
 
@@ -350,6 +351,9 @@ def no_weights_on_hub(name: str, stems: Mapping[str, str]) -> str:
 
 
 def _hint(folder: Path) -> str:
+    if not folder.exists():
+        others = folder.parent.iterdir() if folder.parent.is_dir() else ()
+        return did_you_mean(folder, (str(other) for other in others if other.is_dir()), cutoff=0.8)
     if (folder / "hf_model").is_dir():
         return " Its model is in the subfolder hf_model."
     files = [folder] if folder.is_file() else sorted(folder.glob(f"*{_GGUF}"))

@@ -80,8 +80,8 @@ class Player:
     ) -> None:
         if policy.own_columns is shares_columns:
             raise ValueError(
-                "`environment` and `method.rollout_slots` need a causal language model: all rows of a seq2seq model "
-                "write the same column of its cache. Leave them out."
+                "`environment` and `method.rollout_slots` need a causal language model, got an encoder-decoder "
+                "(seq2seq), all rows of which write the same column of its cache. Leave them out, or take a decoder."
             )
         self._policy, self._tokenizer, self._mesh, self._forbidden = policy, tokenizer, mesh, forbidden
         self._reply = reply

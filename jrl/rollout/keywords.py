@@ -40,7 +40,11 @@ def reward_functions(given: Any, role: str = "reward_fn") -> tuple[Callable[...,
         where = f"{role}[{place}]" if several else role
         if not callable(function):
             expected = "a function" if several else "a function or a list of functions"
-            raise ValueError(f"`{where}` must be {expected}, got {type(function).__name__}.")
+            cure = " A text names one on the command line alone." if isinstance(function, str) else ""
+            raise ValueError(
+                f"`{where}` must be {expected}, got {type(function).__name__} {function!r:.40}: give the function "
+                f"itself, as in `{role}=my_reward`.{cure}"
+            )
         if any(inspect.isasyncgenfunction(called) for called in (function, type(function).__call__)):
             raise ValueError(
                 f"`{where}` must return its rewards at once, got an async generator: make a list of them."
@@ -122,7 +126,8 @@ def accepted_keywords(
         **({} if texts.failures is None else {"failures": list(texts.failures)}),
         **{name: [_own(entry) for entry in column] for name, column in metadata.items()},
     }
-    return select_keywords(function, role, offered, last="the last of them from the prompts' metadata")
+    last = "the last of them from the prompts' metadata" if metadata else ""
+    return select_keywords(function, role, offered, last=last)
 
 
 def select_keywords(

@@ -34,10 +34,19 @@ class RewardError(ValueError):
     Attributes:
       index: Row of the call that it failed on; None if no single row is to blame.
       prompt: That row's prompt, or None.
+
+    Args:
+      message: What happened.
+      index: As the attribute.
+      prompt: Likewise.
+      hint: What to do about it; stands last.
     """
 
-    def __init__(self, message: str, *, index: int | None = None, prompt: str | None = None) -> None:
-        super().__init__(message if index is None else f"{message} Sample {index} has the prompt {prompt!r}.")
+    def __init__(
+        self, message: str, *, index: int | None = None, prompt: str | None = None, hint: str = ""
+    ) -> None:
+        row = "" if index is None else f" Sample {index} has the prompt {prompt!r}."
+        super().__init__(f"{message}{row}{hint and f' {hint}'}")
         self.index, self.prompt = index, prompt
 
 
@@ -169,7 +178,7 @@ def call_metric_fn(
     if not isinstance(answer, Mapping):
         raise RewardError(
             "`metric_fn` must return a dictionary from names to numbers, got "
-            f"{_named(answer, of_coroutine=CURE_OF_ASYNC)}."
+            f"{_named(answer, of_coroutine=CURE_OF_ASYNC)}"
         )
     count = len(texts.outputs)
     found: dict[str, list[float] | float] = {}
@@ -306,7 +315,10 @@ def _one_by_one(
             rewards.append(_split_answer(answer, 1, role)[0])
             continue
         blamed = RewardError(
-            f"`{role}` raised {type(error).__name__}: {error}.", index=row, prompt=texts.prompts[row]
+            f"`{role}` raised {type(error).__name__}: {error}.",
+            index=row,
+            prompt=texts.prompts[row],
+            hint=f"Call it on this completion by hand: {texts.outputs[row]!r:.80}; or set `train.reward_errors: skip`.",
         )
         if not skip_errors:
             raise blamed from error
@@ -325,11 +337,11 @@ def _split_answer(answer: Any, count: int, role: str) -> list[Any]:
     rows = answer if isinstance(answer, list | tuple) else _plain(answer)
     if not isinstance(rows, list | tuple):
         named = _named(answer, of_coroutine="Give the `async def` function itself: that is awaited")
-        raise RewardError(f"`{role}` must return one reward a sample, a list of {count}, got {named}.")
+        raise RewardError(f"`{role}` must return one reward a sample, a list of {count}, got {named}")
     if len(rows) != count:
         raise RewardError(
             f"`{role}` must return one reward a sample: got {len(rows)} for {count} samples. Did it filter or "
-            "repeat any?"
+            "repeat any? `outputs` has the completions, one reward each."
         )
     # A column (B, 1), as reward models return it, holds scalars.
     return [row[0] for row in rows] if shape[1:] == (1,) else list(rows)
@@ -348,7 +360,12 @@ def _check_row(reward: Any, row: int, texts: Texts, role: str) -> Reward | Rewar
     if _is_number(value):
         if math.isfinite(value):
             return float(value)
-        return RewardError(f"A reward of `{role}` must be finite, got {value}.", index=row, prompt=prompt)
+        return RewardError(
+            f"A reward of `{role}` must be finite, got {value}.",
+            index=row,
+            prompt=prompt,
+            hint="A division by zero, or the mean of nothing? `train.reward_errors: skip` leaves such samples out.",
+        )
     entries = [_plain(entry) for entry in value] if isinstance(value, list) else None
     if entries is None or not all(_is_number(entry) for entry in entries):
         return RewardError(
@@ -356,6 +373,7 @@ def _check_row(reward: Any, row: int, texts: Texts, role: str) -> Reward | Rewar
             f"got {reward!r:.80}.",
             index=row,
             prompt=prompt,
+            hint=f"It is of type {type(reward).__name__}: turn it into a float.",
         )
     num_tokens = len(texts.output_tokens[row])
     if len(entries) != num_tokens:
@@ -401,16 +419,16 @@ def _reward_or_skip(reward: Reward | RewardError, *, skip_errors: bool) -> Rewar
 
 
 def _named(answer: Any, *, of_coroutine: str) -> str:
-    """Names an answer that cannot be used, with the likely mistake."""
+    """Names an answer that cannot be used, with the likely mistake, up to the end of the sentence."""
     name = type(answer).__name__
     if answer is None:
         return f"{name}. Is there no `return`?"
     if inspect.iscoroutine(answer):
         answer.close()  # or Python says that nobody awaited it
-        return f"a coroutine. {of_coroutine}"
+        return f"a coroutine. {of_coroutine}."
     if isinstance(answer, Iterator):
         return f"{name}, which is read once: make a list of it."
-    return name
+    return f"{name}: {answer!r:.60}."
 
 
 def _plain(value: Any) -> Any:

@@ -34,9 +34,12 @@ class SamplingTrainer(PolicyTrainer):
     ) -> None:
         """Takes prompts; the evaluation prompts default to the first `batch_size` of them."""
         if self.reward_fn is None or samples is not None or rewards is not None:
+            given = {"reward_fn": self.reward_fn, "samples": samples, "rewards": rewards, "prompts": prompts}
+            got = [f"`{name}`" for name, value in given.items() if value is not None]
             raise ValueError(
                 f"{type(self).__name__} {self.refusal}: give `reward_fn` or `environment`, and `prompts`, not "
-                "`samples` or `rewards`."
+                f"`samples` or `rewards`; got {', '.join(got) or 'none of these'}. To learn from samples, take the "
+                "configuration of another algorithm, such as `jrl.default_sft_config()`."
             )
         prompts = list(prompts) if prompts is not None else self.default_prompts()
         self.add_prompts(prompts, self.reward_fn)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl.data.sources.fingerprint import fingerprint
+from jrl.suggestions import did_you_mean
 
 DEFAULT_SPLIT = "train"
 
@@ -112,13 +113,19 @@ def _read_named(name: str | os.PathLike[str], split: str, streaming: bool) -> Se
         found = dataset_loader()(dataset, split=chosen or split, **options)
         return RecordStream(found) if streaming else list(found)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {name}.")
+        others = (
+            sorted(other.name for other in path.parent.glob(f"*{path.suffix}"))
+            if path.parent.is_dir()
+            else []
+        )
+        near = did_you_mean(path.name, others)
+        raise FileNotFoundError(f"there is no file {name}, seen from {Path.cwd()}.{near}")
     try:
         records = read(path)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8: {error}.") from error
     if not records:
-        raise ValueError(f"{name} holds no records.")
+        raise ValueError(f"{name} holds no records: at least one must be there. Is it still being written?")
     return records
 
 
@@ -152,6 +159,8 @@ def parse_json(text: str, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         hint = " One record a line is .jsonl." if error.msg == "Extra data" else ""
+        if error.pos == 0 and text.strip():
+            hint = f" It begins with {text.strip()[:20]!r}. A file of plain text, one prompt a line, is named .txt."
         raise ValueError(f"{where} is not JSON: {error}.{hint}") from error
     except RecursionError as error:
         raise ValueError(f"{where} is nested too deeply to be read: is it data at all?") from error

@@ -134,9 +134,22 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _series(run: RunRecords, name: str, kind: str) -> list[tuple[float, float]]:
+def change_of_reward(history: Sequence[Record]) -> tuple[float, float, str] | None:
+    """Mean reward at the beginning and at the end, and where it was measured; None: there are not two.
+
+    Args:
+      history: Records of a run; its evaluations go first, for the others are of other prompts each time.
+    """
+    for kind, where in (("evaluation", "on the evaluation prompts"), ("iteration", "over the rollouts")):
+        values = [value for _, value in series(history, "reward/mean", kind)]
+        if len(values) > 1:
+            return values[0], values[-1], where
+    return None
+
+
+def series(history: Sequence[Record], name: str, kind: str) -> list[tuple[float, float]]:
     """Finite values of a metric by step; `kind` is "iteration" or "evaluation"."""
-    found = [(record["step"], record[name]) for record in run.history if kind in record and name in record]
+    found = [(record["step"], record[name]) for record in history if kind in record and name in record]
     return [
         (float(step), float(value))
         for step, value in found
@@ -147,12 +160,12 @@ def _series(run: RunRecords, name: str, kind: str) -> list[tuple[float, float]]:
 def _verdict(run: RunRecords) -> str:
     """Summary of a run in a sentence."""
     steps = max((record.get("step", 0) for record in run.history), default=0)
-    for kind, where in (("evaluation", "on the evaluation prompts"), ("iteration", "over the rollouts")):
-        values = _series(run, "reward/mean", kind)
-        if len(values) > 1:
-            change = f"{_number(values[0][1])} to {_number(values[-1][1])}"
-            return f"{run.name}: the mean reward went from {change} {where}, in {steps} optimizer steps."
-    return f"{run.name}: {steps} optimizer steps."
+    found = change_of_reward(run.history)
+    if found is None:
+        return f"{run.name}: {steps} optimizer steps."
+    first, last, where = found
+    change = f"{_number(first)} to {_number(last)}"
+    return f"{run.name}: the mean reward went from {change} {where}, in {steps} optimizer steps."
 
 
 def _findings(run: RunRecords, *, named: bool) -> str:
@@ -180,7 +193,9 @@ def _charts(runs: Sequence[RunRecords]) -> Iterable[str]:
         name = next((name for ending in endings for name in names if name.endswith(ending)), None)
         if name is None:
             continue
-        drawn = [(_series(run, name, "iteration"), _series(run, name, "evaluation")) for run in runs]
+        drawn = [
+            (series(run.history, name, "iteration"), series(run.history, name, "evaluation")) for run in runs
+        ]
         if any(len(line) + len(dots) > 1 for line, dots in drawn):
             yield _chart(title, name, drawn)
 

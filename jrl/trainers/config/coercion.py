@@ -51,7 +51,8 @@ def parse_yaml(text: str) -> Any:
         found = yaml.load(text, _Loader)
         values = _count(found, {})
     except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
+        hint = " YAML is indented by spaces, never by tabs." if "\\t" in str(error) else ""
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}.{hint}") from error
     except RecursionError as error:
         raise ValueError("not a configuration: its YAML is nested too deeply, or without end.") from error
     # Without aliases no document has more values than characters.
@@ -163,7 +164,9 @@ def coerce(value: Any, expected: Any, name: str) -> Any:
     # A bool is an int to Python, but `total_steps: true` is a mistake.
     if isinstance(value, plain_type) and not (isinstance(value, bool) and plain_type is not bool):
         return value
-    raise TypeError(f"`{name}` must be {_describe(expected)}, got {value!r} ({type(value).__name__}).")
+    raise TypeError(
+        f"`{name}` must be {_describe(expected)}, got {value!r} ({type(value).__name__}).{_such_as(expected)}"
+    )
 
 
 def coerce_flag(text: str, expected: Any, name: str) -> Any:
@@ -201,7 +204,15 @@ def _coerce_union(value: Any, members: tuple[Any, ...], expected: Any, name: str
             return coerce(value, member, name)
         except (TypeError, ValueError):
             continue
-    raise TypeError(f"`{name}` must be {_describe(expected)}, got {value!r} ({type(value).__name__}).")
+    raise TypeError(
+        f"`{name}` must be {_describe(expected)}, got {value!r} ({type(value).__name__}).{_such_as(expected)}"
+    )
+
+
+def _such_as(expected: Any) -> str:
+    """Examples of a type's values, where people know it by other words."""
+    known = {int: "3", float: "0.1 or 1e-4", bool: "true or false", str: '"a text"'}
+    return f" Write a value such as {known[expected]}." if expected in known else ""
 
 
 def _describe(expected: Any) -> str:

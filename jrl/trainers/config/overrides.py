@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.suggestions import did_you_mean
 from jrl.trainers.config.coercion import coerce_flag, field_types, parse_yaml
-from jrl.trainers.config.section_dicts import nest
+from jrl.trainers.config.section_dicts import hint_anywhere, nest
 from jrl.trainers.config.trl_config import TRLConfig
 
 
@@ -52,9 +52,10 @@ def _expected_type(config: TRLConfig, name: str) -> Any:
     section, _, path = name.partition(".")
     sections = vars(config)
     if section not in sections:
-        raise ValueError(
-            f"Unknown flag --{name}: the sections are {list(sections)}.{did_you_mean(section, sections)}"
-        )
+        near = did_you_mean(section, sections) if path else hint_anywhere(config.to_dict(), name)
+        if name.replace("-", "_") == "learning_rate":
+            near = " Did you mean `optimizer.kwargs.lr`?"
+        raise ValueError(f"Unknown flag --{name}: the sections are {list(sections)}.{near}")
     expected = field_types(type(sections[section]))
     field, _, entry = path.partition(".")
     if field not in expected:

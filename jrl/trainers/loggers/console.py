@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run on the screen: a live line with the figures that matter, or plain lines where nothing can be live."""
+"""The run on the screen: a live display of the figures that matter, or plain lines where nothing can be live."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.console import Console, RenderableType
+from rich.progress import Progress, ProgressColumn, Task
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -34,8 +36,9 @@ _ORDER = ("reward", "loss", "kl", "accuracy", "margin", "q", "value", "clip", "e
 SPEED = ("perf/tokens_per_second", "perf/images_per_second")
 """Headlines that every algorithm has."""
 PLAIN_EVERY = 5.0  # seconds between two lines where nothing can be live
+QUIET_SECONDS = 10.0  # after which a run without a terminal says what it is doing
 BAR = 16  # characters
-WIDE = 110  # characters of a terminal from which on there is room for the bar
+_PROMPT = 30  # characters of a prompt in the live display
 REMEMBERED = 20  # records from which the time that is left is estimated
 
 
@@ -63,23 +66,78 @@ class RichConsole:
     def __init__(self, console: Console | None = None, *, rows: int = 4, cell_width: int = 200) -> None:
         self._console = console or Console()
         self._rows, self._cell_width = rows, cell_width
-        self._progress: Progress | None = None
+        self._progress: _Display | None = None
         self._last_line = -math.inf
+        self._now: Callable[[], str] | None = None
+        self._sample, self._sentence = "", ""
+        self._over = threading.Event()
+        self._heartbeat: threading.Thread | None = None
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
         """Prints what runs; starts the live line where the output is a terminal."""
         self._clock = _Clock(total_steps, step)
         for name, value in description.items():
-            style = "yellow" if name == WARNING else ""
-            line = Text(f"{name:>12}  {one_line(hide_secrets(str(value)))}", style=style)
-            self._console.print(line, highlight=False)
+            self._described(name, one_line(hide_secrets(str(value))), "yellow" if name == WARNING else "")
         began = f", resumed at {step}" if step else ""
-        self._console.print(Text(f"{'steps':>12}  {total_steps} optimizer steps{began}"), highlight=False)
+        self._described("steps", f"{total_steps} optimizer steps{began}", "")
         if self._console.is_terminal:
-            bar: list[ProgressColumn] = [BarColumn(bar_width=BAR)] if self._console.width >= WIDE else []
-            self._progress = Progress(*bar, _Line(self._console, self._clock), console=self._console)
+            self._progress = _Display(self._console, self._clock, self._above)
             self._task = self._progress.add_task("", total=total_steps, completed=step)
             self._progress.start()
+        else:
+            self._heartbeat = threading.Thread(target=self._beat, name="console", daemon=True)
+            self._heartbeat.start()
+
+    def _described(self, name: str, value: str, style: str) -> None:
+        """A line of the description; where it is longer than a terminal, it goes on below its beginning."""
+        if not self._console.is_terminal:
+            self._line(f"{name:>12}  {value}")
+            return
+        line = Table.grid(padding=(0, 2))
+        line.add_column(width=12, justify="right", no_wrap=True)
+        line.add_column(overflow="fold")
+        line.add_row(Text(name, style=style), Text(value, style=style))
+        self._console.print(line)
+
+    def follow(self, now: Callable[[], str]) -> None:
+        """Takes what says, at any time, what the run is doing: live, or on a line after a silence."""
+        self._now = now
+
+    def see_sample(self, row: Mapping[str, Any]) -> None:
+        """Takes the last sample, for the live display."""
+        reward = row.get("reward")
+        earned = f"{reward:+.3g}  " if isinstance(reward, float) else ""
+        prompt, output = one_line(str(row.get("prompt", ""))), one_line(str(row.get("output", "")))
+        # The end of a prompt, which its completion follows.
+        shown = prompt if len(prompt) <= _PROMPT else f"…{prompt[1 - _PROMPT :]}"
+        self._sample = f"{earned}{shown} → {output}"
+
+    def finish(self, sentence: str) -> None:
+        """Takes what is said last."""
+        self._sentence = sentence
+
+    def _above(self) -> Iterable[RenderableType]:
+        """Lines of the live display above the figures: the last sample, and what is being done."""
+        if self._over.is_set():
+            return
+        if self._sample:
+            yield Text(self._sample, style="dim", no_wrap=True, overflow="ellipsis")
+        if self._now is not None:
+            line = Table.grid(padding=(0, 2))
+            line.add_row(
+                ProgressBar(self._clock.total_steps, self._clock.step, width=BAR),
+                Text(self._now(), no_wrap=True, overflow="ellipsis"),
+            )
+            yield line
+
+    def _beat(self) -> None:
+        """Says what is being done whenever nothing was said for a while."""
+        silent_since = time.monotonic()
+        while not self._over.wait(QUIET_SECONDS / 10):
+            silent_since = max(silent_since, self._last_line)
+            if self._now is not None and time.monotonic() - silent_since > QUIET_SECONDS:
+                silent_since = time.monotonic()
+                self._line(f"step {self._clock.steps()}  {self._clock.times()}  {self._now()} ...")
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
         """The headlines of a training record on the live line; evaluations and findings on lines of their own.
@@ -119,10 +177,17 @@ class RichConsole:
         """Nothing is held back."""
 
     def close(self) -> None:
-        """Ends the live line, leaving its last state on the screen."""
+        """Ends the live display, leaving its figures on the screen, and says how the run ended."""
+        self._over.set()
+        if self._heartbeat is not None:
+            self._heartbeat.join()
+            self._heartbeat = None
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+        if self._sentence:
+            self._line(self._sentence)
+            self._sentence = ""
 
     def _line(self, text: str) -> None:
         self._console.print(Text(text), highlight=False, soft_wrap=True)
@@ -158,9 +223,14 @@ class _Clock:
             self._seen.popleft()
         self._seen.append((step, time.monotonic()))
 
+    @property
+    def step(self) -> int:
+        """The last step that is done."""
+        return self._seen[-1][0]
+
     def steps(self) -> str:
         """Such as "12/250"."""
-        return f"{self._seen[-1][0]}/{self.total_steps}"
+        return f"{self.step}/{self.total_steps}"
 
     def times(self) -> str:
         """Such as "0:12, 1:05 left"."""
@@ -170,6 +240,27 @@ class _Clock:
             return elapsed
         left = (now - began) / (last - first) * (self.total_steps - last)
         return f"{elapsed}, {_duration(left)} left" if last < self.total_steps else elapsed
+
+
+class _Display(Progress):
+    """The live display: lines that change, above the line of figures.
+
+    Args:
+      console: Where it is.
+      clock: Tells step and times.
+      above: Gives the lines above, anew each time.
+    """
+
+    def __init__(
+        self, console: Console, clock: _Clock, above: Callable[[], Iterable[RenderableType]]
+    ) -> None:
+        self._lines_above = above
+        super().__init__(_Line(console, clock), console=console, refresh_per_second=4)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The lines of this moment."""
+        yield from self._lines_above()
+        yield self.make_tasks_table(self.tasks)
 
 
 class _Line(ProgressColumn):
@@ -188,8 +279,7 @@ class _Line(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The line of this moment."""
-        width = self._given.width
-        room = width - (BAR + 1 if width >= WIDE else 0)
+        room = self._given.width
         line = f"step {self._clock.steps()}  {self._clock.times()}"
         for figure in task.fields.get("figures", ()):
             if len(line) + 2 + len(figure) > room:

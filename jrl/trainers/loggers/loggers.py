@@ -61,6 +61,23 @@ class ImageLogger(Protocol):
         ...
 
 
+@runtime_checkable
+class LiveLogger(Protocol):
+    """A destination that shows a run as it goes, as the console does."""
+
+    def follow(self, now: Callable[[], str]) -> None:
+        """Takes what says, at any time, what the run is doing."""
+        ...
+
+    def see_sample(self, row: Mapping[str, Any]) -> None:
+        """Takes the last sample."""
+        ...
+
+    def finish(self, sentence: str) -> None:
+        """Takes what is said last, once the run is over."""
+        ...
+
+
 class Loggers:
     """All destinations of a run behind one face.
 
@@ -113,6 +130,8 @@ class Loggers:
         """
         if not rows or self._samples is None:
             return
+        for live in self.live:
+            live.see_sample(rows[-1])
         columns = list(rows[0])
         self._samples.log_table(
             ROLLOUTS, columns, [[row[column] for column in columns] for row in rows], step
@@ -148,6 +167,11 @@ class Loggers:
     def trackers(self) -> tuple[ImageLogger, ...]:
         """Trackers that show images; none where none was asked for."""
         return tuple(logger for logger in self._others if isinstance(logger, ImageLogger))
+
+    @property
+    def live(self) -> tuple[LiveLogger, ...]:
+        """Those that show the run as it goes."""
+        return tuple(logger for logger in self._others if isinstance(logger, LiveLogger))
 
     def flush(self) -> None:
         """Called before every checkpoint: what a checkpoint counts must be on the disk before it is."""

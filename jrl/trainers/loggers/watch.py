@@ -83,21 +83,34 @@ class Test:
       below: The value must be smaller; None: not asked.
       of: What is compared: the "value", its "ratio" to the baseline, its "change" from it, or the baseline itself, the
         mean of the metric's "first" values.
+      per: Of a "change": another metric, in whose first values it is measured; None: as it is.
     """
 
     metric: str
     above: float | None = None
     below: float | None = None
     of: Literal["value", "ratio", "change", "first"] = "value"
+    per: str | None = None
 
-    def holds(self, value: float, baseline: float) -> bool:
-        """True where a value passes; there is no ratio to a baseline that is not positive."""
-        if self.of == "ratio" and baseline <= 0:
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that a record must have to be tested."""
+        return (self.metric,) if self.per is None else (self.metric, self.per)
+
+    def holds(self, value: float, baseline: float, unit: float = 1.0) -> bool:
+        """True where a value passes; there is no ratio to a baseline, or a unit, that is not positive.
+
+        Args:
+          value: Of the metric.
+          baseline: Mean of its first values.
+          unit: That of `per`.
+        """
+        if (self.of == "ratio" and baseline <= 0) or unit <= 0:
             return False
         compared = {
             "value": value,
             "ratio": value / (baseline or 1.0),
-            "change": value - baseline,
+            "change": (value - baseline) / unit,
             "first": baseline,
         }[self.of]
         return (self.above is None or compared > self.above) and (self.below is None or compared < self.below)
@@ -110,6 +123,8 @@ class Test:
         compared = {"value": "", "ratio": " times its first values", "change": " more than its first values"}
         if self.of == "first":
             return f"first values of {name} {' and '.join(bounds)}"
+        if self.per is not None:
+            return f"change of {name} {' and '.join(bounds)} times the first values of `{self.per}`"
         return f"{name} {' and '.join(bounds)}{compared[self.of]}"
 
 
@@ -155,6 +170,39 @@ RULES: tuple[Rule, ...] = (
         "every rollout gets the same reward, and less than at the beginning: the policy has collapsed, or the reward "
         "function has begun to fail",
         "read the samples; call the reward function on some of them by hand",
+    ),
+    Rule(
+        "flat_reward",
+        (
+            Test("reward/mean", above=-0.5, below=0.5, of="change", per="reward/std"),
+            Test("kl/per_sequence", below=0.5),
+            Test("reward/std", above=1e-6),
+        ),
+        40,
+        "the reward is where it began, and so is the policy: it hardly differs from the reference",
+        "raise the learning rate (optimizer.kwargs.lr) three to ten times, or lower the weight of the KL penalty",
+    ),
+    Rule(
+        "flat_reward",
+        (
+            Test("reward/mean", below=0.1, of="change", per="reward/std"),
+            Test("kl/per_sequence", above=2),
+            Test("reward/std", above=1e-6),
+        ),
+        40,
+        "the policy moves away from the reference, and the reward does not rise: updates follow noise, or the reward "
+        "is as good as it gets",
+        "read the samples; average over more rollouts (method.num_rollouts), lower the learning rate, and look whether "
+        "the reward tells completions of one prompt apart",
+    ),
+    Rule(
+        "equal_groups",
+        (Test("group/zero_std_fraction", above=0.9),),
+        4,
+        "nearly all prompts have samples of one and the same score, and nothing can be learned from comparing those: "
+        "the prompts are too easy or too hard, or the reward does not tell completions apart",
+        "take prompts that are solved now and then, or more samples of each (method.num_generations); stop if the task "
+        "is solved",
     ),
     Rule(
         "failed_rewards",
@@ -205,6 +253,13 @@ RULES: tuple[Rule, ...] = (
         "lower the learning rate, raise method.beta, make fewer passes",
     ),
     Rule(
+        "entropy_collapse",
+        (Test("grpo/entropy", below=0.05), Test("grpo/entropy", below=0.1, of="ratio")),
+        4,
+        "the policy has become deterministic, so it explores nothing any more",
+        "lower the learning rate, raise method.entropy_coef or method.beta, or stop if the task is solved",
+    ),
+    Rule(
         "large_kl",
         (Test("kl/per_sequence", above=40), Test("kl/per_token", above=0.1)),
         2,
@@ -252,6 +307,20 @@ RULES: tuple[Rule, ...] = (
         "lower the learning rate or method.ppo_epochs",
     ),
     Rule(
+        "large_update",
+        (Test("grpo/approx_kl", above=0.5),),
+        2,
+        "one update moves the policy far from the one that sampled",
+        "lower the learning rate or method.num_iterations",
+    ),
+    Rule(
+        "clipped",
+        (Test("grpo/clip_fraction", above=0.5),),
+        3,
+        "most actions are clipped, so most of the update is thrown away",
+        "lower the learning rate or method.num_iterations",
+    ),
+    Rule(
         "nothing_clipped",
         (Test("ppo/clip_fraction", below=1e-9), Test("ppo/approx_kl", below=1e-5), Test("steps", above=1)),
         10,
@@ -279,6 +348,14 @@ RULES: tuple[Rule, ...] = (
         10,
         "values predict the returns worse than a constant would",
         "lower the learning rate, scale the rewards (method.scale_reward), raise method.vf_coef",
+    ),
+    Rule(
+        "diverging_values",
+        (Test("ppo/value_loss", above=10, of="ratio"), Test("ppo/explained_variance", below=0.0)),
+        3,
+        "the value loss is ten times what it was at the beginning, and values explain nothing of the returns",
+        "lower the learning rate or method.vf_coef, scale the rewards (method.scale_reward: running), set "
+        "train.max_grad_norm",
     ),
     Rule(
         "length_limit",
@@ -490,13 +567,17 @@ class Watch:
                 first.append(value)
         met = []
         for rule, recent in zip(self._rules, self._recent, strict=True):
-            if rule.unless not in values and all(test.metric in values for test in rule.tests):
-                recent.append(
-                    all(test.holds(values[test.metric], self._baseline(test.metric)) for test in rule.tests)
-                )
+            if rule.unless not in values and all(
+                name in values for test in rule.tests for name in test.metrics
+            ):
+                recent.append(all(self._holds(test, values) for test in rule.tests))
                 if len(recent) == rule.patience and all(recent):
                     met.append((rule, values[rule.tests[0].metric]))
         return met
+
+    def _holds(self, test: Test, values: Mapping[str, float]) -> bool:
+        unit = 1.0 if test.per is None else self._baseline(test.per)
+        return test.holds(values[test.metric], self._baseline(test.metric), unit)
 
     def _baseline(self, metric: str) -> float:
         first = self._first[metric]

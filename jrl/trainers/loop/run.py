@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jrl.distributed import end_on_error, new_meeting, on_main
+from jrl.distributed import end_on_error, is_main, new_meeting, on_main
 from jrl.rollout.rewards import FAILURES
+from jrl.trainers.cards.closing import closing_sentence, write_report
 from jrl.trainers.checkpoints.checkpointer import Checkpointer
 from jrl.trainers.checkpoints.cursor import check_data, make_cursor
+from jrl.trainers.config.method import entry_of
 from jrl.trainers.loggers.jsonl import SAMPLES, SAMPLING
 from jrl.trainers.loggers.loggers import Loggers, make_loggers
 from jrl.trainers.loggers.standard_outputs import mute_lost
 from jrl.trainers.loggers.watch import RULES, Watch
+from jrl.trainers.loop.activity import Activity
 from jrl.trainers.loop.metrics_queue import Pending, check_steps
 from jrl.trainers.loop.peers import check_same, fail_together, say_end, start_vote
 from jrl.trainers.loop.signals import GracefulStop
@@ -118,7 +121,7 @@ class Run:
         self._saved_step = -1
         self._agreed_to_stop = False
         self._pending: Pending | None = None
-        self._iteration_began = time.perf_counter()
+        self._iteration_began = self._began = time.perf_counter()
 
     def _measure(self) -> None:
         """Sets where the run ends, from where it stands."""
@@ -164,6 +167,10 @@ class Run:
         self.loggers = make_loggers(self.trainer.config, self.trainer.run_dir, keep_records=keep_records)
         opened.callback(self.loggers.close)
         description = self.trainer.description()
+        self._activity = Activity(self.stopwatch, self.compilations, str(description.get("model")))
+        opened.callback(self._activity.keep)
+        for live in self.loggers.live:
+            live.follow(self._activity.now)
         if jax.process_count() > 1:
             description["processes"] = f"{jax.process_count()}; if one is lost, all end"
             description["afterwards"] = f"train.resume_from_checkpoint: {self.checkpoints.run_dir}"
@@ -188,11 +195,30 @@ class Run:
                     saved = True
             except BaseException as another:
                 failure = another
+            if failure is None:
+                self._say_how_it_ended()
             if failure is not None and not saved and jax.process_count() > 1:
                 self.checkpoints.abandon(seconds=_LAST_SAVE_SECONDS)
                 say_end(failure, self.checkpoints.run_dir)
             if failure is not None and failure is not error:
                 raise failure
+
+    def _say_how_it_ended(self) -> None:
+        """Writes the report, and says what happened, where things are, and what to do next."""
+        if not is_main():
+            return
+        entry = entry_of(self.trainer.config.method)
+        sentence = closing_sentence(
+            self.history,
+            run_dir=self.checkpoints.run_dir,
+            step=self.step,
+            last_step=self.last_step,
+            seconds=time.perf_counter() - self._began,
+            writes_text=entry is not None and entry.model == "language",
+            report=write_report(self.checkpoints.run_dir),
+        )
+        for live in self.loggers.live:
+            live.finish(sentence)
 
     def _unfinished(self, error: SystemExit) -> UnfinishedError:
         """Error in place of a `sys.exit` in the middle of a run, whose status would say that the run is done."""

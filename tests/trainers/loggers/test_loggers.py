@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 import warnings
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from jrl.methods import default_ppo_config
+from jrl.trainers.loggers import console as console_module
 from jrl.trainers.loggers.console import RichConsole
 from jrl.trainers.loggers.jsonl import JSONLLogger
 from jrl.trainers.loggers.loggers import Loggers, make_loggers
@@ -263,6 +265,34 @@ class TestConsole:
         shown = re.split(r"\r\x1b\[2K|\n", out.getvalue())[-2]
         assert re.search(rf"step 1234/12345  0:0\d, \d+:\d\d left  {re.escape(first)}(  |$)", shown)
         assert len(shown) <= width and ("tok/s 123,456" in shown or width < 120)
+
+    @pytest.mark.parametrize("width", [80, 160])
+    def test_the_live_display_has_a_sample_and_what_is_being_done(self, width):
+        out = io.StringIO()
+        console = RichConsole(Console(file=out, width=width, force_terminal=True, color_system=None))
+        console.start({}, total_steps=10, step=0)
+        console.follow(lambda: "compiling the update, 12 s (38 s last time)")
+        console.see_sample({"prompt": "long " * 20, "output": "and\x1b[2J its end", "reward": 0.25})
+        console.log({"step": 5, "iteration": 1, "reward/mean": 0.5}, 5)
+        console.finish("done: 10 steps.")
+        time.sleep(0.6)  # two refreshes
+        console.close()
+        lines = re.split(r"\r|\n|\x1b\[2K|\x1b\[1A", out.getvalue())
+        assert any(re.search(r"━ +compiling the update, 12 s \(38 s last time\)", line) for line in lines)
+        (sample,) = {line.strip() for line in lines if "→" in line}
+        assert sample.startswith("+0.25  …long") and "\x1b" not in sample and "\\x1b[2J" in sample
+        assert all(len(line) <= width for line in lines)
+        assert lines[-2].endswith("done: 10 steps.") and "reward 0.5" in lines[-3]
+
+    def test_a_silence_is_broken_where_there_is_no_terminal(self, monkeypatch):
+        monkeypatch.setattr(console_module, "QUIET_SECONDS", 0.05)
+        out = io.StringIO()
+        console = RichConsole(Console(file=out, width=100))
+        console.start({}, total_steps=10, step=0)
+        console.follow(lambda: "sampling, 3 s")
+        time.sleep(0.2)
+        console.close()
+        assert re.search(r"\nstep 0/10  0:00  sampling, 3 s \.\.\.\n", out.getvalue())
 
     @pytest.mark.parametrize("terminal", [True, False])
     def test_texts_of_others_are_not_obeyed(self, terminal):

@@ -45,6 +45,10 @@ def records(**metrics):
     ]
 
 
+def names_of(findings):
+    return [(found.step, found.value) for found in findings]
+
+
 def names(history):
     return [(found.rule.name, found.step) for found in find(history)]
 
@@ -87,6 +91,14 @@ class TestFind:
     def test_values_are_compared_with_the_first_ones(self, of, bounds, met):
         rule = Rule("r", (Test("a", of=of, **bounds),), 1, "", "")
         assert bool(find(records(a=[10.0, 10.0, 2.0]), [rule])[-1:]) == met
+
+    def test_a_change_may_be_measured_in_another_metric(self):
+        rule = Rule("r", (Test("a", above=1.0, of="change", per="b"),), 1, "", "")
+        assert names_of(find(records(a=[0.0, 0.0, 3.0], b=[2.0, 2.0, 9.0]), [rule])) == [(12, 3.0)]
+        assert find(records(a=[0.0, 0.0, 3.0], b=[4.0, 4.0, 9.0]), [rule]) == []
+        assert find(records(a=[0.0, 0.0, 3.0], b=[0.0, 0.0, 0.0]), [rule]) == []  # no unit
+        assert find(records(a=[0.0, 0.0, 3.0]), [rule]) == []
+        assert str(rule.tests[0]) == "change of `a` above 1 times the first values of `b`"
 
     def test_there_is_no_ratio_to_nothing(self):
         assert (
@@ -151,6 +163,22 @@ class TestRules:
             ("truncated", {"group/truncated_fraction": [0.3] * 3}),
             ("empty_completions", {"completion/length_mean": [9.0, 8.0, 1.0, 1.0, 1.0]}),
             ("kl_coef_runs_away", {"kl/coef": [0.05, 0.05, 5.0, 50.0]}),
+            (
+                "flat_reward",
+                {"reward/mean": [0.3, 0.5] * 20, "reward/std": [0.4] * 40, "kl/per_sequence": [0.1] * 40},
+            ),
+            (
+                "flat_reward",
+                {"reward/mean": [0.3] * 40, "reward/std": [0.4] * 40, "kl/per_sequence": [9.0] * 40},
+            ),
+            ("equal_groups", {"group/zero_std_fraction": [0.95] * 4}),
+            ("entropy_collapse", {"grpo/entropy": [2.0, 2.0, *[0.01] * 4]}),
+            ("large_update", {"grpo/approx_kl": [0.01, 2.0, 3.0]}),
+            ("clipped", {"grpo/clip_fraction": [0.3, 0.8, 0.9, 0.9]}),
+            (
+                "diverging_values",
+                {"ppo/value_loss": [1.0, 1.0, *[20.0] * 3], "ppo/explained_variance": [0.1, *[-0.1] * 4]},
+            ),
             ("constant_reward", {"reward/std": [1, 1, 0, 0, 0, 0], "reward/mean": [0, 0, -1, -1, -1, -1]}),
         ],
     )
@@ -168,6 +196,12 @@ class TestRules:
             {"completion/truncated_fraction": [0.3] * 9},  # nothing is compared, or a rule deals with it
             {"completion/distinct_across_prompts": [0.2] * 9, "completion/distinct_fraction": [0.1] * 9},
             {"kl/coef": [5.0] * 9},  # so fixed
+            # Rises by more than half of its deviation, or has not had the time to.
+            {"reward/mean": [0.3] * 2 + [0.6] * 60, "reward/std": [0.4] * 62, "kl/per_sequence": [0.1] * 62},
+            {"reward/mean": [0.3] * 39, "reward/std": [0.4] * 39, "kl/per_sequence": [0.1] * 39},
+            {"reward/mean": [0.3] * 2 + [0.4] * 60, "reward/std": [0.4] * 62, "kl/per_sequence": [9.0] * 62},
+            {"ppo/value_loss": [1.0, 1.0, *[20.0] * 9], "ppo/explained_variance": [0.5] * 11},
+            {"group/zero_std_fraction": [0.8] * 9},
             {"reward/failed_fraction": [0.5] * 9},
             {"optim/skipped_steps": [0, 1, 2], "ddpo/loss_scale": [4096.0, 2048.0, 1024.0]},
         ],

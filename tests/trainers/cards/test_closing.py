@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+
+from jrl.trainers.cards.closing import closing_sentence, write_report
+
+HISTORY = [
+    {"step": 0, "evaluation": 0, "reward/mean": 0.1},
+    {"step": 4, "iteration": 1, "reward/mean": 0.3},
+    {
+        "step": 8,
+        "watch": "large_kl",
+        "metric": "kl/per_sequence",
+        "value": 50.0,
+        "healthy": None,
+        "cause": "a",
+        "remedy": "b",
+    },
+    {"step": 8, "evaluation": 1, "reward/mean": 0.25},
+]
+
+
+def said(tmp_path, step=8, history=HISTORY, *, seconds=42.0, writes_text=True):
+    return closing_sentence(
+        history,
+        run_dir=tmp_path,
+        step=step,
+        last_step=8,
+        seconds=seconds,
+        writes_text=writes_text,
+        report="report.html",
+    )
+
+
+def test_what_happened_where_things_are_and_what_to_do_next(tmp_path):
+    (tmp_path / "checkpoint_4").mkdir()
+    (tmp_path / "checkpoint_8").mkdir()
+    assert said(tmp_path) == (
+        "done: 8 steps in 42 s, mean reward 0.1 to 0.25 on the evaluation prompts; warned of large_kl; model in "
+        f"{tmp_path}/checkpoint_8/hf_model, report: report.html. Next, try it: jrl generate --model {tmp_path} "
+        "--prompt '...'"
+    )
+    assert said(tmp_path, writes_text=False).endswith("Next, open the report")
+    assert "in 5 min" in said(tmp_path, seconds=300) and "in 2.0 h" in said(tmp_path, seconds=7200)
+
+
+def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
+    (tmp_path / "checkpoint_4").mkdir()
+    text = said(tmp_path, step=4, history=HISTORY[:2])
+    assert text.startswith("stopped at step 4 of 8 after 42 s; model in")
+    assert text.endswith(f"To go on: --train.resume_from_checkpoint {tmp_path}")
+
+
+def test_a_run_without_a_checkpoint(tmp_path):
+    assert said(tmp_path, history=[]) == "done: 8 of 8 steps in 42 s; nothing was saved."
+
+
+def test_the_report_is_written_or_it_is_said_why_not(tmp_path):
+    assert "not written (`run` must be the folder of a run" in write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, HISTORY)))
+    assert write_report(tmp_path) == str(tmp_path / "report.html")
+    assert "went from 0.1 to 0.25" in (tmp_path / "report.html").read_text()
+
+
+def test_a_full_disk_ends_nothing(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        (tmp_path / "report.html").write_text("")
+    assert write_report(tmp_path).startswith("not written (")
