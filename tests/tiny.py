@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast, T5Config
+from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast, Qwen3_5TextConfig, T5Config
 
 from jrl.models.heads import init_q_heads, init_value_head
 from jrl.models.model import make_model
@@ -32,6 +32,13 @@ def tiny_hf_config(family: str = "gpt2", num_layers: int = 2, **overrides: Any) 
         fields = dict(hidden_size=32, num_hidden_layers=num_layers, num_attention_heads=4)
         fields |= dict(num_key_value_heads=2, intermediate_size=64, max_position_embeddings=128)
         config_class = LlamaConfig
+    elif family == "qwen3_5_text":
+        fields = dict(hidden_size=32, num_hidden_layers=num_layers, num_attention_heads=4, head_dim=8)
+        fields |= dict(num_key_value_heads=2, intermediate_size=64, max_position_embeddings=128)
+        fields |= dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8)
+        # A recurrence below attention, and again above it.
+        fields |= dict(linear_value_head_dim=8, full_attention_interval=2, rms_norm_eps=1e-2)
+        config_class = Qwen3_5TextConfig
     elif family == "t5":
         fields = dict(d_model=32, num_layers=num_layers, num_heads=4, d_kv=8, d_ff=64)
         # Few buckets: rows of tests reach the last one.
@@ -40,7 +47,7 @@ def tiny_hf_config(family: str = "gpt2", num_layers: int = 2, **overrides: Any) 
         fields |= dict(tie_word_embeddings=False)
         config_class = T5Config
     else:
-        raise ValueError(f"`family` must be gpt2, llama or t5, got {family!r}.")
+        raise ValueError(f"`family` must be gpt2, llama, qwen3_5_text or t5, got {family!r}.")
     # A large initialiser: logits of a fresh model then differ enough to tell right from wrong.
     fields |= dict(vocab_size=VOCAB_SIZE, bos_token_id=EOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     spread = {} if family == "t5" else dict(initializer_range=0.1)

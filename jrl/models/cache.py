@@ -83,7 +83,10 @@ class StateCache(NamedTuple):
     state: Float[Array, "B N K V"] | None = None
 
     def forget(self, counts: Int[Array, "B"], left: Int[Array, "B"]) -> StateCache:
-        """The entry without the newest `counts` tokens, of which `left` remain: of none or of all; others become NaN."""
+        """The entry without the newest `counts` tokens of a row, after which `left` remain.
+
+        It can leave out none or all; any other row becomes NaN.
+        """
         kept = jnp.where(left == 0, 0.0, jnp.nan)
 
         def cut(x: Float[Array, "B ..."]) -> Float[Array, "B ..."]:

@@ -181,11 +181,9 @@ class ShortConvolution:
 
     Attributes:
       taps: Tokens that it reads, the newest included.
-      use_bias: Convolution and projections have biases.
     """
 
     taps: int
-    use_bias: bool
 
 
 Mixer = LatentAttention | GatedDelta | ShortConvolution

@@ -176,11 +176,14 @@ class DecoderPolicy:
     def _cache_prefix(self, virtual: VirtualTokens, weights: Params, cache: Cache) -> Cache:
         filled = cache_tokens(cache, jnp.ones((1, virtual.count), bool)).after
         heads = self.config.num_heads
-        layers = tuple(
-            layer.append(LayerCache((spread_kv_heads(heads, k),), (spread_kv_heads(heads, v),)), cache.column)
-            for layer, (k, v) in zip(cache.layers, virtual.keys_and_values(weights), strict=True)
-        )
-        return filled._replace(layers=layers)
+
+        def with_prefix(entry: LayerEntry, k: Array, v: Array) -> LayerCache:
+            assert isinstance(entry, LayerCache)
+            new = LayerCache((spread_kv_heads(heads, k),), (spread_kv_heads(heads, v),))
+            return entry.append(new, cache.column)
+
+        pairs = zip(cache.layers, virtual.keys_and_values(weights), strict=True)
+        return filled._replace(layers=tuple(with_prefix(entry, k, v) for entry, (k, v) in pairs))
 
     def _empty_cache(self, batch_size: int, length: int) -> Cache:
         def entries(start: int) -> tuple[LayerEntry, ...]:

@@ -115,7 +115,7 @@ def _in_best_groups(wanted: Float[Array, "B Q E"], experts: Experts) -> Float[Ar
     groups = wanted.reshape(*wanted.shape[:-1], experts.groups, -1)
     sums = jax.lax.top_k(groups, 2)[0].sum(axis=-1)
     _, best = jax.lax.top_k(sums, experts.groups_per_token)
-    is_best = (best[..., None] == jnp.arange(experts.groups)).any(axis=-2)
+    is_best = jax.nn.one_hot(best, experts.groups, dtype=jnp.bool_).any(axis=-2)
     return jnp.where(is_best[..., None], groups, -jnp.inf).reshape(wanted.shape)
 
 

@@ -77,10 +77,11 @@ def collected(
     samples: int = 1,
     chunk_size: int = 6,
     judge: Judge | None = None,
+    family: str = "llama",
     **options: Any,
 ) -> tuple[Collected, Judge]:
     """Two or three samples of each prompt, by the sampler (no slots) or on slots."""
-    policy, params, frozen, _ = tiny_policy("llama")
+    policy, params, frozen, _ = tiny_policy(family)
     judge = judge or Judge()
     parts = (
         Sampler(policy, forbidden=forbidden() if mask else None, mesh=MESH),
@@ -122,10 +123,14 @@ CASES: dict[str, dict[str, Any]] = {
     "at least eight tokens": {"min_new_tokens": 8},
     "filters": {"top_k": 20, "top_p": 0.9, "temperature": 0.7, "suppress_tokens": (9, 10)},
     "greedy": {"do_sample": False},
+    # States sum up all that a slot has read: what is taken back, or held by another slot for long, is read again.
+    "states": {"family": "qwen3_5_text", "samples": 3, "stops": ("e", "ab", "  ")},
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case == "states" else []) for case in CASES]
+)
 def test_slots_write_what_the_sampler_does(case):
     options = CASES[case]
     (expected, asked), (found, judge) = ordinary(**options), collected(5, **options)

@@ -21,12 +21,18 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("opt", "gptj", "gpt_neo", "llama", "mistral", "mixtral"), ("q_proj", "v_proj")),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj")),
     **dict.fromkeys(("olmo2", "smollm3", "qwen3_moe"), ("q_proj", "v_proj")),
+    "glm4_moe": ("q_proj", "v_proj"),
     "phi3": ("qkv_proj",),
+    # Of latent attention, and of layers without attention, what makes queries and values.
+    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), ("q_proj", "q_b_proj", "kv_b_proj")),
+    "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz"),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), ("q_proj", "v_proj", "in_proj_qkv")),
+    "lfm2": ("q_proj", "v_proj", "in_proj"),
     **dict.fromkeys(("bert", "roberta"), ("query", "value")),
     "distilbert": ("q_lin", "v_lin"),
 }
-"""What PEFT 0.21 adapts where `target_modules` is not given. For `olmo2`, `smollm3`, `qwen3_moe` and `distilbert` it
-has no default; theirs are the same projections as the others'."""
+"""What PEFT 0.21 adapts where `target_modules` is not given. For `olmo2`, `smollm3`, `qwen3_moe`, `distilbert` and all
+families without plain attention it has no default; theirs are the projections that play the same part."""
 HEAD = "lm_head"
 
 

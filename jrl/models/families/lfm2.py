@@ -7,7 +7,7 @@ from typing import Any
 
 from jrl.models.config import LayerConfig, ShortConvolution, TransformerConfig
 from jrl.models.families import llama_like
-from jrl.models.families.base import Entry, Family, channels, vector
+from jrl.models.families.base import Entry, Family, channels, require
 from jrl.models.families.rope import read_rope
 from jrl.models.families.tables import (
     attention_entries,
@@ -23,12 +23,15 @@ def read_config(hf: Any) -> TransformerConfig:
     """Maps an `Lfm2Config`.
 
     Raises:
-      ValueError: If a type of layer or the scaling of the rotary positions is not implemented.
+      ValueError: If convolutions have biases, or a type of layer or the scaling of the rotary positions is not
+        implemented.
     """
+    # No published model has them, and with them torch lets padding into a row's convolutions.
+    require("lfm2", "conv_bias", False, hf.conv_bias, "convolutions with biases are not implemented")
     head_dim = llama_like.read_head_dim(hf)
     kinds = {
         "full_attention": LayerConfig(head_dim**-0.5, rope=read_rope("lfm2", hf.rope_parameters, head_dim)),
-        "conv": LayerConfig(head_dim**-0.5, mixer=ShortConvolution(hf.conv_L_cache, hf.conv_bias)),
+        "conv": LayerConfig(head_dim**-0.5, mixer=ShortConvolution(hf.conv_L_cache)),
     }
     return TransformerConfig(
         vocab_size=hf.vocab_size,
@@ -89,16 +92,13 @@ def entries(config: TransformerConfig) -> list[Entry]:
 def _convolution_entries(
     config: TransformerConfig, sizes: ShortConvolution, name: str, path: str
 ) -> list[Entry]:
-    width, bias = config.width, sizes.use_bias
+    width = config.width
     parts = tuple(f"{path}/{part}" for part in ("before", "after", "x"))
-    found = [
+    return [
         Entry(f"{name}.conv.weight", (f"{path}/taps",), channels(), (width, 1, sizes.taps)),
-        *linear_entries(f"{name}.in_proj", parts, width, 3 * width, bias=bias),
-        *linear_entries(f"{name}.out_proj", (f"{path}/out",), width, width, bias=bias),
+        *linear_entries(f"{name}.in_proj", parts, width, 3 * width, bias=False),
+        *linear_entries(f"{name}.out_proj", (f"{path}/out",), width, width, bias=False),
     ]
-    if bias:
-        found.append(Entry(f"{name}.conv.bias", (f"{path}/taps_bias",), vector(), (width,)))
-    return found
 
 
 FAMILY = Family(

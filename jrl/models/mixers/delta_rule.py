@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain
+from jrl.models.layers import as_row
 
 CHUNK = 64
 """Tokens of a chunk."""
@@ -109,16 +110,18 @@ def _chunk(
     """One chunk with heads before tokens; `segments` are the number before it and those in it."""
     q, k, v, log_decay, rate = inputs
     size = q.shape[2]
-    total = jnp.cumsum(log_decay, axis=2)
     sees = jnp.asarray(np.tri(size, dtype=bool))[None, None]
-    since_start, until_end = jnp.exp(total), jnp.exp(total[:, :, -1:] - total)
+    # Between two tokens what lies between them is added up. The difference of two sums from the start would lose digits
+    # where a head decays fast.
+    after = jnp.asarray(np.tri(size, k=-1, dtype=bool))[None, None]
+    between = jnp.cumsum(jnp.where(after, log_decay[..., None], 0.0), axis=2)
+    since_start, until_end = jnp.exp(jnp.cumsum(log_decay, axis=2)), jnp.exp(between[:, :, -1])
     if segments is not None:
         before, own = segments
         sees = sees & (own[:, :, None] == own[:, None, :])[:, None]
         since_start = jnp.where((own == before[:, None])[:, None], since_start, 0.0)
         until_end = jnp.where((own == own[:, -1:])[:, None], until_end, 0.0)
-    # Masked before the exponential: between later tokens it would overflow.
-    decay = jnp.exp(jnp.where(sees, total[:, :, :, None] - total[:, :, None, :], -jnp.inf))
+    decay = jnp.where(sees, jnp.exp(between), 0.0)
     system = jnp.tril(_dot("bnik,bnjk->bnij", rate[..., None] * k, k) * decay, -1)
     wanted = v - since_start[..., None] * _dot("bnik,bnkv->bniv", k, state)
     written = _dot("bnij,bnjv->bniv", unit_lower_inverse(system), rate[..., None] * wanted)
@@ -136,11 +139,14 @@ def unit_lower_inverse(lower: Float[Array, "*batch C C"]) -> Float[Array, "*batc
     """
     size = lower.shape[-1]
     rows, columns = np.indices((size, size))
-    inverse = jnp.eye(size, dtype=lower.dtype) - lower * _below(rows, columns, 1)
+
+    def corners(width: int) -> Float[Array, "*batch C C"]:
+        return lower * as_row(jnp.asarray(_below(rows, columns, width)), lower.ndim)
+
+    inverse = as_row(jnp.eye(size, dtype=lower.dtype), lower.ndim) - corners(1)
     width = 2
     while width < size:
-        corner = lower * _below(rows, columns, width)
-        inverse = inverse - _dot("...ij,...jk,...kl->...il", inverse, corner, inverse)
+        inverse = inverse - _dot("...ij,...jk,...kl->...il", inverse, corners(width), inverse)
         width *= 2
     return inverse
 

@@ -13,7 +13,7 @@ from jrl.mesh import constrain
 from jrl.models.attention import AttentionContext, residual_init_range
 from jrl.models.cache import StateCache
 from jrl.models.config import ShortConvolution, TransformerConfig
-from jrl.models.layers import Projection, as_row
+from jrl.models.layers import Projection
 from jrl.models.mixers.convolution import convolve
 
 
@@ -35,14 +35,12 @@ class ShortConvolutionMixer(nn.Module):
         config, sizes, width = self.config, self.sizes, self.config.width
 
         def project(init_range: float) -> Projection:
-            return Projection((width,), (width,), sizes.use_bias, init_range, self.dtype)
+            return Projection((width,), (width,), False, init_range, self.dtype)
 
         self.before, self.after, self.x = (project(config.init_range) for _ in range(3))
         self.out = project(residual_init_range(config))
         taps = nn.initializers.normal(config.init_range)
         self.taps = self.param("taps", taps, (width, sizes.taps), jnp.float32)
-        if sizes.use_bias:
-            self.taps_bias = self.param("taps_bias", nn.initializers.zeros_init(), (width,), jnp.float32)
 
     def __call__(
         self, x: Float[Array, "B Q D"], context: AttentionContext, cache: StateCache | None
@@ -53,8 +51,6 @@ class ShortConvolutionMixer(nn.Module):
         x = rows.take(x)
         gated = constrain(self.before(x) * self.x(x), "batch", None, "mlp")
         sums, tail = convolve(gated, self.taps, rows, None if cache is None else cache.tails[0])
-        if self.sizes.use_bias:
-            sums = sums + as_row(self.taps_bias.astype(jnp.float32), 3)
         y = self.out(self.after(x) * sums.astype(self.dtype))
         return rows.put_back(y), None if cache is None else StateCache((_pinned(tail),))
 

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers without plain attention compute on eight devices what they compute on one, and sample the same ids."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jrl.mesh import batch_sharding, make_mesh, tree_shardings
+from jrl.models.model import CausalLM
+from jrl.ops.logprobs import logprobs_from_logits
+from jrl.rollout.generate import make_generate
+from jrl.typing import ModelInputs, SamplingKnobs
+from tests.models.family_cases_mixers import CASES
+
+pytestmark = pytest.mark.mesh
+
+REMATERIALIZED = "Involuntary full rematerialization"
+FAMILIES = ("qwen3_next", "deepseek_v3", "lfm2")
+ROWS, LENGTH, NEW_TOKENS = 8, 12, 6
+
+
+@functools.cache
+def model(case: str) -> tuple[CausalLM, Any]:
+    lm = CausalLM.from_config(CASES[case])
+    return lm, lm.init(jax.random.key(0))
+
+
+def results(case: str, mesh: Mesh | None) -> tuple[Any, Any, Any]:
+    """Logits of left-padded rows, the gradient of the log-probability of their tokens, and greedy ids."""
+    lm, params = model(case)
+    tokens = jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 97)
+    mask = jnp.arange(LENGTH)[None] >= jnp.arange(ROWS)[:, None] % 4
+    generate = make_generate(
+        lm.policy(), max_new_tokens=NEW_TOKENS, eos_token_ids=(), pad_token_id=0, do_sample=False
+    )
+
+    @jax.jit
+    def run(params: Any, tokens: Any, mask: Any) -> Any:
+        def objective(params: Any) -> tuple[Any, Any]:
+            logits = jnp.where(mask[:, :, None], lm.logits(params, tokens, mask), 0.0)
+            logprobs = logprobs_from_logits(logits[:, :-1], tokens[:, 1:])
+            return jnp.where(mask[:, :-1], logprobs, 0.0).mean(), logits
+
+        gradient, logits = jax.grad(objective, has_aux=True)(params)
+        knobs = SamplingKnobs(jnp.float32(1.0), jnp.float32(1.0))
+        inputs, rows = ModelInputs(tokens, mask), jnp.arange(ROWS)
+        return logits, gradient, generate(params, {}, inputs, rows, knobs, jax.random.key(0)).tokens
+
+    if mesh is None:
+        return jax.device_get(run(params, tokens, mask))
+    params = jax.device_put(params, tree_shardings(mesh, params)[0])
+    tokens, mask = (jax.device_put(x, batch_sharding(mesh)) for x in (tokens, mask))
+    with jax.set_mesh(mesh):
+        return jax.device_get(run(params, tokens, mask))
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_results_are_those_of_one_device(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    wanted, wanted_gradient, wanted_ids = results(case, None)
+    assert float(np.abs(wanted).max()) > 0.5
+    capfd.readouterr()
+    logits, gradient, ids = results(case, make_mesh(2, 2, 2))
+    assert REMATERIALIZED not in capfd.readouterr().err
+    np.testing.assert_allclose(logits, wanted, atol=1e-5)
+    np.testing.assert_array_equal(ids, wanted_ids)
+
+    def relative(a: np.ndarray, b: np.ndarray) -> float:
+        return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-6))
+
+    assert max(jax.tree.leaves(jax.tree.map(relative, gradient, wanted_gradient))) < 2e-5
+
+
+def test_heads_of_a_recurrence_are_split() -> None:
+    mesh = make_mesh(2, 2, 2)
+    _, params = model("qwen3_next")
+    placed = jax.device_put(params, tree_shardings(mesh, params)[0])["layers_0"]["attn"]
+    shapes = {
+        name: leaf.sharding.shard_shape(leaf.shape)
+        for name, leaf in (
+            ("v", placed["v"]["kernel"]),
+            ("rate", placed["rate"]["kernel"]),
+            ("v_taps", placed["v_taps"]),
+            ("log_rates", placed["log_rates"]),
+        )
+    }
+    assert shapes == {"v": (16, 2, 12), "rate": (16, 2), "v_taps": (2, 12, 4), "log_rates": (2,)}
