@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
@@ -21,20 +22,27 @@ Stream = Float[Array, "B Q D"]
 
 
 class Mlp(nn.Module):
-    """The feed-forward half of a block, gated or not."""
+    """The feed-forward half of a block, gated or not.
+
+    Attributes:
+      config: The decoder.
+      dtype: Of the computation.
+      width: Inner width; None: the config's `mlp_width`.
+    """
 
     config: TransformerConfig
     dtype: Any
+    width: int | None = None
 
     def setup(self) -> None:
         """Names the projections."""
-        config = self.config
-        wide = ((config.width,), (config.mlp_width,), config.mlp_bias, config.init_range, self.dtype)
+        config, inner = self.config, self.width or self.config.mlp_width
+        wide = ((config.width,), (inner,), config.mlp_bias, config.init_range, self.dtype)
         self.up = Projection(*wide)
         if config.gated_mlp:
             self.gate = Projection(*wide)
         self.down = Projection(
-            (config.mlp_width,), (config.width,), config.mlp_bias, residual_init_range(config), self.dtype
+            (inner,), (config.width,), config.mlp_bias, residual_init_range(config), self.dtype
         )
 
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
@@ -69,7 +77,12 @@ class _Block(nn.Module):
         if self.layer.experts is None:
             self.mlp = Mlp(config, self.dtype)
         else:
-            self.experts = ExpertsMlp(config, self.layer.experts, self.dtype)
+            experts = self.layer.experts
+            self.experts = ExpertsMlp(config, experts, self.dtype)
+            if experts.shared_width is not None:
+                self.shared_mlp = Mlp(config, self.dtype, experts.shared_width)
+            if experts.shared_gate:
+                self.shared_gate = Projection((config.width,), (1,), False, config.init_range, self.dtype)
         self.dropout = nn.Dropout(config.residual_dropout)
 
     def norm(self) -> Norm:
@@ -77,12 +90,22 @@ class _Block(nn.Module):
         return stream_norm(self.config, self.dtype)
 
     def feed_forward(self, x: Stream) -> Stream:
-        """The MLP, or the mixture of experts in its place."""
-        return self.mlp(x) if self.layer.experts is None else self.experts(x)
+        """The MLP; or the mixture of experts in its place, with the MLP that all tokens share."""
+        experts = self.layer.experts
+        if experts is None:
+            return self.mlp(x)
+        y = self.experts(x)
+        if experts.shared_width is None:
+            return y
+        shared = self.shared_mlp(x)
+        return y + (nn.sigmoid(self.shared_gate(x)) * shared if experts.shared_gate else shared)
 
     def add(self, x: Stream, *updates: Stream) -> Stream:
         """The residual stream with what the sublayers add to it."""
+        scale = self.config.residual_scale
         for update in updates:
+            if scale is not None:
+                update = update * jnp.asarray(scale, update.dtype)
             x = x + self.dropout(update, deterministic=not self.has_rng("dropout"))
         return constrain(x, "batch", None, None)
 

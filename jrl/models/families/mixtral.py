@@ -43,18 +43,20 @@ def read_experts(model_type: str, hf: Any, width: int, *, renormalize: bool) -> 
 
     Args:
       model_type: Of the config.
-      hf: A transformers config with Mixtral's names.
+      hf: A transformers config with Mixtral's names, or Qwen's for the number of experts.
       width: Inner width of one expert.
       renormalize: The weights of the chosen experts add up to 1.
     Raises:
       ValueError: If a token cannot visit as many experts as it should.
     """
-    if not 1 <= hf.num_experts_per_tok <= hf.num_local_experts:
+    fields = hf.to_dict()
+    count = fields["num_local_experts" if "num_local_experts" in fields else "num_experts"]
+    if not 1 <= hf.num_experts_per_tok <= count:
         raise ValueError(
             f"{model_type}: `num_experts_per_tok` must be between 1 and the number of experts, "
-            f"{hf.num_local_experts}; got {hf.num_experts_per_tok}."
+            f"{count}; got {hf.num_experts_per_tok}."
         )
-    return Experts(hf.num_local_experts, hf.num_experts_per_tok, width, renormalize)
+    return Experts(count, hf.num_experts_per_tok, width, renormalize)
 
 
 def expert_entries(
