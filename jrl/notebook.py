@@ -120,10 +120,12 @@ class Model:
                 "positions: shorten one of them, or pad the prompts no further than to the longest."
             )
         eos: Any = (
-            self.lm.eos_token_ids or self.lm.hf_config.eos_token_id if eos_token_id is None else eos_token_id
+            self.lm.eos_token_ids or self.lm.text_config.eos_token_id
+            if eos_token_id is None
+            else eos_token_id
         )
         eos_ids = () if eos is None else tuple(eos) if isinstance(eos, Sequence) else (int(eos),)
-        pad = self.lm.hf_config.pad_token_id if pad_token_id is None else pad_token_id
+        pad = self.lm.text_config.pad_token_id if pad_token_id is None else pad_token_id
         generate = _generator(
             self.lm, max_new_tokens, eos_ids, pad if pad is not None else (eos_ids or (0,))[0], top_k
         )

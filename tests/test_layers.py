@@ -41,7 +41,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         JAX | {"flax", "ml_dtypes", "qwix"},
     ),
     "jrl.models.families": (
-        {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.models"},
+        {"jrl.typing", "jrl.suggestions", "jrl.mesh", "jrl.ops", "jrl.models"},
         JAX | {"flax", "ml_dtypes", "transformers"},
     ),
     "jrl.data": (

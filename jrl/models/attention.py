@@ -161,13 +161,8 @@ class Attention(nn.Module):
             self.dtype,
         )
         if config.qk_norm is not None:
-            alone = config.qk_norm == "head"
-            shapes = [
-                (config.head_dim,) if alone else (heads, config.head_dim)
-                for heads in (config.num_heads, config.num_kv_heads)
-            ]
             self.q_norm, self.k_norm = (
-                Norm(config.norm, config.norm_epsilon, shape, self.dtype) for shape in shapes
+                self._head_norm(heads) for heads in (config.num_heads, config.num_kv_heads)
             )
         if config.attention_gate:
             self.gate = project(config.num_heads)
@@ -179,11 +174,15 @@ class Attention(nn.Module):
         """Output of attention, to be added to the residual stream, and the cache with the new keys and values."""
         config, rope = self.config, self.layer.rope
         q, k, v = self.q(x), self.k(x), self.v(x)
-        if config.qk_norm is not None:
+        if config.qk_norm is not None and not config.qk_norm_last:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             rotation = context.rotations[config.ropes.index(rope)]
             q, k = (rotate(part, rotation, interleaved=rope.interleaved) for part in (q, k))
+            if rotation.growth is not None:
+                q = q * rotation.growth[:, :, None, None].astype(q.dtype)
+        if config.qk_norm is not None and config.qk_norm_last:
+            q, k = self.q_norm(q), self.k_norm(k)
         q = constrain(q, "batch", None, "heads", None)
         k, v = spread_kv_heads(config.num_heads, k), spread_kv_heads(config.num_heads, v)
         read = LayerCache((k,), (v,))
@@ -194,6 +193,15 @@ class Attention(nn.Module):
         if config.attention_gate:
             out = out * jax.nn.sigmoid(self.gate(x))
         return self.o(constrain(out, "batch", None, "heads", None)), cache
+
+    def _head_norm(self, num_heads: int) -> Norm:
+        """The norm of as many queries or keys of a token."""
+        config = self.config
+        each, together = (config.head_dim,), (num_heads, config.head_dim)
+        if config.qk_norm == "own_head":
+            return Norm("layer_no_bias", config.norm_epsilon, together, self.dtype, num_axes=1)
+        shape = each if config.qk_norm == "head" else together
+        return Norm(config.norm, config.norm_epsilon, shape, self.dtype)
 
     def _attend(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
@@ -102,7 +103,10 @@ class _Block(nn.Module):
 
     def add(self, x: Stream, *updates: Stream) -> Stream:
         """The residual stream with what the sublayers add to it."""
+        scale = self.config.residual_scale
         for update in updates:
+            if scale is not None:
+                update = update * jnp.asarray(scale, update.dtype)
             x = x + self.dropout(update, deterministic=not self.has_rng("dropout"))
         return constrain(x, "batch", None, None)
 

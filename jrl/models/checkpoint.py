@@ -39,6 +39,7 @@ from jrl.models.hub import (
     read_hf_config,
 )
 from jrl.models.model import LanguageModel, make_model
+from jrl.models.multimodal import TextTensors, copy_processor_files, whole_checkpoint
 from jrl.models.safetensors_io import HEADS_FOLDER, Tensors
 from jrl.models.safetensors_write import is_model_file, write_tensors
 from jrl.typing import Params
@@ -88,6 +89,8 @@ def load_checkpoint(
     place = find_checkpoint(source)
     model = read_model(place, config_changes)
     files = open_tensors(place)
+    if model.family.is_multimodal:
+        files = TextTensors(files)
     value_head, num_q_heads = found_heads(name.removeprefix(_WRAPPER) for name in files)
     model = replace(model, value_head=value_head, num_q_heads=num_q_heads)
     model = _with_own_head(model, files)
@@ -116,7 +119,8 @@ def read_model(place: Place, config_changes: Mapping[str, Any] | None = None) ->
     hf_config = read_hf_config(place, config_changes)
     with named_folder(place):
         model = make_model(hf_config)
-    return replace(model, generation_config=read_generation_config(place))
+    kept = place if model.family.is_multimodal else None
+    return replace(model, generation_config=read_generation_config(place), place=kept)
 
 
 def canonical_names(files: Tensors, entries: Sequence[Entry], prefix: str) -> dict[str, str]:
@@ -168,6 +172,7 @@ def save_checkpoint(
       max_shard_bytes: Larger models are split into several files with an index.
       heads: Where the heads in `params` go, in the layout that they have.
     Raises:
+      FileNotFoundError: If the model is part of a multimodal checkpoint that is not there any more.
       ValueError: If `params` is not the whole tree of this model, `directory` holds the working folder, or
         `max_shard_bytes` is no positive whole number.
     """
@@ -177,6 +182,9 @@ def save_checkpoint(
     _check_tree(model, of_body + of_heads, params)
     with replace_folder(directory, obsolete=is_model_file) as staging:
         tensors = entry_tensors(of_body + of_heads * (heads == "inside"), params, model.vocab_size)
+        if model.family.is_multimodal:
+            tensors = whole_checkpoint(model.place, tensors)
+            copy_processor_files(model.place, staging)
         write_tensors(staging, tensors, max_shard_bytes=max_shard_bytes)
         if heads == "apart" and of_heads:
             (staging / HEADS_FOLDER).mkdir()

@@ -72,6 +72,11 @@ class Classifier:
             raise ValueError(
                 f"{family.model_type}: a classifier must be an encoder or a decoder, got an encoder-decoder model."
             )
+        if family.is_multimodal:
+            raise ValueError(
+                f"{family.model_type}: a classifier must be a text model alone, got one with images: save its text "
+                "model with its `text_config`."
+            )
         config = family.read_config(hf_config)
         if isinstance(config, TransformerConfig):
             check_direction(hf_config)

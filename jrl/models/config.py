@@ -105,6 +105,19 @@ RopeScaling = LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRope
 
 
 @dataclass(frozen=True)
+class QueryGrowth:
+    """Queries grow with the position: q · (1 + rate · log(1 + ⌊position / length⌋)) (Llama 4, Ministral 3).
+
+    Attributes:
+      rate: Of the growth.
+      length: Positions of one step, in tokens; up to here nothing changes.
+    """
+
+    rate: float
+    length: int
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotary positions (Su et al. 2021, arXiv:2104.09864).
 
@@ -115,6 +128,7 @@ class Rope:
       interleaved: Neighbouring dimensions form a pair (GPT-J) rather than the two halves.
       is_bounded: Rows longer than the context turn by other angles (dynamic scaling, LongRoPE), or by none (GPT-J's
         table): jrl has the angles of the context alone.
+      query_growth: Queries are sharpened far out; None: not.
     """
 
     theta: float
@@ -123,6 +137,7 @@ class Rope:
     interleaved: bool = False
     # No part of the fingerprint by which a resumed run knows its model: up to the context nothing depends on it.
     is_bounded: bool = field(default=False, repr=False)
+    query_growth: QueryGrowth | None = None
 
     def frequencies(self, head_dim: int) -> np.ndarray:
         """Radians a position for each pair of rotating dimensions, float32."""
@@ -260,7 +275,7 @@ class TransformerConfig:
       max_positions: Longest context, in tokens.
       activation: Of the MLP.
       gated_mlp: The MLP is down(act(gate(x)) · up(x)) rather than down(act(up(x))).
-      norm: LayerNorm; RMSNorm (no mean, no bias); or RMSNorm that multiplies by 1 + scale (Gemma).
+      norm: Kind of the norms; see `jrl.models.layers.Norm`.
       norm_epsilon: Added to the variance.
       block: How the parts of a block are put together; see `jrl.models.blocks`.
       qkv_bias: q, k and v have a bias.
@@ -271,9 +286,13 @@ class TransformerConfig:
       position_offset: Rows of that table before position 0 (OPT).
       alibi: Scores fall linearly with the distance, by head (Press et al. 2021, arXiv:2108.12409).
       attention_gate: What a head reads is multiplied by a sigmoid of the query's own token (Qwen3-Next).
-      qk_norm: Queries and keys are normalised, each head for itself or over all heads; None: not.
+      qk_norm: Queries and keys are normalised: each head for itself ("head"), with scales of its own and no bias
+        ("own_head"), or over all heads ("all_heads"); None: not.
+      qk_norm_last: They are normalised after they are rotated, not before.
       attention_softcap: Scores s become cap · tanh(s / cap); None: not.
       logit_softcap: The same for logits.
+      logit_scale: Multiplies the logits; None: not.
+      residual_scale: Multiplies what each sublayer adds to the stream; None: not.
       embedding_scale: Multiplies the embedding; None: not.
       embedding_norm: A norm follows the embedding.
       embedding_width: Width of embedding and head where it is not D: projections lead in and out.
@@ -294,9 +313,9 @@ class TransformerConfig:
     head_dim: int
     mlp_width: int
     max_positions: int
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"]
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
     gated_mlp: bool
-    norm: Literal["layer", "rms", "rms_plus_one"]
+    norm: Literal["layer", "layer_no_bias", "layer_plus_one", "rms", "rms_plus_one"]
     norm_epsilon: float
     qkv_bias: bool
     attention_out_bias: bool
@@ -309,9 +328,12 @@ class TransformerConfig:
     position_offset: int = 0
     alibi: bool = False
     attention_gate: bool = False
-    qk_norm: Literal["head", "all_heads"] | None = None
+    qk_norm: Literal["head", "own_head", "all_heads"] | None = None
+    qk_norm_last: bool = False
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    logit_scale: float | None = None
+    residual_scale: float | None = None
     embedding_scale: float | None = None
     embedding_norm: bool = False
     embedding_width: int | None = None

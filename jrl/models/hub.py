@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.models.families import FAMILIES
+from jrl.models.families import FAMILIES, unsupported
 from jrl.models.folders import recover_folder
 from jrl.models.model_object import ModelObject, as_source, is_model_object
 from jrl.models.safetensors_io import HEADS_FOLDER, LFS_POINTER, SUFFIX, TensorFiles, Tensors, conversion_line
@@ -278,15 +278,15 @@ def _check_raw_config(path: Place, config: Mapping[str, Any]) -> None:
                 "`trust_remote_code`; jrl never runs code of a checkpoint. Convert it to one of "
                 f"{', '.join(sorted(FAMILIES))}."
             )
-        raise ValueError(
-            f"{path}: `model_type` {model_type!r} is not supported; supported are: {', '.join(sorted(FAMILIES))}."
-        )
-    for entry, most in _MOST.items():
-        count = config.get(entry)
-        if isinstance(count, int) and count > most:
-            raise ValueError(
-                f"{path}: `{entry}` must be at most {most:,}, got {count:,}. Is the file damaged?"
-            )
+        raise ValueError(f"{path}: {unsupported(model_type)}")
+    text = config.get("text_config")
+    for fields in (config, text if isinstance(text, Mapping) else {}):
+        for entry, most in _MOST.items():
+            count = fields.get(entry)
+            if isinstance(count, int) and count > most:
+                raise ValueError(
+                    f"{path}: `{entry}` must be at most {most:,}, got {count:,}. Is the file damaged?"
+                )
     for entry in _QUANTISED:
         quantised = config.get(entry)
         if quantised is not None:

@@ -30,6 +30,8 @@ class BaseLM(abc.ABC):
       value_head: Kind of the value head that its checkpoint came with; None where there is none.
       num_q_heads: Q heads that it came with.
       generation_config: Content of the generation_config.json that it came with; None where there is none.
+      place: Of a multimodal model, the checkpoint that it is part of; None for others, and where it was made from a
+        config.
     """
 
     hf_config: Any
@@ -38,6 +40,7 @@ class BaseLM(abc.ABC):
     value_head: str | None = None
     num_q_heads: int = 0
     generation_config: Mapping[str, Any] | None = None
+    place: Any = None
 
     make_policy: ClassVar[Callable[..., PolicyFns]]
     split_tree: ClassVar[Callable[..., tuple[dict[str, Any], dict[str, Any]]]]
@@ -49,13 +52,18 @@ class BaseLM(abc.ABC):
         return self.config.vocab_size
 
     @property
+    def text_config(self) -> Any:
+        """The part of `hf_config` that describes the text model: of most families, all of it."""
+        return self.family.text_config(self.hf_config)
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a row, as its checkpoint says: `eos_token_id` of generation_config.json, one or several.
 
         What that file merely repeats of config.json, and config.json itself, count where they are lists: one id there
         may be the default of its class, which says nothing of this model. Ids outside the vocabulary end nothing.
         """
-        said, of_class = self.generation_config or {}, self.hf_config.eos_token_id
+        said, of_class = self.generation_config or {}, self.text_config.eos_token_id
         found = said.get("eos_token_id")
         if found is None or (said.get("_from_model_config") and found == of_class):
             found = of_class if isinstance(of_class, list | tuple) else []

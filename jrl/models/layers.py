@@ -21,8 +21,13 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": jax.nn.gelu,
     "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "silu": jax.nn.silu,
 }
+
+
+WITH_BIAS = ("layer", "layer_plus_one")
+"""Kinds of norms that have a bias."""
 
 
 def as_row(vector: Array, ndim: int) -> Array:
@@ -137,30 +142,33 @@ class Norm(nn.Module):
     """LayerNorm or RMSNorm over the last axes, in float32.
 
     Attributes:
-      kind: "layer", "rms" (no mean, no bias), or "rms_plus_one", which multiplies by 1 + scale.
+      kind: "layer", which may lack the bias ("layer_no_bias"), or "rms" (no mean, no bias). "layer_plus_one" and
+        "rms_plus_one" multiply by 1 + scale.
       epsilon: Added to the variance.
-      shape: Sizes of the axes that are normalised together.
+      shape: Of the scale: sizes of the last axes.
       dtype: Of the result.
+      num_axes: How many of these axes are normalised together; None: all.
     """
 
     kind: str
     epsilon: float
     shape: tuple[int, ...]
     dtype: Any
+    num_axes: int | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Normalises, then applies scale and, for LayerNorm, bias."""
-        axes = tuple(range(-len(self.shape), 0))
+        axes = tuple(range(-(self.num_axes or len(self.shape)), 0))
         x = x.astype(jnp.float32)
-        if self.kind == "layer":
+        if self.kind.startswith("layer"):
             x = x - x.mean(axis=axes, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=axes, keepdims=True) + self.epsilon)
-        plus_one = self.kind == "rms_plus_one"
+        plus_one = self.kind.endswith("plus_one")
         init = nn.initializers.zeros_init() if plus_one else nn.initializers.ones_init()
         scale = self.param("scale", init, self.shape, jnp.float32).astype(jnp.float32)
         x = x * as_row(1.0 + scale if plus_one else scale, x.ndim)
-        if self.kind == "layer":
+        if self.kind in WITH_BIAS:
             bias = self.param("bias", nn.initializers.zeros_init(), self.shape, jnp.float32)
             x = x + as_row(bias.astype(jnp.float32), x.ndim)
         return x.astype(self.dtype)

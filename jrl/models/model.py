@@ -40,7 +40,7 @@ class CausalLM(BaseLM):
           ValueError: If the architecture, or an option of it, is not supported.
         """
         family = find_family(hf_config.model_type)
-        check_direction(hf_config)
+        check_direction(family.text_config(hf_config))
         return cls(hf_config, family, family.read_config(hf_config), value_head)
 
     @property

@@ -15,10 +15,17 @@ from jrl.models.config import TransformerConfig
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of the rotary angles at each query's position, float32."""
+    """Cosine and sine of the rotary angles at each query's position, float32.
+
+    Attributes:
+      cos: Of each pair of dimensions.
+      sin: Likewise.
+      growth: Multiplies the queries; None: nothing does.
+    """
 
     cos: Float[Array, "B Q R"]
     sin: Float[Array, "B Q R"]
+    growth: Float[Array, "B Q"] | None = None
 
 
 def token_positions(
@@ -72,7 +79,11 @@ def rotations(config: TransformerConfig, positions: Int[Array, "B Q"]) -> tuple[
         frequencies = jnp.asarray(rope.frequencies(config.head_dim))
         angles = positions[:, :, None].astype(jnp.float32) * frequencies[None, None, :]
         factor = 1.0 if rope.scaling is None else rope.scaling.attention_factor
-        found.append(Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor))
+        growth = None
+        if rope.query_growth is not None:
+            rate, steps = rope.query_growth.rate, positions // rope.query_growth.length
+            growth = 1.0 + rate * jnp.log1p(steps.astype(jnp.float32))
+        found.append(Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor, growth))
     return tuple(found)
 
 

@@ -189,6 +189,8 @@ class Decoder(nn.Module):
         hidden = constrain_rows(hidden)
         tied = config.tie_embeddings
         logits = self.embed.transposed(hidden, self.dtype) if tied else self.lm_head(hidden)
+        if config.logit_scale is not None:
+            logits = logits * config.logit_scale
         if config.logit_softcap is not None:
             logits = config.logit_softcap * jnp.tanh(logits / config.logit_softcap)
         return hide_padding(logits, config.vocab_size)

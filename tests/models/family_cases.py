@@ -20,7 +20,7 @@ from transformers import (
     Phi3Config,
 )
 
-from tests.models import family_cases_b, family_cases_mixers, family_cases_moe
+from tests.models import family_cases_b, family_cases_c, family_cases_mixers, family_cases_moe
 from tests.models.case_fields import GPT, IDS, MODERN
 
 NEO: dict[str, Any] = dict(hidden_size=32, num_layers=4, num_heads=4, initializer_range=0.1, **IDS)
@@ -61,5 +61,6 @@ CASES: dict[str, Any] = {
     **CASES_A,
     **family_cases_b.CASES,
     **family_cases_moe.CASES,
+    **family_cases_c.CASES,
     **family_cases_mixers.CASES,
 }

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from jrl.models.attention import full_context
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
@@ -44,6 +44,7 @@ class Report:
       final_norm: Of what the head reads.
       logits: Of the logits.
       generation: Whether greedy decoding gives the same tokens, and gives each a log-probability within 1e-4.
+      right_padded: Of the logits, where the same rows have their pads on the right; None: not compared.
       returned: Of torch's logits before and after the checkpoint went through jrl.
       round_trip: Whether jrl reads back exactly what it wrote.
     """
@@ -54,6 +55,7 @@ class Report:
     final_norm: float
     logits: float
     generation: bool
+    right_padded: float | None
     returned: float
     round_trip: bool
 
@@ -67,15 +69,22 @@ def compare(hf_config: Any, folder: Path, *, seed: int = 0) -> Report:
     oracle = perturbed(hf_config, seed)
     oracle.save_pretrained(folder / "torch")
     loaded = load_checkpoint(folder / "torch")
-    tokens, mask = left_padded(hf_config.vocab_size)
+    tokens, mask = left_padded(hf_config.get_text_config().vocab_size)
     theirs = torch_stream(oracle, len(loaded.model.config.layers), tokens, mask)
     ours = jrl_stream(loaded.model, loaded.params, tokens, mask)
     embeddings, *blocks, final_norm, logits = (
-        float(np.abs(a - b)[mask].max()) for a, b in zip(ours, theirs, strict=True)
+        max_error(a, b, mask) for a, b in zip(ours, theirs, strict=True)
+    )
+
+    right = (tokens[:, ::-1].copy(), mask[:, ::-1].copy())
+    right_padded = max_error(
+        jrl_stream(loaded.model, loaded.params, *right)[-1],
+        torch_stream(oracle, len(blocks), *right)[-1],
+        right[1],
     )
 
     save_checkpoint(folder / "jrl", loaded.model, loaded.params)
-    returned = reopened(folder / "jrl")
+    returned = reopened(folder / "jrl", auto_class(hf_config))
     back = torch_stream(returned, len(blocks), tokens, mask)[-1]
     again = load_checkpoint(folder / "jrl").params
     same = jax.tree.map(
@@ -90,29 +99,43 @@ def compare(hf_config: Any, folder: Path, *, seed: int = 0) -> Report:
         generation=same_completions(
             torch_greedy(oracle, tokens, mask), jrl_greedy(loaded.model, loaded.params, tokens, mask)
         ),
-        returned=float(np.abs(back - theirs[-1])[mask].max()),
+        right_padded=right_padded,
+        returned=max_error(back, theirs[-1], mask),
         round_trip=jax.tree.all(same),
     )
+
+
+def max_error(one: np.ndarray, other: np.ndarray, mask: np.ndarray) -> float:
+    """Largest absolute difference at real tokens."""
+    return float(np.abs(one - other)[mask].max())
+
+
+def auto_class(hf_config: Any) -> Any:
+    """The class that opens checkpoints of a config: a multimodal one has that of its text model in it."""
+    return AutoModelForImageTextToText if "text_config" in hf_config.to_dict() else AutoModelForCausalLM
 
 
 def perturbed(hf_config: Any, seed: int) -> Any:
     """A random torch model, none of its parameters at its initial value."""
     torch.manual_seed(seed)
     config = copy.deepcopy(hf_config)
-    oracle = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    made = auto_class(config).from_config(config, attn_implementation="eager", dtype=torch.float32)
+    oracle = made.eval()
     with torch.no_grad():
         for parameter in oracle.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
+        for module in oracle.modules():
+            # Its scale multiplies as 1 + scale and begins at 1 in torch; trained ones are about 0.
+            if type(module).__name__ == "NemotronLayerNorm1P":
+                module.weight.sub_(1.0)
         # Blocks speak louder than the embedding, or a tied head repeats the last token for ever.
         oracle.get_input_embeddings().weight.mul_(0.3)
     return oracle
 
 
-def reopened(folder: Path) -> Any:
+def reopened(folder: Path, opens: Any = AutoModelForCausalLM) -> Any:
     """The torch model of a folder, which must hold exactly its tensors."""
-    oracle, info = AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", output_loading_info=True
-    )
+    oracle, info = opens.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
     problems = {what: found for what, found in info.items() if found}
     assert not problems, problems
     return oracle.eval()

@@ -52,6 +52,7 @@ def compare(hf_config: Any, folder: Path, *, seed: int = 0) -> Report:
         generation=np.array_equal(
             torch_greedy(oracle, inputs), jrl_greedy(loaded.model, loaded.params, inputs)
         ),
+        right_padded=None,
         returned=float(np.abs(back - theirs[-1])[inputs.attention_mask].max()),
         round_trip=jax.tree.all(same),
     )

@@ -18,19 +18,23 @@ from jrl.models.families import FAMILIES, base, find_family
 from jrl.models.model import CausalLM
 from jrl.models.transformer import init_decoder
 from jrl.typing import ModelInputs
+from tests.models import multimodal_cases
 from tests.models.family_cases import CASES
 from tests.tiny import tiny_hf_config
 
 
 def test_every_decoder_family_is_in_the_cases():
-    decoders = {name for name, family in FAMILIES.items() if family.kind == "causal"}
+    causal = {name: family for name, family in FAMILIES.items() if family.kind == "causal"}
+    multimodal = {name for name, family in causal.items() if family.is_multimodal}
+    assert {config.model_type for config in multimodal_cases.CASES.values()} == multimodal
+    decoders = set(causal) - multimodal
     assert {config.model_type for config in CASES.values()} == decoders
     assert {case.partition("-")[0] for case in CASES} == decoders
 
 
 def test_the_table_of_the_docs_has_a_row_for_every_case():
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-    for case in CASES:
+    for case in CASES | multimodal_cases.CASES:
         family, _, variant = case.partition("-")
         rows = [line for line in page.splitlines() if line.startswith(f"| {family} | {variant or '–'} |")]
         assert len(rows) == 1 and "| equal | same logits |" in rows[0], (
@@ -139,6 +143,8 @@ def test_vocabulary_is_padded_with_zeros():
 def test_unsupported_architecture_lists_the_supported_ones():
     with pytest.raises(ValueError, match=r"'mamba' is not supported; supported are: .*gpt2, .*llama"):
         CausalLM.from_config(MambaConfig())
+    with pytest.raises(ValueError, match=r"'qwen2_vl' is not supported.* Did you mean `qwen2_5_vl`\?"):
+        find_family("qwen2_vl")
     assert find_family("gpt2") is FAMILIES["gpt2"]
 
 

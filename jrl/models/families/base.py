@@ -59,17 +59,15 @@ def vector() -> Transform:
 
 
 def linear_by_head() -> Transform:
-    """Torch's `Linear.weight` (out, in) with q, k and v of the first head, then of the second, ... ↔ (D, N, H) each."""
+    """Torch's `Linear.weight` (out, in) with q, k and v of the first key/value head, then of the second, ...
 
-    def load(tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
-        size_in, num_heads, head_dim = shapes[0]
-        heads = tensor.T.reshape(size_in, num_heads, len(shapes), head_dim)
-        return [heads[:, :, part] for part in range(len(shapes))]
-
-    def save(arrays: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
-        return np.stack(arrays, axis=2).reshape(arrays[0].shape[0], -1).T
-
-    return Transform(load, save, input_axes=1)
+    ↔ (D, N, H), (D, K, H) and (D, K, H): all queries that read a key/value head come before it.
+    """
+    return Transform(
+        load=lambda tensor, shapes: _split_heads(tensor.T, shapes),
+        save=lambda arrays, vocab_size: _join_heads(arrays).T,
+        input_axes=1,
+    )
 
 
 def linear_by_group(num_groups: int) -> Transform:
@@ -114,14 +112,30 @@ def channels() -> Transform:
 
 
 def vector_by_head() -> Transform:
-    """The bias that belongs to `linear_by_head` ↔ (N, H) each."""
+    """The bias that belongs to `linear_by_head` ↔ (N, H), (K, H) and (K, H)."""
+    return Transform(
+        load=lambda tensor, shapes: _split_heads(tensor, shapes),
+        save=lambda arrays, vocab_size: _join_heads(arrays),
+    )
 
-    def load(tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
-        num_heads, head_dim = shapes[0]
-        heads = tensor.reshape(num_heads, len(shapes), head_dim)
-        return [heads[:, part] for part in range(len(shapes))]
 
-    return Transform(load, save=lambda arrays, vocab_size: np.stack(arrays, axis=1).reshape(-1))
+def _split_heads(tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+    """(..., K · (N/K + 1 + 1) · H) cut into parts of (..., N, H) and (..., K, H)."""
+    num_groups, head_dim = shapes[-1][-2:]
+    counts = [shape[-2] // num_groups for shape in shapes]
+    groups = tensor.reshape(*tensor.shape[:-1], num_groups, sum(counts), head_dim)
+    stops = [sum(counts[: part + 1]) for part in range(len(counts))]
+    return [
+        groups[..., stop - count : stop, :].reshape(shape)
+        for stop, count, shape in zip(stops, counts, shapes, strict=True)
+    ]
+
+
+def _join_heads(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    num_groups, head_dim = arrays[-1].shape[-2:]
+    outer = arrays[0].shape[:-2]
+    groups = [array.reshape(*outer, num_groups, -1, head_dim) for array in arrays]
+    return np.concatenate(groups, axis=-2).reshape(*outer, -1)
 
 
 def table() -> Transform:
@@ -199,6 +213,7 @@ class Family:
       ignored: Patterns of tensors that old checkpoints hold and nobody needs (masks, inverse frequencies).
       kind: What the architecture is for.
       classifier: Class of its sequence classifier, where the name does not follow from `architecture`.
+      is_multimodal: It is the text model of a larger one, whose config holds its own as `text_config`.
     """
 
     model_type: str
@@ -209,6 +224,11 @@ class Family:
     ignored: tuple[str, ...] = ()
     kind: Literal["causal", "seq2seq", "encoder"] = "causal"
     classifier: str | None = None
+    is_multimodal: bool = False
+
+    def text_config(self, hf: Any) -> Any:
+        """The part of a transformers config that describes the text model: of most families, all of it."""
+        return hf.text_config if self.is_multimodal else hf
 
     def is_ignored(self, name: str) -> bool:
         """True where a tensor of this name holds nothing that is learned."""
@@ -221,6 +241,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
     "swish": "silu",
 }

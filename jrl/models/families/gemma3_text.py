@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.families import llama_like
 from jrl.models.families.base import Family, require
 from jrl.models.families.gemma import read_gemma
-from jrl.models.families.rope import read_rope
+from jrl.models.families.rope import read_rope, without_truncate
 
 
 def read_config(hf: Any) -> TransformerConfig:
@@ -28,7 +27,7 @@ def read_config(hf: Any) -> TransformerConfig:
         LayerConfig(
             hf.query_pre_attn_scalar**-0.5,
             window,
-            read_rope("gemma3_text", _without_truncate(hf.rope_parameters[kind]), hf.head_dim),
+            read_rope("gemma3_text", without_truncate(hf.rope_parameters[kind]), hf.head_dim),
         )
         for kind, window in zip(hf.layer_types, windows, strict=True)
     )
@@ -38,11 +37,6 @@ def read_config(hf: Any) -> TransformerConfig:
         qk_norm="head",
         logit_softcap=hf.final_logit_softcapping,
     )
-
-
-def _without_truncate(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The torch model looks for YaRN's `truncate` beside the types of layers, and so never finds it."""
-    return {name: value for name, value in parameters.items() if name != "truncate"}
 
 
 FAMILY = Family(

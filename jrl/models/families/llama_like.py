@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from jrl.models.config import LayerConfig, TransformerConfig
-from jrl.models.families.base import Entry, read_activation
+from jrl.models.families.base import Entry, read_activation, table
 from jrl.models.families.rope import read_rope
 from jrl.models.families.tables import (
     attention_entries,
     embedding_entries,
     head_entries,
+    linear_entries,
     mlp_entries,
     norm_entries,
 )
@@ -31,9 +33,36 @@ NORMS = MappingProxyType(
             ("post_attention_layernorm", "attn_out_norm"),
             ("post_feedforward_layernorm", "mlp_out_norm"),
         ),
+        "parallel": (("input_layernorm", "attn_norm"),),
     }
 )
 """The norms of a block in the checkpoint, and what jrl calls them."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names in a checkpoint that differ from LLaMA's.
+
+    Attributes:
+      final_norm: Of the norm after the last block.
+      norms: Those of a block, and what jrl calls them; None: as in `NORMS`.
+      qk_norms: Of the norms of queries and keys.
+      out: Of attention's output projection.
+      up: Of the MLP's first projection.
+      down: Of its last one.
+      gate_up: Of gate and up in one tensor, gate first; None: they have one each.
+    """
+
+    final_norm: str = "norm"
+    norms: tuple[tuple[str, str], ...] | None = None
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    out: str = "o_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    gate_up: str | None = None
+
+
+LLAMA = Names()
 
 IGNORED = (r"\.rotary_emb\.inv_freq$",)
 """Old checkpoints hold the inverse frequencies of the rotary positions."""
@@ -101,6 +130,8 @@ def read_config(
     layers: tuple[LayerConfig, ...],
     activation: str,
     mlp_width: int | None = None,
+    norm_epsilon: float | None = None,
+    attention_dropout: float | None = None,
 ) -> TransformerConfig:
     """A decoder of the plain kind: RMSNorm before attention and gated MLP, no biases.
 
@@ -110,6 +141,8 @@ def read_config(
       layers: One entry a block.
       activation: Transformers' name of it.
       mlp_width: Inner width of the MLP; None: `intermediate_size`.
+      norm_epsilon: Of the norms; None: `rms_norm_eps`.
+      attention_dropout: Rate on the attention weights; None: the config's.
     Raises:
       ValueError: If the activation is unknown.
     """
@@ -125,42 +158,63 @@ def read_config(
         activation=read_activation(model_type, activation),
         gated_mlp=True,
         norm="rms",
-        norm_epsilon=hf.rms_norm_eps,
+        norm_epsilon=hf.rms_norm_eps if norm_epsilon is None else norm_epsilon,
         qkv_bias=False,
         attention_out_bias=False,
         mlp_bias=False,
-        tie_embeddings=hf.tie_word_embeddings,
-        attention_dropout=hf.attention_dropout,
+        # The text config of a multimodal model need not say it: the whole one does.
+        tie_embeddings=hf.to_dict().get("tie_word_embeddings", False),
+        attention_dropout=hf.attention_dropout if attention_dropout is None else attention_dropout,
         init_range=hf.initializer_range,
     )
 
 
-def entries(config: TransformerConfig) -> list[Entry]:
-    """Every tensor of a checkpoint with LLaMA's names."""
-    found = outer_entries(config)
+def entries(config: TransformerConfig, names: Names = LLAMA) -> list[Entry]:
+    """Every tensor of a checkpoint with LLaMA's names, or those that a family has for some of them."""
+    found = outer_entries(config, names)
     for index in range(config.num_layers):
-        found += attention_block_entries(config, index)
-        found += mlp_entries(config, f"model.layers.{index}.mlp", f"layers_{index}/mlp")
+        found += attention_block_entries(config, index, names)
+        found += gated_mlp_entries(config, f"model.layers.{index}.mlp", f"layers_{index}/mlp", names)
     return found
 
 
-def outer_entries(config: TransformerConfig) -> list[Entry]:
+def outer_entries(config: TransformerConfig, names: Names = LLAMA) -> list[Entry]:
     """Embedding, final norm and head."""
     return [
         *embedding_entries(config, "model.embed_tokens"),
-        *norm_entries(config, "model.norm", "final_norm"),
+        *norm_entries(config, f"model.{names.final_norm}", "final_norm"),
         *head_entries(config),
     ]
 
 
-def attention_block_entries(config: TransformerConfig, index: int) -> list[Entry]:
+def gated_mlp_entries(config: TransformerConfig, name: str, path: str, names: Names = LLAMA) -> list[Entry]:
+    """The MLP of one layer; `name` and `path` as of `mlp_entries`."""
+    if names.gate_up is None:
+        return mlp_entries(config, name, path, up=names.up, down=names.down)
+    parts, width, inner = (f"{path}/gate", f"{path}/up"), config.width, config.mlp_width
+    return [
+        *linear_entries(f"{name}.{names.gate_up}", parts, width, 2 * inner, bias=config.mlp_bias),
+        *linear_entries(f"{name}.{names.down}", (f"{path}/down",), inner, width, bias=config.mlp_bias),
+    ]
+
+
+def attention_block_entries(config: TransformerConfig, index: int, names: Names = LLAMA) -> list[Entry]:
     """Entries of a block without its MLP: its norms, and attention with the norms of queries and keys."""
     name, path = f"model.layers.{index}", f"layers_{index}"
-    found = attention_entries(config, f"{name}.self_attn", f"{path}/attn")
-    for hf_norm, norm in NORMS[config.block]:
+    found = attention_entries(config, f"{name}.self_attn", f"{path}/attn", out=names.out)
+    for hf_norm, norm in names.norms or NORMS[config.block]:
         found += norm_entries(config, f"{name}.{hf_norm}", f"{path}/{norm}")
     if config.qk_norm is not None:
-        for part, heads in (("q", config.num_heads), ("k", config.num_kv_heads)):
-            width = config.head_dim if config.qk_norm == "head" else heads * config.head_dim
-            found += norm_entries(config, f"{name}.self_attn.{part}_norm", f"{path}/attn/{part}_norm", width)
+        counts = config.num_heads, config.num_kv_heads
+        for hf_norm, part, heads in zip(names.qk_norms, "qk", counts, strict=True):
+            norm_path = f"{path}/attn/{part}_norm"
+            found += qk_norm_entries(config, f"{name}.self_attn.{hf_norm}", norm_path, heads)
     return found
+
+
+def qk_norm_entries(config: TransformerConfig, name: str, path: str, heads: int) -> list[Entry]:
+    """The norm over as many heads' queries or keys."""
+    if config.qk_norm == "own_head":
+        return [Entry(f"{name}.weight", (f"{path}/scale",), table(), (heads, config.head_dim))]
+    width = config.head_dim if config.qk_norm == "head" else heads * config.head_dim
+    return norm_entries(config, name, path, width)

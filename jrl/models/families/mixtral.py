@@ -45,14 +45,16 @@ def read_experts(
 
     Args:
       model_type: Of the config.
-      hf: A transformers config with Mixtral's names.
+      hf: A transformers config with Mixtral's names, or Qwen's.
       width: Inner width of one expert.
       renormalize: The weights of the chosen experts add up to 1.
-      count: Of the experts; None: `num_local_experts`.
+      count: Of the experts; None: `num_local_experts` or `num_experts`.
     Raises:
       ValueError: If a token cannot visit as many experts as it should.
     """
-    count = hf.num_local_experts if count is None else count
+    if count is None:
+        fields = hf.to_dict()
+        count = fields["num_local_experts" if "num_local_experts" in fields else "num_experts"]
     if not 1 <= hf.num_experts_per_tok <= count:
         raise ValueError(
             f"{model_type}: `num_experts_per_tok` must be between 1 and the number of experts, "

@@ -29,12 +29,18 @@ def read_config(hf: Any) -> TransformerConfig:
         head_dim**-0.5, hf.sliding_window, read_rope("qwen3_moe", hf.rope_parameters, head_dim)
     )
     layers = [plain] * hf.num_hidden_layers
-    for index in range(hf.num_hidden_layers if hf.num_local_experts else 0):
-        if (index + 1) % hf.decoder_sparse_step == 0 and index not in hf.mlp_only_layers:
+    for index in range(hf.num_hidden_layers):
+        if has_experts(hf, index):
             experts = read_experts("qwen3_moe", hf, hf.moe_intermediate_size, renormalize=hf.norm_topk_prob)
             layers[index] = replace(plain, experts=experts)
     common = llama_like.read_config("qwen3_moe", hf, tuple(layers), hf.hidden_act)
     return replace(common, qkv_bias=hf.attention_bias, attention_out_bias=hf.attention_bias, qk_norm="head")
+
+
+def has_experts(hf: Any, index: int) -> bool:
+    """True for layers with a mixture of experts."""
+    is_step = (index + 1) % hf.decoder_sparse_step == 0 and index not in hf.mlp_only_layers
+    return bool(hf.num_experts) and is_step
 
 
 def entries(config: TransformerConfig) -> list[Entry]:

@@ -16,6 +16,7 @@ from jrl.models.config import (
     LinearRopeScaling,
     Llama3RopeScaling,
     LongRopeScaling,
+    QueryGrowth,
     Rope,
     RopeScaling,
     YarnRopeScaling,
@@ -55,6 +56,24 @@ def read_rope(
         )
     rope = _rope(model_type, parameters, scaling, head_dim, partial, interleaved)
     return replace(rope, is_bounded=kind == "dynamic")
+
+
+def without_truncate(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of one type of layers: torch looks for YaRN's `truncate` beside the types, and so never finds it."""
+    return {name: value for name, value in parameters.items() if name != "truncate"}
+
+
+def read_query_growth(model_type: str, parameters: Mapping[str, Any]) -> QueryGrowth:
+    """Maps `llama_4_scaling_beta`, by which queries grow beyond `original_max_position_embeddings`.
+
+    Raises:
+      ValueError: If one of the two is no positive number.
+    """
+    rate, length = (
+        _number(model_type, parameters, name)
+        for name in ("llama_4_scaling_beta", "original_max_position_embeddings")
+    )
+    return QueryGrowth(rate, int(length))
 
 
 def read_longrope(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from jrl.models.config import TransformerConfig
 from jrl.models.families.base import Entry, Transform, linear, table, vector, vocabulary, vocabulary_vector
+from jrl.models.layers import WITH_BIAS
 
 
 def embedding_entries(config: TransformerConfig, name: str) -> list[Entry]:
@@ -32,18 +33,21 @@ def head_entries(config: TransformerConfig, name: str = "lm_head") -> list[Entry
     return found
 
 
-def norm_entries(config: TransformerConfig, name: str, path: str, width: int | None = None) -> list[Entry]:
+def norm_entries(
+    config: TransformerConfig, name: str, path: str, width: int | None = None, kind: str | None = None
+) -> list[Entry]:
     """Entries of a norm: a scale, and a bias where the norms of this config have one.
 
     Args:
       config: Of the decoder.
       name: Of the module in the checkpoint, "model.norm".
       path: Of its parameters, "final_norm".
-      width: Size of what it normalises; None: D.
+      width: Size of its scale; None: D.
+      kind: Of the norm; None: that of the config.
     """
     shape = (width or config.width,)
     found = [Entry(f"{name}.weight", (f"{path}/scale",), vector(), shape)]
-    if config.norm == "layer":
+    if (kind or config.norm) in WITH_BIAS:
         found.append(Entry(f"{name}.bias", (f"{path}/bias",), vector(), shape))
     return found
 

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families of multimodal models: their text model is read as that of a text family, under other names.
+
+How the rest of such a checkpoint is kept: `jrl.models.multimodal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from jrl.models.config import TransformerConfig
+from jrl.models.families import llama_like
+from jrl.models.families.base import Entry, Family
+
+BODY, HEAD = "model.language_model.", "lm_head."
+"""Prefixes of the text model's tensors in memory of torch, and so in an adapter's file."""
+
+
+def text_model(model_type: str, architecture: str, read_text: Callable[[Any], TransformerConfig]) -> Family:
+    """The family of a multimodal model whose text model has LLaMA's names.
+
+    Args:
+      model_type: As in config.json.
+      architecture: Class of the whole model.
+      read_text: Maps its `text_config`.
+    """
+
+    def read_config(hf: Any) -> TransformerConfig:
+        return replace(read_text(hf.text_config), tie_embeddings=hf.tie_word_embeddings)
+
+    return Family(
+        model_type=model_type,
+        architecture=architecture,
+        read_config=read_config,
+        entries=_entries,
+        base_prefix="model.",
+        ignored=llama_like.IGNORED,
+        is_multimodal=True,
+    )
+
+
+def _entries(config: TransformerConfig) -> list[Entry]:
+    return [
+        replace(
+            entry,
+            name=entry.name if entry.name.startswith(HEAD) else BODY + entry.name.removeprefix("model."),
+        )
+        for entry in llama_like.entries(config)
+    ]

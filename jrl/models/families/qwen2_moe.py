@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 1.5 and 2 with a mixture of experts (Yang et al. 2024, arXiv:2407.10671), and a gated MLP that all tokens visit.
+
+The balancing loss (`output_router_logits`) is left out, as in `jrl.models.families.mixtral`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jrl.models.config import TransformerConfig
+from jrl.models.families import llama_like
+from jrl.models.families.base import Entry, Family
+from jrl.models.families.mixtral import expert_entries, read_experts
+from jrl.models.families.qwen3_moe import has_experts
+from jrl.models.families.tables import linear_entries, mlp_entries
+
+
+def read_config(hf: Any) -> TransformerConfig:
+    """Maps a `Qwen2MoeConfig`.
+
+    Raises:
+      ValueError: If there are too few experts, or the activation, the types of layers, or the scaling of the rotary
+        positions is not implemented.
+    """
+    layers = llama_like.read_layers("qwen2_moe", hf)
+    if any(has_experts(hf, index) for index in range(len(layers))):
+        experts = replace(
+            read_experts("qwen2_moe", hf, hf.moe_intermediate_size, renormalize=hf.norm_topk_prob),
+            shared_width=hf.shared_expert_intermediate_size,
+            shared_gate=True,
+        )
+        layers = tuple(
+            replace(layer, experts=experts) if has_experts(hf, index) else layer
+            for index, layer in enumerate(layers)
+        )
+    return replace(llama_like.read_config("qwen2_moe", hf, layers, hf.hidden_act), qkv_bias=hf.qkv_bias)
+
+
+def entries(config: TransformerConfig) -> list[Entry]:
+    """Every tensor of a Qwen 2 MoE checkpoint."""
+    found = llama_like.outer_entries(config)
+    for index, layer in enumerate(config.layers):
+        found += llama_like.attention_block_entries(config, index)
+        name, path, experts = f"model.layers.{index}.mlp", f"layers_{index}", layer.experts
+        if experts is None:
+            found += mlp_entries(config, name, f"{path}/mlp")
+            continue
+        names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+        found += expert_entries(config, experts, name, f"{path}/experts", **names)
+        assert experts.shared_width is not None
+        shared = replace(config, mlp_width=experts.shared_width)
+        found += mlp_entries(shared, f"{name}.shared_expert", f"{path}/shared_mlp")
+        gate = (f"{path}/shared_gate",)
+        found += linear_entries(f"{name}.shared_expert_gate", gate, config.width, 1, bias=False)
+    return found
+
+
+FAMILY = Family(
+    model_type="qwen2_moe",
+    architecture="Qwen2MoeForCausalLM",
+    read_config=read_config,
+    entries=entries,
+    base_prefix="model.",
+    ignored=llama_like.IGNORED,
+)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny configs of multimodal models, whose text models jrl reads: width 32, vocabulary 97, one layer of vision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3VLConfig
+
+from tests.models.case_fields import MODERN
+from tests.models.family_cases_b import GEMMA3, WIDE_HEADS, WINDOW
+from tests.models.family_cases_c import GROWTH
+
+EYES: dict[str, Any] = dict(hidden_size=16, intermediate_size=16)
+TOWER = EYES | dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+QWEN_EYES = EYES | dict(depth=1, num_heads=2, out_hidden_size=32)
+IMAGE = dict(image_token_id=90, video_token_id=91, vision_start_token_id=92, vision_end_token_id=93)
+
+
+def sections(*sizes: int, **others: Any) -> dict[str, Any]:
+    """Rotary positions of three parts."""
+    return dict(rope_type="default", rope_theta=1e4, mrope_section=list(sizes), **others)
+
+
+CASES: dict[str, Any] = {
+    "gemma3": Gemma3Config(
+        text_config=GEMMA3 | dict(num_hidden_layers=3),
+        vision_config=TOWER,
+        mm_tokens_per_image=4,
+        image_token_index=90,
+        boi_token_index=91,
+        eoi_token_index=92,
+    ),
+    "mistral3": Mistral3Config(
+        text_config=MODERN | WIDE_HEADS | dict(model_type="mistral"),
+        vision_config=TOWER | dict(model_type="pixtral", head_dim=8),
+        image_token_index=90,
+    ),
+    "mistral3-ministral3": Mistral3Config(
+        text_config=MODERN | WIDE_HEADS | dict(model_type="ministral3", rope_parameters=dict(GROWTH)),
+        vision_config=TOWER | dict(model_type="pixtral", head_dim=8),
+        image_token_index=90,
+        tie_word_embeddings=False,
+    ),
+    "qwen2_5_vl": Qwen2_5_VLConfig(
+        text_config=MODERN | dict(rope_parameters=sections(1, 1, 2)),
+        vision_config=QWEN_EYES | dict(fullatt_block_indexes=[0]),
+        **IMAGE,
+    ),
+    "qwen2_5_vl-windows": Qwen2_5_VLConfig(
+        text_config=MODERN
+        | WINDOW
+        | dict(use_sliding_window=True, max_window_layers=1, rope_parameters=sections(1, 1, 2)),
+        vision_config=QWEN_EYES | dict(fullatt_block_indexes=[0]),
+        tie_word_embeddings=True,
+        **IMAGE,
+    ),
+    "qwen3_vl": Qwen3VLConfig(
+        text_config=MODERN | WIDE_HEADS | dict(rope_parameters=sections(4, 2, 2, mrope_interleaved=True)),
+        vision_config=QWEN_EYES | dict(num_position_embeddings=16, deepstack_visual_indexes=[0]),
+        **IMAGE,
+    ),
+}
