@@ -31,7 +31,7 @@ def read_cohere(model_type: str, hf: Any, layers: tuple[LayerConfig, ...]) -> Tr
       ValueError: If the activation is not implemented.
     """
     return replace(
-        llama_like.read_config(model_type, hf, layers, hf.hidden_act, hf.layer_norm_eps),
+        llama_like.read_config(model_type, hf, layers, hf.hidden_act, norm_epsilon=hf.layer_norm_eps),
         block="parallel",
         norm="layer_no_bias",
         qkv_bias=hf.attention_bias,

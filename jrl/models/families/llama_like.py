@@ -129,9 +129,10 @@ def read_config(
     hf: Any,
     layers: tuple[LayerConfig, ...],
     activation: str,
-    mlp_width: int | None = None,
+    *,
     norm_epsilon: float | None = None,
     attention_dropout: float | None = None,
+    mlp_width: int | None = None,
 ) -> TransformerConfig:
     """A decoder of the plain kind: RMSNorm before attention and gated MLP, no biases.
 
@@ -140,9 +141,9 @@ def read_config(
       hf: A transformers config with LLaMA's names.
       layers: One entry a block.
       activation: Transformers' name of it.
-      mlp_width: Inner width of the MLP; None: `intermediate_size`.
       norm_epsilon: Of the norms; None: `rms_norm_eps`.
       attention_dropout: Rate on the attention weights; None: the config's.
+      mlp_width: Inner width of the MLP; None: `intermediate_size`.
     Raises:
       ValueError: If the activation is unknown.
     """

@@ -22,7 +22,7 @@ def read_config(hf: Any) -> TransformerConfig:
     rope = read_rope("nemotron", hf.rope_parameters, head_dim, partial=True)
     layers = (LayerConfig(head_dim**-0.5, rope=rope),) * hf.num_hidden_layers
     return replace(
-        llama_like.read_config("nemotron", hf, layers, hf.hidden_act, hf.norm_eps),
+        llama_like.read_config("nemotron", hf, layers, hf.hidden_act, norm_epsilon=hf.norm_eps),
         gated_mlp=False,
         norm="layer_plus_one",
         qkv_bias=hf.attention_bias,

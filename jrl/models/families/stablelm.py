@@ -25,7 +25,7 @@ def read_config(hf: Any) -> TransformerConfig:
     rope = read_rope("stablelm", hf.rope_parameters, head_dim, partial=True)
     layers = (LayerConfig(head_dim**-0.5, rope=rope),) * hf.num_hidden_layers
     return replace(
-        llama_like.read_config("stablelm", hf, layers, hf.hidden_act, hf.layer_norm_eps),
+        llama_like.read_config("stablelm", hf, layers, hf.hidden_act, norm_epsilon=hf.layer_norm_eps),
         block="parallel" if hf.use_parallel_residual else "pre_norm",
         norm="layer",
         qkv_bias=hf.use_qkv_bias,

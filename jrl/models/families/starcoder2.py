@@ -23,7 +23,7 @@ def read_config(hf: Any) -> TransformerConfig:
     rope = read_rope("starcoder2", hf.rope_parameters, head_dim)
     layers = (LayerConfig(head_dim**-0.5, hf.sliding_window, rope),) * hf.num_hidden_layers
     return replace(
-        llama_like.read_config("starcoder2", hf, layers, hf.hidden_act, hf.norm_epsilon),
+        llama_like.read_config("starcoder2", hf, layers, hf.hidden_act, norm_epsilon=hf.norm_epsilon),
         gated_mlp=False,
         norm="layer",
         qkv_bias=hf.use_bias,
