@@ -7,11 +7,10 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from jrl.data.sources.named_sources import sample_of
-from jrl.data.sources.records import READERS, RecordStream, is_table, read_records
+from jrl.data.sources.arguments import is_file_name, prompt_rows, sample_rows
+from jrl.data.sources.records import RecordStream
 from jrl.distributed import join
 from jrl.methods import default_ilql_config, default_ppo_config, default_sft_config
 from jrl.rollout.environments import check_environment
@@ -67,9 +66,11 @@ def train(
         of functions: the reward is their sum, weighed by `method.reward_weights` where the method has them.
       dataset: `(samples, rewards)`; deprecated, use those arguments.
       samples: Strings, `[prompt, output]` pairs or longer dialogues; to trainers that say so, mappings with columns, or
-        a `RecordStream`. A `datasets.Dataset` or a table of pandas is its rows.
+        a `RecordStream`. A `datasets.Dataset`, a table of pandas, the name of a file (.jsonl, .csv, .parquet, ...) or
+        a generator stands for its rows.
       rewards: One a sample, for offline reinforcement learning.
-      prompts: Strings, or dicts with `"prompt"` and metadata; left untouched. Default: the BOS text.
+      prompts: Strings, lists of messages, or dicts with `"prompt"` (a string or messages) and metadata; left untouched.
+        Data sets, tables, files and generators as for `samples`. Default: the BOS text.
       eval_prompts: Likewise; default: the first `batch_size` prompts, or the BOS text.
       metric_fn: `metric_fn(samples, prompts, outputs, **metadata)` returns name → list of floats, or name → float.
       config: `config.train.trainer` chooses the algorithm. Default: PPO where `reward_fn` is given, else ILQL where
@@ -119,9 +120,9 @@ def prepare(
     join()  # before anything of JAX is computed
     if dataset is not None:
         samples, rewards = unpack_dataset(dataset, samples, rewards)
-    if rewards is not None and is_table(samples):
-        samples = [sample_of(record, row) for row, record in enumerate(_rows(samples))]
-    samples, prompts, eval_prompts = map(_rows, (samples, prompts, eval_prompts))
+    samples = sample_rows(samples, rewarded=rewards is not None)
+    prompts = prompt_rows("prompts", prompts)
+    eval_prompts = prompt_rows("eval_prompts", eval_prompts)
     if environment is not None:
         check_environment(environment)
     check_data(reward_fn, samples, rewards, environment=environment)
@@ -258,16 +259,11 @@ def check_sampling(
         )
 
 
-def _rows(given: Any) -> Any:
-    """The rows of a table; what is none stays as it is."""
-    return read_records(given) if is_table(given) else given
-
-
 def _check_list(name: str, given: Any) -> None:
     """Refuses an argument that is given and is not a list, or is empty."""
     if given is None:
         return
-    if isinstance(given, os.PathLike) or (isinstance(given, str) and Path(given).suffix in READERS):
+    if isinstance(given, os.PathLike) or is_file_name(given):
         raise ValueError(
             f"`{name}` must be a list, got the path {str(given)!r}: `jrl.read_records(path)` reads it."
         )

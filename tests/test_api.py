@@ -116,14 +116,9 @@ class TestDispatch:
         ({"reward_fn": 3}, ValueError, "`reward_fn` must be a function or a list of functions, got int"),
         ({"rewards": [1.0]}, ValueError, "give `samples` too"),
         ({"samples": []}, ValueError, "`samples` must hold at least one entry, got none"),
-        (
-            {"samples": "rows.jsonl"},
-            ValueError,
-            r"must be a list, got the path 'rows.jsonl': `.*read_records\(path\)`",
-        ),
         ({"reward_fn": len, "prompts": Path("a")}, ValueError, "`prompts` must be a list, got the path 'a'"),
         ({"samples": "abc"}, ValueError, "`samples` must be a list, got a single str: put it in a list"),
-        ({"samples": iter(["a"])}, TypeError, "`samples` must be a list, got list_iterator"),
+        ({"samples": ["a"], "rewards": 3}, TypeError, "`rewards` must be a list, got int"),
         ({"reward_fn": len, "prompts": "abc"}, ValueError, "`prompts` must be a list, got a single str"),
         ({"samples": ["a"], "eval_prompts": []}, ValueError, "`eval_prompts` must hold at least one entry"),
         ({"samples": ["a"], "metric_fn": 3}, ValueError, "`metric_fn` must be a function, got int"),
@@ -138,6 +133,20 @@ class TestDispatch:
 def test_arguments_that_do_not_fit_are_named(train, given, error, message):
     with pytest.raises(error, match=message):
         train("somewhere", **copy.copy(given))
+
+
+def test_files_and_generators_are_read_by_jrl_alone():
+    """trlX takes lists; `jrl.train` takes what `tests/data/sources/test_arguments.py` lists."""
+    with pytest.raises(
+        ValueError, match=r"must be a list, got the path 'rows.jsonl': `.*read_records\(path\)`"
+    ):
+        trlx.train("somewhere", samples="rows.jsonl")
+    with pytest.raises(TypeError, match="`samples` must be a list, got list_iterator"):
+        trlx.train("somewhere", samples=iter(["a"]))
+    with pytest.raises(FileNotFoundError, match=r"there is no file rows\.jsonl"):
+        jrl.train("somewhere", samples="rows.jsonl")
+    with pytest.raises(ValueError, match="`samples` must hold at least one entry"):
+        jrl.train("somewhere", samples=iter([]))
 
 
 @pytest.mark.parametrize(

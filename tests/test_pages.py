@@ -148,7 +148,7 @@ def in_few_steps(train: Callable[..., jrl.Trainer]) -> Callable[..., jrl.Trainer
         rows = {"num_rollouts": 16, "chunk_size": 16, "n_generations_per_prompt": 4}
         method = {name: value for name, value in rows.items() if hasattr(config.method, name)}
         config = config.evolve(
-            train={"total_steps": 4, "batch_size": 2, "minibatch_size": 2, "seq_length": 64}, method=method
+            train={"total_steps": 4, "batch_size": 2, "minibatch_size": 2, "seq_length": 96}, method=method
         )
         return train(*arguments, config=config, **others)
 

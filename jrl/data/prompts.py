@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Int
 
 from jrl.data.batching import bucket_length, pad_left
+from jrl.data.chat.messages import is_dialogue
+from jrl.data.chat.templates import render_prompt
 from jrl.data.ordering import shuffled
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.data.tokenizer import cut, prompt_prefix, special_tokens_around, tokenize
@@ -38,7 +40,8 @@ class PromptSet:
     """Tokenised prompts with their metadata.
 
     Args:
-      prompts: Texts, or mappings with the text under "prompt" and metadata under every other key. They are not
+      prompts: Texts or lists of messages (rendered by the chat template, with the generation prefix), or mappings with
+        either under "prompt" and metadata under every other key. They are not
         changed. The same keys must stand in all of them.
       tokenizer: Puts its special tokens before a prompt as before any text, once (BOS of Llama and Gemma); those behind
         it only where an encoder reads the prompts. `truncation_side` decides what over-long prompts lose; special
@@ -88,9 +91,7 @@ class PromptSet:
                 f"`max_length` must leave room beside the {len(prefix) + len(suffix)} special tokens of a prompt, got "
                 f"{max_length}."
             )
-        rows = [
-            row[len(prefix) :] if row[: len(prefix)] == prefix else row for row in tokenize(tokenizer, texts)
-        ]
+        rows, prefixes = _encode(tokenizer, texts, prefix)
         if not prefix + suffix:
             _refuse_empty(rows, texts)
         too_long = [index for index, row in enumerate(rows) if len(row) > room]
@@ -110,7 +111,7 @@ class PromptSet:
                 "is left; raise `train.seq_length`."
             )
         side = tokenizer.truncation_side
-        self._rows = [prefix + cut(rows[index], room, side) + suffix for index in kept]
+        self._rows = [prefixes[index] + cut(rows[index], room, side) + suffix for index in kept]
         self._metadata = {name: [column[index] for index in kept] for name, column in columns.items()}
         if too_long:
             done = f"were dropped; {len(kept)} are left" if self.num_dropped else f"were cut on the {side}"
@@ -200,7 +201,24 @@ class PromptSet:
         return PromptBatch(inputs, token_lists, self.metadata(indices))
 
 
-def _refuse_empty(rows: Sequence[Sequence[int]], texts: Sequence[str]) -> None:
+def _encode(
+    tokenizer: Any, prompts: Sequence[Any], prefix: list[int]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Ids of texts and of messages, and what stands before each: nothing before what a chat template has written."""
+    texts = iter(tokenize(tokenizer, [prompt for prompt in prompts if isinstance(prompt, str)]))
+    rows, prefixes = [], []
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            row = next(texts)
+            rows.append(row[len(prefix) :] if row[: len(prefix)] == prefix else row)
+            prefixes.append(prefix)
+        else:
+            rows.append(render_prompt(tokenizer, prompt, row=number))
+            prefixes.append([])
+    return rows, prefixes
+
+
+def _refuse_empty(rows: Sequence[Sequence[int]], texts: Sequence[Any]) -> None:
     """Refuses prompts without tokens, which nothing follows."""
     for index, row in enumerate(rows):
         if not row:
@@ -210,15 +228,15 @@ def _refuse_empty(rows: Sequence[Sequence[int]], texts: Sequence[str]) -> None:
             )
 
 
-def _split(prompts: Sequence[str | Mapping[str, Any]]) -> tuple[list[str], dict[str, list[Any]]]:
-    """Texts and metadata columns of the caller's prompts, which stay as they are."""
+def _split(prompts: Sequence[Any]) -> tuple[list[Any], dict[str, list[Any]]]:
+    """Texts or messages, and metadata columns, of the caller's prompts, which stay as they are."""
     if isinstance(prompts, str | Mapping):
         raise ValueError(
             "`prompts` must be a list of texts or of mappings, got a single one: put it in a list."
         )
     if len(prompts) == 0:
         raise ValueError("`prompts` must hold at least one prompt, got none.")
-    texts: list[str] = []
+    texts: list[Any] = []
     names = [name for name in prompts[0] if name != "prompt"] if isinstance(prompts[0], Mapping) else []
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for index, prompt in enumerate(prompts):
@@ -234,9 +252,10 @@ def _split(prompts: Sequence[str | Mapping[str, Any]]) -> tuple[list[str], dict[
                 f"`prompts`: prompt {index} has the metadata {sorted(map(str, found))}, prompt 0 has "
                 f"{sorted(map(str, names))}; all must have the same keys."
             )
-        if not isinstance(record["prompt"], str):
+        if not isinstance(record["prompt"], str) and not is_dialogue(record["prompt"]):
             raise ValueError(
-                f"`prompts`: prompt {index} must be a text, got {_named_value(record['prompt'])}."
+                f"`prompts`: prompt {index} must be a text or a list of messages with `role` and `content`, got "
+                f"{_named_value(record['prompt'])}."
             )
         texts.append(record["prompt"])
         for name in names:

@@ -75,7 +75,7 @@ class TestMetadata:
                 r"prompt 1 has the metadata \[\], prompt 0 has \['x'\]",
             ),
             (["a", {"prompt": "b", "x": 1}], r"prompt 1 has the metadata \['x'\]"),
-            (["a", 3], "prompt 1 must be a text, got int"),
+            (["a", 3], "prompt 1 must be a text or a list of messages with `role` and `content`, got int"),
             (["a", ""], r"prompt 1 .* has no tokens"),
             ([], "at least one prompt"),
             ("abc", "list of texts"),
@@ -84,6 +84,36 @@ class TestMetadata:
     def test_bad_prompts_are_named(self, prompts, message):
         with pytest.raises(ValueError, match=message):
             prompt_set(prompts)
+
+
+class TestMessages:
+    TEMPLATE = (
+        "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    CHAT = ({"role": "user", "content": "hi"},)
+
+    def chat_tokenizer(self):
+        tokenizer = load_tokenizer(tiny_tokenizer())
+        tokenizer.chat_template = self.TEMPLATE
+        return tokenizer
+
+    def test_they_are_rendered_up_to_the_assistants_turn(self):
+        tokenizer = self.chat_tokenizer()
+        prompts = [{"prompt": list(self.CHAT), "topic": "x"}, {"prompt": "user:hi;assistant:", "topic": "y"}]
+        found = PromptSet(prompts, tokenizer, max_length=32, seed=0, long_prompts="error")
+        rendered, plain = found.rows(np.arange(2), width=32).token_lists
+        assert rendered == plain
+        assert found.metadata(np.arange(2)) == {"topic": ["x", "y"]}
+
+    def test_without_a_template_they_are_refused(self):
+        with pytest.raises(ValueError, match="need a chat template, and the tokenizer has none"):
+            prompt_set([list(self.CHAT)])
+
+    def test_an_answer_at_the_end_is_refused(self):
+        chat = [*self.CHAT, {"role": "assistant", "content": "yo"}]
+        with pytest.raises(ValueError, match="must not end with an assistant's message"):
+            PromptSet([chat], self.chat_tokenizer(), max_length=32, seed=0, long_prompts="error")
 
 
 class TestLongPrompts:

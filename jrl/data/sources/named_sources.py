@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from jrl.data.chat.messages import is_dialogue
 from jrl.data.sources.records import read_records
 
-PROMPT_COLUMNS = ("prompt", "text", "query")
+PROMPT_COLUMNS = ("prompt", "text", "query", "messages")
 OUTPUT_COLUMNS = ("completion", "output", "response")
 TEXT_COLUMN = "text"
 DIALOGUE_COLUMN = "messages"
@@ -24,8 +25,9 @@ def load_prompts(name: str | os.PathLike[str]) -> list[Any]:
     Args:
       name: A file or the name of a data set, as `read_records` takes them.
     Returns:
-      Texts where records have nothing else, otherwise dictionaries with "prompt" and the metadata. The text is taken
-      from the first of the columns "prompt", "text", "query" that there is.
+      Texts where records have nothing else, otherwise dictionaries with "prompt" and the metadata. The prompt is the
+      first of the columns "prompt", "text", "query", "messages" that there is: a text, or a list of messages with
+      `role` and `content`.
     Raises:
       FileNotFoundError: If the file does not exist.
       ValueError: If there is no such column (the message lists those found), or the file cannot be read.
@@ -67,6 +69,18 @@ def load_rewarded_samples(name: str | os.PathLike[str]) -> tuple[list[Any], list
     return samples, [_reward(record, index, name) for index, record in enumerate(records)]
 
 
+def prompt_of(record: Any, row: int) -> Any:
+    """A row of a table as `load_prompts` gives it; texts as they are.
+
+    Args:
+      record: Of a table given as `prompts`.
+      row: Its number, for errors.
+    Raises:
+      ValueError: If it has none of the columns, with those that it has.
+    """
+    return _prompt(record, row, "prompts")
+
+
 def sample_of(record: Any, row: int) -> Any:
     """A row of a table as `load_samples` gives it; texts and lists as they are.
 
@@ -91,9 +105,10 @@ def _prompt(record: Any, index: int, name: Any) -> Any:
             f"found {sorted(record)}. Rename the column of the prompts to one of these."
             f"{' The first line of a .csv file names its columns.' if str(name).endswith('.csv') else ''}"
         )
-    text = _text(record, column, index, name)
+    is_chat = is_dialogue(record[column])
+    prompt = record[column] if is_chat else _text(record, column, index, name)
     metadata = {key: value for key, value in record.items() if key != column}
-    return {"prompt": text, **metadata} if metadata else text
+    return {"prompt": prompt, **metadata} if metadata or is_chat else prompt
 
 
 def _sample(record: Any, index: int, name: Any) -> Any:
