@@ -31,6 +31,7 @@ from examples.maze.train import ALGORITHMS, MEMORY, recorded
 from examples.maze.train import main as train_maze
 from examples.worlds.play import play as play_world
 from examples.worlds.play import remembered
+from examples.worlds.train import environment
 
 FULL, PARTLY = Maze(), Maze(shows_position=False)
 
@@ -352,6 +353,17 @@ class TestRecords:
         found = recorded(turns)
         assert not found["done"] and len(found["turns"]) == 100
         assert found["turns"][-1]["observation"] == turns[100].observation
+
+
+class TestEnvironment:
+    def test_it_answers_as_the_world_does(self):
+        near, far = environment(FULL)(), environment(FULL)()
+        near.reset(start=(7, 6))
+        far.reset(start=(1, 1))
+        assert far.step(text="move right") == (FULL.reset((1, 2))[1], -1.0, False)
+        assert near.step(text="move up") == (FULL.reset((6, 6))[1], -1.0, False)
+        assert near.step(text="climb") == (FULL.reset((6, 6))[1], -4.0, False)
+        assert [near.step(text="move down")[1:] for _ in range(2)] == [(-1.0, False), (0.0, True)]
 
 
 class TestReport:
