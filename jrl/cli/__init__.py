@@ -24,6 +24,7 @@ from jrl.cli.plan import plan
 from jrl.cli.report import show_report
 from jrl.cli.sweep import sweep
 from jrl.cli.train import train
+from jrl.cli.view import show_view
 from jrl.distributed import PeerError, end_now
 from jrl.named_functions import load_function, load_module, load_reward
 from jrl.rollout.rewards import RewardError
@@ -44,6 +45,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "bench": bench,
     "config": show_config,
     "report": show_report,
+    "view": show_view,
     "sweep": sweep,
     "doctor": show_environment,
     "env": show_environment,

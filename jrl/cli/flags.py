@@ -14,6 +14,7 @@ from jrl.cli.flat import BOTH
 from jrl.cli.multihost import add_job_flags
 from jrl.cli.plan import add_plan_flags
 from jrl.cli.report import add_report_flags
+from jrl.cli.view import add_view_flags
 from jrl.suggestions import did_you_mean
 from jrl.trainers.config.described import as_flags
 from jrl.trainers.config.method import Method, entries
@@ -89,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exits with status 1 where a check says `wrong`.",
     )
     add_report_flags(commands.add_parser("report", help="a run, or several, as one HTML page"))
+    add_view_flags(commands.add_parser("view", help="the report of runs at work, live in a browser"))
     _add_sweep(commands.add_parser("sweep", help="search hyperparameters of a script with Ray Tune"))
     return top
 

@@ -61,3 +61,21 @@ def test_a_module_that_is_none_is_one_line(
     assert main(words) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_importing_jrl_brings_nothing_heavy_that_can_wait() -> None:
+    """And leaves the collector of garbage as it was."""
+    script = (
+        "import gc, sys; before = gc.get_threshold(); import jrl; "
+        "late = {'orbax.checkpoint', 'transformers', 'datasets', 'torch', 'matplotlib', 'ray'} & set(sys.modules); "
+        "print(late or 'none', gc.get_threshold() == before, gc.isenabled())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "none True True\n"

@@ -41,7 +41,7 @@ def closing_sentence(
     writes_text: bool,
     report: str,
 ) -> str:
-    """What a run says last.
+    """The last words of a run.
 
     Args:
       history: Its records.

@@ -106,11 +106,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def report(runs: Sequence[RunRecords]) -> str:
+def report(runs: Sequence[RunRecords], *, live_version: str | None = None) -> str:
     """The page of one run, or of several side by side.
 
     Args:
       runs: At least one; the first's recipe is shown in full.
+      live_version: Of the files that it was made of, where a server gives it: the page then asks for the present one
+        every few seconds, and reloads where it is another. None: the page never changes.
     Returns:
       HTML, whole.
     """
@@ -123,7 +125,9 @@ def report(runs: Sequence[RunRecords]) -> str:
         parts += [f"<h2>Before and after{of_run}</h2>", _pairs(run)]
         parts += [f"<h2>Samples{of_run}</h2>", _samples(run)]
         parts += [f"<h2>Recipe{of_run}</h2>", _recipe(run)]
-    return _PAGE.replace("@TITLE@", _text(runs[0].name)).replace("@BODY@", "\n".join(parts))
+    live = "" if live_version is None else _LIVE.replace("@VERSION@", json.dumps(live_version))
+    page = _PAGE.replace("@TITLE@", _text(runs[0].name)).replace("@LIVE@", live)
+    return page.replace("@BODY@", "\n".join(parts))
 
 
 def _text(value: Any) -> str:
@@ -331,6 +335,18 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
+VERSION_PATH = "/version"
+"""Where a server of the page answers with the version of the present one."""
+# While something is searched for, the page stays.
+_LIVE = """
+setInterval(async () => {
+  if ([...document.querySelectorAll("input[type=search]")].some((field) => field.value)) return;
+  try {
+    const answer = await fetch("/version");
+    if (answer.ok && (await answer.text()) !== @VERSION@) location.reload();
+  } catch { document.title = "(run over) " + document.title.replace("(run over) ", ""); }
+}, 3000);
+"""
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>@TITLE@</title>
@@ -342,7 +358,9 @@ h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(290px, 1fr)); gap: 18px; }
 figure { margin: 0; } figcaption { font-size: .85em; } svg { width: 100%; height: auto; }
 svg text { font-size: 10px; fill: currentColor; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .88em; }
+.wide { overflow: auto; max-height: 75vh; }
+thead { position: sticky; top: 0; background: Canvas; }
+table { border-collapse: collapse; font-size: .88em; }
 th, td { border: 1px solid #8886; padding: 4px 7px; text-align: left; vertical-align: top; }
 td { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 4em; } pre { overflow-x: auto; font-size: .85em; }
 </style></head><body>
@@ -355,6 +373,7 @@ for (const field of document.querySelectorAll("input[type=search]")) {
     for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
   });
 }
+@LIVE@
 </script>
 </body></html>
 """

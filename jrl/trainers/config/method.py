@@ -116,7 +116,7 @@ class Method:
 _ENTRIES: dict[type[MethodConfig], Method] = {}
 
 
-COMMANDS = ("bench", "config", "doctor", "env", "generate", "plan", "report", "sweep")
+COMMANDS = ("bench", "config", "doctor", "env", "generate", "plan", "report", "sweep", "view")
 """Commands of `jrl` that are no algorithm's."""
 
 

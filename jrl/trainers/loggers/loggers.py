@@ -170,7 +170,7 @@ class Loggers:
 
     @property
     def live(self) -> tuple[LiveLogger, ...]:
-        """Those that show the run as it goes."""
+        """Destinations that show the run as it goes."""
         return tuple(logger for logger in self._others if isinstance(logger, LiveLogger))
 
     def flush(self) -> None:
