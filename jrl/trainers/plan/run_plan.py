@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jrl.mesh import path_name, rows_of_device, tree_shardings
+from jrl.mesh import path_name, platform, rows_of_device, tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED
@@ -385,13 +385,21 @@ def _trunk_bytes(run: _Run) -> int:
 def _stacked_bytes(run: _Run) -> int:
     """Bytes of the copies in which equal layers share a body, and of the gradients of those that train.
 
-    Where the platform is not known they count: accelerators have that form.
+    Where the platform is not known they count: accelerators have that form. TPUs pick one frozen layer at a time.
     """
+    is_known = run.mesh.abstract_device is not None
     with jax.sharding.use_abstract_mesh(run.mesh):
-        if run.mesh.abstract_device is not None and not products().shares_layers:
+        if is_known and not products().shares_layers:
             return 0
-    layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
-    return sum((1 + (name in run.stepped)) * _bytes({name: tree}, run.mesh) for name, tree in layers.items())
+        picks_frozen = is_known and platform() == "tpu"
+    layers = {
+        name: _bytes({name: tree}, run.mesh)
+        for name, tree in run.as_read.items()
+        if name.startswith("layers_")
+    }
+    frozen = [size for name, size in layers.items() if name not in run.stepped]
+    trained = sum(layers.values()) - sum(frozen)
+    return 2 * trained + (max(frozen, default=0) if picks_frozen else sum(frozen))
 
 
 def _sampling(run: _Run) -> Bytes:

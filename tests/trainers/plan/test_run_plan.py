@@ -3,6 +3,7 @@
 
 import pytest
 import yaml
+from jax.sharding import AbstractDevice
 from transformers import GPT2Config, LlamaConfig, T5Config
 
 import jrl
@@ -306,6 +307,24 @@ def test_frozen_layers_are_passed_once_for_all_rows():
     every = planned(config.evolve(model={"num_layers_unfrozen": -1}))
     assert every.learning[AT_WORK][name] == 0
     assert sum(some.learning[some.fullest].values()) == some.step_bytes
+
+
+@pytest.mark.parametrize(("device", "frozen"), [("gpu", 2), ("tpu", 1), (None, 2)])
+def test_frozen_layers_lie_twice_but_on_tpus(device, frozen):
+    """A shared body reads a stack of them; on a TPU it picks one at a time. Of three layers the last trains."""
+    mesh = abstract_mesh(fsdp=4, num_devices=4)
+    if device is not None:
+        mesh = mesh.update(abstract_device=AbstractDevice(device, num_cores=None, platform=device))
+    config = jrl.default_ppo_config().evolve(
+        model={"model_path": TINY, "num_layers_unfrozen": 1}, train={"batch_size": 4, "seq_length": 16}
+    )
+    found = {
+        unfrozen: plan_run(config.evolve(model={"num_layers_unfrozen": unfrozen}), mesh)
+        for unfrozen in (1, 3)
+    }
+    stacked = [plan.learning[AT_WORK]["equal layers stacked, and their gradients"] for plan in found.values()]
+    layer = stacked[1] // 6
+    assert stacked == [(2 + frozen) * layer, 6 * layer]
 
 
 def test_slots_have_the_cache_of_their_rows_and_of_the_last_ones():
