@@ -82,10 +82,18 @@ class Counts:
 
     Args:
       subject: The model and how it trains.
+
+    Raises:
+      ValueError: If a layer has something else than plain attention.
     """
 
     def __init__(self, subject: Subject) -> None:
         lm, options = subject.lm, subject.options
+        if any(layer.mixer is not None for layer in lm.config.layers):
+            raise ValueError(
+                f"`jrl bench` counts the operations of plain attention, and {lm.family.model_type} has layers of "
+                "another kind: a share of the peak would be wrong. Take a model of another family."
+            )
         self.config, self.itemsize = lm.config, jnp.dtype(options.compute_dtype).itemsize
         shapes = initial_shapes(lm.init)
         adapter = lm.bind(options.split["adapter"])

@@ -20,6 +20,7 @@ from jrl.forward import Reader
 from jrl.learners.sft import sft_objective
 from jrl.models.model import make_model
 from jrl.typing import ModelInputs
+from tests.tiny import tiny_lm
 
 SHAPES = Shapes(rows=4, prompt=16, response=16, epochs=1, batch_size=4, minibatch_size=4)
 
@@ -148,3 +149,9 @@ def test_a_sample_of_one_token_needs_no_further_step() -> None:
 def test_the_floor_is_the_longer_of_computing_and_moving_in_every_phase() -> None:
     machine = Machine(matrix_rate=10.0, bandwidth=5.0, peak_rate=None)
     assert floor_seconds((Phase(20, 5), Phase(10, 20)), machine) == 2 + 4
+
+
+def test_layers_without_plain_attention_are_refused():
+    hybrid = Subject("hybrid", None, tiny_lm("qwen3_5_text")[0], Options())
+    with pytest.raises(ValueError, match="qwen3_5_text has layers of another kind"):
+        Counts(hybrid)

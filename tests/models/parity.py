@@ -128,6 +128,10 @@ def perturbed(hf_config: Any, seed: int) -> Any:
             # Its scale multiplies as 1 + scale and begins at 1 in torch; trained ones are about 0.
             if type(module).__name__ == "NemotronLayerNorm1P":
                 module.weight.sub_(1.0)
+        # What steers the choice of experts is no parameter there.
+        for name, buffer in oracle.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.2 * torch.randn_like(buffer))
         # Blocks speak louder than the embedding, or a tied head repeats the last token for ever.
         oracle.get_input_embeddings().weight.mul_(0.3)
     return oracle

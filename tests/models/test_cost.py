@@ -29,7 +29,7 @@ def num_bytes(tree):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3_5_text"])
 @pytest.mark.parametrize("num_layers_unfrozen", [-1, 1])
 def test_cost_is_what_the_arrays_take(family, num_layers_unfrozen):
     lm, params = tiny_lm(family)
@@ -44,6 +44,15 @@ def test_cost_is_what_the_arrays_take(family, num_layers_unfrozen):
     padding = 31 * 32 * (1 if lm.config.tie_embeddings else 2)
     assert cost.parameters == sum(leaf.size for leaf in jax.tree.leaves(params)) - padding
     assert cost.trainable + cost.frozen == cost.parameters and bool(cost.frozen) is (num_layers_unfrozen == 1)
+
+
+def test_a_state_takes_as_much_for_a_long_row_as_for_a_short_one():
+    lm, _ = tiny_lm("qwen3_5_text")
+    short, long = (
+        estimate_cost(lm, OPTIMIZER.init, rows=3, length=length).cache_bytes for length in (20, 40)
+    )
+    # One layer of two: keys and values of 2 heads of 8, the mask, and a position, of every row and column.
+    assert long - short == 20 * 3 * (2 * 2 * 8 * 4 + 1 + 4)
 
 
 def test_heads_and_dtypes():

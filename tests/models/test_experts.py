@@ -181,3 +181,29 @@ def test_which_layers_have_experts():
 def test_unsupported_options_are_named(config, message):
     with pytest.raises(ValueError, match=message):
         CausalLM.from_config(config)
+
+
+class TestGroups:
+    """DeepSeek-V3's router: sigmoids, groups, and a bias for the choice alone."""
+
+    EXPERTS = Experts(6, 2, 4, True, scoring="sigmoid", groups=3, groups_per_token=2, scale=1.5)
+    SCORES = np.array([[[2.0, -1.0, 0.5, 0.6, 1.9, -3.0]]], np.float32)
+
+    def test_route_golden(self):
+        sigmoids = 1 / (1 + np.exp(-self.SCORES[0, 0]))
+        # Sums of pairs: 1.15, 1.27, 0.92. The last group is out, though its first expert is the second best of all.
+        weights, chosen = route(jnp.asarray(self.SCORES), self.EXPERTS, jnp.zeros(6))
+        assert chosen.tolist() == [[[0, 3]]]
+        wanted = 1.5 * sigmoids[[0, 3]] / sigmoids[[0, 3]].sum()
+        np.testing.assert_allclose(weights[0, 0], wanted, rtol=1e-6)
+
+    def test_the_bias_moves_the_choice_and_no_weight(self):
+        bias = jnp.array([-9.0, -9.0, 0.0, 0.0, 0.0, 0.0])
+        weights, chosen = route(jnp.asarray(self.SCORES), self.EXPERTS, bias)
+        assert chosen.tolist() == [[[4, 3]]]
+        sigmoids = 1 / (1 + np.exp(-self.SCORES[0, 0, [4, 3]]))
+        np.testing.assert_allclose(weights[0, 0], 1.5 * sigmoids / sigmoids.sum(), rtol=1e-6)
+        gradient = jax.grad(lambda bias: route(jnp.asarray(self.SCORES), self.EXPERTS, bias)[0][0, 0, 0])(
+            bias
+        )
+        assert not gradient.any()
