@@ -143,6 +143,8 @@ def _no_kernel(config: TransformerConfig) -> str | None:
     """Why no kernel computes this model's attention; None where one may."""
     if config.alibi:
         return "the model has ALiBi, a bias on the scores"
+    if config.attention_sinks:
+        return "the model has attention sinks, one more score of every head"
     if config.attention_softcap is not None:
         return f"the model caps its scores (attention_softcap = {config.attention_softcap})"
     return None

@@ -66,6 +66,7 @@ PARAMETERS = {
     "stablelm-2-1_6b": 1_644_515_328,
     "falcon-7b": 6_921_720_704,
     "Minitron-4B-Base": 4_190_509_056,
+    "gpt-oss-20b": 20_914_757_184,
     "t5-base": 222_903_552,
     "flan-t5-base": 247_577_856,
     "flan-t5-xxl": 11_135_332_352,
