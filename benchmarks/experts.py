@@ -41,7 +41,7 @@ def routed(product: Callable[..., Any]) -> Callable[..., Any]:
     def run(experts: Experts, x: Any, scores: Any, gate: Any, up: Any, down: Any) -> Any:
         weights, chosen = module.route(scores, experts)
         with mock.patch.object(module, "grouped_dot", product):
-            return module.mix_experts(x, weights, chosen, gate, up, down, activation=jax.nn.silu)
+            return module.mix_experts(x, weights, chosen, gate, up, down, glu=module.plain_glu(jax.nn.silu))
 
     return run
 

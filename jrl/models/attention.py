@@ -166,6 +166,9 @@ class Attention(nn.Module):
             )
         if config.attention_gate:
             self.gate = project(config.num_heads)
+        if config.attention_sinks:
+            init = nn.initializers.normal(config.init_range)
+            self.sinks = self.param("sinks", init, (config.num_heads,), jnp.float32)
         self.dropout = nn.Dropout(config.attention_dropout)
 
     def __call__(
@@ -225,6 +228,7 @@ class Attention(nn.Module):
             scale=layer.attention_scale,
             softcap=config.attention_softcap,
             dropout=weight_dropout(self.dropout),
+            sinks=self.sinks if config.attention_sinks else None,
         )
         return whole(operands) if context.column is None else attend_written(whole, operands, context.column)
 
@@ -254,6 +258,7 @@ def attend(
     scale: float,
     softcap: float | None = None,
     dropout: WeightDropout | None = None,
+    sinks: Float[Array, "N"] | None = None,
 ) -> Float[Array, "B Q N H"]:
     """Softmax attention in float32, N query heads over K key/value heads, in blocks where there are many scores.
 
@@ -262,6 +267,7 @@ def attend(
       scale: Multiplies the scores.
       softcap: Scores s become softcap · tanh(s / softcap); None: not.
       dropout: Of the weights; None: none. In blocks it drops others than at once.
+      sinks: Of each head the score of a key whose value is 0 (Xiao et al. 2023, arXiv:2309.17453); None: there is none.
     """
     rows, queries, heads, _ = operands.q.shape
     blocks = ScoreBlocks.fitting(
@@ -270,13 +276,17 @@ def attend(
 
     def whole(operands: Operands, key: PRNGKey | None) -> Float[Array, "B Q N H"]:
         dropped = None if dropout is None or key is None else WeightDropout(dropout.rate, key)
-        return _attend_at_once(operands, scale, softcap, dropped)
+        return _attend_at_once(operands, scale, softcap, dropped, sinks)
 
     return blocks.attend(whole, operands, None if dropout is None else dropout.key)
 
 
 def _attend_at_once(
-    operands: Operands, scale: float, softcap: float | None, dropout: WeightDropout | None
+    operands: Operands,
+    scale: float,
+    softcap: float | None,
+    dropout: WeightDropout | None,
+    sinks: Float[Array, "N"] | None,
 ) -> Float[Array, "B Q N H"]:
     q, keys, values, mask, bias, positions = operands
     rows, queries, heads, head_dim = q.shape
@@ -295,7 +305,11 @@ def _attend_at_once(
         scores = scores + jnp.broadcast_to(bias, scores.shape)
     # A finite floor, not −inf: a row without any key (padding) averages garbage instead of making NaN.
     scores = jnp.where(mask[:, None], scores, MASKED_SCORE)
-    weights = jax.nn.softmax(scores, axis=-1)
+    if sinks is None:
+        weights = jax.nn.softmax(scores, axis=-1)
+    else:
+        own = jnp.broadcast_to(sinks.astype(scores.dtype)[None, :, None, None], (*scores.shape[:-1], 1))
+        weights = jax.nn.softmax(jnp.concatenate([scores, own], axis=-1), axis=-1)[..., :-1]
     if dropout is not None:
         drop = nn.Dropout(dropout.rate, deterministic=False, parent=None)
         weights = jnp.asarray(drop.apply({}, weights, rng=dropout.key))

@@ -32,6 +32,7 @@ from jrl.models.entries_io import (
 )
 from jrl.models.families import find_family
 from jrl.models.families.base import Entry, Family, check_direction, linear
+from jrl.models.families.config_keys import read_all_keys
 from jrl.models.folders import replace_folder
 from jrl.models.hub import find_checkpoint, named_folder, open_tensors, read_hf_config
 from jrl.models.layers import Projection
@@ -77,7 +78,7 @@ class Classifier:
                 f"{family.model_type}: a classifier must be a text model alone, got one with images: save its text "
                 "model with its `text_config`."
             )
-        config = family.read_config(hf_config)
+        config = read_all_keys(family, hf_config)
         if isinstance(config, TransformerConfig):
             check_direction(hf_config)
             config = replace(config, tie_embeddings=True, head_bias=False)

@@ -206,6 +206,19 @@ Mixer = LatentAttention | GatedDelta | ShortConvolution
 
 
 @dataclass(frozen=True)
+class ClampedGlu:
+    """Clamped gate of an expert: g · sigmoid(sharpness · g) · (u + 1), where g ≤ limit and |u| ≤ limit (gpt-oss).
+
+    Attributes:
+      sharpness: Of the sigmoid.
+      limit: Of the outputs of gate and up.
+    """
+
+    sharpness: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of the MLP: a router picks a few gated MLPs for every token.
 
@@ -221,6 +234,8 @@ class Experts:
       scale: Multiplies the weights.
       shared_width: Inner width of a gated MLP that every token visits too; None: there is none.
       shared_gate: What that MLP adds is multiplied by the sigmoid of a linear map to one number.
+      use_bias: Router and experts have biases.
+      clamped_glu: Takes the place of act(gate(x)) · up(x); None: it does not.
     """
 
     count: int
@@ -233,6 +248,8 @@ class Experts:
     scale: float = 1.0
     shared_width: int | None = None
     shared_gate: bool = False
+    use_bias: bool = False
+    clamped_glu: ClampedGlu | None = None
 
 
 @dataclass(frozen=True)
@@ -289,6 +306,7 @@ class TransformerConfig:
       qk_norm: Queries and keys are normalised: each head for itself ("head"), with scales of its own and no bias
         ("own_head"), or over all heads ("all_heads"); None: not.
       qk_norm_last: They are normalised after they are rotated, not before.
+      attention_sinks: Each head has one more score, learned, whose value is 0: attention may read nothing.
       attention_softcap: Scores s become cap · tanh(s / cap); None: not.
       logit_softcap: The same for logits.
       logit_scale: Multiplies the logits; None: not.
@@ -330,6 +348,7 @@ class TransformerConfig:
     attention_gate: bool = False
     qk_norm: Literal["head", "own_head", "all_heads"] | None = None
     qk_norm_last: bool = False
+    attention_sinks: bool = False
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     logit_scale: float | None = None

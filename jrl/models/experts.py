@@ -22,7 +22,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jrl.mesh import partition_spec
-from jrl.models.config import Experts, TransformerConfig
+from jrl.models.config import ClampedGlu, Experts, TransformerConfig
 from jrl.models.layers import ACTIVATIONS, Projection, as_row, stored_kernel
 from jrl.models.products import Kernel, grouped_dot
 from jrl.models.quantize import QuantizedKernel
@@ -48,7 +48,7 @@ class ExpertsMlp(nn.Module):
         """Output of the experts, to be added to the residual stream."""
         config, experts = self.config, self.experts
         router = Projection(
-            (config.width,), (experts.count,), False, config.init_range, jnp.float32, name="router"
+            (config.width,), (experts.count,), experts.use_bias, config.init_range, jnp.float32, name="router"
         )
         bias = None
         if experts.scoring == "sigmoid":
@@ -60,13 +60,20 @@ class ExpertsMlp(nn.Module):
             stored_kernel(self, shape, config.init_range, name)
             for name, shape in (("gate", wide), ("up", wide), ("down", narrow))
         ]
+        biases = None
+        if experts.use_bias:
+            sizes = (("gate", experts.width), ("up", experts.width), ("down", config.width))
+            biases = tuple(
+                self.param(f"{name}_bias", nn.initializers.zeros_init(), (experts.count, size), jnp.float32)
+                for name, size in sizes
+            )
         x = x.astype(self.dtype)
         if any(isinstance(kernel, QuantizedKernel) for kernel in kernels):
             # Expanded where they are used and once more for the gradient, as those of a `Projection`.
             x, kernels = jax.lax.optimization_barrier((x, kernels))
             kernels = jax.lax.stop_gradient(kernels)
-            return jax.checkpoint(self._answers)(x, weights, chosen, kernels)
-        return self._answers(x, weights, chosen, kernels)
+            return jax.checkpoint(self._answers)(x, weights, chosen, kernels, biases)
+        return self._answers(x, weights, chosen, kernels, biases)
 
     def _answers(
         self,
@@ -74,10 +81,36 @@ class ExpertsMlp(nn.Module):
         weights: Float[Array, "B Q k"],
         chosen: Int[Array, "B Q k"],
         kernels: list[Kernel],
+        biases: tuple[Array, ...] | None,
     ) -> Float[Array, "B Q D"]:
-        mix = partial(mix_experts, activation=ACTIVATIONS[self.config.activation])
+        clamped = self.experts.clamped_glu
+        gated = plain_glu(ACTIVATIONS[self.config.activation]) if clamped is None else clamped_glu(clamped)
         gate, up, down = (kernel.astype(self.dtype) for kernel in kernels)
-        return _on_shards(mix, x, weights, chosen, gate, up, down).astype(self.dtype)
+        if biases is None:
+            return _on_shards(partial(mix_experts, glu=gated), x, weights, chosen, gate, up, down).astype(
+                self.dtype
+            )
+        gate_bias, up_bias, down_bias = (bias.astype(self.dtype) for bias in biases)
+        wide = gate_bias[:, None], up_bias[:, None]
+        y = _on_shards(partial(mix_experts, glu=gated), x, weights, chosen, gate, up, down, *wide)
+        # Once for all parts of the width, whose answers are added up.
+        shift = jnp.einsum("bqkd,bqk->bqd", down_bias[chosen].astype(jnp.float32), weights)
+        return (y + shift).astype(self.dtype)
+
+
+def plain_glu(activation: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
+    """act(gate) · up."""
+    return lambda gate, up: activation(gate) * up
+
+
+def clamped_glu(clamped: ClampedGlu) -> Callable[[Array, Array], Array]:
+    """The gate that `ClampedGlu` describes."""
+
+    def glu(gate: Array, up: Array) -> Array:
+        gate, up = jnp.minimum(gate, clamped.limit), jnp.clip(up, -clamped.limit, clamped.limit)
+        return gate * jax.nn.sigmoid(clamped.sharpness * gate) * (up + 1)
+
+    return glu
 
 
 def route(
@@ -126,10 +159,12 @@ def mix_experts(
     gate: Float[Array, "E D F"],
     up: Float[Array, "E D F"],
     down: Float[Array, "E F D"],
+    gate_bias: Float[Array, "E 1 F"] | None = None,
+    up_bias: Float[Array, "E 1 F"] | None = None,
     *,
-    activation: Callable[[Array], Array],
+    glu: Callable[[Array, Array], Array],
 ) -> Float[Array, "B Q D"]:
-    """Σ over the chosen experts e of weight · down_e(act(gate_e(x)) · up_e(x)), summed in float32."""
+    """Σ over the chosen experts e of weight · down_e(glu(gate_e(x), up_e(x))), summed in float32."""
     per_token = chosen.shape[-1]
     visits = chosen.reshape(-1)
     order = jnp.argsort(visits, stable=True)
@@ -138,7 +173,10 @@ def mix_experts(
     tokens = x.reshape(-1, 1, x.shape[-1])
     rows = jnp.broadcast_to(tokens, (tokens.shape[0], per_token, x.shape[-1])).reshape(-1, x.shape[-1])
     rows = _permute(rows, order, place)
-    hidden = activation(grouped_dot(rows, gate, sizes)) * grouped_dot(rows, up, sizes)
+    gates, ups = grouped_dot(rows, gate, sizes), grouped_dot(rows, up, sizes)
+    if gate_bias is not None and up_bias is not None:
+        gates, ups = gates + gate_bias[visits[order], 0], ups + up_bias[visits[order], 0]
+    hidden = glu(gates, ups)
     answers = _permute(grouped_dot(hidden, down, sizes), place, order)
     answers = answers.reshape(*chosen.shape, x.shape[-1]).astype(jnp.float32)
     # A product and a sum would be fused with the gather above, which takes a CPU as long as the experts themselves.
@@ -167,11 +205,12 @@ def _on_shards(
     gate: Float[Array, "E D F"],
     up: Float[Array, "E D F"],
     down: Float[Array, "E F D"],
+    *wide_biases: Float[Array, "E 1 F"],
 ) -> Float[Array, "B Q D"]:
     """`mix` on the mesh in force: every device sorts its own tokens and holds its part of every expert's width."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
-        return mix(x, weights, chosen, gate, up, down)
+        return mix(x, weights, chosen, gate, up, down, *wide_biases)
     rows, _ = partition_spec(mesh, ("batch", None, None), x.shape)
     wide, _ = partition_spec(mesh, (None, None, "mlp"), gate.shape)
     narrow, _ = partition_spec(mesh, (None, "mlp", None), down.shape)
@@ -182,6 +221,9 @@ def _on_shards(
 
     # The partitioner cannot split a sort or a ragged product: it would gather all tokens on every device.
     split = jax.shard_map(
-        local, in_specs=(rows, rows, rows, wide, wide, narrow), out_specs=rows, check_vma=False
+        local,
+        in_specs=(rows, rows, rows, wide, wide, narrow, *(wide for _ in wide_biases)),
+        out_specs=rows,
+        check_vma=False,
     )
-    return split(x, weights, chosen, gate, up, down)
+    return split(x, weights, chosen, gate, up, down, *wide_biases)

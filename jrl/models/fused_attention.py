@@ -144,10 +144,12 @@ def _refuse(requested: str, reason: str) -> NoReturn:
     )
 
 
-def _no_bias(config: TransformerConfig) -> str | None:
+def _no_plain_softmax(config: TransformerConfig) -> str | None:
     """Why no kernel computes this model's attention; None where one may."""
     if any(isinstance(layer.mixer, LatentAttention) for layer in config.layers):
         return "the model has latent attention, whose keys and values differ in width"
+    if config.attention_sinks:
+        return "the model has attention sinks, one more score of every head"
     return "the model has ALiBi, a bias on the scores" if config.alibi else None
 
 
@@ -156,7 +158,7 @@ def _no_xla(config: TransformerConfig, compute_dtype: Any) -> str | None:
     del compute_dtype
     if config.attention_softcap is not None:
         return f"the model caps its scores (attention_softcap = {config.attention_softcap})"
-    return _no_bias(config)
+    return _no_plain_softmax(config)
 
 
 def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
@@ -190,7 +192,7 @@ def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
 
 def _no_splash(config: TransformerConfig, compute_dtype: Any) -> str | None:
     """Why the splash kernel does not serve; None where it does."""
-    if reason := _no_bias(config):
+    if reason := _no_plain_softmax(config):
         return reason
     if (here := platform()) != "tpu":
         return f"it needs a TPU, and the model computes on a {here}"

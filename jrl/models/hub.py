@@ -16,6 +16,7 @@ from typing import Any
 from jrl.models.families import FAMILIES, unsupported
 from jrl.models.folders import recover_folder
 from jrl.models.model_object import ModelObject, as_source, is_model_object
+from jrl.models.mxfp4 import Mxfp4Tensors, packed_names
 from jrl.models.safetensors_io import HEADS_FOLDER, LFS_POINTER, SUFFIX, TensorFiles, Tensors, conversion_line
 from jrl.suggestions import did_you_mean
 
@@ -36,6 +37,8 @@ def _other_folders(name: str) -> list[str]:
 # Copies of the weights in other formats and layouts.
 _NOT_DOWNLOADED = (*_other_folders(HEADS_FOLDER), "consolidated*")
 _QUANTISED = ("quantization_config", "compression_config")
+_READ = "mxfp4"
+"""The one method whose tensors are read; see `jrl.models.mxfp4`."""
 _MOST = {
     **dict.fromkeys(
         ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "n_layers", "encoder_layers"),
@@ -106,7 +109,7 @@ def open_tensors(place: Place) -> Tensors:
     files, heads = TensorFiles(place), place / HEADS_FOLDER
     if (heads / f"model{SUFFIX}").is_file():
         files.info |= TensorFiles(heads).info
-    return files
+    return Mxfp4Tensors(files) if packed_names(files) else files
 
 
 def name_of_base(source: Any) -> str | None:
@@ -187,8 +190,9 @@ def read_hf_config(place: Place, changes: Mapping[str, Any] | None = None) -> An
     else:
         _check_raw_config(place / CONFIG, read_json(place / CONFIG))
         config = _parsed_config(place)
-    # What is saved later has no code beside it.
-    vars(config).pop("auto_map", None)
+    # What is saved later has no code beside it, and is not packed.
+    for entry in ("auto_map", *_QUANTISED):
+        vars(config).pop(entry, None)
     known = config.to_dict()
     for name in changes or {}:
         if name not in known:
@@ -291,6 +295,8 @@ def _check_raw_config(path: Place, config: Mapping[str, Any]) -> None:
         quantised = config.get(entry)
         if quantised is not None:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            if method == _READ:
+                continue
             raise ValueError(
                 f"{path}: the weights are quantised (`{entry}`: {method!r}), which jrl does not read. Load the "
                 "full-precision weights, and set `model.frozen_dtype` to quantise what does not train."

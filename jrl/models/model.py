@@ -15,6 +15,7 @@ from jrl.models.attention import full_context
 from jrl.models.config import TransformerConfig
 from jrl.models.families import find_family
 from jrl.models.families.base import check_direction
+from jrl.models.families.config_keys import read_all_keys
 from jrl.models.language_model import BaseLM
 from jrl.models.policy import make_policy, split_params
 from jrl.models.positions import check_length, token_positions
@@ -41,7 +42,7 @@ class CausalLM(BaseLM):
         """
         family = find_family(hf_config.model_type)
         check_direction(family.text_config(hf_config))
-        return cls(hf_config, family, family.read_config(hf_config), value_head)
+        return cls(hf_config, family, read_all_keys(family, hf_config), value_head)
 
     @property
     def max_positions(self) -> int:

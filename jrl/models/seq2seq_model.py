@@ -19,6 +19,7 @@ from jrl.models.adapters.targets import bind_lora, check_task
 from jrl.models.entries_io import initial_shapes
 from jrl.models.families import find_family
 from jrl.models.families.base import check_direction
+from jrl.models.families.config_keys import read_all_keys
 from jrl.models.language_model import BaseLM
 from jrl.models.seq2seq import init_encoder_decoder
 from jrl.models.seq2seq_config import Seq2SeqConfig
@@ -44,7 +45,7 @@ class Seq2SeqLM(BaseLM):
         """
         family = find_family(hf_config.model_type)
         check_direction(hf_config)
-        config = family.read_config(hf_config)
+        config = read_all_keys(family, hf_config)
         # transformers 5 calls every head tied. Other versions, and the file itself, need the truth.
         hf_config = copy.deepcopy(hf_config)
         hf_config.tie_word_embeddings = config.tie_embeddings

@@ -19,7 +19,7 @@ from jrl.models.experts import ExpertsMlp
 from jrl.models.model import CausalLM
 from jrl.ops.logprobs import logprobs_from_logits
 from tests.mesh.conftest import MESHES
-from tests.models.family_cases_moe import CASES
+from tests.models.family_cases import CASES
 from tests.models.products.test_blocks import cost
 
 pytestmark = pytest.mark.mesh
@@ -66,7 +66,8 @@ def expected(case: str, num_rows: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("sizes", "case", "num_rows"),
     [(sizes, "mixtral", 16) for sizes in (*MESHES, (2, 2, 2))]
-    + [((2, 2, 2), "qwen3_moe-some-layers", 16), ((2, 2, 2), "mixtral", 3)],
+    + [((2, 2, 2), "qwen3_moe-some-layers", 16), ((2, 2, 2), "mixtral", 3)]
+    + [((2, 2, 2), name, 16) for name in ("gpt_oss", "qwen2_moe", "cohere-qk-norm", "falcon-new")],
 )
 def test_logits_and_gradients_are_those_of_one_device(
     sizes: tuple[int, int, int], case: str, num_rows: int, capfd: pytest.CaptureFixture[str]

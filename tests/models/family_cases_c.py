@@ -13,6 +13,7 @@ from transformers import (
     Exaone4Config,
     FalconConfig,
     Glm4Config,
+    GptOssConfig,
     GraniteConfig,
     HunYuanDenseV1Config,
     Ministral3Config,
@@ -42,6 +43,9 @@ FALCON |= dict(max_position_embeddings=128, initializer_range=0.1, **IDS)
 # So short that the queries grow thrice within the rows of the tests.
 GROWTH = YARN | dict(original_max_position_embeddings=12, llama_4_scaling_beta=0.3)
 NO_DROPOUT = dict(attention_dropout=0.0, residual_dropout=0.0)
+OSS = MODERN | WIDE_HEADS | WINDOW | dict(num_local_experts=5, num_experts_per_tok=2)
+# So low a limit that it cuts off some of every expert's numbers.
+OSS |= dict(swiglu_limit=0.5, rope_parameters=YARN | dict(truncate=False))
 
 CASES: dict[str, Any] = {
     "ministral": MinistralConfig(**MODERN | WINDOW | WIDE_HEADS),
@@ -95,6 +99,13 @@ CASES: dict[str, Any] = {
     ),
     "cohere2": Cohere2Config(**DEEP | WINDOW, logit_scale=0.3),
     "cohere2-biases": Cohere2Config(**MODERN | WINDOW, **TYPES, logit_scale=2.0, attention_bias=True),
+    "gpt_oss": GptOssConfig(**OSS),
+    "gpt_oss-no-biases": GptOssConfig(
+        **OSS | dict(rope_parameters=dict(rope_type="default", rope_theta=1e4), swiglu_limit=7.0),
+        attention_bias=False,
+        layer_types=["full_attention", "sliding_attention"],
+        tie_word_embeddings=True,
+    ),
     "qwen2_moe": Qwen2MoeConfig(**MODERN, **SHARED),
     "qwen2_moe-some-layers": Qwen2MoeConfig(
         **DEEP | SHARED | WINDOW | dict(norm_topk_prob=False),

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from transformers import MixtralConfig, Qwen3MoeConfig
 
 from jrl.models.config import Experts
-from jrl.models.experts import ExpertsMlp, mix_experts, route
+from jrl.models.experts import ExpertsMlp, mix_experts, plain_glu, route
 from jrl.models.model import CausalLM
 from tests.models.family_cases_moe import CASES, MIXTRAL, QWEN
 from tests.models.products.test_blocks import cost
@@ -38,7 +38,7 @@ def tokens(rows, length, seed=1):
 
 def routed(x, scores, gate, up, down, experts):
     weights, chosen = route(scores, experts)
-    return mix_experts(x, weights, chosen, gate, up, down, activation=jax.nn.silu)
+    return mix_experts(x, weights, chosen, gate, up, down, glu=plain_glu(jax.nn.silu))
 
 
 def dense(x, scores, gate, up, down, experts):
@@ -135,7 +135,7 @@ def test_the_cost_of_a_layer_does_not_grow_with_the_experts():
     def layer(count):
         gate, down = jnp.zeros((count, width, inner)), jnp.zeros((count, inner, width))
         weights, chosen = jnp.zeros((1, 256, 2)), jnp.zeros((1, 256, 2), jnp.int32)
-        mix = partial(mix_experts, activation=jax.nn.relu)
+        mix = partial(mix_experts, glu=plain_glu(jax.nn.relu))
         return cost(mix, jnp.zeros((1, 256, width)), weights, chosen, gate, gate, down)
 
     costs = {count: layer(count) for count in (8, 16, 32)}

@@ -76,7 +76,8 @@ def test_a_kernel_and_einsums_give_the_same(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name not in CHOSEN])
 def test_of_every_family(name):
-    if make_model(CASES[name]).config.alibi or make_model(CASES[name]).config.attention_softcap is not None:
+    config = make_model(CASES[name]).config
+    if config.alibi or config.attention_sinks or config.attention_softcap is not None:
         with pytest.raises(ValueError, match="attn_implementation"):
             check_family(name)
     else:

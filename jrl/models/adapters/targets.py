@@ -29,7 +29,9 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), ("q_proj", "v_proj", "in_proj_qkv")),
     "lfm2": ("q_proj", "v_proj", "in_proj"),
     **dict.fromkeys(("arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "glm4"), ("q_proj", "v_proj")),
-    **dict.fromkeys(("granite", "hunyuan_v1_dense", "ministral", "ministral3"), ("q_proj", "v_proj")),
+    **dict.fromkeys(
+        ("gpt_oss", "granite", "hunyuan_v1_dense", "ministral", "ministral3"), ("q_proj", "v_proj")
+    ),
     **dict.fromkeys(("nemotron", "olmo3", "phi", "qwen2_moe", "seed_oss"), ("q_proj", "v_proj")),
     **dict.fromkeys(("stablelm", "starcoder2"), ("q_proj", "v_proj")),
     **dict.fromkeys(("gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"), ("q_proj", "v_proj")),

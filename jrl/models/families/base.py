@@ -143,6 +143,14 @@ def table() -> Transform:
     return Transform(load=lambda tensor, shapes: [tensor], save=lambda arrays, vocab_size: arrays[0])
 
 
+def interleaved() -> Transform:
+    """(..., 2n), whose even and odd columns are two parameters of (..., n)."""
+    return Transform(
+        load=lambda tensor, shapes: [tensor[..., 0::2], tensor[..., 1::2]],
+        save=lambda arrays, vocab_size: np.stack(arrays, axis=-1).reshape(*arrays[0].shape[:-1], -1),
+    )
+
+
 def vocabulary(*, transposed: bool) -> Transform:
     """(V, D) ↔ the padded embedding (Vpad, D), or the padded head (D, Vpad) where `transposed`."""
 

@@ -59,9 +59,10 @@ def read_config(hf: Any) -> TransformerConfig:
 
 
 def _kv_heads(hf: Any) -> int:
+    several, is_one = int(hf.num_kv_heads), bool(hf.multi_query)
     if hf.new_decoder_architecture:
-        return int(hf.num_kv_heads)
-    return 1 if hf.multi_query else int(hf.num_attention_heads)
+        return several
+    return 1 if is_one else int(hf.num_attention_heads)
 
 
 def _block(hf: Any) -> Any:

@@ -23,6 +23,11 @@ def read_config(hf: Any) -> TransformerConfig:
     Raises:
       ValueError: If a layer is neither global nor local.
     """
+    if len(hf.attention_layers) != hf.num_layers:
+        raise ValueError(
+            f"gpt_neo: `attention_types` must describe num_layers = {hf.num_layers} layers, got "
+            f"{len(hf.attention_layers)}."
+        )
     for kind in hf.attention_layers:
         if kind not in ("global", "local"):
             raise ValueError(f"gpt_neo: `attention_types` may name global and local layers, got {kind!r}.")

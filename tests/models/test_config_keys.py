@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every key of every family's config: changed, torch and jrl agree, or jrl refuses, or torch does not change."""
+
+import copy
+
+import jax
+import numpy as np
+import pytest
+from transformers import GPT2Config, LlamaConfig, OPTConfig
+
+from jrl.models.families import find_family
+from jrl.models.families.config_keys import SILENT, read_all_keys, usual_values
+from jrl.models.model import make_model
+from tests.models import multimodal_cases
+from tests.models.case_fields import GPT, MODERN
+from tests.models.family_cases import CASES
+
+PLAIN = {name: config for name, config in (CASES | multimodal_cases.CASES).items() if "-" not in name}
+TOKENS = np.random.default_rng(0).integers(2, 80, (2, 21))
+"""Longer than the windows, so that these act."""
+STRINGS = {
+    "hidden_act": "relu",
+    "hidden_activation": "relu",
+    "activation": "relu",
+    "activation_function": "relu",
+}
+
+
+def changed(config, key):
+    """A copy of a config, the key of its text model set to another value that its class takes; None: it takes none."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    value = vars(text).get(key)
+    options = (
+        {
+            bool: [not value],
+            int: [
+                value * 2 if isinstance(value, int) else None,
+                value + 1 if isinstance(value, int) else None,
+            ],
+            float: [value * 0.5 + 0.125 if isinstance(value, float) else None],
+            str: [STRINGS.get(key)],
+            type(None): [2, 0.5, True],
+            list: [value[::-1] if isinstance(value, list) else None],
+        }[type(value)]
+        if not isinstance(value, dict)
+        else [{**value, "rope_theta": 77.0}]
+        if "rope_theta" in value
+        else []
+    )
+    for option in options:
+        if option is None or option == value:
+            continue
+        try:
+            fields = text.to_dict() | {key: option}
+            remade = type(text).from_dict(fields)
+        except Exception:  # transformers' own checks
+            continue
+        if text is config:
+            return remade
+        config.text_config = remade
+        return config
+    return None
+
+
+def outcome(config, key, plain, state, folder):
+    """What becomes of a change: "refused", "agree", "silent in torch", or how jrl differs."""
+    import torch
+
+    from jrl.models.checkpoint import load_checkpoint
+    from tests.models.parity import auto_class
+
+    other = changed(config, key)
+    if other is None:
+        return "no other value"
+    try:
+        oracle = auto_class(other).from_config(other, attn_implementation="eager").eval()
+    except Exception:
+        return "torch refuses"
+    shapes = {name: tensor.shape for name, tensor in oracle.state_dict().items()}
+    is_same = shapes == {name: tensor.shape for name, tensor in state.items()}
+    if is_same:
+        oracle.load_state_dict(state)
+        with torch.no_grad():
+            theirs = oracle(torch.tensor(TOKENS)).logits.numpy()
+        if np.array_equal(theirs, plain):
+            return "silent in torch"
+    oracle.save_pretrained(folder)
+    try:
+        loaded = load_checkpoint(folder)
+    except ValueError as error:
+        return str(error) if "missing" in str(error) or "no place" in str(error) else "refused"
+    if not is_same:
+        return "agree"  # on names and shapes of all tensors
+    ours = np.asarray(jax.jit(loaded.model.logits)(loaded.params, TOKENS))
+    error = float(np.abs(ours - theirs).max())
+    return "agree" if error < 1e-4 else f"off by {error:.1e}"
+
+
+def walk(name, folder):
+    """The outcome of every key of a family's config class."""
+    import torch
+
+    from tests.models.parity import perturbed
+
+    config = PLAIN[name]
+    oracle = perturbed(config, seed=0)
+    with torch.no_grad():
+        plain = oracle(torch.tensor(TOKENS)).logits.numpy()
+    keys, state = usual_values(type(config.get_text_config())), oracle.state_dict()
+    return {key: outcome(config, key, plain, state, folder / key) for key in keys}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_key_is_heeded_or_refused_or_changes_nothing(name, tmp_path):
+    pytest.importorskip("torch", reason="needs the parity extra")
+    fine = ("agree", "refused", "silent in torch", "torch refuses", "no other value")
+    found = walk(name, tmp_path)
+    assert not {key: what for key, what in found.items() if what not in fine}
+    assert "agree" in found.values()
+
+
+@pytest.mark.parametrize(
+    "config", [GPT2Config(**GPT), LlamaConfig(**MODERN)], ids=lambda config: config.model_type
+)
+def test_no_key_of_a_class_is_passed_over(config):
+    """Without torch: whatever a key is changed to, it is read, refused, or among those that change nothing."""
+    family = find_family(config.model_type)
+    whole = read_all_keys(family, config)
+    for key in usual_values(type(config)):
+        other = changed(config, key)
+        if other is None or key in SILENT:
+            continue
+        try:
+            assert read_all_keys(family, other) != whole, key
+        except ValueError as error:
+            assert key in str(error) or "activation" in str(error) or "divide" in str(error), key
+
+
+def test_a_key_that_nobody_reads_must_have_its_usual_value():
+    config = OPTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, layerdrop=0.25)
+    with pytest.raises(
+        ValueError, match=r"opt: `layerdrop` must be 0.0, got 0.25: nothing here reads this key"
+    ):
+        make_model(config)
+
+
+def test_every_silent_key_has_a_reason_and_is_one_of_some_class():
+    keys = {key for config in CASES.values() for key in vars(config)}
+    others = {"feed_forward_proj", "qa_dropout", "sinusoidal_pos_embds", "is_encoder_decoder"}
+    assert all(SILENT.values()) and set(SILENT) - keys <= others
