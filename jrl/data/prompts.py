@@ -255,20 +255,9 @@ def _split(prompts: Sequence[Any]) -> tuple[list[Any], dict[str, list[Any]]]:
         if not isinstance(record["prompt"], str) and not is_dialogue(record["prompt"]):
             raise ValueError(
                 f"`prompts`: prompt {index} must be a text or a list of messages with `role` and `content`, got "
-                f"{_named_value(record['prompt'])}."
+                f"{type(record['prompt']).__name__}: {record['prompt']!r:.60}."
             )
         texts.append(record["prompt"])
         for name in names:
             columns[name].append(record[name])
     return texts, columns
-
-
-def _named_value(value: Any) -> str:
-    """Names what stands in the place of a text, with the way to make one of a chat."""
-    is_chat = isinstance(value, list | tuple) and all(isinstance(turn, Mapping) for turn in value)
-    if is_chat and value:
-        return (
-            f"a chat of {len(value)} messages: `tokenizer.apply_chat_template(messages, tokenize=False, "
-            "add_generation_prompt=True)` makes the text, by the template of the model's tokenizer"
-        )
-    return f"{type(value).__name__}: {value!r:.60}"

@@ -118,7 +118,7 @@ def _read_named(name: str | os.PathLike[str], split: str, streaming: bool) -> Se
             if path.parent.is_dir()
             else []
         )
-        near = did_you_mean(path.name, others)
+        near = did_you_mean(path.name, others) or " Give its path from there, or the whole path."
         raise FileNotFoundError(f"there is no file {name}, seen from {Path.cwd()}.{near}")
     try:
         records = read(path)
