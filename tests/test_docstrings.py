@@ -2,6 +2,8 @@
 """Docstrings say what their readers need, and their first lines make sense without their neighbours."""
 
 import ast
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -137,3 +139,25 @@ def test_first_lines_stand_alone():
         if LEANING.match(docstring)
     ]
     assert not leaning, "\n".join(leaning)
+
+
+def prose(docstring):
+    """Sentences of a docstring, but for its examples and sources."""
+    text = re.split(r"^(?:Example|Reference):", docstring, flags=re.MULTILINE)[0]
+    text = re.sub(r"^\s*\*{0,2}\w+:\s", "\n\n", text, flags=re.MULTILINE)
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+    return [part for paragraph in paragraphs for part in re.split(r"(?<=[.?!])\s+", paragraph) if part]
+
+
+def test_sentences_of_everything_public_are_short():
+    rooms = [importlib.import_module(name) for name in ("jrl", "jrl.ops", "jrl.losses", "jrl.rewards")]
+    values = {id(value): value for room in rooms for name in room.__all__ for value in [getattr(room, name)]}
+    docstrings = [inspect.getdoc(value) for value in values.values() if callable(value)]
+    counts = [
+        len(re.sub(r"`[^`]*`", "code", sentence).split())
+        for docstring in docstrings
+        for sentence in prose(docstring or "")
+    ]
+    assert len(counts) > 1000
+    assert sum(counts) / len(counts) <= 12
+    assert sum(count > 30 for count in counts) / len(counts) <= 0.03

@@ -56,7 +56,7 @@ def prompt_budget(train: TrainConfig, max_new_tokens: int) -> int:
     if budget < 1:
         raise ValueError(
             f"`train.seq_length` ({train.seq_length}) leaves no room for a prompt beside `max_new_tokens` "
-            f"({max_new_tokens}); raise it."
+            f"({max_new_tokens}); raise it, or lower `method.gen_kwargs.max_new_tokens`."
         )
     return budget
 

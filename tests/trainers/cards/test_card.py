@@ -61,6 +61,13 @@ class TestText:
             "tags": ["jrl", "ppo", "reinforcement-learning"],
         }
 
+    def test_the_hub_library_reads_the_same(self):
+        hub = pytest.importorskip("huggingface_hub")
+        text = card(datasets=("stanfordnlp/imdb",)).text()
+        found = hub.ModelCard(text)
+        assert found.data.to_dict() == head_of(text)
+        assert found.data.base_model == "gpt2" and found.text.lstrip().startswith("# ")
+
     def test_a_base_of_no_name_is_not_claimed_to_be_on_the_hub(self):
         text = card(base=("first", False)).text()
         assert "base_model" not in head_of(text) and "Started from `first`" in text
