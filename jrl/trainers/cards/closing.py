@@ -26,7 +26,7 @@ def write_report(run_dir: Path) -> str:
     path = run_dir / REPORT
     try:
         path.write_text(report([read_run(run_dir)]), encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:  # of metrics that a user's function made, too
         return f"not written ({error})"
     return str(path)
 

@@ -53,7 +53,8 @@ class RunRecords:
       name: The folder's.
       history: Its records, one an iteration or evaluation.
       evaluated: Samples of evaluations, by step.
-      rollouts: Samples of training, by step.
+      rollouts: Samples of training, by step; of many some, evenly spaced.
+      num_rollouts: Those that there are.
       config: Its resolved configuration; None: no checkpoint holds one.
     """
 
@@ -61,6 +62,7 @@ class RunRecords:
     history: list[dict[str, Any]]
     evaluated: list[dict[str, Any]]
     rollouts: list[dict[str, Any]]
+    num_rollouts: int
     config: dict[str, Any] | None
 
 
@@ -82,11 +84,13 @@ def read_run(folder: Path) -> RunRecords:
     config = None
     if newest is not None and (folder / f"checkpoint_{newest}" / "config.yaml").is_file():
         config = yaml.safe_load((folder / f"checkpoint_{newest}" / "config.yaml").read_text(encoding="utf-8"))
+    rollouts, num_rollouts = _some_lines(folder / "rollouts" / "rollouts.jsonl", 4 * MAX_SAMPLES)
     return RunRecords(
         name=folder.resolve().name,
         history=_lines(path),
         evaluated=_lines(folder / "rollouts" / "samples.jsonl"),
-        rollouts=_lines(folder / "rollouts" / "rollouts.jsonl"),
+        rollouts=rollouts,
+        num_rollouts=num_rollouts,
         config=config,
     )
 
@@ -95,8 +99,35 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     """Records of a file; a last line that is being written is left out."""
     if not path.is_file():
         return []
+    return _parsed(path.read_text(encoding="utf-8", errors="replace").splitlines())
+
+
+def _some_lines(path: Path, most: int) -> tuple[list[dict[str, Any]], int]:
+    """So many records of a file at most, evenly spaced and with the last one, and how many lines it has.
+
+    A long run's file may be larger than memory: it is read line by line, and of those that are kept every other one
+    goes whenever there are too many.
+    """
+    if not path.is_file():
+        return [], 0
+    kept: list[str] = []
+    every, count, line = 1, 0, ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if count % every == 0:
+                kept.append(line)
+            count += 1
+            if len(kept) == most:
+                kept, every = kept[::2], 2 * every
+    if count and (count - 1) % every:
+        kept.append(line)
+    return _parsed(kept), count
+
+
+def _parsed(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Records of lines of JSON; what is none is left out."""
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in lines:
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
@@ -287,7 +318,8 @@ def _samples(run: RunRecords) -> str:
     cells = [
         [row.get("step", ""), row.get("prompt", ""), row.get("output", ""), _reward(row)] for row in shown
     ]
-    left_out = f", of {len(rows)}" if len(rows) > len(shown) else ""
+    there = run.num_rollouts if run.rollouts else len(rows)
+    left_out = f", of {there}" if there > len(shown) else ""
     table = _table(["step", "prompt", "completion", "reward"], cells)
     return f"<p>{len(shown)} samples{left_out}. <input type=search placeholder='search'></p>{table}"
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import jrl
 from jrl.cli import main
-from jrl.trainers.cards.report import MAX_SAMPLES, read_run, report
+from jrl.trainers.cards.report import MAX_SAMPLES, _some_lines, read_run, report
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, save_tiny_checkpoint
 
 ATTACK = "</td><script>alert('owned')</script><img src=x onerror=alert(1)>"
@@ -164,3 +165,14 @@ def test_mistakes_are_one_line(words: list[str], tmp_path: Path, capsys: pytest.
     assert main(["report", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("jrl report: ")
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 31, 32, 33, 100])
+def test_of_many_lines_some_are_read_evenly_spaced(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(count)))
+    found, there = _some_lines(path, 8)
+    numbers = [record["n"] for record in found]
+    assert there == count and len(numbers) <= 8 and (count >= 8 or numbers == list(range(count)))
+    gaps = {later - one for one, later in pairwise(numbers[:-1])}
+    assert len(gaps) <= 1 and numbers[:1] + numbers[-1:] == ([0, count - 1] if count else [])
