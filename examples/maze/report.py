@@ -51,10 +51,11 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def plot(runs: Sequence[Run], path: Path, how: str) -> None:
-    """Draws sampled returns, a plot for each world."""
+    """Draws sampled returns, a plot for each world that was learned."""
     panels = [
-        Panel(f"{observed} observed", select(runs, observed=observed), MAXIMUM[observed], reported)
+        Panel(f"{observed} observed", found, MAXIMUM[observed], reported)
         for observed, reported in LMRL_GYM.items()
+        if (found := select(runs, observed=observed))
     ]
     title = f"Maze, {how}; dashed: the exact maximum, dotted: what LMRL-Gym reports"
     draw(path, panels, title=title, label="mean return of sampled moves, 25 starts", bottom=-105)

@@ -86,7 +86,7 @@ def draw(path: Path, panels: Sequence[Panel], *, title: str, label: str, bottom:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(5.5 * len(panels), 4), sharey=True, squeeze=False, layout="constrained"
+        1, len(panels), figsize=(1 + 5 * len(panels), 4), sharey=True, squeeze=False, layout="constrained"
     )
     for axis, panel in zip(axes[0], panels, strict=True):
         for number, (name, algorithm) in enumerate(TITLES.items()):
