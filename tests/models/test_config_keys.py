@@ -18,6 +18,8 @@ from tests.models.family_cases import CASES
 PLAIN = {name: config for name, config in (CASES | multimodal_cases.CASES).items() if "-" not in name}
 TOKENS = np.random.default_rng(0).integers(2, 80, (2, 21))
 """Longer than the windows, so that these act."""
+FINE = ("agree", "refused", "silent in torch", "torch refuses", "no other value")
+"""Outcomes of a changed key that are as they should be."""
 STRINGS = {
     "hidden_act": "relu",
     "hidden_activation": "relu",
@@ -115,9 +117,8 @@ def walk(name, folder):
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_key_is_heeded_or_refused_or_changes_nothing(name, tmp_path):
     pytest.importorskip("torch", reason="needs the parity extra")
-    fine = ("agree", "refused", "silent in torch", "torch refuses", "no other value")
     found = walk(name, tmp_path)
-    assert not {key: what for key, what in found.items() if what not in fine}
+    assert not {key: what for key, what in found.items() if what not in FINE}
     assert "agree" in found.values()
 
 
