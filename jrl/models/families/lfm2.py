@@ -58,13 +58,11 @@ def read_config(hf: Any) -> TransformerConfig:
 def _mlp_width(hf: Any) -> int:
     """The config's width is that of an MLP without gates: two thirds of it, times a factor, rounded up."""
     width: int = hf.intermediate_size
+    factor, multiple = hf.block_ffn_dim_multiplier, hf.block_multiple_of
     if not hf.block_auto_adjust_ff_dim:
         return width
     width = int(2 * width / 3)
-    if hf.block_ffn_dim_multiplier is not None:
-        width = int(hf.block_ffn_dim_multiplier * width)
-        width = hf.block_multiple_of * -(-width // hf.block_multiple_of)
-    return width
+    return width if factor is None else multiple * -(-int(factor * width) // multiple)
 
 
 def entries(config: TransformerConfig) -> list[Entry]:
