@@ -13,7 +13,7 @@ from typing import Any
 
 from jrl.models.config import Experts, LatentAttention, LayerConfig, TransformerConfig
 from jrl.models.families import llama_like
-from jrl.models.families.base import Entry, Family, linear, linear_by_group
+from jrl.models.families.base import Entry, Family, linear, linear_by_group, require
 from jrl.models.families.mixtral import expert_entries, read_experts
 from jrl.models.families.qwen3_next import block_norm_entries
 from jrl.models.families.rope import read_rope
@@ -41,6 +41,10 @@ def read_latent(model_type: str, hf: Any, is_sparse: list[bool]) -> TransformerC
     Raises:
       ValueError: As `read_config` does.
     """
+    heads = hf.num_attention_heads
+    require(
+        model_type, "num_key_value_heads", heads, hf.num_key_value_heads, "every head has its own latent keys"
+    )
     head_dim = hf.qk_nope_head_dim + hf.qk_rope_head_dim
     mixer = LatentAttention(
         hf.q_lora_rank, hf.kv_lora_rank, hf.qk_nope_head_dim, hf.qk_rope_head_dim, hf.v_head_dim
@@ -58,7 +62,6 @@ def read_latent(model_type: str, hf: Any, is_sparse: list[bool]) -> TransformerC
     common = llama_like.read_config(model_type, hf, layers, hf.hidden_act)
     return replace(
         common,
-        num_kv_heads=hf.num_attention_heads,
         head_dim=head_dim,
         qkv_bias=hf.attention_bias,
         attention_out_bias=hf.attention_bias,
