@@ -57,7 +57,7 @@ def plot(runs: Sequence[Run], path: Path, how: str) -> None:
         for observed, reported in LMRL_GYM.items()
         if (found := select(runs, observed=observed))
     ]
-    title = f"Maze, {how}; dashed: the exact maximum, dotted: what LMRL-Gym reports"
+    title = f"Maze, {how}\ndashed: the exact maximum, dotted: what LMRL-Gym reports"
     draw(path, panels, title=title, label="mean return of sampled moves, 25 starts", bottom=-105)
 
 
