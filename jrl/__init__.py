@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """RL post-training of language models in functional JAX/Flax."""
 
-import gc
 import importlib
 import os
 from typing import Any
 
 # transformers would otherwise greet everybody who has no torch with a line that says models cannot be used.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-# Imports make a million objects and throw none away: looking for garbage among them takes a fifth of the time.
-_THRESHOLD = gc.get_threshold()
-gc.set_threshold(200_000, 50, 1000)
 
 # A configuration knows these by name; `jrl.DDPOTrainer`, `jrl.DPOTrainer` and `jrl.RewardTrainer` are the other face of
 # them.
@@ -82,8 +77,6 @@ from jrl.trainers.rft import RFTTrainer
 from jrl.trainers.sft import SFTTrainer
 from jrl.trlx.old_layouts import LAYOUT
 from jrl.version import __version__ as __version__
-
-gc.set_threshold(*_THRESHOLD)
 
 # Files and names of every trlX release are read wherever a configuration is.
 register_layout(LAYOUT)

@@ -65,11 +65,10 @@ def test_a_module_that_is_none_is_one_line(
 
 @pytest.mark.slow
 def test_importing_jrl_brings_nothing_heavy_that_can_wait() -> None:
-    """And leaves the collector of garbage as it was."""
     script = (
-        "import gc, sys; before = gc.get_threshold(); import jrl; "
+        "import sys; import jrl; "
         "late = {'orbax.checkpoint', 'transformers', 'datasets', 'torch', 'matplotlib', 'ray'} & set(sys.modules); "
-        "print(late or 'none', gc.get_threshold() == before, gc.isenabled())"
+        "print(late or 'none')"
     )
     found = subprocess.run(
         [sys.executable, "-c", script],
@@ -78,4 +77,4 @@ def test_importing_jrl_brings_nothing_heavy_that_can_wait() -> None:
         text=True,
         check=True,
     )
-    assert found.stdout == "none True True\n"
+    assert found.stdout == "none\n"
