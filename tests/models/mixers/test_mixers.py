@@ -194,6 +194,7 @@ def test_bfloat16_decodes_near_float32(kind):
         assert state.layers[0].state.dtype == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_body_for_equal_layers_computes_the_same(kind):
     """With whole periods of two layers, rematerialised and not, gradients included."""
