@@ -57,7 +57,7 @@ class LayerCache(NamedTuple):
 
 
 class LatentCache(NamedTuple):
-    """What one layer of latent attention expands its keys and values from: R numbers a column, then the rotary key.
+    """Short vectors of one layer of latent attention: R numbers a column, then the rotary key.
 
     It lies in one buffer or in several, as `LayerCache` does.
     """
@@ -72,7 +72,7 @@ class LatentCache(NamedTuple):
 
 
 class StateCache(NamedTuple):
-    """What one recurrent layer knows of a row: as much after a thousand tokens as after one.
+    """State of one recurrent layer: as large after a thousand tokens as after one.
 
     Attributes:
       tails: Inputs of a convolution at the newest tokens, one array for each convolution; 0 before the first token.
@@ -265,7 +265,7 @@ def empty_buffers(shape: tuple[int, int, int, int], num_sharing: int, dtype: Any
 
 
 def empty_latents(shape: tuple[int, int, int, int], num_sharing: int, dtype: Any) -> LatentCache:
-    """The same for latent attention: all queries of a step share one head."""
+    """Zeros of this shape for latent attention, in one buffer or several as `empty_buffers` has them."""
     return LatentCache(_zeros(shape, num_sharing, dtype))
 
 

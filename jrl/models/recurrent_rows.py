@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class RecurrentRows(NamedTuple):
-    """Which tokens a recurrent layer takes up, in the order in which it does.
+    """Tokens that a recurrent layer takes up, in the order in which it does.
 
     Attributes:
       real: True on real tokens, which come first in every row.
@@ -42,7 +42,7 @@ class RecurrentRows(NamedTuple):
         return jnp.where(self.real[:, :, None], x, 0)
 
     def put_back(self, y: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """What was computed for each token, in its own column."""
+        """Puts the answer for each token into its own column."""
         if self.order is None:
             return y
         assert self.places is not None

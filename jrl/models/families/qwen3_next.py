@@ -165,7 +165,7 @@ def feed_forward_entries(config: TransformerConfig, layer: LayerConfig, name: st
 
 
 def small_delta_entries(config: TransformerConfig, sizes: GatedDelta, name: str, path: str) -> list[Entry]:
-    """What a layer of the gated delta rule has beside its projections in, its projection out included."""
+    """Entries of a layer of the gated delta rule, all but its projections in."""
     inner, heads = sizes.value_heads * sizes.value_dim, (sizes.value_heads,)
     channel_count = 2 * sizes.key_heads * sizes.key_dim + inner
     taps = tuple(f"{path}/{part}_taps" for part in "qkv")

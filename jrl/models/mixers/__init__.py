@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mixes the tokens of a row, by kind: a module for each, and the entry of the cache that goes with it.
+"""Mixers of the tokens of a row, by kind: a module for each, and the entry of the cache that goes with it.
 
 Attention is `jrl.models.attention`; each other kind has a file here. Blocks and caches ask this table alone.
 """
@@ -40,7 +40,7 @@ def make_mixer(config: TransformerConfig, layer: LayerConfig, dtype: Any) -> nn.
 def empty_entry(
     config: TransformerConfig, layer: LayerConfig, batch_size: int, length: int, dtype: Any
 ) -> LayerEntry:
-    """What the cache holds of a layer before the first token; `length` columns where it has any."""
+    """The cache's entry of a layer before the first token, with `length` columns where it has any."""
     match layer.mixer:
         case None:
             return empty_layer_cache(config, batch_size, length, dtype)

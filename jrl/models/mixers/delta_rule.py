@@ -30,7 +30,7 @@ _dot = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_elemen
 
 
 class DeltaInputs(NamedTuple):
-    """What the rule reads of every token, float32.
+    """Inputs of the rule at every token, float32.
 
     Attributes:
       q: Queries.

@@ -45,7 +45,7 @@ class ShortConvolutionMixer(nn.Module):
     def __call__(
         self, x: Float[Array, "B Q D"], context: AttentionContext, cache: StateCache | None
     ) -> tuple[Float[Array, "B Q D"], StateCache | None]:
-        """What the rows read, to be added to the residual stream, and the entry after them."""
+        """Answers for every token, to be added to the residual stream, and the cache's entry after them."""
         rows = context.recurrent
         assert rows is not None
         x = rows.take(x)

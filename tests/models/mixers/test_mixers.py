@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jrl.models import cache as cache_module
-from jrl.models.adapters import PrefixConfig, PromptConfig
+from jrl.models.adapters import LoraConfig, PrefixConfig, PromptConfig
 from jrl.models.config import GatedDelta, LatentAttention, LayerConfig, Mixer, Rope, ShortConvolution
 from jrl.models.fused_attention import choose_attention
 from jrl.models.model import CausalLM
@@ -194,6 +194,7 @@ def test_bfloat16_decodes_near_float32(kind):
         assert state.layers[0].state.dtype == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_body_for_equal_layers_computes_the_same(kind):
     """With whole periods of two layers, rematerialised and not, gradients included."""
@@ -235,3 +236,25 @@ def test_virtual_tokens_are_refused(case, adapter):
     model = CausalLM.from_config(CASES[case])
     with pytest.raises(ValueError, match="Take LoRA"):
         model.policy(adapter=adapter)
+
+
+def test_a_step_of_decoding_reads_adapters_of_what_it_does_not_expand():
+    model = CausalLM.from_config(CASES["deepseek_v3"])
+    adapter = LoraConfig(r=2, target_modules=("kv_b_proj", "q_b_proj"))
+    whole = random_params(model.config)
+    trainable, frozen = model.split_params(whole, adapter=adapter, key=jax.random.key(0))
+    trainable = jax.tree.map(lambda x: x + 0.3, trainable)
+    policy, inputs = model.policy(adapter=adapter), padded([(0, 0)], 12)
+
+    @jax.jit
+    def run(params: Any) -> Any:
+        state = policy.init_cache(params, frozen, inputs, 12)
+        _, state = policy.decode(params, frozen, jax.tree.map(lambda x: x[:, :11], inputs), state)
+        last, _ = policy.decode(params, frozen, jax.tree.map(lambda x: x[:, 11:], inputs), state)
+        trunk = policy.trunk(frozen, inputs)
+        return last.policy[0, 0], policy.branch(params, frozen, trunk, inputs, None).policy[0, -1]
+
+    found, wanted = run(trainable)
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+    _, without = run({name: jax.tree.map(jnp.zeros_like, tree) for name, tree in trainable.items()})
+    assert np.abs(wanted - without).max() > 0.1
