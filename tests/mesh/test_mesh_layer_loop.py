@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from jrl.mesh import make_mesh, tree_shardings
+from jrl.models import layer_loop
 from tests.models.test_layer_loop import assert_close, objective, parts
 
 pytestmark = pytest.mark.mesh
@@ -27,3 +28,9 @@ def test_eight_devices_compute_the_same(name: str) -> None:
     params, frozen = (jax.device_put(tree, tree_shardings(mesh, tree)[0]) for tree in (params, frozen))
     with jax.set_mesh(mesh):
         assert_close(graded(True, params, frozen), expected)
+
+
+@pytest.mark.parametrize("name", ["lora", "hydra", "nf4_remat"])
+def test_what_is_frozen_is_picked_on_eight_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_loop, "platform", lambda: "tpu")
+    test_eight_devices_compute_the_same(name)
