@@ -34,7 +34,7 @@ class Task(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a world says, as JSON holds it: processes tell each other.
+    """Words of a world, as JSON holds them: processes tell each other.
 
     Attributes:
       text: Which the policy reads next.
@@ -85,7 +85,7 @@ class Episode:
 
     @property
     def plays(self) -> bool:
-        """Whether a world answers its turns."""
+        """True where a world answers its turns."""
         return self.task.begin is not None
 
     @property

@@ -150,7 +150,7 @@ class SlotCollector(Collector):
             self.tokenizer,
             [episode.task.prompt for episode in episodes],
             [np.asarray(episode.ids, np.int32) for episode in episodes],
-            np.asarray([len(episode.ids) for episode in episodes]),
+            np.asarray([len(episode.ids) for episode in episodes], np.int64),
             eos_token_ids=settings.eos_token_id,
             stop_sequences=() if plays else self.stop_sequences,  # one ends a turn, not an episode
             separator=separator,
@@ -159,7 +159,7 @@ class SlotCollector(Collector):
             return found
         return replace(
             found,
-            stopped=np.asarray([episode.done for episode in episodes]),
+            stopped=np.asarray([episode.done for episode in episodes], bool),
             turns=[episode.turns for episode in episodes],
             failures=[episode.failure for episode in episodes],
         )

@@ -27,7 +27,9 @@ class Footprint(NamedTuple):
       value_head: Whether the model has one.
       num_q_heads: Of the model.
       sampling_rows: Rows of a sampling call; 0: the algorithm does not sample.
-      slots: Rows that are written together where that is another number; 0: it is not.
+      slots: Rows that are written together where each ends by itself; 0: a call's rows end together.
+      plays: Whether an environment answers, whose words slots read; told by limits of turns.
+      slots_beside: Further collections, ahead of their updates, whose slots lie beside those of one.
       rows_per_sample: Rows that a sample has in an optimizer step: 2 for a pair.
       passes_per_sample: Passes of each sample in an optimizer step: more than one where it has denoising steps.
       reads_logits: Whether an optimizer step reads logits, whose head is a language model's.
@@ -44,6 +46,8 @@ class Footprint(NamedTuple):
     num_q_heads: int = 0
     sampling_rows: int = 0
     slots: int = 0
+    plays: bool = False
+    slots_beside: int = 0
     rows_per_sample: int = 1
     passes_per_sample: int = 1
     reads_logits: bool = True
@@ -212,11 +216,16 @@ def footprint_of(config: TRLConfig) -> Footprint | None:
         return None
     recipe = entry.recipe(method)
     num_steps = recipe.num_steps(method.num_rollouts, config.train.batch_size)
+    settings = method.gen_experience_kwargs or method.gen_kwargs
+    plays = any(settings.get(name) is not None for name in ("max_turns", "max_turn_tokens"))
     return Footprint(
         value_head=recipe.critic,
         sampling_rows=method.chunk_size,
-        slots=method.rollout_slots or 0,
-        window=(method.gen_experience_kwargs or method.gen_kwargs).get("max_new_tokens", 0),
+        slots=method.rollout_slots or (method.chunk_size if plays else 0),
+        plays=plays,
+        # Where each begins at the prompt behind the one before, they come one after another.
+        slots_beside=0 if recipe.sampling.refills else config.train.rollouts_ahead,
+        window=settings.get("max_new_tokens", 0),
         update_rows=method.num_rollouts,
         reference=None if recipe.kl is None else "branch",
         scores="rollouts"

@@ -292,6 +292,7 @@ def _learning(run: _Run) -> dict[str, Bytes]:
     everywhere = {
         "gradients, summed over microbatches": _bytes(run.stepped, run.mesh),
         "output of the frozen layers, all rows": _trunk_bytes(run),
+        **_slots_ahead(run, "slots that sample meanwhile", max(1, run.footprint.slots_beside)),
     }
     at_work = {
         **everywhere,
@@ -410,22 +411,11 @@ def _sampling(run: _Run) -> Bytes:
         return {}
     if footprint.slots and run.has_context:
         raise ValueError(
-            f"`method.rollout_slots` must be null for a seq2seq model, got {footprint.slots}: its rows all write the "
-            "same column of the cache."
+            f"`method.rollout_slots` must be null for a seq2seq model, got {footprint.slots}, and it can play no "
+            "environment: its rows all write the same column of the cache."
         )
 
-    def cache_of(rows: int) -> int:
-        return cache_bytes(
-            run.part.policy,
-            run.part.params,
-            run.part.frozen,
-            mesh=run.mesh,
-            rows=rows,
-            length=run.length,
-            has_context=run.has_context,
-        )
-
-    cache, reading = cache_of(rows), _prefill_bytes(run, rows)
+    cache, reading = _cache(run, rows), _prefill_bytes(run, rows)
     moves = bool(footprint.slots) and rows_of_device(rows, run.mesh) == rows
     if run.has_context:
         # The encoder has read the prompts before there is a cache.
@@ -440,9 +430,42 @@ def _sampling(run: _Run) -> Bytes:
         "the largest of them once more, while it is laid out": largest,
         "cache": cache,
         # Fewer hold prompts that are read before they are put into slots.
-        **({"slots of the last rows": cache_of(-(-rows // TAIL_SHARE))} if moves else {}),
+        **({"slots of the last rows": _cache(run, -(-rows // TAIL_SHARE))} if moves else {}),
+        **(
+            {"more of them, which read what worlds say": _picked(run, rows)}
+            if moves and footprint.plays
+            else {}
+        ),
+        **_slots_ahead(run, "slots of the other rollouts ahead", footprint.slots_beside),
         "activations of a layer that reads the prompts": reading,
     }
+
+
+def _cache(run: _Run, rows: int) -> int:
+    """Bytes of the cache of some rows."""
+    return cache_bytes(
+        run.part.policy,
+        run.part.params,
+        run.part.frozen,
+        mesh=run.mesh,
+        rows=rows,
+        length=run.length,
+        has_context=run.has_context,
+    )
+
+
+def _picked(run: _Run, rows: int) -> int:
+    """Bytes by which the slots that read together are more than the last rows; all of them read in place."""
+    most = max(count for count in (4**power for power in range(16)) if count < max(rows, 2))
+    return max(_cache(run, most) - _cache(run, -(-rows // TAIL_SHARE)), 0)
+
+
+def _slots_ahead(run: _Run, name: str, collections: int) -> Bytes:
+    """Bytes of the slots of some collections that are on their way, each with the weights as it reads them."""
+    slots = run.footprint.slots
+    if not slots or not collections or not run.config.train.rollouts_ahead:
+        return {}
+    return {name: collections * (_cache(run, slots) + run.sampled[0])}
 
 
 def _prefill_bytes(run: _Run, rows: int) -> int:

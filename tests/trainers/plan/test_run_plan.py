@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a recipe is what its arrays then take."""
 
+import threading
+import time
+
+import jax
 import pytest
 import yaml
 from jax.sharding import AbstractDevice
 from transformers import GPT2Config, LlamaConfig, T5Config
 
 import jrl
+from jrl.api import prepare
 from jrl.cli import main
 from jrl.learners.dpo_config import DPOConfig
+from jrl.learners.grpo_algorithms import algorithm
 from jrl.learners.sft import SFTConfig
 from jrl.mesh import abstract_mesh
 from jrl.models.cost import device_bytes
@@ -17,7 +23,7 @@ from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.plan.model_part import model_part
 from jrl.trainers.plan.run_plan import plan_run
 from jrl.trainers.ppo import PPOTrainer
-from tests.trainers.runs import count_vowels, ppo_config, save_tiny_checkpoint
+from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, save_tiny_checkpoint
 
 TINY = LlamaConfig(
     hidden_size=32,
@@ -336,6 +342,71 @@ def test_slots_have_the_cache_of_their_rows_and_of_the_last_ones():
     assert slots.score_traffic == whole.score_traffic, "rows are scored by the call"
     split = planned(jrl.default_ppo_config().evolve(method=method), mesh={"fsdp": 4})
     assert "slots of the last rows" not in split.sampling, "rows never change their device"
+
+
+@pytest.mark.slow
+def test_slots_of_rollouts_ahead_lie_beside_each_other_and_beside_an_update(checkpoint, tmp_path):
+    """Of a run whose worlds wait until all collections have begun, and again until an update has."""
+    slots, ahead, updated = 5, 2, threading.Event()
+    live = {"sampling": 0, "learning": 0}
+
+    def allocated() -> int:
+        """Bytes of all arrays with so many rows: no other has them."""
+        return sum(x.nbytes for x in jax.live_arrays() if x.shape[:1] == (slots,))
+
+    def until(count: int) -> int:
+        """Bytes once so many collections have caches."""
+        wanted, ends = 0.98 * count * plan.sampling["cache"], time.monotonic() + 60
+        while allocated() < wanted and time.monotonic() < ends:
+            time.sleep(0.01)
+        return allocated()
+
+    def world(text: str) -> tuple[str, float, bool]:
+        collection = threading.current_thread().name
+        if collection == "rollouts-0":
+            live["sampling"] = live["sampling"] or until(1 + ahead)
+        elif collection.startswith("rollouts-"):  # an evaluation has none
+            updated.wait(60)
+        return "", 1.0, True
+
+    config = ppo_config(checkpoint, tmp_path, train={"rollouts_ahead": ahead, "total_steps": 12}).evolve(
+        train={"seq_length": 24, "eval_interval": 0},
+        method={"rollout_slots": slots, "gen_kwargs": {"max_turns": 1}},
+    )
+    plan = plan_run(config, abstract_mesh(num_devices=1))
+    trainer = prepare(environment=world, prompts=PROMPTS, config=config)
+    update = trainer.update
+
+    def updating(*given):
+        live["learning"] = live["learning"] or until(ahead)
+        updated.set()
+        return update(*given)
+
+    trainer.update = updating
+    trainer.learn()
+    beside = plan.sampling["slots of the other rollouts ahead"]
+    assert live["sampling"] == pytest.approx(plan.sampling["cache"] + beside, rel=0.02)
+    assert live["learning"] == pytest.approx(plan.learning[AT_WORK]["slots that sample meanwhile"], rel=0.02)
+
+
+def test_collections_that_come_one_after_another_have_one_cache():
+    """DAPO: its next prompt is known when the rollouts before are there; a call's own cache is over with it."""
+    method = algorithm("dapo", rollout_slots=4)
+    turned = planned(jrl.default_config(method), rollouts_ahead=3)
+    assert "slots of the other rollouts ahead" not in turned.sampling
+    of_one = turned.sampling["cache"] + turned.sampling["parameters, as sampling reads them"]
+    assert turned.learning[AT_WORK]["slots that sample meanwhile"] == of_one
+    without = planned(jrl.default_ppo_config(), rollouts_ahead=3)
+    assert "slots that sample meanwhile" not in without.learning[AT_WORK]
+    assert not [name for name in without.sampling if "slots" in name]
+
+
+def test_an_environment_plays_on_the_slots_of_a_call():
+    """What worlds say is read by copies of the slots that it is for: by 16 of 32 together, or by all in place."""
+    method = {"chunk_size": 32, "gen_kwargs": {"max_turns": 2}}
+    plan = planned(jrl.default_ppo_config().evolve(method=method), mesh={"tensor": 4}).sampling
+    copied = plan["slots of the last rows"] + plan["more of them, which read what worlds say"]
+    assert 2 * copied == pytest.approx(plan["cache"], abs=100)
 
 
 def test_programs_of_slots_are_not_compiled_ahead():
