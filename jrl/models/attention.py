@@ -308,8 +308,10 @@ def _attend_at_once(
     if sinks is None:
         weights = jax.nn.softmax(scores, axis=-1)
     else:
-        own = jnp.broadcast_to(sinks.astype(scores.dtype)[None, :, None, None], (*scores.shape[:-1], 1))
-        weights = jax.nn.softmax(jnp.concatenate([scores, own], axis=-1), axis=-1)[..., :-1]
+        own = sinks.astype(scores.dtype)[None, :, None, None]
+        largest = jax.lax.stop_gradient(jnp.maximum(scores.max(axis=-1, keepdims=True), own))
+        weights = jnp.exp(scores - largest)
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + jnp.exp(own - largest))
     if dropout is not None:
         drop = nn.Dropout(dropout.rate, deterministic=False, parent=None)
         weights = jnp.asarray(drop.apply({}, weights, rng=dropout.key))

@@ -93,8 +93,11 @@ class ExpertsMlp(nn.Module):
         gate_bias, up_bias, down_bias = (bias.astype(self.dtype) for bias in biases)
         wide = gate_bias[:, None], up_bias[:, None]
         y = _on_shards(partial(mix_experts, glu=gated), x, weights, chosen, gate, up, down, *wide)
-        # Once for all parts of the width, whose answers are added up.
-        shift = jnp.einsum("bqkd,bqk->bqd", down_bias[chosen].astype(jnp.float32), weights)
+        # Once for all parts of the width, whose answers are added up; a gather of rows would move them between devices.
+        shares = jnp.einsum("bqke,bqk->bqe", jax.nn.one_hot(chosen, self.experts.count), weights)
+        shift = jnp.einsum(
+            "bqe,ed->bqd", shares, down_bias.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
+        )
         return (y + shift).astype(self.dtype)
 
 
