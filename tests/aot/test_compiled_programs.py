@@ -71,7 +71,6 @@ CASES = [
     *(("gpu:h100x8", name, {"data": 2, "fsdp": 4, "tensor": 1}) for name in MODELS),
     ("gpu:h100x16", "llama", {"data": 2, "fsdp": 4, "tensor": 2}),
     ("tpu:v5e:2x4", "gpt2", {"data": 2, "fsdp": 4, "tensor": 1}),
-    ("tpu:v6e:2x4", "gemma2", {"data": 2, "fsdp": 2, "tensor": 2}),
 ]
 
 
