@@ -12,8 +12,8 @@ from typing import Any
 from jrl.models.config import TransformerConfig
 from jrl.models.families import llama_like
 from jrl.models.families.base import Entry, Family
-from jrl.models.families.mixtral import expert_entries, read_experts
-from jrl.models.families.qwen3_moe import has_experts
+from jrl.models.families.mixtral import expert_entries
+from jrl.models.families.qwen3_moe import has_experts, read_qwen_experts
 from jrl.models.families.tables import linear_entries, mlp_entries
 
 
@@ -25,16 +25,13 @@ def read_config(hf: Any) -> TransformerConfig:
         positions is not implemented.
     """
     layers = llama_like.read_layers("qwen2_moe", hf)
-    if any(has_experts(hf, index) for index in range(len(layers))):
-        experts = replace(
-            read_experts("qwen2_moe", hf, hf.moe_intermediate_size, renormalize=hf.norm_topk_prob),
-            shared_width=hf.shared_expert_intermediate_size,
-            shared_gate=True,
-        )
-        layers = tuple(
-            replace(layer, experts=experts) if has_experts(hf, index) else layer
-            for index, layer in enumerate(layers)
-        )
+    experts, shared_width = read_qwen_experts("qwen2_moe", hf), hf.shared_expert_intermediate_size
+    if experts is not None:
+        experts = replace(experts, shared_width=shared_width, shared_gate=True)
+    layers = tuple(
+        replace(layer, experts=experts) if has_experts(hf, index) else layer
+        for index, layer in enumerate(layers)
+    )
     return replace(llama_like.read_config("qwen2_moe", hf, layers, hf.hidden_act), qkv_bias=hf.qkv_bias)
 
 

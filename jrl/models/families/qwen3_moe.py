@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jrl.models.config import LayerConfig, TransformerConfig
+from jrl.models.config import Experts, LayerConfig, TransformerConfig
 from jrl.models.families import llama_like
 from jrl.models.families.base import Entry, Family
 from jrl.models.families.mixtral import expert_entries, read_experts
@@ -29,9 +29,9 @@ def read_config(hf: Any) -> TransformerConfig:
         head_dim**-0.5, hf.sliding_window, read_rope("qwen3_moe", hf.rope_parameters, head_dim)
     )
     layers = [plain] * hf.num_hidden_layers
+    experts = read_qwen_experts("qwen3_moe", hf)
     for index in range(hf.num_hidden_layers):
         if has_experts(hf, index):
-            experts = read_experts("qwen3_moe", hf, hf.moe_intermediate_size, renormalize=hf.norm_topk_prob)
             layers[index] = replace(plain, experts=experts)
     common = llama_like.read_config("qwen3_moe", hf, tuple(layers), hf.hidden_act)
     return replace(common, qkv_bias=hf.attention_bias, attention_out_bias=hf.attention_bias, qk_norm="head")
@@ -39,8 +39,20 @@ def read_config(hf: Any) -> TransformerConfig:
 
 def has_experts(hf: Any, index: int) -> bool:
     """True for layers with a mixture of experts."""
-    is_step = (index + 1) % hf.decoder_sparse_step == 0 and index not in hf.mlp_only_layers
-    return bool(hf.num_experts) and is_step
+    is_step, is_plain = (index + 1) % hf.decoder_sparse_step == 0, index in hf.mlp_only_layers
+    return bool(hf.num_experts) and is_step and not is_plain
+
+
+def read_qwen_experts(model_type: str, hf: Any) -> Experts | None:
+    """The mixture of experts that some layers have; None where there are no experts, of which other keys may tell.
+
+    Raises:
+      ValueError: If a token cannot visit as many experts as it should.
+    """
+    width, renormalize, _ = hf.moe_intermediate_size, hf.norm_topk_prob, hf.num_experts_per_tok
+    if not hf.num_experts:
+        return None
+    return read_experts(model_type, hf, width, renormalize=renormalize)
 
 
 def entries(config: TransformerConfig) -> list[Entry]:
