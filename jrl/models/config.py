@@ -4,13 +4,32 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
 VOCAB_MULTIPLE = 64
 """The vocabulary is padded to this on every mesh, so that one parameter tree fits all of them."""
+LATER = MappingProxyType({"is_later": True})
+"""Metadata of a field that checkpoints of older versions do not know: at its default `repr` leaves it out."""
+
+
+class Described:
+    """Base class of descriptions whose `repr` is part of the fingerprint by which a resumed run knows its model.
+
+    A version that adds a field leaves the fingerprints of older runs as they are.
+    """
+
+    def __repr__(self) -> str:
+        values = vars(self)
+        shown = [
+            f"{known.name}={values[known.name]!r}"
+            for known in fields(cast(Any, self))
+            if known.repr and not (known.metadata == LATER and values[known.name] == known.default)
+        ]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True)
@@ -117,8 +136,8 @@ class QueryGrowth:
     length: int
 
 
-@dataclass(frozen=True)
-class Rope:
+@dataclass(frozen=True, repr=False)
+class Rope(Described):
     """Rotary positions (Su et al. 2021, arXiv:2104.09864).
 
     Attributes:
@@ -137,7 +156,7 @@ class Rope:
     interleaved: bool = False
     # No part of the fingerprint by which a resumed run knows its model: up to the context nothing depends on it.
     is_bounded: bool = field(default=False, repr=False)
-    query_growth: QueryGrowth | None = None
+    query_growth: QueryGrowth | None = field(default=None, metadata=LATER)
 
     def frequencies(self, head_dim: int) -> np.ndarray:
         """Radians a position for each pair of rotating dimensions, float32."""
@@ -218,8 +237,8 @@ class ClampedGlu:
     limit: float
 
 
-@dataclass(frozen=True)
-class Experts:
+@dataclass(frozen=True, repr=False)
+class Experts(Described):
     """A mixture of experts in place of the MLP: a router picks a few gated MLPs for every token.
 
     Attributes:
@@ -242,18 +261,18 @@ class Experts:
     per_token: int
     width: int
     renormalize: bool
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
-    groups: int = 1
-    groups_per_token: int = 1
-    scale: float = 1.0
-    shared_width: int | None = None
-    shared_gate: bool = False
-    use_bias: bool = False
-    clamped_glu: ClampedGlu | None = None
+    scoring: Literal["softmax", "sigmoid"] = field(default="softmax", metadata=LATER)
+    groups: int = field(default=1, metadata=LATER)
+    groups_per_token: int = field(default=1, metadata=LATER)
+    scale: float = field(default=1.0, metadata=LATER)
+    shared_width: int | None = field(default=None, metadata=LATER)
+    shared_gate: bool = field(default=False, metadata=LATER)
+    use_bias: bool = field(default=False, metadata=LATER)
+    clamped_glu: ClampedGlu | None = field(default=None, metadata=LATER)
 
 
-@dataclass(frozen=True)
-class LayerConfig:
+@dataclass(frozen=True, repr=False)
+class LayerConfig(Described):
     """Options that may differ from one layer to the next.
 
     Attributes:
@@ -269,7 +288,7 @@ class LayerConfig:
     window: int | None = None
     rope: Rope | None = None
     experts: Experts | None = None
-    mixer: Mixer | None = None
+    mixer: Mixer | None = field(default=None, metadata=LATER)
 
     @property
     def is_recurrent(self) -> bool:
@@ -277,8 +296,8 @@ class LayerConfig:
         return isinstance(self.mixer, GatedDelta | ShortConvolution)
 
 
-@dataclass(frozen=True)
-class TransformerConfig:
+@dataclass(frozen=True, repr=False)
+class TransformerConfig(Described):
     """Description of a decoder. Hashable, so it can be a static argument.
 
     Attributes:
@@ -345,14 +364,14 @@ class TransformerConfig:
     learned_positions: bool = False
     position_offset: int = 0
     alibi: bool = False
-    attention_gate: bool = False
+    attention_gate: bool = field(default=False, metadata=LATER)
     qk_norm: Literal["head", "own_head", "all_heads"] | None = None
-    qk_norm_last: bool = False
-    attention_sinks: bool = False
+    qk_norm_last: bool = field(default=False, metadata=LATER)
+    attention_sinks: bool = field(default=False, metadata=LATER)
     attention_softcap: float | None = None
     logit_softcap: float | None = None
-    logit_scale: float | None = None
-    residual_scale: float | None = None
+    logit_scale: float | None = field(default=None, metadata=LATER)
+    residual_scale: float | None = field(default=None, metadata=LATER)
     embedding_scale: float | None = None
     embedding_norm: bool = False
     embedding_width: int | None = None

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptions of decoders: what of them decides whether a checkpoint of an older version goes on."""
+
+from dataclasses import replace
+
+from transformers import LlamaConfig
+
+from jrl.models.config import Rope, ShortConvolution, TransformerConfig
+from jrl.models.families import find_family
+from tests.models.case_fields import MODERN
+
+FIRST_VERSION = (
+    "TransformerConfig(vocab_size=97, width=8, layers=(LayerConfig(attention_scale=0.5, window=None, "
+    "rope=Rope(theta=10000.0, scaling=None, dim=None, interleaved=False), experts=None),), num_heads=2, "
+    "num_kv_heads=1, head_dim=4, mlp_width=16, max_positions=32, activation='silu', gated_mlp=True, norm='rms', "
+    "norm_epsilon=1e-06, qkv_bias=False, attention_out_bias=False, mlp_bias=False, tie_embeddings=False, "
+    "block='pre_norm', learned_positions=False, position_offset=0, alibi=False, qk_norm=None, "
+    "attention_softcap=None, logit_softcap=None, embedding_scale=None, embedding_norm=False, embedding_width=None, "
+    "final_norm=True, head_bias=False, embedding_dropout=0.0, attention_dropout=0.0, residual_dropout=0.0, "
+    "init_range=0.02, scale_residual_init=False)"
+)
+"""As the version of 2026-11-24 wrote it, whose checkpoints hold its fingerprint."""
+
+
+def small() -> TransformerConfig:
+    llama = LlamaConfig(
+        vocab_size=97,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=16,
+        max_position_embeddings=32,
+    )
+    found = find_family("llama").read_config(llama)
+    assert isinstance(found, TransformerConfig)
+    return found
+
+
+def test_a_model_that_an_older_version_knew_has_the_text_that_it_had():
+    assert repr(small()) == FIRST_VERSION
+
+
+def test_what_an_older_version_did_not_know_is_in_the_text():
+    config = small()
+    assert "residual_scale=0.5" in repr(replace(config, residual_scale=0.5))
+    layer = replace(config.layers[0], mixer=ShortConvolution(3))
+    assert repr(layer) != repr(config.layers[0]) and "ShortConvolution(taps=3)" in repr(layer)
+
+
+def test_up_to_the_context_a_bound_is_no_part_of_the_text():
+    assert repr(Rope(1e4, is_bounded=True)) == repr(Rope(1e4))
+
+
+def test_equal_texts_are_equal_models():
+    config = find_family("llama").read_config(LlamaConfig(**MODERN))
+    assert repr(config) != repr(replace(config, attention_sinks=True))
