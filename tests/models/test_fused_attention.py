@@ -12,6 +12,7 @@ from transformers import MistralConfig
 
 from jrl.models import fused_attention
 from jrl.models.adapters.config import LoraConfig, PrefixConfig
+from jrl.models.config import LatentAttention
 from jrl.models.fused_attention import choose_attention, fused_rows
 from jrl.models.model import make_model
 from jrl.models.noise import EmbeddingNoise
@@ -77,7 +78,8 @@ def test_a_kernel_and_einsums_give_the_same(name):
 @pytest.mark.parametrize("name", [name for name in CASES if name not in CHOSEN])
 def test_of_every_family(name):
     config = make_model(CASES[name]).config
-    if config.alibi or config.attention_sinks or config.attention_softcap is not None:
+    is_latent = any(isinstance(layer.mixer, LatentAttention) for layer in config.layers)
+    if config.alibi or config.attention_sinks or is_latent or config.attention_softcap is not None:
         with pytest.raises(ValueError, match="attn_implementation"):
             check_family(name)
     else:

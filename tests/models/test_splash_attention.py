@@ -14,6 +14,7 @@ import pytest
 
 from jrl.models import fused_attention
 from jrl.models.attention import attend
+from jrl.models.config import LatentAttention
 from jrl.models.fused_attention import choose_attention
 from jrl.models.model import make_model
 from jrl.models.positions import token_positions
@@ -107,8 +108,10 @@ class TestModels:
     def test_of_every_family(self, name: str) -> None:
         lm = make_model(CASES[name])
         params = lm.init(jax.random.key(0))
-        if lm.config.alibi:
-            with pytest.raises(ValueError, match="ALiBi"):
+        config = lm.config
+        is_latent = any(isinstance(layer.mixer, LatentAttention) for layer in config.layers)
+        if config.alibi or config.attention_sinks or is_latent or config.head_dim % 8:
+            with pytest.raises(ValueError, match="ALiBi|sinks|latent attention|heads are a multiple of 8"):
                 lm.policy(attn_implementation="splash")
         else:
             assert_same(*(results(lm, params, both_sides(), kind) for kind in ("einsum", "splash")))
