@@ -111,7 +111,7 @@ class TestModels:
         config = lm.config
         is_latent = any(isinstance(layer.mixer, LatentAttention) for layer in config.layers)
         if config.alibi or config.attention_sinks or is_latent or config.head_dim % 8:
-            with pytest.raises(ValueError, match="ALiBi|sinks|latent attention|heads are a multiple of 8"):
+            with pytest.raises(ValueError, match=r"ALiBi|sinks|latent attention|heads are a multiple of 8"):
                 lm.policy(attn_implementation="splash")
         else:
             assert_same(*(results(lm, params, both_sides(), kind) for kind in ("einsum", "splash")))
