@@ -11,10 +11,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from jrl.trainers.cards.report import VERSION_PATH, read_run, report
+from jrl.trainers.cards.report import VERSION_PATH, read_run, report, run_files
 
 LOOPBACK = "127.0.0.1"
-_READ = ("metrics.jsonl", "rollouts/samples.jsonl", "rollouts/rollouts.jsonl")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 
@@ -85,7 +84,7 @@ class Pages:
     def version(self) -> str:
         """Changes whenever a file of a run does."""
         states = []
-        for path in (folder / name for folder in self._folders for name in _READ):
+        for path in (path for folder in self._folders for path in run_files(folder)):
             if path.is_file():
                 found = path.stat()
                 states.append(f"{path} {found.st_size} {found.st_mtime_ns}")
@@ -96,7 +95,7 @@ class Pages:
         version = self.version()
         if self._made[0] != version:
             runs = [read_run(folder) for folder in self._folders]
-            self._made = version, report(runs, live_version=version).encode()
+            self._made = version, report(runs, live_version=version).encode(errors="backslashreplace")
         return self._made[1]
 
 

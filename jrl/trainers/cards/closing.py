@@ -9,6 +9,7 @@ from typing import Any
 
 from jrl.trainers.cards.report import change_of_reward, read_run, report
 from jrl.trainers.checkpoints.resume import checkpoints_in
+from jrl.trainers.loggers.safe_text import one_line
 from jrl.trainers.loggers.watch import FOUND
 
 REPORT = "report.html"
@@ -25,9 +26,11 @@ def write_report(run_dir: Path) -> str:
     """
     path = run_dir / REPORT
     try:
-        path.write_text(report([read_run(run_dir)]), encoding="utf-8")
-    except (OSError, ValueError, TypeError, KeyError) as error:  # of metrics that a user's function made, too
-        return f"not written ({error})"
+        path.write_text(report([read_run(run_dir)]), encoding="utf-8", errors="backslashreplace")
+    except (
+        Exception
+    ) as error:  # of whatever a user's function made a metric of, too: the run is over and saved
+        return f"not written ({one_line(str(error)) or type(error).__name__})"
     return str(path)
 
 

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from jrl.trainers.cards import closing
 from jrl.trainers.cards.closing import closing_sentence, write_report
 
 HISTORY = [
@@ -69,3 +70,14 @@ def test_a_full_disk_ends_nothing(tmp_path):
     with pytest.raises(OSError, match="directory"):
         (tmp_path / "report.html").write_text("")
     assert write_report(tmp_path).startswith("not written (")
+
+
+def test_no_mistake_in_a_report_ends_a_run(tmp_path, monkeypatch):
+    """Whatever is raised: the run is over, and saved."""
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "checkpoint_4").mkdir()
+    (tmp_path / "checkpoint_4" / "config.yaml").write_text("a: [\nb: c")
+    said = write_report(tmp_path)
+    assert said.startswith("not written (") and "config.yaml is no YAML" in said and "\n" not in said
+    monkeypatch.setattr(closing, "read_run", lambda _: 1 / 0)
+    assert write_report(tmp_path) == "not written (division by zero)"
