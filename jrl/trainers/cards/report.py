@@ -447,7 +447,7 @@ _LIVE = """
 setInterval(async () => {
   if ([...document.querySelectorAll("input[type=search]")].some((field) => field.value)) return;
   try {
-    const answer = await fetch("/version");
+    const answer = await fetch("/version" + location.search);
     if (answer.ok && (await answer.text()) !== @VERSION@) location.reload();
   } catch { document.title = "(run over) " + document.title.replace("(run over) ", ""); }
 }, 3000);
