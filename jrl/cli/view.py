@@ -99,7 +99,7 @@ class Pages:
         self._rests_until = 0.0
 
     def version(self) -> str:
-        """That of the page that would be given: it changes after a file of a run does."""
+        """Version of the page that would be given: it changes after a file of a run does."""
         with self._lock:
             return self._version()
 
@@ -149,20 +149,20 @@ class _Page(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Gives the page, or the version."""
-        path, _, query = self.path.partition("?")
+        path, _, given = self.path.partition("?")
         # A site of another name that resolves to this address must not read the page.
         if self.headers.get("Host", "").partition(":")[0] not in (LOOPBACK, "localhost"):
             self._say(HTTPStatus.FORBIDDEN, "the page is for this machine's own browser")
         elif path not in ("/", VERSION_PATH):
             self._say(HTTPStatus.NOT_FOUND, "there is only the page")
-        elif not self._is_allowed(query):
+        elif not self._is_allowed(given):
             self._say(HTTPStatus.FORBIDDEN, "open the address with the token that `jrl view` printed")
         else:
             self._give(path)
 
-    def _is_allowed(self, query: str) -> bool:
-        given = parse_qs(query, errors="replace").get("token", [""])[0]
-        return secrets.compare_digest(given.encode(errors="replace"), self._token.encode())
+    def _is_allowed(self, given: str) -> bool:
+        token = parse_qs(given, errors="replace").get("token", [""])[0]
+        return secrets.compare_digest(token.encode(errors="replace"), self._token.encode())
 
     def _give(self, path: str) -> None:
         """Gives what was asked for, or says in a line why not: a run at work replaces its files now and then."""

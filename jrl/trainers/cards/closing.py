@@ -37,7 +37,7 @@ def write_report(run_dir: Path) -> str:
 
 @dataclass(frozen=True)
 class Ending:
-    """What is known of a run that has ended.
+    """Facts about a run that has ended.
 
     Attributes:
       run_dir: Its folder.
