@@ -65,6 +65,33 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def cache_refusal() -> str | None:
+    """Why compiled programs are not kept; None: they are, in `cache_path`. Nothing is made or changed."""
+    config: Any = jax.config  # its attributes are made at run time
+    if not config.jax_enable_compilation_cache:
+        return "JAX_ENABLE_COMPILATION_CACHE says so"
+    if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
+        return "one process has several devices of a CPU"
+    if not config.jax_compilation_cache_dir and os.environ.get(VARIABLE) == "off":
+        return f"{VARIABLE} is off"
+    folder = cache_path()
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if config.jax_compilation_cache_dir or there != folder:
+        may_write = there.is_dir() and os.access(there, os.W_OK)
+        return None if may_write else f"{folder} cannot be made or written"
+    refusal = _not_private(folder)
+    return None if refusal is None else f"{folder} {refusal}"
+
+
+def cache_path() -> Path:
+    """Folder of compiled programs: JAX's own where it was given one, else jrl's; it may not be there yet."""
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir:
+        return Path(config.jax_compilation_cache_dir)
+    named = os.environ.get(VARIABLE)
+    return (Path(named) if named else cache_folder() / "compiled") / machine_name()
+
+
 def use_compilation_cache() -> Path | None:
     """Turns the cache on, unless it is on or the user said otherwise.
 
@@ -79,10 +106,9 @@ def use_compilation_cache() -> Path | None:
         return None
     if config.jax_compilation_cache_dir:
         return Path(config.jax_compilation_cache_dir)
-    named = os.environ.get(VARIABLE)
-    if named == "off":
+    if os.environ.get(VARIABLE) == "off":
         return None
-    folder = (Path(named) if named else cache_folder() / "compiled") / machine_name()
+    folder = cache_path()
     refusal = _make_private(folder)
     if refusal is not None:
         warnings.warn(
@@ -118,18 +144,30 @@ def _make_private(folder: Path) -> str | None:
     """Makes the folder; why it cannot be used, or None. Whoever may write there may run code as this user."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.stat()
+        refusal = _not_private(folder)
     except OSError as error:
         return f"cannot be made ({error.strerror})"
+    if refusal is not None:
+        return refusal
+    for entry in list(folder.iterdir()):
+        with contextlib.suppress(OSError):
+            _remove_if_empty(entry)
+    return None
+
+
+def _not_private(folder: Path) -> str | None:
+    """Why a folder that is there cannot be used, or None.
+
+    Raises:
+      OSError: If it cannot be looked at.
+    """
+    found = folder.stat()
     if hasattr(os, "getuid") and found.st_uid != os.getuid():
         return "belongs to another user"
     if found.st_mode & 0o022:
         return "may be written by others (its mode is to be 700)"
     if not os.access(folder, os.W_OK):
         return "cannot be written"
-    for entry in list(folder.iterdir()):
-        with contextlib.suppress(OSError):
-            _remove_if_empty(entry)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.text import Text
 
@@ -20,11 +22,13 @@ from jrl.cli.summary import Work
 from jrl.mesh import abstract_mesh, rows_parts
 from jrl.trainers.base import Trainer
 from jrl.trainers.checkpoints.resume import checkpoints_in
+from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import mesh_of
 from jrl.trainers.loggers.console import headlines
 from jrl.trainers.loggers.safe_text import one_line
 from jrl.trainers.loggers.token_rows import show_rows, token_rows
+from jrl.trainers.loggers.trackers import check_tracker
 from jrl.trainers.loop.stopwatch import CompileCounter
 from jrl.trainers.plan.run_plan import plan_run
 from jrl.trainers.rollouts.rehearsal import Rehearsal
@@ -86,6 +90,40 @@ def smallest(config: TRLConfig, run_dir: str) -> TRLConfig:
     )
 
 
+def check_run(config: TRLConfig) -> None:
+    """Checks what the tiny iteration leaves out and the run needs: its tracker, and its folders.
+
+    Args:
+      config: The user's.
+    Raises:
+      MissingTrackerError: If the tracker's package is not installed.
+      ValueError: If a field is out of range, a folder cannot be written, or there are several processes.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"--dry-run must run as one process, got {jax.process_count()}: each would try an iteration of its own. "
+            "Leave out what makes this one a process of a job."
+        )
+    config.validate()
+    check_tracker(config.train.tracker)
+    for field in ("checkpoint_dir", "rollout_logging_dir", "logging_dir"):
+        named = vars(config.train)[field]
+        if named is not None:
+            _check_folder(f"train.{field}", Path(named).absolute())
+
+
+def _check_folder(field: str, folder: Path) -> None:
+    """Checks, and makes nothing.
+
+    Raises:
+      ValueError: If the folder is none, or nothing can be written there.
+    """
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "is no folder" if not there.is_dir() else "cannot be written"
+        raise ValueError(f"`{field}` must be a folder to write to, got {folder}: {there} {reason}.")
+
+
 def dry_run(name: str, config: TRLConfig, make: Callable[[TRLConfig], Trainer]) -> Work:
     """Loads model and data at once; the iteration is made and shown when the result is called.
 
@@ -94,14 +132,15 @@ def dry_run(name: str, config: TRLConfig, make: Callable[[TRLConfig], Trainer]) 
       config: The user's configuration.
       make: Makes the trainer of a configuration, its data added.
     Raises:
-      ValueError: As `make` does.
+      ValueError: As `check_run` and `make` do; so does MissingTrackerError.
     """
+    check_run(config)
     began = time.perf_counter()
     with CompileCounter() as compilations, _folder() as folder:
         trainer = make(smallest(config, folder))
     loaded = time.perf_counter() - began
 
-    def work() -> None:
+    def work() -> int:
         console = Console()
         with compilations, _folder(trainer.run_dir):
             began = time.perf_counter()
@@ -110,14 +149,15 @@ def dry_run(name: str, config: TRLConfig, make: Callable[[TRLConfig], Trainer]) 
             found = trainer.rehearse()
             taken = time.perf_counter() - began
         _show(console, trainer, found)
-        _show_memory(console, config, trainer)
+        refusal = _show_memory(console, config, trainer)
         seconds = compilations.seconds
         _say(
             console,
             f"\ntime: {loaded:.1f} s to load, {taken:.1f} s for evaluation and iteration; {seconds:.1f} s of them to "
             f"compile {compilations.count} programs of tiny batches (the run compiles its own)",
         )
-        _say(console, _verdict(name, config))
+        _say(console, _verdict(name, config) if refusal is None else f"the run would be refused: {refusal}")
+        return int(refusal is not None)
 
     return work
 
@@ -152,8 +192,8 @@ def _show(console: Console, trainer: Trainer, found: Rehearsal) -> None:
     _say(console, f"\nmetrics: {', '.join(headlines(found.metrics))}")
 
 
-def _show_memory(console: Console, config: TRLConfig, trainer: Trainer) -> None:
-    """What `jrl plan` says of the run as it is configured, on this mesh."""
+def _show_memory(console: Console, config: TRLConfig, trainer: Trainer) -> str | None:
+    """What `jrl plan` says of the run as it is configured, on this mesh; returns why it refuses it, or None."""
     console.print(Text("\nmemory of the run as configured (`jrl plan`):", style="bold"))
     sizes = dict(trainer.mesh.shape)
     planned = config.evolve(train={"compute_dtype": trainer.config.train.compute_dtype})
@@ -161,8 +201,11 @@ def _show_memory(console: Console, config: TRLConfig, trainer: Trainer) -> None:
         plan = plan_run(planned, abstract_mesh(**sizes, num_devices=trainer.mesh.size))
     except ValueError as error:
         _say(console, f"not planned: {error}")
-        return
+        return (
+            None if footprint_of(planned) is None else str(error)
+        )  # of a method of the user's own there is no plan
     console.print(Text(plan.table(device_memory())), soft_wrap=True)
+    return None
 
 
 def _say(console: Console, text: str) -> None:

@@ -10,6 +10,7 @@ import argparse
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -18,8 +19,9 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from jrl.compilation import VARIABLE, use_compilation_cache
+from jrl.compilation import VARIABLE, cache_path, cache_refusal
 from jrl.models.cost import format_bytes
+from jrl.trainers.loop.activity import SECONDS_FILE
 from jrl.version import __version__
 
 _PACKAGES = (
@@ -48,6 +50,8 @@ _SLOW = {
     "JAX_ENABLE_X64": "arrays may become float64, which no test of jrl covers",
     "XLA_PYTHON_CLIENT_ALLOCATOR": "device memory is allocated piece by piece, which is slow",
 }
+_GOOGLE = "0x1ae0"
+"""Vendor of TPUs on the PCI bus."""
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -109,14 +113,15 @@ def checks() -> Iterator[Check]:
     yield check_versions(_version("jax"), _version("jaxlib"))
     yield check_accelerator(
         backend=_backend(),
-        has_gpu=_has_nvidia_gpu(),
-        has_tpu=_has_tpu(),
+        has_gpu=has_nvidia_gpu(),
+        has_tpu=has_tpu(),
         chosen=os.environ.get("JAX_PLATFORMS"),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
     yield check_memory(host_memory(), device_memory())
     for name, folder in (("disk", Path.cwd()), ("disk of caches", _cache_home())):
         yield check_disk(name, folder, _free_bytes(folder))
-    yield check_cache(use_compilation_cache(), os.environ.get(VARIABLE))
+    yield check_cache(cache_path(), cache_refusal())
     yield check_hub({name: os.environ[name] for name in _OFFLINE if name in os.environ})
     yield check_extras(_version("safetensors"), _version("datasets"))
     yield check_variables(os.environ)
@@ -153,7 +158,9 @@ def check_versions(jax_version: str, jaxlib_version: str) -> Check:
     return Check("jax and jaxlib", "ok", found)
 
 
-def check_accelerator(*, backend: str, has_gpu: bool, has_tpu: bool, chosen: str | None) -> Check:
+def check_accelerator(
+    *, backend: str, has_gpu: bool, has_tpu: bool, chosen: str | None, visible: str | None = None
+) -> Check:
     """Checks whether JAX computes on the accelerator that the machine has.
 
     Args:
@@ -161,6 +168,7 @@ def check_accelerator(*, backend: str, has_gpu: bool, has_tpu: bool, chosen: str
       has_gpu: Whether there is an NVIDIA GPU.
       has_tpu: Whether there is a TPU.
       chosen: `JAX_PLATFORMS`, where it is set.
+      visible: `CUDA_VISIBLE_DEVICES`, where it is set.
     """
     if backend == "none":
         return Check(
@@ -175,10 +183,13 @@ def check_accelerator(*, backend: str, has_gpu: bool, has_tpu: bool, chosen: str
             return Check(
                 "accelerator", "warning", f"{kind} is here, and JAX_PLATFORMS={chosen}", "unset JAX_PLATFORMS"
             )
+        if has_gpu and visible in ("", "-1"):
+            hidden = f"{kind} is here, and CUDA_VISIBLE_DEVICES={visible!r} hides it"
+            return Check("accelerator", "warning", hidden, "unset CUDA_VISIBLE_DEVICES")
         return Check(
             "accelerator",
             "wrong",
-            f"{kind} is here, and JAX computes on the CPU: its jaxlib is the CPU build",
+            f"{kind} is here, and JAX computes on the CPU: its jaxlib is the CPU build, or the driver is too old",
             f"pip install 'jrl-post[{extra}]'" + (" (or cuda12, by the driver)" if has_gpu else ""),
         )
     return Check("accelerator", "ok", f"JAX computes on {backend}")
@@ -213,17 +224,24 @@ def check_disk(name: str, folder: Path, free: int) -> Check:
     return Check(name, "warning" if free < LITTLE_DISK else "ok", found, remedy if free < LITTLE_DISK else "")
 
 
-def check_cache(folder: Path | None, chosen: str | None) -> Check:
+def check_cache(folder: Path, refusal: str | None) -> Check:
     """Checks whether compiled programs are kept for the next start.
 
     Args:
-      folder: Where; None: they are not.
-      chosen: What the user's variable says.
+      folder: Where, whether or not it is there yet.
+      refusal: Why they are not kept; None: they are.
     """
-    if folder is None:
-        remedy = f"unset {VARIABLE}" if chosen == "off" else "see the warning above, if there is one"
-        return Check("compilation cache", "warning", "off, so that every start compiles anew", remedy)
-    files = [entry.stat().st_size for entry in folder.glob("*") if entry.is_file()]
+    if refusal is not None:
+        found = f"off, so that every start compiles anew: {refusal}"
+        return Check("compilation cache", "warning", found, f"change that, or name a folder by {VARIABLE}")
+    files = [
+        entry.stat().st_size
+        for entry in folder.glob("*")
+        if entry.is_file()
+        and entry.name != SECONDS_FILE
+        and not entry.name.startswith(".")
+        and not entry.name.endswith("-atime")
+    ]
     return Check("compilation cache", "ok", f"{len(files)} programs, {format_bytes(sum(files))} in {folder}")
 
 
@@ -300,12 +318,36 @@ def _backend() -> str:
         return "none"
 
 
-def _has_nvidia_gpu() -> bool:
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+def has_nvidia_gpu() -> bool:
+    """True where the driver names a GPU: its program alone may be on a machine that has none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return False
+    with suppress(OSError, subprocess.TimeoutExpired):
+        answer = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=False)
+        return answer.returncode == 0 and bool(answer.stdout.strip())
+    return False
 
 
-def _has_tpu() -> bool:
-    return any(Path("/dev").glob("accel*")) and not _has_nvidia_gpu()
+def has_tpu(root: Path = Path("/")) -> bool:
+    """True where the kernel shows a TPU: as `/dev/accel0`, or as a device of Google's behind `/dev/vfio`.
+
+    A folder `/dev/accel` is of other accelerators, such as a laptop's.
+
+    Args:
+      root: Of the file system.
+    """
+    if any((root / "dev").glob("accel[0-9]*")):
+        return True
+    return (root / "dev/vfio").exists() and any(
+        _vendor(path) == _GOOGLE for path in (root / "sys/bus/pci/devices").glob("*/vendor")
+    )
+
+
+def _vendor(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8").strip()
+    return ""
 
 
 def _cache_home() -> Path:

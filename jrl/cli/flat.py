@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from jrl.cli.summary import Work, end_early, tell
+from jrl.cli.summary import Work, status_of, tell
 from jrl.trainers.config.coercion import read_yaml
 from jrl.trainers.config.trl_config import TRLConfig
 
@@ -38,7 +38,7 @@ def flat(name: str, words: Sequence[str]) -> Work:
     def work() -> int:
         run.train()
         if run.native.interrupted:
-            return end_early(run.native, run.resume)
+            return status_of(run.native)
         tell(f"model and model card: {run.save()}")
         return 0
 

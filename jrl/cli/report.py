@@ -32,7 +32,7 @@ def show_report(flags: argparse.Namespace, overrides: list[str]) -> Callable[[],
 
     def work() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(report(runs), encoding="utf-8")
+        target.write_text(report(runs), encoding="utf-8", errors="backslashreplace")
         print(target)
 
     return work

@@ -21,10 +21,3 @@ def tell(text: str) -> None:
 def status_of(trainer: Trainer) -> int:
     """1 where the last checkpoint could not be written: with the process goes what was trained since the one before."""
     return int(trainer.unsaved)
-
-
-def end_early(trainer: Trainer, flag: str) -> int:
-    """Says how a run that was asked to stop goes on, if it was saved, and gives its status."""
-    if not trainer.unsaved:
-        tell(f"stopped early; to go on: {flag}")
-    return status_of(trainer)

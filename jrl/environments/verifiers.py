@@ -22,6 +22,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from jrl.data.chat.rendering import reply_text
@@ -34,6 +35,8 @@ from jrl.environments.packages import Chance
 _NUMBERS = ("name", "options", "split", "row", "tokenizer", "template_kwargs")
 _ASKED = "asked"
 """Of a row's metadata: digest of the prompt's text."""
+_CLOSING_SECONDS = 10
+"""What rollouts that are ended have to clean up, all together, at the end of the program."""
 _APART = {
     "EnvGroup": "holds several environments: give each one's prompts by itself, and mix those",
     "SandboxEnv": "runs code in a sandbox over the network",
@@ -208,10 +211,14 @@ class Verifiers:
 
 
 class _Loop:
-    """The event loop of all worlds of this process: it runs only while one of them is told something."""
+    """The event loop of all worlds of this process: it runs only while one of them is told something.
+
+    It runs in the thread that asks, or, where a loop runs there already, as in a notebook, in a thread of its own.
+    """
 
     def __init__(self) -> None:
         self._lock, self._loop = threading.RLock(), asyncio.new_event_loop()
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="verifiers")
         self._gone: queue.SimpleQueue[asyncio.Task[Any]] = queue.SimpleQueue()
 
     def start(self, rollout: Coroutine[Any, Any, Any], world: Any) -> asyncio.Task[Any]:
@@ -222,20 +229,49 @@ class _Loop:
         return task
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs until some work is done, and lets the rollouts of worlds that are gone clean up meanwhile."""
+        """Runs until some work is done, and lets the rollouts of worlds that are gone clean up meanwhile.
+
+        Raises:
+          RuntimeError: If a rollout itself plays a world.
+        """
+        running = _running_loop()
+        if running is self._loop:
+            work.close()
+            raise RuntimeError("A world of verifiers cannot be played by the environment of another one.")
         with self._lock:
             while not self._gone.empty():
                 self._gone.get().cancel()
-            return self._loop.run_until_complete(work)
+            return self._loop.run_until_complete(work) if running is None else self._run_beside(work)
+
+    def _run_beside(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs in the other thread; an interrupt ends the work there, too."""
+        task = self._loop.create_task(work)
+        future = self._beside.submit(self._loop.run_until_complete, task)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                self._loop.call_soon_threadsafe(task.cancel)
+                wait([future])
+            raise
 
     def close(self) -> None:
-        """Ends all rollouts, which clean up, at the end of the program."""
+        """Ends all rollouts, which have a moment to clean up, at the end of the program."""
+        if self._loop.is_running():  # in the other thread, which was interrupted twice
+            return
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         if tasks:
-            self._loop.run_until_complete(asyncio.wait(tasks))
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSING_SECONDS))
         self._loop.close()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 @functools.cache

@@ -63,12 +63,14 @@ class Trainer(abc.ABC):
       hooks: What is called as the run goes on.
       dataset_names: What the data are called, for the model card; whoever read them by name sets it.
       tags: Of the model card, beside its own.
+      resume_argument: What a command calls the checkpoint that a run goes on from; a flat one has another name for it.
     """
 
     state: Any
     loaded: ModelBundle
     dataset_names: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    resume_argument: str = "train.resume_from_checkpoint"
 
     def __init__(self, config: TRLConfig, *, optimizer: optax.GradientTransformation | None = None) -> None:
         join()  # before anything of JAX is computed

@@ -55,13 +55,11 @@ class Prepared(NamedTuple):
       native: jrl's own trainer.
       train: Trains.
       save: Writes the model and its card; returns the folder.
-      resume: The flag by which a run that was stopped goes on.
     """
 
     native: Trainer
     train: Callable[[], Any]
     save: Callable[[], Any]
-    resume: str
 
 
 def prepare_command(name: str, words: Sequence[str]) -> Prepared:
@@ -135,7 +133,7 @@ def _offline(command: Command, name: str, words: Sequence[str]) -> Prepared:
         trainer.save_model()
         return config.output_dir
 
-    return Prepared(trainer.native, trainer.train, save, f"--resume_from_checkpoint {config.output_dir}")
+    return Prepared(trainer.native, trainer.train, save)
 
 
 def read_data(
@@ -301,13 +299,9 @@ def _ppo(words: Sequence[str]) -> Prepared:
         metric_fn=load_function(rollouts.metric) if rollouts.metric else None,
     )
     trainer.dataset_names = (source,)
+    trainer.resume_argument = "resume_from_checkpoint"
 
-    return Prepared(
-        trainer,
-        trainer.learn,
-        lambda: trainer.save_pretrained(native.train.checkpoint_dir),
-        f"--resume_from_checkpoint {trainer.run_dir}",
-    )
+    return Prepared(trainer, trainer.learn, lambda: trainer.save_pretrained(native.train.checkpoint_dir))
 
 
 # Diffusion models.
@@ -375,7 +369,7 @@ def _ddpo(words: Sequence[str]) -> Prepared:
     trainer.native.dataset_names = (script.prompts,)
 
     native = trainer.native
-    return Prepared(native, trainer.train, native.save_pretrained, f"--resume_from {native.run_dir}")
+    return Prepared(native, trainer.train, native.save_pretrained)
 
 
 def planned_ddpo(path: str, row_devices: int) -> TRLConfig:

@@ -64,6 +64,8 @@ class OwnedDDPO(DDPOTrainer):
       precision: As given.
     """
 
+    resume_argument = "resume_from"
+
     def __init__(self, config: TRLConfig, *, owner: Any, model: DiffusionModel, precision: Precision) -> None:
         self._owner: Owner = owner
         self._run: Run | None = None

@@ -120,6 +120,7 @@ class FlatTrainer(TrainerSurface, abc.ABC):
         self._check_best()
         self._watcher = Watcher(args, given.callbacks or (), self.NAMES, self.native_class.tokens_metric)
         self.native = self._make_native(handle, given)
+        self.native.resume_argument = "resume_from_checkpoint"
         for one in (self._named, handle):  # the script's own handle saves what was trained, too
             one.attach(self.native)
         self.model = handle

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 import jrl
 from jrl.cli import main
-from jrl.cli.dry_run import smallest
+from jrl.cli.dry_run import check_run, smallest
 from jrl.learners.grpo_algorithms import ALGORITHMS, algorithm
 from tests.trainers.runs import PROMPTS, count_vowels, save_tiny_checkpoint
 
@@ -93,3 +94,41 @@ def test_a_folder_with_checkpoints_is_told_before_the_run_is(files, tmp_path, mo
 def test_flat_fields_have_no_dry_run(files, capsys):
     assert main(["dpo", "--dataset_name", str(files / "pairs.jsonl"), "--dry-run"]) == 2
     assert "--dry-run must go with a nested configuration" in capsys.readouterr().err
+
+
+class TestChecksOfTheRun:
+    """What the tiny iteration leaves out is checked of the user's own configuration."""
+
+    @pytest.mark.parametrize("field", ["checkpoint_dir", "rollout_logging_dir", "logging_dir"])
+    def test_a_folder_that_is_none(self, tmp_path, field):
+        (tmp_path / "file").write_text("")
+        config = jrl.default_ppo_config().evolve(train={"checkpoint_dir": str(tmp_path / "run")})
+        check_run(config)
+        for name in ("file", "file/below"):
+            with pytest.raises(ValueError, match=rf"`train.{field}` must be a folder .* is no folder"):
+                check_run(config.evolve(train={field: str(tmp_path / name)}))
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+    def test_a_tracker_that_is_not_installed(self, files, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "wandb", None)
+        words = ["--samples", str(files / "rewarded.jsonl"), "--train.tracker", "wandb", "--dry-run"]
+        assert main(["sft", *words, "--model.model_path", str(files / "tiny"), *SHORT]) == 2
+        assert "needs the package wandb" in capsys.readouterr().err
+
+    def test_several_processes(self, monkeypatch):
+        monkeypatch.setattr("jax.process_count", lambda: 2)
+        with pytest.raises(ValueError, match="--dry-run must run as one process, got 2"):
+            check_run(jrl.default_ppo_config())
+
+
+@pytest.mark.slow
+def test_a_run_that_the_plan_refuses_is_refused(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    t5 = save_tiny_checkpoint(tmp_path / "t5", "t5")
+    words = [*ONLINE, str(files / "prompts.txt"), "--model.model_path", str(t5)]
+    words += ["--model.model_arch_type", "seq2seq", "--model.num_layers_unfrozen", "-1"]
+    assert main(["ppo", *words, *SHORT, "--method.rollout_slots", "2", "--dry-run"]) == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(
+        "the run would be refused: `method.rollout_slots` must be null for a seq2seq model"
+    )

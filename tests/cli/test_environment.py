@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from pathlib import Path
 
+import jax
 import pytest
 
 from jrl.cli import environment as doctor
@@ -19,7 +20,12 @@ from jrl.cli.environment import (
     check_package,
     check_variables,
     check_versions,
+    checks,
+    has_nvidia_gpu,
+    has_tpu,
 )
+from jrl.compilation import VARIABLE
+from jrl.trainers.loop.activity import SECONDS_FILE
 
 HERE = Path("/somewhere/jrl")
 
@@ -43,7 +49,7 @@ HERE = Path("/somewhere/jrl")
         (check_disk("disk", HERE, LITTLE_DISK), "ok", ""),
         (check_disk("disk", HERE, LITTLE_DISK - 1), "warning", "free space"),
         (check_disk("disk", HERE, NO_DISK - 1), "wrong", "free space"),
-        (check_cache(None, "off"), "warning", "unset JRL_COMPILATION_CACHE"),
+        (check_cache(HERE, "JRL_COMPILATION_CACHE is off"), "warning", "JRL_COMPILATION_CACHE"),
         (check_hub({}), "ok", ""),
         (check_hub({"HF_HUB_OFFLINE": "0"}), "ok", ""),
         (check_hub({"HF_HUB_OFFLINE": "1"}), "warning", "local folders"),
@@ -60,6 +66,9 @@ def test_verdicts(check, verdict, remedy):
 
 def test_the_cache_is_counted(tmp_path):
     (tmp_path / "a_program").write_bytes(b"x" * 2048)
+    (tmp_path / SECONDS_FILE).write_text("{}")
+    (tmp_path / ".lockfile").write_text("")
+    (tmp_path / "a_program-atime").write_bytes(b"12345678")
     assert "1 programs, 2.0 KiB" in check_cache(tmp_path, None).found
 
 
@@ -74,3 +83,51 @@ def test_a_wrong_check_shows_in_the_status(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "checks", lambda: iter([Check("disk", "wrong", "full", "free space")]))
     assert main(["doctor"]) == 1
     assert "[ wrong ] disk: full. Remedy: free space" in capsys.readouterr().out
+
+
+def test_a_hidden_gpu_is_named():
+    found = check_accelerator(backend="cpu", has_gpu=True, has_tpu=False, chosen=None, visible="")
+    assert found.verdict == "warning" and found.remedy == "unset CUDA_VISIBLE_DEVICES"
+    seen = check_accelerator(backend="cpu", has_gpu=True, has_tpu=False, chosen=None, visible="0")
+    assert seen.verdict == "wrong" and "or the driver is too old" in seen.found
+
+
+@pytest.mark.parametrize(
+    ("made", "vendor", "expected"),
+    [
+        ("dev/accel0", "", True),
+        ("dev/accel/accel0", "", False),  # a laptop's
+        ("dev/vfio/0", "0x1ae0\n", True),
+        ("dev/vfio/0", "0x8086\n", False),
+        ("dev/null", "0x1ae0\n", False),
+    ],
+)
+def test_what_a_tpu_is(tmp_path, made, vendor, expected):
+    for name, content in ((made, ""), ("sys/bus/pci/devices/0000:00:04.0/vendor", vendor)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert has_tpu(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [("echo 'GPU 0: a card'", True), ("true", False), ("echo failed; exit 9", False), (None, False)],
+)
+def test_what_a_gpu_is(tmp_path, monkeypatch, said, expected):
+    """The driver's program may be there without any."""
+    if said is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{said}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert has_nvidia_gpu() == expected
+
+
+def test_the_checks_change_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None, raising=False)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    (found,) = [check for check in checks() if check.name == "compilation cache"]
+    assert found.verdict == "ok" and "0 programs" in found.found and str(tmp_path / "cache") in found.found
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(VARIABLE, "off")
+    (found,) = [check for check in checks() if check.name == "compilation cache"]
+    assert found.verdict == "warning" and f"{VARIABLE} is off" in found.found

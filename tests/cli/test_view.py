@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import json
 import re
@@ -10,14 +12,17 @@ import shutil
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
-from jrl.cli import main
+from jrl.cli import main, view
 from jrl.cli.view import LOOPBACK, Pages, make_server
 from jrl.trainers.cards.report import read_run, report
 
+TOKEN = "a-token_of_this-test"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
@@ -52,7 +57,7 @@ def a_run(folder: Path, *, steps: int = 3) -> Path:
 def served(tmp_path):
     """A run at work, and the port on which it is served."""
     folder = a_run(tmp_path / "run")
-    server = make_server([folder])
+    server = make_server([folder], TOKEN)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield folder, server.server_address[1]
@@ -61,11 +66,23 @@ def served(tmp_path):
     thread.join()
 
 
-def get(port, path="/", host=None):
+def get(port, path="/", host=None, token=TOKEN):
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=10)
-    connection.request("GET", path, headers={} if host is None else {"Host": host})
+    connection.request(
+        "GET",
+        path if token is None else f"{path}?token={token}",
+        headers={} if host is None else {"Host": host},
+    )
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), dict(answer.getheaders())
+
+
+def wait_for(change):
+    """A page rests for a moment after it was made."""
+    until = time.monotonic() + 20
+    while not change() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert change()
 
 
 class TestServer:
@@ -78,6 +95,7 @@ class TestServer:
         status, version, _ = get(port, "/version")
         assert status == 200 and json.dumps(version) in page
         a_run(folder, steps=9)
+        wait_for(lambda: get(port, "/version")[1] != version)
         _, later, _ = get(port, "/version")
         assert later != version and json.dumps(later) in get(port)[1]
 
@@ -85,11 +103,65 @@ class TestServer:
         _, port = served
         assert get(port, host="attacker.example:80")[0] == 403
         assert get(port, host=f"localhost:{port}")[0] == 200
-        for path in ("/metrics.jsonl", "/../metrics.jsonl", "//etc/passwd", "/?x"):
+        assert get(port, host="localhost")[0] == 200
+        assert get(port, host="localhost.attacker.example")[0] == 403
+        for path in ("/metrics.jsonl", "/../metrics.jsonl", "//etc/passwd"):
             assert get(port, path)[0] == 404
 
+    @pytest.mark.parametrize("path", ["/", "/version"])
+    @pytest.mark.parametrize("token", [None, "", TOKEN[:-1], TOKEN + "x", "%ff%00", "\u00e4"])
+    def test_the_token_is_asked_for(self, served, path, token):
+        """Every user of the machine reaches its loopback."""
+        status, said, _ = get(served[1], path, token=token and quote(token, safe="%"))
+        assert status == 403 and said == "open the address with the token that `jrl view` printed\n"
+
+    def test_its_own_script_alone_may_run(self, served):
+        _, page, headers = get(served[1])
+        allowed = re.search(r"script-src 'sha256-([^']+)';", headers["Content-Security-Policy"])
+        (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+        assert base64.b64decode(allowed[1]) == hashlib.sha256(script.encode()).digest()
+
+    @pytest.mark.parametrize("path", ["/", "/version"])
+    def test_what_cannot_be_read_now_is_one_line(self, served, capfd, path):
+        folder, port = served
+        (folder / "metrics.jsonl").unlink()
+        (folder / "checkpoint_4").mkdir()
+        (folder / "checkpoint_4" / "config.yaml").write_text("a: [")
+        status, said, _ = get(port, path)
+        assert status == 503 and said.count("\n") == 1 and "config.yaml is no YAML" in said
+        (folder / "checkpoint_4" / "config.yaml").unlink()
+        if path == "/":
+            status, said, _ = get(port, path)
+            assert status == 503 and "holds metrics.jsonl" in said
+        a_run(folder)
+        assert get(port, path)[0] == 200
+        assert capfd.readouterr().err == ""
+
+    def test_two_tabs_make_one_page_which_then_rests(self, tmp_path, monkeypatch):
+        made = []
+
+        def slow(folder):
+            made.append(folder)
+            time.sleep(0.2)
+            return read_run(folder)
+
+        monkeypatch.setattr(view, "read_run", slow)
+        pages = Pages([a_run(tmp_path / "run")])
+        with ThreadPoolExecutor(4) as pool:
+            (page,) = {found.result() for found in [pool.submit(pages.page) for _ in range(4)]}
+        a_run(tmp_path / "run", steps=9)
+        assert pages.page() == page and json.dumps(pages.version()).encode() in page
+        assert len(made) == 1
+
+    def test_a_text_may_hold_a_lone_surrogate(self, served):
+        folder, port = served
+        sample = {"step": 8, "prompt": "p", "output": "\ud800", "reward": 0.5}
+        (folder / "rollouts" / "rollouts.jsonl").write_text(json.dumps(sample))
+        status, page, _ = get(port)
+        assert status == 200 and "\\ud800" in page
+
     def test_it_listens_on_the_loopback_alone(self, tmp_path):
-        server = make_server([a_run(tmp_path / "run")])
+        server = make_server([a_run(tmp_path / "run")], TOKEN)
         assert server.server_address[0] == "127.0.0.1"
         server.server_close()
 
@@ -167,6 +239,8 @@ class TestBrowser:
             return found
 
         monkeypatch.setattr(Pages, "page", page)
-        seen = browse(tmp_path, "--virtual-time-budget=20000", "--dump-dom", f"http://{LOOPBACK}:{port}/")
+        seen = browse(
+            tmp_path, "--virtual-time-budget=20000", "--dump-dom", f"http://{LOOPBACK}:{port}/?token={TOKEN}"
+        )
         assert len(given) == 2 and given[0] != given[1]
         assert json.dumps(given[1]) in seen

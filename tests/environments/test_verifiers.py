@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +19,7 @@ import pytest
 
 import jrl
 from jrl.environments import Verifiers, verifiers_prompts
+from jrl.environments.verifiers import _Loop
 from jrl.rewards import isolated_environment
 from jrl.rollout.environments import Answer, EnvironmentFailure, World
 from tests.environments.chat_models import chat_tokenizer, only, save_chat_model
@@ -227,3 +231,48 @@ def test_an_iteration_of_grpo_with_tools(model, tmp_path):
     (record,) = [record for record in trainer.history if "episode/turns" in record]
     assert record["episode/turns"] > 1 and 0 < record["reward/mean"] < 2
     assert np.isfinite(record["optim/grad_norm"])
+
+
+class TestLoop:
+    def test_worlds_play_where_a_loop_runs_already(self, model):
+        """As in every cell of a notebook; a failure there is the same one, too."""
+
+        async def cell() -> list[Answer]:
+            return play(prompts(model, "single")[0], ["3<|im_end|>"])
+
+        assert asyncio.run(cell()) == play(prompts(model, "single")[0], ["3<|im_end|>"])
+
+    def test_what_the_work_raises_is_raised_beside_a_loop(self):
+        async def fail() -> None:
+            raise KeyError("judge")
+
+        async def cell() -> None:
+            loop.run(fail())
+
+        loop = _Loop()
+        with pytest.raises(KeyError, match="judge"):
+            asyncio.run(cell())
+        loop.close()
+
+    def test_a_world_within_a_world_is_refused(self):
+        async def inner() -> None:
+            loop.run(asyncio.sleep(0))
+
+        loop = _Loop()
+        with pytest.raises(RuntimeError, match="cannot be played by the environment of another one"):
+            loop.run(inner())
+        loop.close()
+
+    def test_a_rollout_that_will_not_end_is_left(self, monkeypatch):
+        async def stubborn() -> None:
+            while True:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+
+        monkeypatch.setattr("jrl.environments.verifiers._CLOSING_SECONDS", 0.1)
+        loop, world = _Loop(), Verifiers()
+        loop.start(stubborn(), world)
+        loop.run(asyncio.sleep(0))
+        began = time.monotonic()
+        loop.close()
+        assert time.monotonic() - began < 10

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jrl.trainers.cards.report import change_of_reward, read_run, report
 from jrl.trainers.checkpoints.resume import checkpoints_in
+from jrl.trainers.loggers.safe_text import one_line
 from jrl.trainers.loggers.watch import FOUND
 
 REPORT = "report.html"
@@ -25,48 +27,85 @@ def write_report(run_dir: Path) -> str:
     """
     path = run_dir / REPORT
     try:
-        path.write_text(report([read_run(run_dir)]), encoding="utf-8")
-    except (OSError, ValueError, TypeError, KeyError) as error:  # of metrics that a user's function made, too
-        return f"not written ({error})"
+        path.write_text(report([read_run(run_dir)]), encoding="utf-8", errors="backslashreplace")
+    except (
+        Exception
+    ) as error:  # of whatever a user's function made a metric of, too: the run is over and saved
+        return f"not written ({one_line(str(error)) or type(error).__name__})"
     return str(path)
 
 
-def closing_sentence(
-    history: Sequence[Mapping[str, Any]],
-    *,
-    run_dir: Path,
-    step: int,
-    last_step: int,
-    seconds: float,
-    writes_text: bool,
-    report: str,
-) -> str:
+@dataclass(frozen=True)
+class Ending:
+    """Facts about a run that has ended.
+
+    Attributes:
+      run_dir: Its folder.
+      first_step: Optimizer steps before this process resumed it; 0: it began here.
+      step: Optimizer steps that were made in all.
+      last_step: Those that were wanted, or the most of them.
+      is_over: Whether there is nothing left to do; else it was stopped.
+      unsaved: Whether the disk refused the last checkpoint.
+      seconds: What this process took.
+      writes_text: Whether the model completes prompts.
+      resume_argument: Flag, without its dashes, by which such a run is resumed.
+      report: As `write_report` gives it.
+    """
+
+    run_dir: Path
+    first_step: int
+    step: int
+    last_step: int
+    is_over: bool
+    unsaved: bool
+    seconds: float
+    writes_text: bool
+    resume_argument: str
+    report: str
+
+
+def closing_sentence(history: Sequence[Mapping[str, Any]], ending: Ending) -> str:
     """The last words of a run.
 
     Args:
       history: Its records.
-      run_dir: Its folder.
-      step: Optimizer steps that were made.
-      last_step: Those that were wanted.
-      seconds: What it took.
-      writes_text: Whether its model completes prompts.
-      report: As `write_report` gives it.
+      ending: How it ended.
     """
-    change = change_of_reward(history)
-    rose = "" if change is None else f", mean reward {change[0]:.3g} to {change[1]:.3g} {change[2]}"
-    told = sorted({str(record[FOUND]) for record in history if FOUND in record})
-    warned = f"; warned of {', '.join(told)}" if told else ""
-    newest = max(checkpoints_in(run_dir), default=None)
+    newest = max(checkpoints_in(ending.run_dir), default=None)
+    parts = [f"{_steps(ending)}{_reward(history)}"]
+    if ending.unsaved:
+        lost = "nothing was saved" if newest is None else f"steps after {newest} are lost"
+        parts.append(f"the last checkpoint could not be written, so {lost}: make room on the disk")
+    elif newest is None:
+        parts.append("nothing was saved, because no step was made")
     if newest is None:
-        return f"done: {step} of {last_step} steps in {_duration(seconds)}{rose}{warned}; nothing was saved."
-    model = run_dir / f"checkpoint_{newest}" / "hf_model"
-    where = f"model in {model}, report: {report}"
-    if step < last_step:
-        begun = f"stopped at step {step} of {last_step} after {_duration(seconds)}{rose}{warned}"
-        return f"{begun}; {where}. To go on: --train.resume_from_checkpoint {run_dir}"
-    done = f"done: {step} steps in {_duration(seconds)}{rose}{warned}"
-    following = f"try it: jrl generate --model {run_dir} --prompt '...'" if writes_text else "open the report"
-    return f"{done}; {where}. Next, {following}"
+        return f"{'; '.join(parts)}."
+    model = ending.run_dir / f"checkpoint_{newest}" / "hf_model"
+    said = f"{'; '.join(parts)}; model in {model}, report: {ending.report}."
+    if ending.unsaved or not ending.is_over:
+        return f"{said} To go on: --{ending.resume_argument} {ending.run_dir}"
+    if not ending.writes_text:
+        return f"{said} Next, open the report"
+    return f"{said} Next, try it: jrl generate --model {ending.run_dir} --prompt '...'"
+
+
+def _steps(ending: Ending) -> str:
+    """How far the run came, and in what time."""
+    taken = _duration(ending.seconds)
+    if ending.first_step:
+        taken += f" since the resume at step {ending.first_step}"
+    if not ending.is_over:
+        return f"stopped at step {ending.step} of {ending.last_step} after {taken}"
+    most = f" of at most {ending.last_step}" if ending.step < ending.last_step else ""
+    return f"done: {ending.step}{most} steps in {taken}"
+
+
+def _reward(history: Sequence[Mapping[str, Any]]) -> str:
+    """What the reward did, and what the watch warned of."""
+    change = change_of_reward(history)
+    went = "" if change is None else f", mean reward {change[0]:.3g} to {change[1]:.3g} {change[2]}"
+    told = sorted({str(record[FOUND]) for record in history if FOUND in record})
+    return f"{went}; warned of {', '.join(told)}" if told else went
 
 
 def _duration(seconds: float) -> str:

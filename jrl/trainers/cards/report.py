@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import yaml
 from jrl.trainers.checkpoints.resume import checkpoints_in
 from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loggers.safe_text import one_line
 from jrl.trainers.loggers.watch import FOUND, HEALTHY, say
 
 Record = Mapping[str, Any]
@@ -29,6 +31,13 @@ MAX_PAIRS = 12
 """Prompts whose completions are shown before and after."""
 MAX_POINTS = 500
 """Points of a curve that are drawn."""
+_READ = 4 * MAX_SAMPLES
+"""Samples of a file that are held in memory."""
+_UNSHOWN = ("output_tokens", "turns")
+"""Fields of samples that no page shows, and that are most of a file."""
+_LONGEST_INTEGER = 300
+"""Digits of an integer that is read as one: what has more is no float either."""
+_STEP = re.compile(rb'\{"step": *(-?\d+)[,}]')
 _COLORS = ("#1f6feb", "#d2691e", "#2e8b57", "#a0307f", "#777777")
 # Title -> endings of names, of which a run's first one is drawn; an algorithm's prefix may stand before them.
 _PANELS: Mapping[str, tuple[str, ...]] = {
@@ -52,7 +61,8 @@ class RunRecords:
     Attributes:
       name: The folder's.
       history: Its records, one an iteration or evaluation.
-      evaluated: Samples of evaluations, by step.
+      evaluated: Samples of evaluations, by step; of many some, evenly spaced, with the first and the last step's.
+      num_evaluated: Those that there are.
       rollouts: Samples of training, by step; of many some, evenly spaced.
       num_rollouts: Those that there are.
       config: Its resolved configuration; None: no checkpoint holds one.
@@ -61,6 +71,7 @@ class RunRecords:
     name: str
     history: list[dict[str, Any]]
     evaluated: list[dict[str, Any]]
+    num_evaluated: int
     rollouts: list[dict[str, Any]]
     num_rollouts: int
     config: dict[str, Any] | None
@@ -72,34 +83,67 @@ def read_run(folder: Path) -> RunRecords:
     Args:
       folder: `train.checkpoint_dir`.
     Raises:
-      ValueError: If there is no run.
+      ValueError: If there is no run, or its configuration cannot be read.
     """
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
+    if not (folder / "metrics.jsonl").is_file():
         raise ValueError(
             f"`run` must be the folder of a run, which holds metrics.jsonl; {folder} has none. It is what the recipe "
             "names as `train.checkpoint_dir`."
         )
-    newest = max(checkpoints_in(folder), default=None)
-    config = None
-    if newest is not None and (folder / f"checkpoint_{newest}" / "config.yaml").is_file():
-        config = yaml.safe_load((folder / f"checkpoint_{newest}" / "config.yaml").read_text(encoding="utf-8"))
-    rollouts, num_rollouts = _some_lines(folder / "rollouts" / "rollouts.jsonl", 4 * MAX_SAMPLES)
+    config = _config(folder)
+    records, samples, rollouts = _files(folder, config)
+    kept, num_rollouts = _some_lines(rollouts, _READ)
+    evaluated, num_evaluated = _evaluated(samples)
     return RunRecords(
         name=folder.resolve().name,
-        history=_lines(path),
-        evaluated=_lines(folder / "rollouts" / "samples.jsonl"),
-        rollouts=rollouts,
+        history=_lines(records),
+        evaluated=evaluated,
+        num_evaluated=num_evaluated,
+        rollouts=kept,
         num_rollouts=num_rollouts,
         config=config,
     )
+
+
+def run_files(folder: Path) -> tuple[Path, Path, Path]:
+    """Files of a run that a page is made of: records, samples of evaluations, samples of training.
+
+    Args:
+      folder: `train.checkpoint_dir`.
+    Raises:
+      ValueError: If its configuration cannot be read.
+    """
+    return _files(folder, _config(folder))
+
+
+def _files(folder: Path, config: Mapping[str, Any] | None) -> tuple[Path, Path, Path]:
+    """As `run_files`, of a configuration that is read."""
+    named = None if config is None else config.get("train", {}).get("rollout_logging_dir")
+    samples = folder / "rollouts" if named is None else Path(named)
+    return folder / "metrics.jsonl", samples / "samples.jsonl", samples / "rollouts.jsonl"
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    """Resolved configuration of the newest checkpoint; None: there is none yet."""
+    newest = max(checkpoints_in(folder), default=None)
+    if newest is None or not (folder / f"checkpoint_{newest}" / "config.yaml").is_file():
+        return None
+    path = folder / f"checkpoint_{newest}" / "config.yaml"
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no YAML: {one_line(str(error))}") from error
+    if not isinstance(found, dict) or not all(isinstance(section, dict) for section in found.values()):
+        raise ValueError(f"{path} must hold the sections of a configuration, got {found!r:.80}.")
+    return found
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Records of a file; a last line that is being written is left out."""
     if not path.is_file():
         return []
-    return _parsed(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    with path.open("rb") as file:  # as bytes, a line ends at its newline alone, and not at U+2028 in a text
+        return _parsed(file)
 
 
 def _some_lines(path: Path, most: int) -> tuple[list[dict[str, Any]], int]:
@@ -110,9 +154,9 @@ def _some_lines(path: Path, most: int) -> tuple[list[dict[str, Any]], int]:
     """
     if not path.is_file():
         return [], 0
-    kept: list[str] = []
-    every, count, line = 1, 0, ""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    kept: list[bytes] = []
+    every, count, line = 1, 0, b""
+    with path.open("rb") as file:
         for line in file:
             if count % every == 0:
                 kept.append(line)
@@ -124,17 +168,46 @@ def _some_lines(path: Path, most: int) -> tuple[list[dict[str, Any]], int]:
     return _parsed(kept), count
 
 
-def _parsed(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """Records of lines of JSON; what is none is left out."""
+def _evaluated(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Samples of evaluations: some, with the beginning of the first and the last step's; and how many there are."""
+    some, count = _some_lines(path, _READ)
+    if count < _READ:
+        return some, count
+    first: list[bytes] = []
+    last: list[bytes] = []
+    step, first_step = None, None
+    with path.open("rb") as file:
+        for line in file:
+            found = _STEP.match(line)
+            if found is None:
+                continue
+            if found[1] != step:
+                step, last = found[1], []
+            first_step = first_step or step
+            for rows in (last, first) if step == first_step else (last,):
+                if len(rows) < MAX_SAMPLES:
+                    rows.append(line)
+    ends = _parsed(first), _parsed(last)
+    steps = {row.get("step") for rows in ends for row in rows}
+    return [*ends[0], *(row for row in some if row.get("step") not in steps), *ends[1]], count
+
+
+def _parsed(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Records of lines of JSON, without the fields that are not shown; what is none is left out."""
     found = []
     for line in lines:
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = json.loads(line.decode("utf-8", "replace"), parse_int=_integer)
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
-            found.append(record)
+            found.append({name: value for name, value in record.items() if name not in _UNSHOWN})
     return found
+
+
+def _integer(digits: str) -> int | float:
+    """An integer, or infinity in the place of one that is larger than any float."""
+    return int(digits) if len(digits) < _LONGEST_INTEGER else float(digits)
 
 
 def report(runs: Sequence[RunRecords], *, live_version: str | None = None) -> str:
@@ -318,7 +391,7 @@ def _samples(run: RunRecords) -> str:
     cells = [
         [row.get("step", ""), row.get("prompt", ""), row.get("output", ""), _reward(row)] for row in shown
     ]
-    there = run.num_rollouts if run.rollouts else len(rows)
+    there = run.num_rollouts if run.rollouts else run.num_evaluated
     left_out = f", of {there}" if there > len(shown) else ""
     table = _table(["step", "prompt", "completion", "reward"], cells)
     return f"<p>{len(shown)} samples{left_out}. <input type=search placeholder='search'></p>{table}"
@@ -374,7 +447,7 @@ _LIVE = """
 setInterval(async () => {
   if ([...document.querySelectorAll("input[type=search]")].some((field) => field.value)) return;
   try {
-    const answer = await fetch("/version");
+    const answer = await fetch("/version" + location.search);
     if (answer.ok && (await answer.text()) !== @VERSION@) location.reload();
   } catch { document.title = "(run over) " + document.title.replace("(run over) ", ""); }
 }, 3000);

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import threading
 import time
@@ -21,6 +22,7 @@ from jrl.trainers.config.secrets import hide_secrets
 from jrl.trainers.loggers.description import WARNING
 from jrl.trainers.loggers.jsonl import SAMPLING
 from jrl.trainers.loggers.safe_text import for_terminal, one_line
+from jrl.trainers.loggers.standard_outputs import mute_lost
 from jrl.trainers.loggers.watch import FOUND, say
 
 COUNTERS = ("step", "iteration", "evaluation")
@@ -54,6 +56,14 @@ def headline_names() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda pair: order.index(pair[1])))
 
 
+class LastingConsole(Console):
+    """A console that raises where nobody reads it any more, which a run outlasts; rich's ends the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Raises what the output raised."""
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
 class RichConsole:
     """Prints a run's progress.
 
@@ -64,7 +74,7 @@ class RichConsole:
     """
 
     def __init__(self, console: Console | None = None, *, rows: int = 4, cell_width: int = 200) -> None:
-        self._console = console or Console()
+        self._console = console or LastingConsole()
         self._rows, self._cell_width = rows, cell_width
         self._progress: _Display | None = None
         self._last_line = -math.inf
@@ -137,7 +147,10 @@ class RichConsole:
             silent_since = max(silent_since, self._last_line)
             if self._now is not None and time.monotonic() - silent_since > QUIET_SECONDS:
                 silent_since = time.monotonic()
-                self._line(f"step {self._clock.steps()}  {self._clock.times()}  {self._now()} ...")
+                try:
+                    self._line(f"step {self._clock.steps()}  {self._clock.times()}  {self._now()} ...")
+                except OSError:  # a full disk has room later; the next record warns of it
+                    mute_lost()
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
         """The headlines of a training record on the live line; evaluations and findings on lines of their own.

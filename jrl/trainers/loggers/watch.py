@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 Record = Mapping[str, Any]
@@ -139,6 +140,7 @@ class Rule:
       cause: What it usually comes from.
       remedy: What usually helps.
       unless: Metric of records of which the rule says nothing.
+      level: Metric that must not rise over those records (`rises`).
     """
 
     name: str
@@ -147,11 +149,20 @@ class Rule:
     cause: str
     remedy: str
     unless: str | None = None
+    level: str | None = None
 
     def condition(self) -> str:
         """Condition of the rule in words."""
         aside = f"; no `{self.unless}`" if self.unless else ""
-        return "; ".join(map(str, self.tests)) + aside
+        still = (
+            ""
+            if self.level is None
+            else (
+                f"; mean of `{self.level}` in the later half of those records at most a standard error above that in "
+                "the earlier half"
+            )
+        )
+        return "; ".join(map(str, self.tests)) + still + aside
 
 
 RULES: tuple[Rule, ...] = (
@@ -181,6 +192,7 @@ RULES: tuple[Rule, ...] = (
         40,
         "the reward is where it began, and so is the policy: it hardly differs from the reference",
         "raise the learning rate (optimizer.kwargs.lr) three to ten times, or lower the weight of the KL penalty",
+        level="reward/mean",
     ),
     Rule(
         "flat_reward",
@@ -194,6 +206,7 @@ RULES: tuple[Rule, ...] = (
         "is as good as it gets",
         "read the samples; average over more rollouts (method.num_rollouts), lower the learning rate, and look whether "
         "the reward tells completions of one prompt apart",
+        level="reward/mean",
     ),
     Rule(
         "equal_groups",
@@ -476,6 +489,21 @@ RULES: tuple[Rule, ...] = (
 """What the watch looks for. Thresholds leave room around what the shipped recipes do."""
 
 
+def rises(values: Sequence[float]) -> bool:
+    """True where the later half's mean is more than a standard error above the earlier half's.
+
+    The error is that of the difference of both means. The variance of a value is half the mean square of differences
+    between neighbours (von Neumann, 1941), which a slow trend hardly enters.
+
+    Args:
+      values: In order, at least two.
+    """
+    middle, count = len(values) // 2, len(values)
+    rise = math.fsum(values[middle:]) / (count - middle) - math.fsum(values[:middle]) / middle
+    variance = math.fsum((later - one) ** 2 for one, later in pairwise(values)) / (2 * (count - 1))
+    return rise > math.sqrt(variance * (1 / middle + 1 / (count - middle)))
+
+
 @dataclass(frozen=True)
 class Finding:
     """A finding of the watch.
@@ -521,6 +549,7 @@ class Watch:
         self._rules = rules
         self._first: dict[str, list[float]] = {}
         self._recent = [deque[bool]([], rule.patience) for rule in rules]
+        self._levels = [deque[float]([], rule.patience) for rule in rules]
         self._step, self._told = 0, set[str]()
         for record in history:
             self._follow(record)
@@ -539,8 +568,10 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """Baselines, windows and what was told, as plain JSON, for a watch that goes on without the records."""
         recent = {rule.condition(): list(seen) for rule, seen in zip(self._rules, self._recent, strict=True)}
+        levels = {rule.condition(): list(seen) for rule, seen in zip(self._rules, self._levels, strict=True)}
         first = {name: list(values) for name, values in self._first.items()}
-        return {"step": self._step, "first": first, "recent": recent, "told": sorted(self._told)}
+        told = sorted(self._told)
+        return {"step": self._step, "first": first, "recent": recent, "levels": levels, "told": told}
 
     def load(self, found: Mapping[str, Any]) -> None:
         """Goes on where `state` was asked; a rule that was not there then begins anew.
@@ -552,6 +583,9 @@ class Watch:
         self._first = {name: list(values) for name, values in found["first"].items()}
         self._recent = [
             deque(found["recent"].get(rule.condition(), ()), rule.patience) for rule in self._rules
+        ]
+        self._levels = [
+            deque(found.get("levels", {}).get(rule.condition(), ()), rule.patience) for rule in self._rules
         ]
 
     def _follow(self, record: Record) -> list[tuple[Rule, float]]:
@@ -566,12 +600,14 @@ class Watch:
             if len(first) < BASELINE:
                 first.append(value)
         met = []
-        for rule, recent in zip(self._rules, self._recent, strict=True):
+        for rule, recent, level in zip(self._rules, self._recent, self._levels, strict=True):
             if rule.unless not in values and all(
                 name in values for test in rule.tests for name in test.metrics
             ):
                 recent.append(all(self._holds(test, values) for test in rule.tests))
-                if len(recent) == rule.patience and all(recent):
+                if rule.level is not None:
+                    level.append(values[rule.level])
+                if len(recent) == rule.patience and all(recent) and not (level and rises(list(level))):
                     met.append((rule, values[rule.tests[0].metric]))
         return met
 

@@ -66,7 +66,7 @@ class Activity:
             last_time = "" if before is None else f" ({before:.0f} s last time)"
             what = _PROGRAMS.get(name, name)
             return f"compiling {what}, {time.perf_counter() - began:.0f} s{last_time}"
-        running = self._stopwatch.running
+        running = tuple(self._stopwatch.running)  # another thread may end a part meanwhile
         if not running:
             return "updating"
         name, began = running[-1]

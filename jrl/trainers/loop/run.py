@@ -21,7 +21,7 @@ import numpy as np
 
 from jrl.distributed import end_on_error, is_main, new_meeting, on_main
 from jrl.rollout.rewards import FAILURES
-from jrl.trainers.cards.closing import closing_sentence, write_report
+from jrl.trainers.cards.closing import Ending, closing_sentence, write_report
 from jrl.trainers.checkpoints.checkpointer import Checkpointer
 from jrl.trainers.checkpoints.cursor import check_data, make_cursor
 from jrl.trainers.config.method import entry_of
@@ -150,6 +150,7 @@ class Run:
             self._data_sha256 = self.trainer.data_sha256()  # once: every checkpoint writes it
             check_same(self.trainer.config.to_dict(), self._data_sha256, self._num_steps)
             records = self._restore()
+            self._first_step = self.step
             self._measure()
             if (self.last_step - self.step) % self.steps_per_iteration:
                 made = int(jax.device_get(self.trainer.optimizer_steps()))
@@ -208,15 +209,19 @@ class Run:
         if not is_main():
             return
         entry = entry_of(self.trainer.config.method)
-        sentence = closing_sentence(
-            self.history,
+        ending = Ending(
             run_dir=self.checkpoints.run_dir,
+            first_step=self._first_step,
             step=self.step,
             last_step=self.last_step,
+            is_over=self.iteration >= self.num_iterations,
+            unsaved=self.unsaved,
             seconds=time.perf_counter() - self._began,
             writes_text=entry is not None and entry.model == "language",
+            resume_argument=self.trainer.resume_argument,
             report=write_report(self.checkpoints.run_dir),
         )
+        sentence = closing_sentence(self.history, ending)
         for live in self.loggers.live:
             live.finish(sentence)
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from jrl.trainers.cards.closing import closing_sentence, write_report
+from jrl.trainers.cards import closing
+from jrl.trainers.cards.closing import Ending, closing_sentence, write_report
 
 HISTORY = [
     {"step": 0, "evaluation": 0, "reward/mean": 0.1},
@@ -21,16 +24,22 @@ HISTORY = [
 ]
 
 
-def said(tmp_path, step=8, history=HISTORY, *, seconds=42.0, writes_text=True):
-    return closing_sentence(
-        history,
-        run_dir=tmp_path,
-        step=step,
-        last_step=8,
-        seconds=seconds,
-        writes_text=writes_text,
-        report="report.html",
-    )
+ENDING = Ending(
+    run_dir=Path("run"),
+    first_step=0,
+    step=8,
+    last_step=8,
+    is_over=True,
+    unsaved=False,
+    seconds=42.0,
+    writes_text=True,
+    resume_argument="train.resume_from_checkpoint",
+    report="report.html",
+)
+
+
+def said(tmp_path, history=HISTORY, **ending):
+    return closing_sentence(history, replace(ENDING, run_dir=tmp_path, **ending))
 
 
 def test_what_happened_where_things_are_and_what_to_do_next(tmp_path):
@@ -45,15 +54,41 @@ def test_what_happened_where_things_are_and_what_to_do_next(tmp_path):
     assert "in 5 min" in said(tmp_path, seconds=300) and "in 2.0 h" in said(tmp_path, seconds=7200)
 
 
-def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
+@pytest.mark.parametrize("argument", ["train.resume_from_checkpoint", "resume_from_checkpoint"])
+def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path, argument):
+    """By the flag that its command has."""
     (tmp_path / "checkpoint_4").mkdir()
-    text = said(tmp_path, step=4, history=HISTORY[:2])
+    text = said(tmp_path, HISTORY[:2], step=4, is_over=False, resume_argument=argument)
     assert text.startswith("stopped at step 4 of 8 after 42 s; model in")
-    assert text.endswith(f"To go on: --train.resume_from_checkpoint {tmp_path}")
+    assert text.endswith(f". To go on: --{argument} {tmp_path}")
+
+
+def test_a_run_that_ends_before_its_most_steps_is_done(tmp_path):
+    """So does RFT after its epochs: there is nothing to resume."""
+    (tmp_path / "checkpoint_4").mkdir()
+    text = said(tmp_path, [], step=4, last_step=20)
+    assert text.startswith("done: 4 of at most 20 steps in 42 s; model in") and "To go on" not in text
+
+
+def test_the_time_after_a_resume_is_told_as_such(tmp_path):
+    (tmp_path / "checkpoint_8").mkdir()
+    assert said(tmp_path, [], first_step=4).startswith("done: 8 steps in 42 s since the resume at step 4; ")
 
 
 def test_a_run_without_a_checkpoint(tmp_path):
-    assert said(tmp_path, history=[]) == "done: 8 of 8 steps in 42 s; nothing was saved."
+    assert said(tmp_path, [], step=0, last_step=0) == (
+        "done: 0 steps in 42 s; nothing was saved, because no step was made."
+    )
+    assert said(tmp_path, [], unsaved=True) == (
+        "done: 8 steps in 42 s; the last checkpoint could not be written, so nothing was saved: make room on the disk."
+    )
+
+
+def test_a_checkpoint_that_the_disk_refused_is_told(tmp_path):
+    (tmp_path / "checkpoint_4").mkdir()
+    text = said(tmp_path, [], unsaved=True)
+    assert "could not be written, so steps after 4 are lost: make room on the disk; model in" in text
+    assert text.endswith(f"To go on: --train.resume_from_checkpoint {tmp_path}")
 
 
 def test_the_report_is_written_or_it_is_said_why_not(tmp_path):
@@ -69,3 +104,14 @@ def test_a_full_disk_ends_nothing(tmp_path):
     with pytest.raises(OSError, match="directory"):
         (tmp_path / "report.html").write_text("")
     assert write_report(tmp_path).startswith("not written (")
+
+
+def test_no_mistake_in_a_report_ends_a_run(tmp_path, monkeypatch):
+    """Whatever is raised: the run is over, and saved."""
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "checkpoint_4").mkdir()
+    (tmp_path / "checkpoint_4" / "config.yaml").write_text("a: [\nb: c")
+    said = write_report(tmp_path)
+    assert said.startswith("not written (") and "config.yaml is no YAML" in said and "\n" not in said
+    monkeypatch.setattr(closing, "read_run", lambda _: 1 / 0)
+    assert write_report(tmp_path) == "not written (division by zero)"

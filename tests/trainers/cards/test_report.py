@@ -14,7 +14,7 @@ import pytest
 
 import jrl
 from jrl.cli import main
-from jrl.trainers.cards.report import MAX_SAMPLES, _some_lines, read_run, report
+from jrl.trainers.cards.report import _READ, MAX_SAMPLES, _some_lines, read_run, report
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, save_tiny_checkpoint
 
 ATTACK = "</td><script>alert('owned')</script><img src=x onerror=alert(1)>"
@@ -176,3 +176,64 @@ def test_of_many_lines_some_are_read_evenly_spaced(tmp_path: Path, count: int) -
     assert there == count and len(numbers) <= 8 and (count >= 8 or numbers == list(range(count)))
     gaps = {later - one for one, later in pairwise(numbers[:-1])}
     assert len(gaps) <= 1 and numbers[:1] + numbers[-1:] == ([0, count - 1] if count else [])
+
+
+def test_a_text_may_hold_what_unicode_calls_a_line(tmp_path: Path) -> None:
+    folder = made_up(tmp_path / "run")
+    odd = [{"step": 4, "iteration": 9, "note": mark.join("ab")} for mark in "\u2028\u2029\u0085\x0b\x0c\x1c"]
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8", newline="") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in odd)
+    assert read_run(folder).history[-len(odd) :] == odd
+
+
+def test_figures_larger_than_a_float_and_lone_surrogates_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made_up(tmp_path / "run", samples=2, text="\ud800")
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 24, "iteration": 6, "reward/mean": 1' + "0" * 400 + "}\n")
+        file.write('{"step": 28, "iteration": 7, "reward/mean": 1' + "0" * 5000 + "}\n")
+    assert main(["report", str(folder)]) == 0
+    assert "\\ud800 1" in Path(capsys.readouterr().out.strip()).read_text(encoding="utf-8")
+
+
+def test_samples_of_many_evaluations_are_thinned(tmp_path: Path) -> None:
+    """Those of the first and the last evaluation stay, for they are compared."""
+    folder = made_up(tmp_path / "run")
+    rows = [
+        {"step": step, "prompt": f"p{i}", "output": f"{step}", "reward": 0.0, "output_tokens": [1, 2]}
+        for step in range(_READ)
+        for i in range(3)
+    ]
+    (folder / "rollouts" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_run(folder)
+    assert len(found.evaluated) <= _READ + 6 and found.num_evaluated == len(rows)
+    for step in (0, _READ - 1):
+        assert [row["prompt"] for row in found.evaluated if row["step"] == step] == ["p0", "p1", "p2"]
+    assert not any("output_tokens" in row for row in found.evaluated)
+    steps = [row["step"] for row in found.evaluated]
+    assert steps == sorted(steps)
+    assert f"{MAX_SAMPLES} samples, of {len(rows)}." in report([found])
+
+
+def write_config(folder: Path, text: str) -> None:
+    (folder / "checkpoint_4").mkdir()
+    (folder / "checkpoint_4" / "config.yaml").write_text(text)
+
+
+def test_samples_lie_where_the_configuration_says(tmp_path: Path) -> None:
+    folder, elsewhere = made_up(tmp_path / "run"), made_up(tmp_path / "other", samples=5) / "rollouts"
+    assert read_run(folder).rollouts == []
+    write_config(folder, f"train: {{rollout_logging_dir: {elsewhere}}}\n")
+    assert len(read_run(folder).rollouts) == 5
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a list", "train: 3"])
+def test_a_broken_configuration_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    folder = made_up(tmp_path / "run")
+    write_config(folder, text)
+    assert main(["report", str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "config.yaml" in line

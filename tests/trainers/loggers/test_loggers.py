@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 import warnings
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from jrl.methods import default_ppo_config
 from jrl.trainers.loggers import console as console_module
-from jrl.trainers.loggers.console import RichConsole
+from jrl.trainers.loggers.console import LastingConsole, RichConsole
 from jrl.trainers.loggers.jsonl import JSONLLogger
 from jrl.trainers.loggers.loggers import Loggers, make_loggers
 from jrl.trainers.loggers.standard_outputs import mute_lost
@@ -293,6 +294,30 @@ class TestConsole:
         time.sleep(0.2)
         console.close()
         assert re.search(r"\nstep 0/10  0:00  sampling, 3 s \.\.\.\n", out.getvalue())
+
+    @pytest.mark.parametrize("error", [OSError(28, "No space left"), BrokenPipeError(32, "Broken pipe")])
+    def test_a_silence_is_broken_again_after_an_output_failed(self, monkeypatch, error):
+        class Failing(io.StringIO):
+            failures = 2
+
+            def write(self, text):
+                if "sampling" in text and self.failures:
+                    self.failures -= 1
+                    raise error
+                return super().write(text)
+
+        monkeypatch.setattr(console_module, "QUIET_SECONDS", 0.02)
+        raised = []
+        monkeypatch.setattr(threading, "excepthook", raised.append)
+        out = Failing()
+        console = RichConsole(LastingConsole(file=out, width=100))
+        console.start({}, total_steps=10, step=0)
+        console.follow(lambda: "sampling, 3 s")
+        until = time.monotonic() + 10
+        while "sampling" not in out.getvalue() and time.monotonic() < until and not raised:
+            time.sleep(0.02)
+        console.close()
+        assert not raised and not out.failures and "sampling, 3 s" in out.getvalue()
 
     @pytest.mark.parametrize("terminal", [True, False])
     def test_texts_of_others_are_not_obeyed(self, terminal):

@@ -8,12 +8,14 @@ import math
 import re
 from itertools import groupby
 from pathlib import Path
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 
 import jrl
 from jrl.rollout.text import Texts, variety
-from jrl.trainers.loggers.watch import HEALTHY, RULES, Range, Rule, Test, Watch, find, rules_table, say
+from jrl.trainers.loggers.watch import HEALTHY, RULES, Range, Rule, Test, Watch, find, rises, rules_table, say
 from tests.trainers.runs import (
     PREFERENCES,
     PROMPTS,
@@ -201,6 +203,17 @@ class TestRules:
             {"reward/mean": [0.3] * 39, "reward/std": [0.4] * 39, "kl/per_sequence": [0.1] * 39},
             {"reward/mean": [0.3] * 2 + [0.4] * 60, "reward/std": [0.4] * 62, "kl/per_sequence": [9.0] * 62},
             {"ppo/value_loss": [1.0, 1.0, *[20.0] * 9], "ppo/explained_variance": [0.5] * 11},
+            # Rises slowly and all the time, or is nearly solved and still rises.
+            {
+                "reward/mean": [0.3 + 0.0022 * i for i in range(90)],
+                "reward/std": [0.47] * 90,
+                "kl/per_sequence": [0.004 * i for i in range(90)],
+            },
+            {
+                "reward/mean": [0.93 + 0.0005 * i for i in range(60)],
+                "reward/std": [0.25] * 60,
+                "kl/per_sequence": [3.0] * 60,
+            },
             {"group/zero_std_fraction": [0.8] * 9},
             {"reward/failed_fraction": [0.5] * 9},
             {"optim/skipped_steps": [0, 1, 2], "ddpo/loss_scale": [4096.0, 2048.0, 1024.0]},
@@ -208,6 +221,16 @@ class TestRules:
     )
     def test_what_is_meant_so_is_left_alone(self, metrics):
         assert names(records(**metrics)) == []
+
+    def test_a_rise_is_more_than_noise(self):
+        """Two halves of 20 values, whose noise of 0.1 gives their difference an error of 0.1 times sqrt(2 / 20)."""
+        noise = np.random.default_rng(0).normal(0, 0.1, (4000, 40))
+        steps = np.repeat([0.0, 1.0], 20)
+        for errors in (0.0, 1.0, 3.0):
+            found = np.mean([rises(list(row)) for row in noise + errors * 0.1 * math.sqrt(2 / 20) * steps])
+            expected = 1 - NormalDist(errors).cdf(1.0)
+            assert abs(found - expected) < 0.04
+        assert not rises([0.3] * 40) and rises([0.3] * 20 + [0.4] * 20)
 
     def test_one_step_an_iteration_clips_nothing_by_definition(self):
         history = records(**{"ppo/clip_fraction": [0.0] * 20, "ppo/approx_kl": [0.0] * 20})

@@ -17,6 +17,7 @@ from jrl.distributed import PeerError
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.checkpoints.checkpointer import Checkpointer, CheckpointError
 from jrl.trainers.loggers.loggers import Loggers
+from jrl.trainers.loop import run
 from jrl.trainers.loop.hooks import Hooks
 from jrl.trainers.loop.run import UnfinishedError
 from jrl.trainers.loop.stopwatch import CompileCounter
@@ -38,7 +39,7 @@ def ready(config, *, reward_fn=count_vowels, **others):
 @pytest.fixture(scope="module")
 def resumed(checkpoint, tmp_path_factory):
     """One iteration, then one more from its checkpoint; rollouts have a temperature of their own."""
-    folder, told = tmp_path_factory.mktemp("resumed"), []
+    folder, told, endings = tmp_path_factory.mktemp("resumed"), [], []
     (folder / "data").mkdir()
     (folder / "data" / "prompts.jsonl").write_text(FOREIGN)
     flush, save = Loggers.flush, Checkpointer.save
@@ -50,13 +51,21 @@ def resumed(checkpoint, tmp_path_factory):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loggers, "flush", lambda self: (told.append("flush"), flush(self))[1])
+        patch.setattr(run, "closing_sentence", lambda _, ending: endings.append(ending) or "over")
         patch.setattr(Checkpointer, "save", lambda *a, **k: (told.append("save"), save(*a, **k))[1])
         ready(config).learn()
         more = {"resume_from_checkpoint": str(folder / "run"), "total_steps": 8}
         trainer = ready(config.evolve(train=more))
         trainer.learn()
-    trainer.told = told
+    trainer.told, trainer.endings = told, endings
     return trainer
+
+
+def test_how_a_run_ended_is_known(resumed):
+    begun, gone_on = resumed.endings
+    assert (begun.first_step, begun.step, begun.last_step) == (0, 4, 4)
+    assert (gone_on.first_step, gone_on.step, gone_on.last_step) == (4, 8, 8)
+    assert gone_on.is_over and not gone_on.unsaved
 
 
 class TestFailures:
