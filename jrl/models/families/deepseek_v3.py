@@ -172,5 +172,6 @@ FAMILY = Family(
     read_config=read_config,
     entries=entries,
     base_prefix="model.",
-    ignored=(*llama_like.IGNORED, r"^model\.layers\.61\."),
+    ignored=llama_like.IGNORED,
+    has_prediction_layer=True,
 )
