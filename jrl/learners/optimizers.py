@@ -2,7 +2,7 @@
 """Optimizers and learning-rate schedules by name: torch's names and defaults, optax's arithmetic.
 
 Every optimizer made here clips the global norm of the accumulated gradient, counts its own steps for the
-schedule, leaves norms and biases out of weight decay, and skips (and counts) a step whose gradient is not
+schedule, leaves norms, biases and the like out of weight decay, and skips (and counts) a step whose gradient is not
 finite.
 """
 
@@ -22,7 +22,8 @@ from jrl.learners.guards import clip_by_global_norm, skip_nonfinite
 from jrl.mesh import path_name
 from jrl.suggestions import did_you_mean
 
-UNDECAYED = ("bias", "scale", "magnitude")
+UNDECAYED = ("scale", "magnitude", "log_rates", "sinks")
+"""Last names of leaves that are neither weights of a linear map nor biases; a bias is told by the end of its name."""
 
 Rate = Callable[[float], optax.Schedule]
 """A schedule that waits for the base learning rate, which the optimizer's arguments hold."""
@@ -59,13 +60,16 @@ def _scale_by_rate(schedule: optax.Schedule) -> optax.GradientTransformation:
 
 
 def decayed(params: optax.Params) -> Any:
-    """True for every leaf that weight decay applies to: all but norm scales and biases.
+    """True for every leaf that weight decay applies to: all but norm scales, biases, decay rates and sinks.
 
     They are told by name, because dimensions do not tell them: a bias of (heads, head width) has two.
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path_name(path).rsplit("/", 1)[-1] not in UNDECAYED, params
-    )
+
+    def is_decayed(path: tuple[Any, ...], _: Any) -> bool:
+        name = path_name(path).rsplit("/", 1)[-1]
+        return name not in UNDECAYED and not name.endswith("bias")
+
+    return jax.tree_util.tree_map_with_path(is_decayed, params)
 
 
 def _decay(weight_decay: float) -> optax.GradientTransformation:

@@ -102,7 +102,9 @@ def load_checkpoint(
     tied = _tied_heads(model)
 
     def is_ignored(name: str) -> bool:
-        return name in tied or model.family.is_ignored(name) or model.family.is_ignored(prefix + name)
+        return name in tied or any(
+            model.family.is_ignored(form, model.config) for form in (name, prefix + name)
+        )
 
     check_entries(files, entries, names, is_ignored=is_ignored, what=f"{model.family.model_type} model")
     shapes = initial_shapes(model.init)

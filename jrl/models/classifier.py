@@ -233,7 +233,7 @@ def load_classifier(
         files,
         entries,
         names,
-        is_ignored=model.family.is_ignored,
+        is_ignored=lambda name: model.family.is_ignored(name, model.config),
         what=f"{model.family.model_type} classifier",
     )
     shapes = initial_shapes(model.init)

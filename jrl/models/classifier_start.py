@@ -117,7 +117,7 @@ def load_start(
     kept = [entry for entry in model.entries() if _top(entry) not in fresh]
 
     def is_ignored(name: str) -> bool:
-        return model.family.is_ignored(name) or (bool(fresh) and not name.startswith(prefix))
+        return model.family.is_ignored(name, model.config) or (bool(fresh) and not name.startswith(prefix))
 
     what = f"{model.family.model_type} classifier"
     check_entries(files, kept, names, is_ignored=is_ignored, what=what)

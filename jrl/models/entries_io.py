@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,8 +21,9 @@ import numpy as np
 from flax import traverse_util
 from jax.sharding import AbstractMesh, Mesh, SingleDeviceSharding
 
-from jrl.mesh import tree_shardings
+from jrl.mesh import path_name, tree_shardings
 from jrl.models.families.base import Entry
+from jrl.models.quantize import float32_paths
 from jrl.models.safetensors_io import Tensors
 from jrl.models.safetensors_write import LazyTensor
 from jrl.typing import Params, PRNGKey
@@ -37,21 +39,22 @@ def parameter_targets(
 
     Args:
       shapes: The tree, of anything with a shape (`jax.eval_shape` of an initialiser).
-      dtype: Of the parameters.
+      dtype: Of the parameters, but for those of `jrl.models.quantize.float32_paths`.
       mesh: Where they go; None: the default device.
       float32: Top-level entries of the tree that are float32 whatever `dtype` is (heads).
     Returns:
       The tree of `jax.ShapeDtypeStruct`, and a line for every dimension that the mesh does not divide.
     """
     places, replicated = (None, []) if mesh is None else tree_shardings(mesh, shapes)
+    exact = float32_paths(flat_tree(shapes))
 
-    def target(name: str, leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
-        kind = jnp.float32 if name in float32 else dtype
+    def target(top: str, path: Any, leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
+        kind = jnp.float32 if top in float32 or f"{top}/{path_name(path)}" in exact else dtype
         return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=place)  # type: ignore[no-untyped-call]
 
     return {
-        name: jax.tree.map(
-            lambda leaf, place, name=name: target(name, leaf, place),
+        name: jax.tree_util.tree_map_with_path(
+            partial(target, name),
             dict(shapes[name]),
             jax.tree.map(lambda _: None, dict(shapes[name])) if places is None else places[name],
             is_leaf=lambda x: x is None,

@@ -37,6 +37,7 @@ def _other_folders(name: str) -> list[str]:
 # Copies of the weights in other formats and layouts.
 _NOT_DOWNLOADED = (*_other_folders(HEADS_FOLDER), "consolidated*")
 _QUANTISED = ("quantization_config", "compression_config")
+TEXT_CONFIG = "text_config"
 _READ = "mxfp4"
 """The one method whose tensors are read; see `jrl.models.mxfp4`."""
 _MOST = {
@@ -179,7 +180,8 @@ def read_hf_config(place: Place, changes: Mapping[str, Any] | None = None) -> An
 
     Args:
       place: A folder with a config.json, or a model object.
-      changes: Replaces entries of it.
+      changes: Replaces entries of it. Of a multimodal model those of the text model may be named as they are, or in a
+        mapping `text_config`.
     Raises:
       ValueError: If the file is malformed, the architecture is unknown or needs code of its own, the weights are
         quantised, or a change names no entry.
@@ -193,13 +195,33 @@ def read_hf_config(place: Place, changes: Mapping[str, Any] | None = None) -> An
     # What is saved later has no code beside it, and is not packed.
     for entry in ("auto_map", *_QUANTISED):
         vars(config).pop(entry, None)
-    known = config.to_dict()
-    for name in changes or {}:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise ValueError(f"{place}: config.json has no entry `{name}` to change.{hint}")
-    config.update(dict(changes or {}))
+    _change(place, config, changes or {})
     return config
+
+
+def _change(place: Place, config: Any, changes: Mapping[str, Any]) -> None:
+    """Replaces entries of a config and of its text model's.
+
+    Raises:
+      ValueError: If there is no such entry, or what stands for a text model's config is no mapping.
+    """
+    text = FAMILIES[config.model_type].text_config(config)
+    own, inner = dict(changes), dict[str, Any]()
+    if text is not config:
+        inner = own.pop(TEXT_CONFIG, {})
+        if not isinstance(inner, Mapping):
+            raise ValueError(
+                f"{place}: a change of `{TEXT_CONFIG}` must be a mapping of its entries, got {inner!r}."
+            )
+        outer = config.to_dict()
+        inner = {**inner, **{name: own.pop(name) for name in list(own) if name not in outer}}
+    for part, of_part in ((config, own), (text, inner)):
+        known = part.to_dict()
+        for name in of_part:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise ValueError(f"{place}: config.json has no entry `{name}` to change.{hint}")
+        part.update(of_part)
 
 
 def _parsed_config(folder: Path) -> Any:

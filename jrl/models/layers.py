@@ -73,13 +73,17 @@ class Projection(nn.Module):
             y += as_row(bias.astype(self.dtype), y.ndim)
         return y
 
-    def whole_kernel(self) -> Float[Array, "..."]:
-        """The kernel as one array with its adapter in it, for who multiplies it with other things than inputs."""
+    def whole_kernel(self, x: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """(x, the kernel as one array with its adapter in it), for who multiplies it with other things than inputs.
+
+        A rounded kernel waits for x before it is expanded: else those of all layers would be before a loop over tokens.
+        """
         kernel: Any = self.get_variable("params", "kernel")
+        if isinstance(kernel, QuantizedKernel):
+            x, kernel = jax.lax.optimization_barrier((x, kernel))
         if self.has_variable("lora", "a"):
             kernel = adapted_kernel(kernel, self.variables["lora"])
-        found: Array = kernel.astype(self.dtype)
-        return found
+        return x, kernel.astype(self.dtype)
 
     def _product(self, x: Float[Array, "..."], kernel: Kernel) -> Float[Array, "..."]:
         return contract(x.astype(self.dtype), kernel, len(self.inputs), self.dtype)

@@ -100,6 +100,20 @@ class TextTensors:
         return self._files.read(self._names[name], dtype)
 
 
+def check_origin(place: Place | None) -> Place:
+    """The checkpoint that a multimodal model was read from.
+
+    Raises:
+      ValueError: If there is none: the model was made from a config.
+    """
+    if place is None:
+        raise ValueError(
+            "a multimodal model can be saved only if it was read from a checkpoint: its vision tensors are copied "
+            "from there, and a config has none. Use the config's `text_config` for a text model alone."
+        )
+    return place
+
+
 def whole_checkpoint(place: Place | None, text: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """The tensors of the text model under the names of the checkpoint it is part of, with all others of that.
 
@@ -108,14 +122,9 @@ def whole_checkpoint(place: Place | None, text: Mapping[str, LazyTensor]) -> dic
       text: Of the text model, by their names in the table.
     Raises:
       FileNotFoundError: If the checkpoint is not there any more.
-      ValueError: If there is none: the model was made from a config.
+      ValueError: As `check_origin`.
     """
-    if place is None:
-        raise ValueError(
-            "a multimodal model can be saved only if it was read from a checkpoint: its vision tensors are copied "
-            "from there, and a config has none. Use the config's `text_config` for a text model alone."
-        )
-    files = open_tensors(place)
+    files = open_tensors(check_origin(place))
     layout = find_layout(files)
     found = {layout.file_name(name): tensor for name, tensor in text.items()}
     for name, info in files.info.items():

@@ -13,12 +13,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jrl.models.safetensors_io import TensorInfo, Tensors
+from jrl.models.safetensors_io import TensorInfo, Tensors, check_finite
 
 BLOCKS, SCALES = "_blocks", "_scales"
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_POSITIVE, *(-value for value in _POSITIVE)], np.float32)
-_BIAS = 127
+_BIAS, _NAN = 127, 255
 
 
 class Mxfp4Tensors:
@@ -63,8 +63,12 @@ class Mxfp4Tensors:
         """Reads a tensor, all of whose values are finite; see `TensorFiles.read`."""
         if name not in self._packed:
             return self._files.read(name, dtype)
+        info = self.info[name]
         blocks, scales = self._files.read(name + BLOCKS), self._files.read(name + SCALES)
-        return expand(blocks, scales, self.info[name].dtype if dtype is None else dtype)
+        found = expand(blocks, scales, info.dtype if dtype is None else dtype)
+        for index in np.ndindex(found.shape[:-2]):
+            check_finite(found[index], info.path, name)
+        return found
 
 
 def packed_names(files: Tensors) -> list[str]:
@@ -78,7 +82,7 @@ def expand(blocks: np.ndarray, scales: np.ndarray, dtype: Any) -> np.ndarray:
 
     Args:
       blocks: (..., N, G, 16) bytes.
-      scales: (..., N, G) exponents.
+      scales: (..., N, G) exponents; 255 is NaN.
       dtype: Of the result.
     Returns:
       (..., 32 · G, N): one matrix a leading index, transposed as torch multiplies with it.
@@ -94,5 +98,7 @@ def expand(blocks: np.ndarray, scales: np.ndarray, dtype: Any) -> np.ndarray:
         halves = np.stack([blocks[index] & 15, blocks[index] >> 4], axis=-1)
         numbers = _VALUES[halves].reshape(rows, groups, size * 2)
         powers = scales[index].astype(np.int32)[..., None] - _BIAS
-        found[index] = np.ldexp(numbers, powers).reshape(rows, -1).T
+        with np.errstate(over="ignore"):
+            matrix = np.where(powers == _NAN - _BIAS, np.float32(np.nan), np.ldexp(numbers, powers))
+            found[index] = matrix.reshape(rows, -1).T
     return found

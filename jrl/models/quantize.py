@@ -3,7 +3,8 @@
 
 Only weights are rounded; products are computed in the compute dtype, on weights that are expanded where they are used.
 int8 and nf4 apply to the kernels of the blocks' projections and experts, which are most of a model; all else becomes
-bfloat16. On a CPU XLA expands the kernels of a program all at once: there the saving is one of arrays at rest.
+bfloat16, but for a few small leaves (`float32_paths`). On a CPU XLA expands the kernels of a program all at once: there
+the saving is one of arrays at rest.
 
 The rounding is qwix's (`pip install qwix`); NormalFloat: Dettmers et al. 2023, arXiv:2305.14314,
 appendix E.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -28,6 +30,8 @@ from jrl.typing import Params
 BLOCK = 64
 """Inputs that share a scale under nf4, as in bitsandbytes."""
 _KERNEL = re.compile(r"layers_\d+/((attn|cross|(shared_)?mlp)/\w+/kernel|experts/(gate|up|down))$")
+_EXACT = re.compile(r"layers_\d+/(attn/(log_rates|decay_bias|sinks)|experts/choice_bias)$")
+_CHOICE_BIAS, _ROUTER = "experts/choice_bias", "experts/router/kernel"
 
 
 class QuantizedKernel(struct.PyTreeNode):
@@ -103,6 +107,17 @@ def quantize_kernel(
     return QuantizedKernel(values[0::2] | (values[1::2] << 4), rounded.scale, inputs, kind)
 
 
+def float32_paths(paths: Iterable[str]) -> set[str]:
+    """Those of a tree's paths whose leaves stay float32 whatever the others become.
+
+    A router of sigmoids and its bias do, because rounding would choose other experts; so do the small numbers that
+    steer a recurrence, and attention's sinks. A router of a softmax does not.
+    """
+    exact = {path for path in paths if _EXACT.search(path)}
+    biases = (path for path in exact if path.endswith(_CHOICE_BIAS))
+    return exact | {path.removesuffix(_CHOICE_BIAS) + _ROUTER for path in biases}
+
+
 def quantize_frozen(
     frozen: Params, kind: str, *, keep: tuple[str, ...] = (), mesh: Mesh | None = None
 ) -> dict[str, Any]:
@@ -116,10 +131,11 @@ def quantize_frozen(
     """
     if kind == "float32":
         return dict(frozen)
+    exact = float32_paths(path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(dict(frozen)))
 
     def rounded(path: tuple[Any, ...], leaf: Array) -> Any:
         name = path_name(path)
-        if name.split("/")[0] in keep:
+        if name.split("/")[0] in keep or name in exact:
             return leaf
         if kind == "bfloat16" or not _KERNEL.search(name):
             return leaf.astype(jnp.bfloat16)

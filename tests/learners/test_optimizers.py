@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import traverse_util
 
 from jrl.learners.optimizers import (
     OPTIMIZERS,
@@ -20,6 +21,8 @@ from jrl.learners.optimizers import (
     make_optimizer,
     make_schedule,
 )
+from jrl.models.model import make_model
+from tests.models.family_cases import CASES
 
 CONSTANT = make_schedule("constant", {})
 
@@ -91,6 +94,19 @@ def test_lore_7_5_decay_skips_norms_and_biases() -> None:
         (after,) = steps(optimizer, params, [jax.tree.map(jnp.zeros_like, params)])
         moved = jax.tree.map(lambda old, new: bool(jnp.any(old != new)), params, after)
         assert moved == decayed(params), name
+
+
+def test_of_every_family_only_weights_of_linear_maps_tables_and_convolutions_decay() -> None:
+    paths = {path for case in CASES.values() for entry in make_model(case).entries() for path in entry.paths}
+    tree = traverse_util.unflatten_dict(dict.fromkeys(paths, 0), sep="/")
+    found = traverse_util.flatten_dict(decayed(tree), sep="/")
+    last = {True: set[str](), False: set[str]()}
+    for path, is_decayed in found.items():
+        last[is_decayed].add(path.rsplit("/", 1)[-1])
+    taps = {"taps", "q_taps", "k_taps", "v_taps"}
+    assert last[True] == {"kernel", "embedding", "gate", "up", "down"} | taps
+    biases = {"bias", "choice_bias", "decay_bias", "gate_bias", "up_bias", "down_bias"}
+    assert last[False] == {"scale", "log_rates", "sinks"} | biases
 
 
 class TestSchedules:

@@ -17,6 +17,8 @@ from jrl.models.model import CausalLM
 from jrl.ops.logprobs import logprobs_from_logits
 from jrl.rollout.generate import make_generate
 from jrl.typing import ModelInputs, SamplingKnobs
+from tests.mesh.hlo import collectives
+from tests.mesh.shapes import on, shape
 from tests.models.family_cases_mixers import CASES
 
 pytestmark = pytest.mark.mesh
@@ -91,3 +93,18 @@ def test_heads_of_a_recurrence_are_split() -> None:
         )
     }
     assert shapes == {"v": (16, 2, 12), "rate": (16, 2), "v_taps": (2, 12, 4), "log_rates": (2,)}
+
+
+def test_key_heads_that_the_tensor_axis_divides_are_never_gathered_over_it() -> None:
+    mesh = make_mesh(2, 2, 2)
+    lm, params = model("qwen3_5_text")
+    tokens = on(mesh, shape(ROWS, LENGTH, dtype=jnp.int32), batch_sharding(mesh))
+
+    def loss(params: Any, tokens: Any) -> Any:
+        return jnp.square(lm.logits(params, tokens)).mean()
+
+    with jax.set_mesh(mesh):
+        text = jax.jit(jax.grad(loss)).lower(on(mesh, params), tokens).compile().as_text()
+    over_tensor = [one for one in collectives(text, mesh) if "tensor" in one.axes]
+    gathers = [(one.shapes, one.op_name) for one in over_tensor if one.kind == "all-gather"]
+    assert over_tensor and not gathers

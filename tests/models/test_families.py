@@ -210,9 +210,26 @@ def test_unsupported_options_are_named(case, option, value, message):
     ],
 )
 def test_buffers_of_old_checkpoints_are_passed_over_and_nothing_else(family, ignored, kept):
-    found = find_family(family)
-    assert all(found.is_ignored(found.base_prefix + name) for name in ignored)
-    assert not any(found.is_ignored(found.base_prefix + name) for name in kept)
+    found, config = find_family(family), CausalLM.from_config(CASES[family]).config
+    assert all(found.is_ignored(found.base_prefix + name, config) for name in ignored)
+    assert not any(found.is_ignored(found.base_prefix + name, config) for name in kept)
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "qwen3_next"])
+def test_without_experts_the_keys_that_describe_them_are_passed_over(family):
+    config = copy.deepcopy(CASES[family])
+    config.num_experts = 0
+    found = CausalLM.from_config(config).config
+    assert all(layer.experts is None for layer in found.layers)
+    assert found.mlp_width == config.intermediate_size
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])
+def test_the_layer_behind_the_last_is_passed_over_and_no_other(family):
+    found, config = find_family(family), CausalLM.from_config(CASES[family]).config
+    ignored = [i for i in range(100) if found.is_ignored(f"model.layers.{i}.mlp.gate.weight", config)]
+    assert ignored == [config.num_layers] == [3]
+    assert not find_family("llama").is_ignored("model.layers.3.mlp.gate.weight", config)
 
 
 @pytest.mark.parametrize(

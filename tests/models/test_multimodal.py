@@ -90,6 +90,37 @@ def test_a_model_without_a_checkpoint_is_not_saved(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.fixture
+def folder(tmp_path):
+    CASES["gemma3"].save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rms_norm_eps": 0.25}, {"text_config": {"rms_norm_eps": 0.25}}],
+    ids=["as-it-is", "mapping"],
+)
+def test_a_change_reaches_the_text_model(folder, changes):
+    plain, changed = read_model(folder), read_model(folder, changes)
+    assert changed.config.norm_epsilon == 0.25 != plain.config.norm_epsilon
+    assert changed.config.layers == plain.config.layers
+    assert changed.hf_config.vision_config.to_dict() == plain.hf_config.vision_config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rms_norm_epz": 1.0}, "no entry `rms_norm_epz` to change. Did you mean `rms_norm_eps`"),
+        ({"text_config": {"rms_norm_epz": 1.0}}, "no entry `rms_norm_epz`"),
+        ({"text_config": 3}, "a change of `text_config` must be a mapping of its entries, got 3"),
+    ],
+)
+def test_a_change_of_nothing_is_refused(folder, changes, message):
+    with pytest.raises(ValueError, match=message):
+        read_model(folder, changes)
+
+
 def test_a_classifier_is_a_text_model_alone():
     with pytest.raises(ValueError, match="gemma3: a classifier must be a text model alone"):
         Classifier.from_config(CASES["gemma3"])

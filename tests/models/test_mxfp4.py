@@ -46,6 +46,23 @@ def test_parts_that_do_not_fit_are_refused(tmp_path):
         Mxfp4Tensors(TensorFiles(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("byte", "scale"), [(0x77, 254), (0x22, 255), (0x00, 255)], ids=["overflow", "nan", "nan-of-0"]
+)
+def test_what_is_not_finite_is_refused(tmp_path, byte, scale):
+    blocks, scales = packed(NARROW)
+    blocks[3, 1, 0], scales[3, 1, 0] = byte, scale
+    save_file({"w_blocks": blocks, "w_scales": scales}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors: w holds NaN or infinity \(read as bfloat16\)"):
+        Mxfp4Tensors(TensorFiles(tmp_path)).read("w")
+
+
+def test_the_largest_finite_number_is_read():
+    # 1.5 · 2^127, which bfloat16 holds.
+    found = expand(np.full((1, 1, 16), 0x33, np.uint8), np.full((1, 1), 254, np.uint8), ml_dtypes.bfloat16)
+    assert (found.astype(np.float64) == 1.5 * 2.0**127).all()
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A gpt-oss checkpoint with packed experts, beside one that holds their numbers."""

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from transformers import MixtralConfig
 
-from jrl.mesh import tree_shardings
+from jrl.mesh import path_name, tree_shardings
 from jrl.models.adapters import LoraConfig
+from jrl.models.entries_io import parameter_targets
 from jrl.models.model import make_model
 from jrl.models.quantize import QuantizedKernel, num_weights, quantize_frozen, quantize_kernel
 from jrl.trainers.checkpoints.checkpointer import tree_sha256
+from tests.models.family_cases import CASES
 from tests.models.family_cases_moe import MIXTRAL
 from tests.models.test_policy import scorer
 from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_prompts
@@ -151,6 +153,39 @@ def test_a_value_branch_of_rounded_layers_is_float32():
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
     shapes = jax.tree.map(jnp.shape, params["value_branch"]["layers_1"])
     assert shapes == jax.tree.map(jnp.shape, whole["layers_1"])
+
+
+EXACT = {
+    "deepseek_v3": {"layers_1/experts/choice_bias", "layers_1/experts/router/kernel"}
+    | {"layers_2/experts/choice_bias", "layers_2/experts/router/kernel"},
+    "glm4_moe": {"layers_1/experts/choice_bias", "layers_1/experts/router/kernel"}
+    | {"layers_2/experts/choice_bias", "layers_2/experts/router/kernel"},
+    "gpt_oss": {"layers_0/attn/sinks", "layers_1/attn/sinks"},
+    "qwen3_5_text": {f"layers_{i}/attn/{name}" for i in (0, 2) for name in ("log_rates", "decay_bias")},
+    "mixtral": set(),
+    "qwen3_moe": set(),
+    "llama": set(),
+}
+"""Leaves that stay float32, of families that have some, and of old ones that have none."""
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@pytest.mark.parametrize("name", EXACT)
+def test_what_chooses_experts_and_steers_a_recurrence_stays_float32(name, kind):
+    shapes = jax.eval_shape(make_model(CASES[name]).init, jax.random.key(0))
+    dtypes = {
+        "rounded": jax.eval_shape(functools.partial(quantize_frozen, kind=kind), shapes),
+        "read": parameter_targets(shapes, dtype=jnp.bfloat16)[0],
+    }
+    for where, tree in dtypes.items():
+        whole = {
+            path_name(path)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(
+                tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel)
+            )
+            if not isinstance(leaf, QuantizedKernel) and leaf.dtype == jnp.float32
+        }
+        assert whole == EXACT[name], where
 
 
 def test_an_odd_number_of_inputs_is_refused():

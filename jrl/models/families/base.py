@@ -219,6 +219,8 @@ class Family:
       entries: Every tensor of a checkpoint, given that config.
       base_prefix: Prefix that checkpoints of the bare body lack.
       ignored: Patterns of tensors that old checkpoints hold and nobody needs (masks, inverse frequencies).
+      has_prediction_layer: Checkpoints hold one layer behind the last, `model.layers.<num_layers>`: that of multi-token
+        prediction, which serves speculative decoding alone.
       kind: What the architecture is for.
       classifier: Class of its sequence classifier, where the name does not follow from `architecture`.
       is_multimodal: It is the text model of a larger one, whose config holds its own as `text_config`.
@@ -230,6 +232,7 @@ class Family:
     entries: Callable[[Any], list[Entry]]
     base_prefix: str
     ignored: tuple[str, ...] = ()
+    has_prediction_layer: bool = False
     kind: Literal["causal", "seq2seq", "encoder"] = "causal"
     classifier: str | None = None
     is_multimodal: bool = False
@@ -238,8 +241,10 @@ class Family:
         """The part of a transformers config that describes the text model: of most families, all of it."""
         return hf.text_config if self.is_multimodal else hf
 
-    def is_ignored(self, name: str) -> bool:
-        """True where a tensor of this name holds nothing that is learned."""
+    def is_ignored(self, name: str, config: Any) -> bool:
+        """True where a tensor of this name holds nothing that a model of this config learns."""
+        if self.has_prediction_layer and name.startswith(f"model.layers.{config.num_layers}."):
+            return True
         return any(re.search(pattern, name) for pattern in self.ignored)
 
 

@@ -15,7 +15,6 @@ from jrl.models.config import Experts, LatentAttention, LayerConfig, Transformer
 from jrl.models.families import llama_like
 from jrl.models.families.base import Entry, Family, linear, linear_by_group, require
 from jrl.models.families.mixtral import expert_entries, read_experts
-from jrl.models.families.qwen3_next import block_norm_entries
 from jrl.models.families.rope import read_rope
 from jrl.models.families.tables import linear_entries, mlp_entries, norm_entries
 
@@ -116,7 +115,7 @@ def entries(config: TransformerConfig) -> list[Entry]:
     for index, layer in enumerate(config.layers):
         assert isinstance(layer.mixer, LatentAttention)
         name, path = f"model.layers.{index}", f"layers_{index}"
-        found += block_norm_entries(config, index)
+        found += llama_like.block_norm_entries(config, index)
         found += _latent_entries(config, layer.mixer, f"{name}.self_attn", f"{path}/attn")
         found += feed_forward_entries(config, layer, f"{name}.mlp", path)
     return found
@@ -172,5 +171,6 @@ FAMILY = Family(
     read_config=read_config,
     entries=entries,
     base_prefix="model.",
-    ignored=(*llama_like.IGNORED, r"^model\.layers\.61\."),
+    ignored=llama_like.IGNORED,
+    has_prediction_layer=True,
 )

@@ -46,6 +46,6 @@ FAMILY = Family(
     read_config=read_config,
     entries=entries,
     base_prefix="model.",
-    # The layer of multi-token prediction behind the last one, of the large and of the small model.
-    ignored=(*llama_like.IGNORED, r"^model\.layers\.(92|46)\."),
+    ignored=llama_like.IGNORED,
+    has_prediction_layer=True,
 )

@@ -32,5 +32,6 @@ FAMILY = Family(
     read_config=read_config,
     entries=deepseek_v3.entries,
     base_prefix="model.",
-    ignored=(*llama_like.IGNORED, r"^model\.layers\.47\."),
+    ignored=llama_like.IGNORED,
+    has_prediction_layer=True,
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.families.base import Entry, read_activation, table
@@ -63,6 +63,7 @@ class Names:
 
 
 LLAMA = Names()
+Kind = TypeVar("Kind")
 
 IGNORED = (r"\.rotary_emb\.inv_freq$",)
 """Old checkpoints hold the inverse frequencies of the rotary positions."""
@@ -87,29 +88,22 @@ def read_windows(model_type: str, hf: Any) -> tuple[int | None, ...]:
       ValueError: If there is not one type a layer, or one is unknown, or the size of the window is missing.
     """
     sizes = {"full_attention": None, "sliding_attention": hf.sliding_window}
-    if len(hf.layer_types) != hf.num_hidden_layers:
-        raise ValueError(
-            f"{model_type}: `layer_types` must have num_hidden_layers = {hf.num_hidden_layers} entries, "
-            f"got {len(hf.layer_types)}."
-        )
-    for kind in hf.layer_types:
-        if kind not in sizes:
-            raise ValueError(f"{model_type}: `layer_types` must be among {', '.join(sizes)}; got {kind!r}.")
+    windows = read_kinds(model_type, hf, sizes)
     if "sliding_attention" in hf.layer_types and not hf.sliding_window:
         raise ValueError(
             f"{model_type}: `sliding_window` must be a number of tokens, got {hf.sliding_window!r}: "
             "`layer_types` has layers with sliding attention."
         )
-    return tuple(sizes[kind] for kind in hf.layer_types)
+    return windows
 
 
-def read_kinds(model_type: str, hf: Any, kinds: Mapping[str, LayerConfig]) -> tuple[LayerConfig, ...]:
-    """The layers that `layer_types` names.
+def read_kinds(model_type: str, hf: Any, kinds: Mapping[str, Kind]) -> tuple[Kind, ...]:
+    """What `layer_types` names, layer by layer.
 
     Args:
       model_type: Of the config.
       hf: A transformers config.
-      kinds: A layer of each type.
+      kinds: What each type stands for: a layer, or its window.
     Raises:
       ValueError: If there is not one type a layer, or one is unknown.
     """
@@ -203,13 +197,20 @@ def attention_block_entries(config: TransformerConfig, index: int, names: Names 
     """Entries of a block without its MLP: its norms, and attention with the norms of queries and keys."""
     name, path = f"model.layers.{index}", f"layers_{index}"
     found = attention_entries(config, f"{name}.self_attn", f"{path}/attn", out=names.out)
-    for hf_norm, norm in names.norms or NORMS[config.block]:
-        found += norm_entries(config, f"{name}.{hf_norm}", f"{path}/{norm}")
+    found += block_norm_entries(config, index, names)
     if config.qk_norm is not None:
         counts = config.num_heads, config.num_kv_heads
         for hf_norm, part, heads in zip(names.qk_norms, "qk", counts, strict=True):
             norm_path = f"{path}/attn/{part}_norm"
             found += qk_norm_entries(config, f"{name}.self_attn.{hf_norm}", norm_path, heads)
+    return found
+
+
+def block_norm_entries(config: TransformerConfig, index: int, names: Names = LLAMA) -> list[Entry]:
+    """The norms before and after the two halves of a block."""
+    found: list[Entry] = []
+    for hf_norm, norm in names.norms or NORMS[config.block]:
+        found += norm_entries(config, f"model.layers.{index}.{hf_norm}", f"layers_{index}/{norm}")
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jrl.models.config import TransformerConfig
+from jrl.models.config import Experts, LayerConfig, TransformerConfig
 from jrl.models.families import llama_like
 from jrl.models.families.base import Entry, Family
 from jrl.models.families.mixtral import expert_entries
@@ -25,9 +25,7 @@ def read_config(hf: Any) -> TransformerConfig:
         positions is not implemented.
     """
     layers = llama_like.read_layers("qwen2_moe", hf)
-    experts, shared_width = read_qwen_experts("qwen2_moe", hf), hf.shared_expert_intermediate_size
-    if experts is not None:
-        experts = replace(experts, shared_width=shared_width, shared_gate=True)
+    experts = with_shared_expert(hf, read_qwen_experts("qwen2_moe", hf))
     layers = tuple(
         replace(layer, experts=experts) if has_experts(hf, index) else layer
         for index, layer in enumerate(layers)
@@ -35,23 +33,34 @@ def read_config(hf: Any) -> TransformerConfig:
     return replace(llama_like.read_config("qwen2_moe", hf, layers, hf.hidden_act), qkv_bias=hf.qkv_bias)
 
 
+def with_shared_expert(hf: Any, experts: Experts | None) -> Experts | None:
+    """Experts with the one under a gate that all tokens share; None where there are none, of which other keys tell."""
+    width = hf.shared_expert_intermediate_size
+    return None if experts is None else replace(experts, shared_width=width, shared_gate=True)
+
+
 def entries(config: TransformerConfig) -> list[Entry]:
     """Every tensor of a Qwen 2 MoE checkpoint."""
     found = llama_like.outer_entries(config)
     for index, layer in enumerate(config.layers):
         found += llama_like.attention_block_entries(config, index)
-        name, path, experts = f"model.layers.{index}.mlp", f"layers_{index}", layer.experts
-        if experts is None:
-            found += mlp_entries(config, name, f"{path}/mlp")
-            continue
-        names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-        found += expert_entries(config, experts, name, f"{path}/experts", **names)
-        assert experts.shared_width is not None
-        shared = replace(config, mlp_width=experts.shared_width)
-        found += mlp_entries(shared, f"{name}.shared_expert", f"{path}/shared_mlp")
-        gate = (f"{path}/shared_gate",)
-        found += linear_entries(f"{name}.shared_expert_gate", gate, config.width, 1, bias=False)
+        found += feed_forward_entries(config, layer, f"model.layers.{index}.mlp", f"layers_{index}")
     return found
+
+
+def feed_forward_entries(config: TransformerConfig, layer: LayerConfig, name: str, path: str) -> list[Entry]:
+    """The MLP, or experts with the shared one."""
+    if layer.experts is None:
+        return mlp_entries(config, name, f"{path}/mlp")
+    assert layer.experts.shared_width is not None
+    parts = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    shared = replace(config, mlp_width=layer.experts.shared_width)
+    gate = (f"{path}/shared_gate",)
+    return [
+        *expert_entries(config, layer.experts, name, f"{path}/experts", **parts),
+        *mlp_entries(shared, f"{name}.shared_expert", f"{path}/shared_mlp"),
+        *linear_entries(f"{name}.shared_expert_gate", gate, config.width, 1, bias=False),
+    ]
 
 
 FAMILY = Family(

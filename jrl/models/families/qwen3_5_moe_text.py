@@ -9,6 +9,8 @@ from typing import Any
 from jrl.models.config import TransformerConfig
 from jrl.models.families import qwen3_5_text, qwen3_next
 from jrl.models.families.base import Family
+from jrl.models.families.mixtral import read_experts
+from jrl.models.families.qwen2_moe import with_shared_expert
 
 
 def read_config(hf: Any) -> TransformerConfig:
@@ -18,7 +20,9 @@ def read_config(hf: Any) -> TransformerConfig:
       ValueError: If heads or experts do not fit together, or the activation, a type of layer or the scaling of the
         rotary positions is not implemented.
     """
-    experts = qwen3_next.read_gated_experts("qwen3_5_moe_text", hf, renormalize=True)
+    width, count = hf.moe_intermediate_size, hf.num_experts
+    routed = read_experts("qwen3_5_moe_text", hf, width, renormalize=True, count=count)
+    experts = with_shared_expert(hf, routed)
     layers = tuple(
         replace(layer, experts=experts) for layer in qwen3_next.read_layers("qwen3_5_moe_text", hf)
     )

@@ -8,6 +8,7 @@ from typing import Any
 from jrl.models.config import GatedDelta, TransformerConfig
 from jrl.models.families import llama_like, qwen3_next
 from jrl.models.families.base import Entry, Family
+from jrl.models.families.qwen2_moe import feed_forward_entries
 from jrl.models.families.tables import linear_entries
 
 
@@ -27,12 +28,12 @@ def entries(config: TransformerConfig) -> list[Entry]:
     found = llama_like.outer_entries(config)
     for index, layer in enumerate(config.layers):
         name, path = f"model.layers.{index}", f"layers_{index}"
-        found += qwen3_next.block_norm_entries(config, index)
+        found += llama_like.block_norm_entries(config, index)
         if isinstance(layer.mixer, GatedDelta):
             found += _delta_entries(config, layer.mixer, f"{name}.linear_attn", f"{path}/attn")
         else:
             found += qwen3_next.gated_attention_entries(config, f"{name}.self_attn", f"{path}/attn")
-        found += qwen3_next.feed_forward_entries(config, layer, f"{name}.mlp", path)
+        found += feed_forward_entries(config, layer, f"{name}.mlp", path)
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jrl.models.config import Experts, GatedDelta, LayerConfig, TransformerConfig
+from jrl.models.config import GatedDelta, LayerConfig, TransformerConfig
 from jrl.models.families import llama_like
 from jrl.models.families.base import (
     Entry,
@@ -23,9 +23,10 @@ from jrl.models.families.base import (
     vector,
     vector_by_head,
 )
-from jrl.models.families.mixtral import expert_entries, read_experts
+from jrl.models.families.qwen2_moe import feed_forward_entries, with_shared_expert
+from jrl.models.families.qwen3_moe import has_experts, read_qwen_experts
 from jrl.models.families.rope import read_rope
-from jrl.models.families.tables import attention_out_entries, linear_entries, mlp_entries, norm_entries
+from jrl.models.families.tables import attention_out_entries, linear_entries, norm_entries
 
 IGNORED = (*llama_like.IGNORED, r"^mtp\.")
 
@@ -37,19 +38,12 @@ def read_config(hf: Any) -> TransformerConfig:
       ValueError: If heads or experts do not fit together, or the activation, a type of layer or the scaling of the
         rotary positions is not implemented.
     """
-    experts = None
-    if hf.num_experts:
-        experts = read_gated_experts("qwen3_next", hf, renormalize=hf.norm_topk_prob)
-    layers = [
-        replace(
-            layer,
-            experts=experts
-            if (index + 1) % hf.decoder_sparse_step == 0 and index not in hf.mlp_only_layers
-            else None,
-        )
+    experts = with_shared_expert(hf, read_qwen_experts("qwen3_next", hf))
+    layers = tuple(
+        replace(layer, experts=experts) if has_experts(hf, index) else layer
         for index, layer in enumerate(read_layers("qwen3_next", hf))
-    ]
-    return read_hybrid("qwen3_next", hf, tuple(layers), hf.intermediate_size)
+    )
+    return read_hybrid("qwen3_next", hf, layers, hf.intermediate_size)
 
 
 def read_layers(model_type: str, hf: Any) -> tuple[LayerConfig, ...]:
@@ -78,14 +72,6 @@ def read_layers(model_type: str, hf: Any) -> tuple[LayerConfig, ...]:
     return llama_like.read_kinds(model_type, hf, kinds)
 
 
-def read_gated_experts(model_type: str, hf: Any, *, renormalize: bool) -> Experts:
-    """Experts, and the one under a gate that all tokens share."""
-    experts = read_experts(
-        model_type, hf, hf.moe_intermediate_size, renormalize=renormalize, count=hf.num_experts
-    )
-    return replace(experts, shared_width=hf.shared_expert_intermediate_size, shared_gate=True)
-
-
 def read_hybrid(
     model_type: str, hf: Any, layers: tuple[LayerConfig, ...], mlp_width: int
 ) -> TransformerConfig:
@@ -111,21 +97,13 @@ def entries(config: TransformerConfig) -> list[Entry]:
     found = llama_like.outer_entries(config)
     for index, layer in enumerate(config.layers):
         name, path = f"model.layers.{index}", f"layers_{index}"
-        found += block_norm_entries(config, index)
+        found += llama_like.block_norm_entries(config, index)
         if isinstance(layer.mixer, GatedDelta):
             found += _fused_entries(config, layer.mixer, f"{name}.linear_attn", f"{path}/attn")
         else:
             found += gated_attention_entries(config, f"{name}.self_attn", f"{path}/attn")
         found += feed_forward_entries(config, layer, f"{name}.mlp", path)
     return found
-
-
-def block_norm_entries(config: TransformerConfig, index: int) -> list[Entry]:
-    """The two norms of a block."""
-    return [
-        *norm_entries(config, f"model.layers.{index}.input_layernorm", f"layers_{index}/attn_norm"),
-        *norm_entries(config, f"model.layers.{index}.post_attention_layernorm", f"layers_{index}/mlp_norm"),
-    ]
 
 
 def gated_attention_entries(config: TransformerConfig, name: str, path: str) -> list[Entry]:
@@ -147,21 +125,6 @@ def gated_attention_entries(config: TransformerConfig, name: str, path: str) -> 
     for part in "qk":
         found += norm_entries(config, f"{name}.{part}_norm", f"{path}/{part}_norm", config.head_dim)
     return found
-
-
-def feed_forward_entries(config: TransformerConfig, layer: LayerConfig, name: str, path: str) -> list[Entry]:
-    """The MLP, or experts with the shared one."""
-    if layer.experts is None:
-        return mlp_entries(config, name, f"{path}/mlp")
-    assert layer.experts.shared_width is not None
-    parts = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    shared = replace(config, mlp_width=layer.experts.shared_width)
-    gate = (f"{path}/shared_gate",)
-    return [
-        *expert_entries(config, layer.experts, name, f"{path}/experts", **parts),
-        *mlp_entries(shared, f"{name}.shared_expert", f"{path}/shared_mlp"),
-        *linear_entries(f"{name}.shared_expert_gate", gate, config.width, 1, bias=False),
-    ]
 
 
 def small_delta_entries(config: TransformerConfig, sizes: GatedDelta, name: str, path: str) -> list[Entry]:

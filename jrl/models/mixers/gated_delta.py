@@ -102,8 +102,9 @@ class GatedDeltaMixer(nn.Module):
 
         def spread(x: Float[Array, "B Q M K"]) -> Float[Array, "B Q N K"]:
             x = x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + UNIT_EPSILON)
-            # Whole on every device first, as keys of attention are: see `spread_kv_heads`.
-            x = jnp.repeat(constrain(x, "batch", None, None, None), sharing, axis=2) if sharing > 1 else x
+            if sharing > 1:
+                # Before and after, as keys of attention are: what the mesh does not divide is whole on every device.
+                x = jnp.repeat(constrain(x, "batch", None, "kv_heads", None), sharing, axis=2)
             return constrain(x, "batch", None, "heads", None)
 
         steps = jax.nn.softplus(self.decay(x).astype(jnp.float32) + as_row(self.decay_bias, 3))

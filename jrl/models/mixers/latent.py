@@ -101,8 +101,9 @@ class LatentMixer(nn.Module):
     def _attend_cached(
         self, q: Float[Array, "B Q N H"], cache: LatentCache, context: AttentionContext
     ) -> Float[Array, "B Q N V"]:
-        k_up, v_up, rank = self.k_up.whole_kernel(), self.v_up.whole_kernel(), self.sizes.rank
-        whole = self._attention()
+        q, k_up = self.k_up.whole_kernel(q)
+        q, v_up = self.v_up.whole_kernel(q)
+        whole, rank = self._attention(), self.sizes.rank
         assert context.column is not None
 
         def expand(buffer: Float[Array, "B 1 S R"]) -> tuple[Array, Array]:

@@ -22,8 +22,11 @@ from jrl.models.products.plain import on_one_device
 from jrl.models.quantize import QuantizedKernel, num_input_axes
 from jrl.typing import Params
 
-# Of cross-attention k and v read the encoder's answer once.
-_READ_EVERY_TOKEN = re.compile(r"(^|/)layers_\d+/(attn/\w+|cross/[qo]|mlp/\w+)/kernel$|^lm_head/kernel$")
+# Of cross-attention k and v read the encoder's answer once. Latent attention reads k_up and v_up as whole arrays, which
+# are no right operands.
+_READ_EVERY_TOKEN = re.compile(
+    r"(^|/)layers_\d+/(attn/(?![kv]_up/)\w+|cross/[qo]|(shared_)?mlp/\w+)/kernel$|^lm_head/kernel$"
+)
 _FEWEST_TOKENS = 16
 """Tokens of a loop from which turning pays for itself: GPT-2's kernels, 8 rows, broke even at 10."""
 

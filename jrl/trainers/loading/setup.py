@@ -21,6 +21,7 @@ from jrl.models.entries_io import initial_shapes
 from jrl.models.heads import HEADS
 from jrl.models.hub import CONFIG_FILES, find_checkpoint, is_checkpoint
 from jrl.models.model import LanguageModel, make_model
+from jrl.models.multimodal import check_origin
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.policy import ADAPTERS, init_reference
 from jrl.models.quantize import quantize_frozen
@@ -200,6 +201,8 @@ def _check_model(config: TRLConfig, plan: AdapterPlan, lm: LanguageModel, option
             f"`model.model_arch_type` must be {lm.family.kind!r} for a {lm.family.model_type} model, got "
             f"{config.model.model_arch_type!r}."
         )
+    if lm.family.is_multimodal:
+        check_origin(lm.place)
     if config.train.seq_length + plan.num_virtual_tokens > lm.max_positions:
         more = f" and {plan.num_virtual_tokens} virtual tokens" if plan.num_virtual_tokens else ""
         raise ValueError(

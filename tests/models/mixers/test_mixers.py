@@ -17,6 +17,7 @@ from jrl.models.config import GatedDelta, LatentAttention, LayerConfig, Mixer, R
 from jrl.models.fused_attention import choose_attention
 from jrl.models.model import CausalLM
 from jrl.models.policy import make_policy
+from jrl.models.quantize import QuantizedKernel, quantize_frozen
 from jrl.rollout import generate
 from jrl.rollout.generate import prefill
 from jrl.typing import ModelInputs
@@ -236,6 +237,29 @@ def test_virtual_tokens_are_refused(case, adapter):
     model = CausalLM.from_config(CASES[case])
     with pytest.raises(ValueError, match="Take LoRA"):
         model.policy(adapter=adapter)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_rounded_kernels_wait_for_the_queries_of_their_layer(tokens):
+    """Else all layers' are expanded before the loop over tokens, and lie there until its end."""
+    pytest.importorskip("qwix")
+    policy, inputs = make_policy(KINDS["latent"], num_layers_unfrozen=-1), padded([(0, 0)], tokens)
+
+    def step(params: Any) -> Any:
+        state = policy.init_cache(params, {}, inputs, 12)
+        return policy.decode(params, {}, inputs, state)[0].policy
+
+    rounded = jax.eval_shape(lambda: quantize_frozen(random_params(KINDS["latent"]), "int8"))
+    kernels = [x for x in jax.tree.leaves(rounded, is_leaf=is_rounded) if is_rounded(x)]
+    waiting = 0
+    for equation in jax.make_jaxpr(step)(rounded).eqns:
+        if equation.primitive.name == "optimization_barrier":
+            waiting += sum(variable.aval.dtype == jnp.int8 for variable in equation.invars)
+    assert waiting == len(kernels)
+
+
+def is_rounded(leaf: Any) -> bool:
+    return isinstance(leaf, QuantizedKernel)
 
 
 def test_a_step_of_decoding_reads_adapters_of_what_it_does_not_expand():

@@ -62,6 +62,7 @@ def tree(dtype: Any = jnp.float32) -> dict[str, Any]:
     block = {
         "attn": {"q": kernel(EDGE, 4, EDGE // 4), "o": kernel(4, EDGE // 4, EDGE), "k": kernel(EDGE, 4, 8)},
         "mlp": {"up": kernel(EDGE, EDGE) | {"bias": jnp.zeros(EDGE)}},
+        "shared_mlp": {"down": kernel(EDGE, EDGE)},
         "experts": {"up": jnp.zeros((2, EDGE, EDGE), dtype)},
     }
     return {
@@ -90,9 +91,16 @@ class TestWhichAreTurned:
             "layers_0/attn/q/kernel": (4, EDGE // 4, EDGE),
             "layers_0/attn/o/kernel": (EDGE, 4, EDGE // 4),
             "layers_0/mlp/up/kernel": (EDGE, EDGE),
+            "layers_0/shared_mlp/down/kernel": (EDGE, EDGE),
             "value_branch/layers_0/mlp/down/kernel": (EDGE, EDGE),
             "lm_head/kernel": (2 * EDGE, EDGE),
         }
+
+    def test_of_latent_attention_all_but_what_a_step_reads_as_whole_arrays(self):
+        names = ("q_down", "q_up", "kv_down", "k_up", "v_up", "k_rope")
+        latent = {name: {"kernel": jnp.zeros((EDGE, EDGE))} for name in names}
+        found = turned_paths(turn_kernels({"layers_0": {"attn": latent}}, 8, 48))
+        assert [path.split("/")[2] for path in found] == sorted({*names} - {"k_up", "v_up"})
 
     @pytest.mark.parametrize(
         ("rows", "some"),
