@@ -47,7 +47,7 @@ def configuration(command: str, path: str | None, overrides: list[str]) -> TRLCo
       ValueError: If the recipe is another algorithm's, or a flag names no field.
     """
     entry = commands()[command]
-    config = TRLConfig.load_yaml(path) if path else entry.default()
+    config = TRLConfig.load_recipe(path) if path else entry.default()
     if not isinstance(config.method, entry.config):
         raise ValueError(
             f"`--config` must be a recipe with `method.name: {entry.config.__name__}`, got {config.method.name!r} in "
