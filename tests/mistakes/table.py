@@ -308,10 +308,10 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "a command without its reward",
         words("ppo", "--prompts", lambda place: place.prompts),
-        "--reward",
-        "are required",
-        "the following arguments",
-        "`jrl ppo --help`",
+        "`--reward`",
+        "a function as `module:function`, or the folder of a classifier",
+        "got none",
+        "Example: `--reward my_rewards:score`",
     ),
     Mistake(
         "a recipe that is not there",
@@ -464,7 +464,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`messages` of row 0",
         "need a chat template",
         "the tokenizer has none",
-        "or texts instead of messages",
+        "set `tokenizer.tokenizer_path` to the tokenizer of a chat model",
     ),
     Mistake(
         "fewer rewards than samples",
@@ -686,9 +686,9 @@ MISTAKES: tuple[Mistake, ...] = (
         "a module that is not there",
         command("ppo", reward="my_rewrads:politeness"),
         "'my_rewrads:politeness'",
-        "installed",
+        "neither installed nor as my_rewrads.py in /",
         "there is no module 'my_rewrads'",
-        "which has [",
+        "call jrl in the folder where the file lies",
     ),
     Mistake(
         "a function that is not there",
