@@ -26,7 +26,10 @@ def load_function(name: str) -> Callable[..., Any]:
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise ValueError(f"expected `module:function`, as in `my_rewards:politeness`, got {name!r}.")
+        raise ValueError(
+            f"expected `module:function`, as in `my_rewards:politeness`, got {name!r}. Write "
+            f"`my_rewards:{name.strip(':')}` for a function of my_rewards.py."
+        )
     module = load_module(module_name, asked_for_as=name)
     function = vars(module).get(function_name)
     if not callable(function):

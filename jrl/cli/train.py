@@ -52,9 +52,11 @@ def configuration(command: str, path: str | None, overrides: list[str]) -> TRLCo
     entry = commands()[command]
     config = TRLConfig.load_recipe(path) if path else entry.default()
     if not isinstance(config.method, entry.config):
+        own = entry_of(config.method)
+        run = f"Run it by `jrl {own.name}`, or write" if own else "Write"
         raise ValueError(
             f"`--config` must be a recipe with `method.name: {entry.config.__name__}`, got {config.method.name!r} in "
-            f"{path}."
+            f"{path}. {run} one by `jrl config {command} > run.yaml`."
         )
     if command in entry.variants:
         config = _as_variant(command, config, entry.switches(command), from_file=bool(path))

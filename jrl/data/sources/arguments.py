@@ -28,7 +28,12 @@ def prompt_rows(name: str, given: Any) -> Any:
       ValueError: If a row has no prompt, or a stream more than 1,048,576 rows.
     """
     if is_file_name(given):
-        return load_prompts(given)
+        try:
+            return load_prompts(given)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"`{name}`: {error} A single prompt goes into a list: `{name}=[{str(given)!r:.60}]`."
+            ) from error
     if is_table(given):
         rows = read_records(given)
         return [prompt_of(row, number) for number, row in enumerate(_whole(name, rows))]

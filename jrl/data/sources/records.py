@@ -126,7 +126,10 @@ def _read_named(name: str | os.PathLike[str], split: str, streaming: bool) -> Se
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8: {error}.") from error
     if not records:
-        raise ValueError(f"{name} holds no records: at least one must be there. Is it still being written?")
+        raise ValueError(
+            f"{name} holds no records: at least one must be there. Is it still being written? A line of a .jsonl file "
+            'is such as {"prompt": "The film was"}; a line of a .txt file is a text.'
+        )
     return records
 
 
