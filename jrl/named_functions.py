@@ -26,7 +26,10 @@ def load_function(name: str) -> Callable[..., Any]:
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise ValueError(f"expected `module:function`, as in `my_rewards:politeness`, got {name!r}.")
+        raise ValueError(
+            f"expected `module:function`, as in `my_rewards:politeness`, got {name!r}. Write "
+            f"`my_rewards:{name.strip(':')}` for a function of my_rewards.py."
+        )
     module = load_module(module_name, asked_for_as=name)
     function = vars(module).get(function_name)
     if not callable(function):
@@ -58,8 +61,9 @@ def load_module(module_name: str, *, asked_for_as: str) -> ModuleType:
             raise
         here = sorted(path.stem for path in Path.cwd().glob("*.py"))
         raise ValueError(
-            f"there is no module {module_name!r} (asked for as {asked_for_as!r}), neither installed nor in "
-            f"{Path.cwd()}, which has {here}.{did_you_mean(module_name, here)}"
+            f"there is no module {module_name!r} (asked for as {asked_for_as!r}), neither installed nor as "
+            f"{module_name.replace('.', '/')}.py in {Path.cwd()}.{did_you_mean(module_name, here)} Mend the name, or "
+            "call jrl in the folder where the file lies."
         ) from error
 
 

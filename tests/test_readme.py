@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import jrl
+from jrl.cli.train import chooses_rate, configuration
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
@@ -29,6 +32,19 @@ def test_it_is_short_and_has_a_picture():
     assert len(README.splitlines()) <= 120
     picture = re.search(r"!\[[^\]]+\]\((docs/images/\w+\.png)\)", README)[1]
     assert (ROOT / picture).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.filterwarnings("ignore:The configuration")  # says what takes its default
+def test_its_python_call_its_command_and_its_recipe_are_one_run(tmp_path):
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(re.search(r"```yaml\n(.*?)```", README, re.DOTALL)[1], encoding="utf-8")
+    changes = {"train": {"seq_length": 64, "total_steps": 200}}
+    assert 'train={"seq_length": 64, "total_steps": 200}' in README
+    expected = jrl.default_ppo_config().evolve(model={"model_path": "path/to/checkpoint"}, **changes)
+    flags = re.search(r"^jrl ppo .*?(--model.*)$", README, re.MULTILINE)[1].split()
+    for path, words in [(str(recipe), []), (None, flags)]:
+        assert configuration("ppo", path, words) == expected
+        assert chooses_rate(path, words)  # else it would go by the model's size
 
 
 def head_of(recipe: str) -> str:

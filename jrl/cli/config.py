@@ -40,7 +40,7 @@ def show_config(flags: argparse.Namespace, overrides: list[str]) -> Callable[[],
         raise ValueError(f"the algorithm must be one of {known}, got {flags.algorithm!r}.{hint}")
     config = configuration(flags.algorithm, flags.config, overrides)
     # As the command would: a recipe that is read back chooses no more. Nothing is downloaded for it.
-    if flags.config is None and not chooses_rate(overrides) and Path(str(config.model.model_path)).is_dir():
+    if not chooses_rate(flags.config, overrides) and Path(str(config.model.model_path)).is_dir():
         config, rate = with_rate_for_model(config)
         if rate:
             print(f"jrl config: {rate}.", file=sys.stderr)

@@ -30,6 +30,17 @@ def add_reward_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--reward-output", choices=OUTPUTS, help="of that label; default: probability")
 
 
+_NEEDED = {
+    "--reward": ": a function as `module:function`, or the folder of a classifier; got none. Example: "
+    "`--reward my_rewards:score`",
+    "--prompts": ": a file or data set; got none. Example: `--prompts prompts.txt`",
+    "--samples": ": a file or data set; got none. Example: `--samples samples.jsonl`",
+    "--model": ": a folder; got none. Example: `--model ckpts`",
+    "--prompt": ': a text; got none. Example: `--prompt "The film was"`',
+}
+"""What required flags take, for errors."""
+
+
 class _CommandParser(argparse.ArgumentParser):
     """A command; the help of one that trains ends with the fields of its algorithm's configuration."""
 
@@ -45,6 +56,10 @@ class _CommandParser(argparse.ArgumentParser):
         if found:
             names = re.findall(r"[\w-]+", found[2])
             message = f"{message}.{did_you_mean(found[1], names)}"
+        lacking = re.search(r"arguments are required: (.*)", message)
+        if lacking:
+            needed = [f"`{name}`{_NEEDED.get(name, '; got none')}" for name in lacking[1].split(", ")]
+            message = f"needs {', and '.join(needed)}"
         end = "" if message.endswith("?") else "."
         self.exit(2, f"{self.prog}: {message}{end} `{self.prog} --help` says more.\n")
 

@@ -89,7 +89,7 @@ def _config(path: str, overrides: Sequence[str], row_devices: int) -> TRLConfig:
     """
     content = read_yaml(path)
     if not is_flat(content):
-        return apply_overrides(TRLConfig.load_yaml(path), list(overrides))
+        return apply_overrides(TRLConfig.load_recipe(path), list(overrides))
     if "pretrained_model" in content:
         from jrl.trl.commands import planned_ddpo  # transformers' arguments take a second to import
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from jrl.data.sources.named_sources import load_prompts, load_rewarded_samples, 
 from jrl.data.sources.records import read_records
 from jrl.named_functions import load_function, load_rewards
 from jrl.trainers.base import Trainer
+from jrl.trainers.config.coercion import parse_yaml, read_yaml
+from jrl.trainers.config.layouts import in_present_layout
 from jrl.trainers.config.method import commands, entry_of
 from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.trl_config import TRLConfig
@@ -28,9 +31,9 @@ Found = TypeVar("Found")
 def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl <algorithm>` with a nested configuration, or with its default one."""
     config = configuration(flags.command, flags.config, overrides)
-    if flags.config is None and not chooses_rate(overrides):
+    if not chooses_rate(flags.config, overrides):
         config, rate = with_rate_for_model(config)
-        tell(rate and f"{rate}.")
+        tell(f"{rate or _default_rate(config)}.")
     tell(f"jrl {flags.command}: loading model and data ...")
     make = partial(_TRAINERS[commands()[flags.command].data], flags)
     return dry_run(flags.command, config, make) if flags.dry_run else _learning(make(config))
@@ -47,20 +50,51 @@ def configuration(command: str, path: str | None, overrides: list[str]) -> TRLCo
       ValueError: If the recipe is another algorithm's, or a flag names no field.
     """
     entry = commands()[command]
-    config = TRLConfig.load_yaml(path) if path else entry.default()
+    config = TRLConfig.load_recipe(path) if path else entry.default()
     if not isinstance(config.method, entry.config):
+        own = entry_of(config.method)
+        run = f"Run it by `jrl {own.name}`, or write" if own else "Write"
         raise ValueError(
             f"`--config` must be a recipe with `method.name: {entry.config.__name__}`, got {config.method.name!r} in "
-            f"{path}."
+            f"{path}. {run} one by `jrl config {command} > run.yaml`."
         )
     if command in entry.variants:
         config = _as_variant(command, config, entry.switches(command), from_file=bool(path))
     return apply_overrides(config, overrides)
 
 
-def chooses_rate(overrides: Sequence[str]) -> bool:
-    """True where a flag says something of optimizer or schedule, so that the learning rate is the user's own."""
-    return any(word.startswith(("--optimizer", "--scheduler")) for word in overrides)
+def chooses_rate(path: str | None, overrides: Sequence[str]) -> bool:
+    """True where recipe or flags name a learning rate, or an optimizer, which has a rate of its own.
+
+    Args:
+      path: Recipe; None: there is none.
+      overrides: Dotted flags and their values.
+    """
+    written: Mapping[str, Any] = read_yaml(path) if path else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said when the configuration was read
+        translated = in_present_layout(written).get("optimizer", {})
+    flags = [word.partition("=") for word in overrides]
+    names = [name for name, _, _ in flags]
+    kwargs = [
+        parse_yaml(text if equals else following)
+        for (name, equals, text), following in zip(flags, [*overrides, ""][1:], strict=True)
+        if name == "--optimizer.kwargs"
+    ]
+    return (
+        "name" in written.get("optimizer", {})
+        or any("lr" in given for given in [translated.get("kwargs", {}), *kwargs])
+        or not {"--optimizer.name", "--optimizer.kwargs.lr"}.isdisjoint(names)
+    )
+
+
+def _default_rate(config: TRLConfig) -> str:
+    """A sentence that says which learning rate nobody chose, and the model's size did not, either."""
+    rate = config.optimizer.kwargs.get("lr")
+    default = (
+        f"of {config.optimizer.name}" if rate is None else f"{rate:g}, the default of {config.method.name}"
+    )
+    return f"learning rate {default}; `optimizer.kwargs.lr` sets another"
 
 
 def _as_variant(name: str, config: TRLConfig, fields: Mapping[str, Any], *, from_file: bool) -> TRLConfig:

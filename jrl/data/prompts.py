@@ -99,7 +99,8 @@ class PromptSet:
             raise ValueError(
                 f"`prompts`: prompt {too_long[0]} has {len(rows[too_long[0]])} tokens, and there is room for "
                 f"{room} (`seq_length` - `max_new_tokens`); {len(too_long)} of {len(rows)} are too long. "
-                "`train.long_prompts: truncate` or `drop` allows that."
+                "Set `train.long_prompts: truncate` or `drop`, or raise `train.seq_length` by "
+                f"{max(map(len, rows)) - room}."
             )
         left_out = set(too_long) if long_prompts == "drop" else set()
         kept = [index for index in range(len(rows)) if index not in left_out]
@@ -255,7 +256,8 @@ def _split(prompts: Sequence[Any]) -> tuple[list[Any], dict[str, list[Any]]]:
         if not isinstance(record["prompt"], str) and not is_dialogue(record["prompt"]):
             raise ValueError(
                 f"`prompts`: prompt {index} must be a text or a list of messages with `role` and `content`, got "
-                f"{type(record['prompt']).__name__}: {record['prompt']!r:.60}."
+                f"{type(record['prompt']).__name__}: {record['prompt']!r:.60}. Leave it out, as by `prompts = "
+                "[prompt for prompt in prompts if isinstance(prompt, str)]`, or write it as a text."
             )
         texts.append(record["prompt"])
         for name in names:

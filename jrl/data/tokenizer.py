@@ -80,14 +80,16 @@ def load_tokenizer(
         # transformers makes an empty one of a folder that holds the model alone.
         raise ValueError(
             f"`tokenizer_path`: the tokenizer of {path!s} has no vocabulary, {len(vocabulary)} special tokens alone. "
-            "Are its files (tokenizer.json or the like) missing? Name the folder that holds them."
+            "Are its files (tokenizer.json or the like) missing? Set "
+            "`tokenizer.tokenizer_path` to the folder that holds them."
         )
     tokenizer.padding_side, tokenizer.truncation_side = padding_side, truncation_side
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ValueError(
                 f"The tokenizer {path!s} has neither an EOS nor a pad token, so nothing can end or pad a row: set "
-                "`eos_token` on it, for example through `tokenizer_extra_configs: {eos_token: ...}`."
+                "`eos_token` on it, or `tokenizer.tokenizer_extra_configs` to a token that it knows, such as "
+                "`{eos_token: <|endoftext|>}`."
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -84,7 +84,7 @@ class OnlineConfig(MethodConfig):
                 "num_generations",
                 self.num_generations >= 1 and self.num_rollouts % self.num_generations == 0,
                 f"at least 1 and a divisor of `method.num_rollouts` = {self.num_rollouts}: all samples of a prompt "
-                "belong to one iteration",
+                f"belong to one iteration{_fitting(self.num_rollouts, self.num_generations)}",
             ),
             (
                 "chunk_size",
@@ -155,6 +155,14 @@ def refuse_methods(config: MethodConfig, names: Sequence[str], instead: str) -> 
                 f"{type(config).__name__} must not define `{name}`: nothing would call it. Derive the class from "
                 f"`{instead}`, whose `{name}` is compiled into the update."
             )
+
+
+def _fitting(whole: int, wanted: int) -> str:
+    """The divisors next to a number that is none, for its error."""
+    below = next((size for size in range(min(wanted, whole), 0, -1) if whole % size == 0), None)
+    above = next((size for size in range(max(wanted, 1), whole + 1) if whole % size == 0), None)
+    near = sorted({size for size in (below, above) if size})
+    return f" ({' or '.join(map(str, near))} would fit)" if near else ""
 
 
 def positive_or_none(value: float | None) -> bool:

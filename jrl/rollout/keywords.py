@@ -12,9 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrl.rollout.text import Texts
+from jrl.suggestions import did_you_mean
 
 RESERVED = ("samples", "prompts", "outputs", "tokenizer", "output_tokens")
 """jrl's own; the metadata of prompts adds its keys to them."""
+_OTHER_NAMES = {
+    "texts": "outputs",
+    "completions": "outputs",
+    "responses": "outputs",
+    "completion_ids": "output_tokens",
+}
+"""What other libraries call them, for errors."""
 CURE_OF_ASYNC = "Nothing awaits it: give a function that does, as by `return asyncio.run(judge(outputs))`"
 
 
@@ -130,6 +138,12 @@ def accepted_keywords(
     return select_keywords(function, role, offered, last=last)
 
 
+def _meant(name: str, offered: Mapping[str, Any]) -> str:
+    """Suggests one of the names that are offered, for an error."""
+    other = _OTHER_NAMES.get(name)
+    return f" Did you mean `{other}`?" if other in offered else did_you_mean(name, offered)
+
+
 def select_keywords(
     function: Callable[..., Any], role: str, offered: Mapping[str, Any], *, last: str = ""
 ) -> dict[str, Any]:
@@ -155,6 +169,7 @@ def select_keywords(
             raise ValueError(
                 f"`{role}` takes `{parameter.name}`, which it cannot be given by keyword: there are {sorted(offered)}"
                 f"{f' ({last})' if last else ''}. Give it a default, or use one of these names."
+                f"{_meant(parameter.name, offered)}"
             )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(offered)

@@ -318,7 +318,8 @@ def _one_by_one(
             f"`{role}` raised {type(error).__name__}: {error}.",
             index=row,
             prompt=texts.prompts[row],
-            hint=f"Call it on this completion by hand: {texts.outputs[row]!r:.80}; or set `train.reward_errors: skip`.",
+            hint=f"Call it on this completion by hand: {texts.outputs[row]!r:.80}"
+            f"{'' if skip_errors else '; or set `train.reward_errors: skip`'}.",
         )
         if not skip_errors:
             raise blamed from error
@@ -379,7 +380,8 @@ def _check_row(reward: Any, row: int, texts: Texts, role: str) -> Reward | Rewar
     if len(entries) != num_tokens:
         return RewardError(
             f"Rewards per token of `{role}` must match len(output_tokens[{row}]): got {len(entries)} for {num_tokens} "
-            "tokens. Were they counted on re-tokenised text?",
+            "tokens. Were they counted on re-tokenised text? The function may take `output_tokens`: return one "
+            f"a token of `output_tokens[{row}]`.",
             index=row,
             prompt=prompt,
         )

@@ -255,7 +255,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`model.model_path`",
         "must be a folder or a name on the hub",
         "'./models/gtp2'",
-        "seen from /",
+        "A name on the hub is written without ./ before it",
     ),
     Mistake(
         "a field that is misspelled",
@@ -308,10 +308,10 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "a command without its reward",
         words("ppo", "--prompts", lambda place: place.prompts),
-        "--reward",
-        "are required",
-        "the following arguments",
-        "`jrl ppo --help`",
+        "`--reward`",
+        "a function as `module:function`, or the folder of a classifier",
+        "got none",
+        "Example: `--reward my_rewards:score`",
     ),
     Mistake(
         "a recipe that is not there",
@@ -327,7 +327,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`--config`",
         "must be a recipe with `method.name: GRPOConfig`",
         "got 'PPOConfig'",
-        "in ppo_randomwalks",
+        "Run it by `jrl ppo`, or write one by `jrl config grpo > run.yaml`",
     ),
     Mistake(
         "a recipe indented by tabs",
@@ -335,7 +335,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "tabs.yaml",
         "indented by spaces",
         "line 2, column 1",
-        "never by tabs",
+        "put spaces there",
     ),
     Mistake(
         "a recipe with an unknown field",
@@ -360,7 +360,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "--prompts",
         "there is no file",
         "promts.jsonl",
-        "seen from /",
+        "Give its path from there, or the whole path",
     ),
     Mistake(
         "plain text in a .jsonl file",
@@ -392,7 +392,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "--prompts",
         "at least one must be there",
         "holds no records",
-        "Is it still being written?",
+        'such as {"prompt": "The film was"}',
     ),
     Mistake(
         "prompts that are too long",
@@ -400,7 +400,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`prompts`",
         "there is room for 20",
         "prompt 0 has 60 tokens",
-        "`train.long_prompts: truncate` or `drop`",
+        "Set `train.long_prompts: truncate` or `drop`, or raise `train.seq_length` by 40",
     ),
     Mistake(
         "samples under other columns",
@@ -416,7 +416,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "--samples",
         "'reward', 'score', 'label'",
         "found ['output', 'prompt']",
-        "for its reward",
+        "Rename yours to 'reward', or add it",
     ),
     Mistake(
         "pairs without the rejected completion",
@@ -424,7 +424,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`samples`",
         "needs the column 'rejected'",
         "it has ['chosen', 'prompt']",
-        "row 0",
+        '{"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}',
     ),
     Mistake(
         "one prompt in the place of a list",
@@ -440,7 +440,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "prompts.jsonl",
         "there is no file",
         "seen from",
-        "Give its path from there",
+        "A single prompt goes into a list: `prompts=['prompts.jsonl']`",
     ),
     Mistake(
         "mappings without a prompt",
@@ -456,7 +456,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`prompts`: prompt 1",
         "must be a text",
         "got NoneType",
-        "None",
+        "Leave it out, as by `prompts = [prompt for prompt in prompts",
     ),
     Mistake(
         "a chat, and a tokenizer without a template",
@@ -464,7 +464,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`messages` of row 0",
         "need a chat template",
         "the tokenizer has none",
-        "or texts instead of messages",
+        "set `tokenizer.tokenizer_path` to the tokenizer of a chat model",
     ),
     Mistake(
         "fewer rewards than samples",
@@ -505,7 +505,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`tokenizer_path`",
         "tokenizer.json or the like",
         "has no vocabulary",
-        "Name the folder that holds them",
+        "Set `tokenizer.tokenizer_path` to the folder that holds them",
     ),
     Mistake(
         "a tokenizer that can neither pad nor end",
@@ -513,7 +513,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "The tokenizer",
         "an EOS nor a pad token",
         "padless has neither",
-        "set `eos_token` on it",
+        "`tokenizer.tokenizer_extra_configs` to a token that it knows, such as `{eos_token: <|endoftext|>}`",
     ),
     Mistake(
         "more layers than the model has",
@@ -549,7 +549,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`environment`",
         "need a causal language model",
         "got an encoder-decoder",
-        "Leave them out",
+        "Leave them out, or set `model.model_path` to a decoder, such as gpt2",
     ),
     Mistake(
         "an adapter that is not known",
@@ -565,7 +565,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "--model",
         "must be a folder or a name on the hub",
         "'./runs/nowhere'",
-        "seen from /",
+        "A name on the hub is written without ./ before it",
     ),
     # Numbers that do not fit each other.
     Mistake(
@@ -582,7 +582,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`method.num_generations`",
         "a divisor of `method.num_rollouts` = 10",
         "got 4",
-        "all samples of a prompt belong",
+        "(2 or 5 would fit)",
     ),
     Mistake(
         "no room for a prompt",
@@ -606,7 +606,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`train.mesh`",
         "of the axes ['data', 'fsdp', 'tensor']",
         "got {'model': 2}",
-        "or null",
+        "as in `{data: -1, tensor: 2}`, or null",
     ),
     Mistake(
         "an optimizer that is not known",
@@ -663,7 +663,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`train.resume_from_checkpoint`",
         "a folder checkpoint_<step>",
         "holds no checkpoint",
-        "Is it a model folder",
+        "Set it to the `train.checkpoint_dir` of the run, or to null",
     ),
     Mistake(
         "a report of a folder without a run",
@@ -686,9 +686,9 @@ MISTAKES: tuple[Mistake, ...] = (
         "a module that is not there",
         command("ppo", reward="my_rewrads:politeness"),
         "'my_rewrads:politeness'",
-        "installed",
+        "neither installed nor as my_rewrads.py in /",
         "there is no module 'my_rewrads'",
-        "which has [",
+        "call jrl in the folder where the file lies",
     ),
     Mistake(
         "a function that is not there",
@@ -704,7 +704,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "module:function",
         "expected `module:function`",
         "got 'count_vowels'",
-        "as in `my_rewards:politeness`",
+        "Write `my_rewards:count_vowels`",
     ),
     Mistake(
         "a name in the place of a function",
@@ -720,7 +720,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`reward_fn`",
         "there are ['output_tokens', 'outputs'",
         "takes `texts`",
-        "use one of these names",
+        "Did you mean `outputs`?",
     ),
     Mistake(
         "a reward function that returns too few",
@@ -760,7 +760,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`reward_fn`",
         "must match len(output_tokens[0])",
         "got 9 for",
-        "re-tokenised text?",
+        "return one a token of `output_tokens[0]`",
     ),
     Mistake(
         "a reward function that raises",

@@ -11,6 +11,11 @@ from jrl.data.chat.messages import in_row
 from jrl.data.chat.template_limits import bounded_rendering, check_size, check_template
 from jrl.data.tokenizer import tokenize, without_surrogates
 
+OTHER_TEMPLATE = (
+    "set `tokenizer.tokenizer_path` to the tokenizer of a chat model that has such a template (with `jrl.trl`, "
+    "`chat_template_path` takes a .jinja file, too)"
+)
+"""How a user gives another chat template, for errors."""
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TURN = "jrl-turn-of-the-assistant"
 """Stands for the turn that a reply follows: no template writes it by itself."""
@@ -30,8 +35,8 @@ def marks_assistants(tokenizer: Any, *, row: int | None = None) -> bool:
         template = template.get("default")
     if not template:
         raise ValueError(
-            f"`messages`{in_row(row)} need a chat template, and the tokenizer has none: give one as "
-            "`chat_template_path` (a .jinja file or the tokenizer of a chat model), or texts instead of messages."
+            f"`messages`{in_row(row)} need a chat template, and the tokenizer has none: {OTHER_TEMPLATE}, or give "
+            "texts instead of messages."
         )
     check_template(template)
     return _MARKER.search(template) is not None
@@ -101,7 +106,7 @@ class Chat(NamedTuple):
         if turns and turns[0] == 0:
             raise ValueError(
                 f"`messages`{in_row(self.row)} begin with an assistant's message, of which only a template with "
-                "`{% generation %}` markers can tell what the assistant wrote: give one as `chat_template_path`."
+                f"`{{% generation %}}` markers can tell what the assistant wrote: {OTHER_TEMPLATE}."
             )
         texts = [self.render(messages, generation=False)]
         for number in turns:
@@ -206,7 +211,7 @@ def check_beginning(part: list[int], ids: list[int], row: int | None, what: str)
         raise ValueError(
             f"The ids {what}{in_row(row)} are not the beginning of the whole dialogue's (they part at token {at}), so "
             "training would not see what sampling starts from: the chat template changes earlier text once more "
-            "follows. Split the dialogue so that only its last turn is learned, or give another `chat_template_path`."
+            f"follows. Split the dialogue so that only its last turn is learned, or {OTHER_TEMPLATE}."
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jrl.data.chat.rendering import Chat, reply_text
+from jrl.data.chat.rendering import OTHER_TEMPLATE, Chat, reply_text
 
 _PROBED = "jrl_probe"
 _PROBE = {"name": _PROBED, "arguments": {"text": "a b", "number": 7}}
@@ -153,8 +153,8 @@ def call_format(
     before = chat.render(asked, generation=True)
     if _PROBED not in whole:
         raise ValueError(
-            "The chat template leaves out calls of tools, so a model cannot have learned to write them. Give the "
-            "tokenizer of a model that calls tools, or such a template as `chat_template_path`."
+            "The chat template leaves out calls of tools, so a model cannot have learned to write them: "
+            f"{OTHER_TEMPLATE}."
         )
     answer = {"role": "tool", "name": _PROBED, "content": _ANSWERED}
     prefix = reply_text(tokenizer, [answer], template_kwargs=template_kwargs)

@@ -79,7 +79,10 @@ def check_preference(record: Any, *, row: int) -> Preference:
     columns = sorted(map(str, record))
     for column in ("chosen", "rejected"):
         if column not in record:
-            raise ValueError(f"`samples`: row {row} needs the column {column!r}, it has {columns}.")
+            raise ValueError(
+                f"`samples`: row {row} needs the column {column!r}, it has {columns}. Rename yours to it, or add it: a "
+                'row is such as {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}.'
+            )
     prompt, chosen, rejected = record.get("prompt"), record["chosen"], record["rejected"]
     kinds = {name: _kind(value) for name, value in (("chosen", chosen), ("rejected", rejected))}
     if prompt is not None:

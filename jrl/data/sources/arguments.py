@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,21 @@ def prompt_rows(name: str, given: Any) -> Any:
       ValueError: If a row has no prompt, or a stream more than 1,048,576 rows.
     """
     if is_file_name(given):
-        return load_prompts(given)
+        try:
+            return load_prompts(given)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"`{name}`: {error} A single prompt goes into a list: `{name}=[{str(given)!r:.60}]`."
+            ) from error
     if is_table(given):
         rows = read_records(given)
         return [prompt_of(row, number) for number, row in enumerate(_whole(name, rows))]
-    return _whole(name, given) if isinstance(given, RecordStream | Iterator) else given
+    if not isinstance(given, RecordStream | Iterator):
+        return given
+    return [
+        prompt_of(row, number) if isinstance(row, Mapping) else row
+        for number, row in enumerate(_whole(name, given))
+    ]
 
 
 def sample_rows(given: Any, *, rewarded: bool) -> Any:

@@ -151,7 +151,8 @@ def _reward(record: Any, index: int, name: Any) -> float:
     if column is None:
         raise ValueError(
             f"{name}: record {index} needs one of the columns {REWARD_COLUMNS} for its reward, found "
-            f"{sorted(found) if found else type(record).__name__}."
+            f"{sorted(found) if found else type(record).__name__}. Rename yours to 'reward', or add it, a number a "
+            "record; `jrl sft` learns without rewards."
         )
     try:
         return float(found[column])

@@ -104,28 +104,32 @@ def read_records(
 def _read_named(name: str | os.PathLike[str], split: str, streaming: bool) -> Sequence[Any] | RecordStream:
     """Lines, records or rows of whatever `name` names."""
     path = Path(name)
+    is_file = os.path.isfile(path)  # false, too, where a name is too long for a file
     read = READERS.get(path.suffix.lower())
     if read is None:
-        if path.is_file():
+        if is_file:
             raise ValueError(f"{name}: jrl reads {sorted(READERS)} files, got {path.suffix!r}.")
         dataset, _, chosen = str(name).partition(":")
         options: dict[str, Any] = {"streaming": True} if streaming else {}
         found = dataset_loader()(dataset, split=chosen or split, **options)
         return RecordStream(found) if streaming else list(found)
-    if not path.is_file():
+    if not is_file:
         others = (
             sorted(other.name for other in path.parent.glob(f"*{path.suffix}"))
-            if path.parent.is_dir()
+            if os.path.isdir(path.parent)
             else []
         )
         near = did_you_mean(path.name, others) or " Give its path from there, or the whole path."
-        raise FileNotFoundError(f"there is no file {name}, seen from {Path.cwd()}.{near}")
+        raise FileNotFoundError(f"there is no file {name!s:.200}, seen from {Path.cwd()}.{near}")
     try:
         records = read(path)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8: {error}.") from error
     if not records:
-        raise ValueError(f"{name} holds no records: at least one must be there. Is it still being written?")
+        raise ValueError(
+            f"{name} holds no records: at least one must be there. Is it still being written? A line of a .jsonl file "
+            'is such as {"prompt": "The film was"}; a line of a .txt file is a text.'
+        )
     return records
 
 

@@ -156,7 +156,8 @@ def may_resume(path: Path, run_dir: Path, notify: Callable[[str], None]) -> bool
         return False
     raise CheckpointError(
         f"`train.resume_from_checkpoint` = {path} exists but holds no checkpoint: neither is it a folder "
-        "checkpoint_<step>, nor does it contain one. Is it a model folder, or another program's run?"
+        "checkpoint_<step>, nor does it contain one. Is it a model folder, or another program's run? Set it to the "
+        "`train.checkpoint_dir` of the run, or to null for a fresh one."
     )
 
 

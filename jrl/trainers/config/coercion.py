@@ -41,6 +41,16 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _in_words(error: yaml.YAMLError) -> str:
+    """What is wrong, and where."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f"{' '.join(str(error).split())}."
+    place = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    if "\\t" in str(error.problem):
+        return f"a tab stands in {place}. YAML is indented by spaces, never by tabs: put spaces there."
+    return f"{error.problem}, {place}{f' ({error.context})' if error.context else ''}."
+
+
 def parse_yaml(text: str) -> Any:
     """Parses a YAML document; nothing in it can run code.
 
@@ -51,8 +61,7 @@ def parse_yaml(text: str) -> Any:
         found = yaml.load(text, _Loader)
         values = _count(found, {})
     except yaml.YAMLError as error:
-        hint = " YAML is indented by spaces, never by tabs." if "\\t" in str(error) else ""
-        raise ValueError(f"not YAML: {' '.join(str(error).split())}.{hint}") from error
+        raise ValueError(f"not YAML: {_in_words(error)}") from error
     except RecursionError as error:
         raise ValueError("not a configuration: its YAML is nested too deeply, or without end.") from error
     # Without aliases no document has more values than characters.

@@ -46,12 +46,19 @@ def typed_fields(name: str, section: type, values: Mapping[str, Any]) -> dict[st
             raise ValueError(
                 f"Unknown field `{name}.{field}` of {section.__name__}.{did_you_mean(field, expected)}"
             )
-    required = [f.name for f in fields(section) if f.default is MISSING and f.default_factory is MISSING]
-    missing = [f"{name}.{field}" for field in required if field not in values]
+    missing = [f"{name}.{field}" for field in required_fields(section) if field not in values]
     if missing:
-        raise ValueError(f"The configuration lacks {missing}, which {section.__name__} requires.")
+        raise ValueError(
+            f"The configuration lacks {missing}, which {section.__name__} requires. Set them; "
+            "`jrl config ppo > run.yaml` writes a whole one, of PPO."
+        )
     copied = copy.deepcopy(dict(values))
     return {field: coerce(copied[field], expected[field], f"{name}.{field}") for field in copied}
+
+
+def required_fields(section: type) -> list[str]:
+    """Fields of a section's dataclass without a default."""
+    return [f.name for f in fields(section) if f.default is MISSING and f.default_factory is MISSING]
 
 
 def nest(name: str, value: Any) -> dict[str, Any]:

@@ -289,7 +289,7 @@ class TrainConfig(Section):
         _require(
             set(sizes) <= axes and all(size >= 1 or size == -1 for size in sizes.values()),
             "train.mesh",
-            f"sizes (at least 1, or -1) of the axes {sorted(axes)}, or null",
+            f"sizes (at least 1, or -1) of the axes {sorted(axes)}, as in `{{data: -1, tensor: 2}}`, or null",
             self.mesh,
         )
         own = self.sampling_mesh

@@ -28,6 +28,7 @@ from jrl.trainers.config.section_dicts import (
     hint_anywhere,
     merge,
     nest,
+    required_fields,
     typed_fields,
     warn_caller,
 )
@@ -76,10 +77,28 @@ class TRLConfig:
           FileNotFoundError: If there is no such file.
           ValueError: If it is not such a file; else as `from_dict`.
         """
+        return cls.from_dict(cls._read(path))
+
+    @classmethod
+    def load_recipe(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a YAML file as the commands do: required fields may be missing, too.
+
+        They take the values of the method's default configuration, and a warning shows them.
+
+        Raises:
+          FileNotFoundError: If there is no such file.
+          ValueError: As `load_yaml`, or if fields are missing of a method without a default configuration.
+        """
+        sections = cls._fill(in_present_layout(cls._read(path)))
+        classes = cls._classes(sections)
+        return cls._build(cls._complete(sections, classes), classes)
+
+    @classmethod
+    def _read(cls, path: str | os.PathLike[str]) -> dict[str, Any]:
         content = read_yaml(path)
         if not isinstance(content, dict):
             raise ValueError(f"{path} must hold the sections {_names()}, got {type(content).__name__}.")
-        return cls.from_dict(content)
+        return content
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
@@ -95,7 +114,7 @@ class TRLConfig:
           TypeError: On a value of the wrong type.
         """
         sections = cls._fill(in_present_layout(config))
-        return cls._build(sections, {name: cls._section_class(name, sections[name]) for name in _names()})
+        return cls._build(sections, cls._classes(sections))
 
     @classmethod
     def _fill(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -108,7 +127,7 @@ class TRLConfig:
         missing = [name for name in _names() if name not in config]
         if not missing:
             return config
-        defaults = cls._defaults(config, missing).to_dict()
+        defaults = cls._defaults(config, f"the sections {missing}").to_dict()
         for name in missing:
             warn_caller(
                 f"The configuration has no section `{name}`: it takes the default one, {defaults[name]}."
@@ -116,7 +135,27 @@ class TRLConfig:
         return dict(config) | {name: defaults[name] for name in missing}
 
     @classmethod
-    def _defaults(cls, config: Mapping[str, Any], missing: list[str]) -> TRLConfig:
+    def _complete(cls, sections: Mapping[str, Any], classes: Mapping[str, type]) -> Mapping[str, Any]:
+        """All required fields: those that are missing are the default configuration's, and said."""
+        missing = [
+            (name, field)
+            for name in _names()
+            for field in required_fields(classes[name])
+            if field not in sections[name]
+        ]
+        if not missing:
+            return sections
+        dotted = [f"{name}.{field}" for name, field in missing]
+        defaults = cls._defaults(sections, f"the fields {dotted}").to_dict()
+        taken = {".".join(place): defaults[place[0]][place[1]] for place in missing}
+        warn_caller(f"The configuration lacks {dotted}: they take the default ones, {taken}.")
+        return {
+            name: dict(sections[name]) | {field: defaults[name][field] for at, field in missing if at == name}
+            for name in _names()
+        }
+
+    @classmethod
+    def _defaults(cls, config: Mapping[str, Any], missing: str) -> TRLConfig:
         """The default configuration of the method that the sections there are name."""
         train = config.get("train")
         if "method" in config:
@@ -128,7 +167,7 @@ class TRLConfig:
             if method is not None and issubclass(method, entry.config):
                 return entry.default()
         raise ValueError(
-            f"The configuration lacks the sections {missing}, and nothing in it names a method that has a default "
+            f"The configuration lacks {missing}, and nothing in it names a method that has a default "
             f"configuration: one of {[entry.config.__name__ for entry in known]}, as `method.name`."
         )
 
@@ -138,6 +177,11 @@ class TRLConfig:
         found = cls(**{name: build_section(name, classes[name], sections[name]) for name in _names()})
         found.validate()
         return found
+
+    @classmethod
+    def _classes(cls, sections: Mapping[str, Any]) -> dict[str, type]:
+        """The dataclasses of all six sections."""
+        return {name: cls._section_class(name, sections[name]) for name in _names()}
 
     @classmethod
     def _section_class(cls, name: str, values: Any) -> type:

@@ -78,6 +78,20 @@ def test_a_column_of_a_table_may_have_another_name(column):
     assert prompt_rows("prompts", table) == [expected]
 
 
+@pytest.mark.parametrize("form", ["generator", "stream"])
+@pytest.mark.parametrize("column", ["text", "query"])
+def test_a_column_of_a_stream_may_have_another_name(form, column, tmp_path):
+    rows = [{column: "hello"}, {column: "you", "answer": "4"}, "a text"]
+    found = prompt_rows("prompts", brought(form, rows, tmp_path))
+    assert found == ["hello", {"prompt": "you", "answer": "4"}, "a text"]
+
+
+@pytest.mark.parametrize("name", ["x" * 5000 + ".txt", "x" * 300 + "/prompts.txt"])
+def test_a_name_too_long_for_a_file_is_no_file(name):
+    with pytest.raises(FileNotFoundError, match=r"there is no file x{200}, seen from .* Give its path"):
+        prompt_rows("prompts", name)
+
+
 def test_messages_of_a_file_are_prompts(tmp_path):
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": CHAT, "answer": "4"}), encoding="utf-8")

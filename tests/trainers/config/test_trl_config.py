@@ -117,6 +117,16 @@ train: {total_steps: 8, seq_length: 64, epochs: 1, batch_size: 4, checkpoint_int
         assert (config.method.init_kl_coef, config.train.max_grad_norm) == (1e-3, 1.0)
         assert isinstance(config.method, PPOConfig)
 
+    def test_a_command_fills_what_is_required(self, tmp_path):
+        path = tmp_path / "config.yaml"
+        path.write_text(self.MINIMAL.replace("epochs: 1, ", ""), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"`jrl config ppo > run.yaml` writes a whole one"):
+            TRLConfig.load_yaml(path)
+        with pytest.warns(UserWarning, match=r"lacks \['train.epochs'\]: they take .*'train.epochs': \d+"):
+            found = TRLConfig.load_recipe(path)
+        assert found.train.epochs == default_ppo_config().train.epochs
+        assert found.evolve(train={"epochs": 1}) == self.load(tmp_path, self.MINIMAL)
+
     def test_words_that_hold_digits_stay_words(self, tmp_path):
         config = self.load(tmp_path, self.MINIMAL.replace("tokenizer_path: gpt2", "tokenizer_path: e5-1e"))
         assert config.tokenizer.tokenizer_path == "e5-1e"

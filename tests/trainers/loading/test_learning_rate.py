@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-import dataclasses
+import re
 
+import jax
 import pytest
 
 import jrl
+from jrl import api
 from jrl.cli import main
 from jrl.cli.train import chooses_rate
+from jrl.models.model import make_model
 from jrl.trainers.config.method import entries
 from jrl.trainers.loading.learning_rate import (
     FASTEST,
@@ -50,7 +53,9 @@ def test_a_default_configuration_gets_the_rate_of_its_model():
     assert config.optimizer.kwargs == default.optimizer.kwargs | {"lr": 1e-3}
     assert config.scheduler.kwargs == {"T_max": 1e12, "eta_min": 1e-3}  # constant, as before
     assert default.optimizer.kwargs["lr"] == 3e-5
-    assert said.startswith("learning rate 0.001, chosen for a model of 27,5") or "chosen for" in said
+    (number,) = re.findall(r"^learning rate 0\.001, chosen for a model of ([\d,]+) parameters ", said)
+    shapes = jax.eval_shape(lambda: make_model(default.model.model_path).init(jax.random.key(0)))
+    assert int(number.replace(",", "")) == sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 def test_an_adapter_is_told():
@@ -75,13 +80,38 @@ def test_other_models_keep_their_default(name):
     [
         (["--optimizer.kwargs.lr", "1e-4"], True),
         (["--optimizer.name=sgd"], True),
-        (["--scheduler.name", "constant"], True),
+        (["--optimizer.kwargs", "{lr: 1e-4}"], True),
+        (["--optimizer.kwargs={lr: 1e-4}"], True),
+        (["--optimizer.kwargs", "{weight_decay: 0.1}"], False),
+        (["--optimizer.kwargs.weight_decay", "0.1"], False),
+        (["--scheduler.name", "constant"], False),
         (["--train.seed", "3"], False),
         ([], False),
     ],
 )
 def test_a_rate_of_the_user_s_own_stays(words, chosen):
-    assert chooses_rate(words) is chosen
+    assert chooses_rate(None, words) is chosen
+
+
+@pytest.mark.parametrize(
+    ("recipe", "chosen"),
+    [
+        ("train: {seed: 3}", False),
+        ("optimizer: {kwargs: {weight_decay: 0.1}}", False),
+        ("optimizer: {kwargs: {lr: 1e-4}}", True),
+        ("optimizer: {name: adamw}", True),
+    ],
+)
+def test_a_rate_of_the_recipe_stays(recipe, chosen, tmp_path):
+    (tmp_path / "run.yaml").write_text(f"method: {{name: PPOConfig}}\n{recipe}")
+    assert chooses_rate(str(tmp_path / "run.yaml"), []) is chosen
+
+
+def test_a_command_says_the_default_rate_of_a_model_without_a_size(tmp_path, capsys):
+    words = ["ppo", "--reward", "tests.trainers.runs:count_vowels", "--prompts", str(tmp_path / "none.txt")]
+    with pytest.raises(SystemExit):
+        raise SystemExit(main([*words, "--model.model_path", str(tmp_path)]))
+    assert "learning rate 3e-05, the default of PPOConfig; `optimizer.kwargs.lr`" in capsys.readouterr().out
 
 
 def test_jrl_config_writes_what_the_command_would_choose(tmp_path, capsys):
@@ -95,20 +125,26 @@ def test_jrl_config_writes_what_the_command_would_choose(tmp_path, capsys):
     assert "lr: 0.0002" in out and err == ""
 
 
-def test_a_configuration_that_is_given_stays(tmp_path):
-    """Objects are the user's: the seeds' defaults in them, too."""
-    assert jrl.default_ppo_config().optimizer.kwargs["lr"] == 3e-5
-    assert dataclasses.is_dataclass(jrl.default_ppo_config().optimizer)
-
-
-def test_jrl_train_without_a_configuration_says_its_rate(monkeypatch):
-    from jrl import api
-
+@pytest.fixture
+def made(monkeypatch):
+    """Configurations of the trainers that `prepare` asks for."""
     found = []
     monkeypatch.setattr(api, "make_trainer", lambda config, **_: found.append(config) or _Data())
+    return found
+
+
+def test_a_configuration_that_is_given_stays(made):
+    """Objects are the user's: the seeds' defaults in them, too."""
+    default = of_size()
+    api.prepare(config=default, reward_fn=lambda outputs: [1.0], prompts=["a"])
+    assert made[0].optimizer == default.optimizer and made[0].optimizer.kwargs["lr"] == 3e-5
+    assert with_rate_for_model(default)[0].optimizer.kwargs["lr"] == 1e-3  # what it would have had
+
+
+def test_jrl_train_without_a_configuration_says_its_rate(made):
     with pytest.warns(UserWarning, match=r"(?s)with model .*learning rate 0\.001, chosen for a model of"):
         api.prepare(model_path=tiny_hf_config(), reward_fn=lambda outputs: [1.0], prompts=["a"])
-    assert found[0].optimizer.kwargs["lr"] == 1e-3
+    assert made[0].optimizer.kwargs["lr"] == 1e-3
 
 
 class _Data:
