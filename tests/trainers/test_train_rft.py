@@ -225,13 +225,15 @@ class TestResume:
         assert len(second.groups) == passes(whole)[1]["rft/kept"]
         assert json.loads(json.dumps(whole.saved)) == whole.saved
 
-    def test_passes_that_are_over_are_not_begun_again(self, one_pass):
+    def test_passes_that_are_over_are_not_begun_again(self, one_pass, capsys):
         steps = [record["step"] for record in training(one_pass)]
         assert len(passes(one_pass)) == 1
         assert steps[-1] == math.ceil(passes(one_pass)[0]["rft/kept"] / 4) < 12
         assert one_pass.history[-1]["step"] == steps[-1] and "evaluation" in one_pass.history[-1]
         resuming = {"resume_from_checkpoint": str(one_pass.run_dir)}
         again = train(one_pass.config.evolve(train=resuming))
+        last_words = " ".join(capsys.readouterr().out.split())
+        assert f"done: {steps[-1]} of at most 12 steps in" in last_words and "To go on" not in last_words
         assert [record["step"] for record in training(again)] == steps
 
 

@@ -175,7 +175,8 @@ def _evaluated(path: Path) -> tuple[list[dict[str, Any]], int]:
         return some, count
     first: list[bytes] = []
     last: list[bytes] = []
-    step, first_step = None, None
+    step: bytes | None = None
+    first_step: bytes | None = None
     with path.open("rb") as file:
         for line in file:
             found = _STEP.match(line)
