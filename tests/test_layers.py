@@ -323,7 +323,6 @@ def test_nobody_sets_the_attributes_of_another_object(room: str) -> None:
 
 # Where positions and their targets are taken apart outside `jrl.ops.alignment`, and why.
 SHIFTS = {
-    "jrl.models.attention": "the weight of a sink stands behind those of the keys, and has no value",
     "jrl.rollout.text": "drops an EOS, which has no text",
     "jrl.models.positions": "a segment begins where a column's id differs from its left neighbour's",
     "jrl.trl.ddpo": "the two ends of a step of denoising: latents, no tokens",

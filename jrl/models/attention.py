@@ -79,14 +79,13 @@ def fused_context(
 
     All but "splash" need padding on the right, and know no segments.
     """
-    is_splash = implementation == "splash"
-    if is_splash:
+    if implementation == "splash":
         rows: FusedRows | SplashRows = splash_rows(attention_mask, positions, segment_ids)
     else:
         assert segment_ids is None
         rows = fused_rows(attention_mask, implementation)
     recurrent = (
-        recurrent_rows(attention_mask, segment_ids, is_right_padded=not is_splash)
+        recurrent_rows(attention_mask, segment_ids, is_right_padded=implementation != "splash")
         if config.is_recurrent
         else None
     )
