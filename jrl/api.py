@@ -226,7 +226,7 @@ def check_data(
     if samples is not None and rewards is not None and len(rewards) != len(samples):
         raise ValueError(
             f"`rewards` must have one entry a sample: got {len(rewards)} for {len(samples)} samples. Was one of "
-            "the two lists filtered, or cut?"
+            "the two lists filtered, or cut? Compare `len(samples)` and `len(rewards)` where you make them."
         )
 
 
@@ -255,7 +255,8 @@ def check_sampling(
         )
     if isinstance(stop_sequences, str):
         raise ValueError(
-            f"`stop_sequences` must be a list of texts, got the text {stop_sequences!r} alone: put it in a list."
+            f"`stop_sequences` must be a list of texts, got the text {stop_sequences!r} alone: put it in a list, "
+            f"`[{stop_sequences!r:.60}]`."
         )
 
 
@@ -269,7 +270,7 @@ def _check_list(name: str, given: Any) -> None:
         )
     if isinstance(given, str | Mapping):
         raise ValueError(
-            f"`{name}` must be a list, got a single {type(given).__name__}: put it in a list. It is {given!r:.60}."
+            f"`{name}` must be a list, got a single {type(given).__name__}: put it in a list, `{name}=[{given!r:.60}]`."
         )
     if not hasattr(given, "__len__"):
         raise TypeError(f"`{name}` must be a list, got {type(given).__name__}: `list(...)` makes one of it.")

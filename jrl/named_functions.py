@@ -63,7 +63,7 @@ def load_module(module_name: str, *, asked_for_as: str) -> ModuleType:
         raise ValueError(
             f"there is no module {module_name!r} (asked for as {asked_for_as!r}), neither installed nor as "
             f"{module_name.replace('.', '/')}.py in {Path.cwd()}.{did_you_mean(module_name, here)} Mend the name, or "
-            "call jrl in the folder where the file lies."
+            "call `jrl` in the folder where the file lies."
         ) from error
 
 

@@ -245,7 +245,7 @@ def _split(prompts: Sequence[Any]) -> tuple[list[Any], dict[str, list[Any]]]:
         if "prompt" not in record:
             raise ValueError(
                 f'`prompts`: prompt {index} has no key "prompt", it has {sorted(map(str, record))}: rename the one '
-                "that holds the text; the others are metadata for the reward function."
+                "that holds the text to `prompt`; the others are metadata for the reward function."
             )
         found = {name for name in record if name != "prompt"}
         if found != set(names):

@@ -381,12 +381,12 @@ def no_weights_on_hub(name: str, stems: Mapping[str, str]) -> str:
 def _hint(folder: Path) -> str:
     if not folder.exists():
         if not folder.parent.is_dir():
-            return f" {str(folder.parent)!r} is no folder either. A name on the hub is written without ./ before it."
+            return f" {str(folder.parent)!r} is no folder either. A name on the hub is written without `./` before it."
         others = sorted(other for other in folder.parent.iterdir() if other.is_dir() and other.name[0] != ".")
         near = did_you_mean(folder, map(str, others), cutoff=0.8)
         return near or (
             f" {str(folder.parent)!r} has the folders {[other.name for other in others[:8]]}"
-            f"{' and more' if others[8:] else ''}. A name on the hub is written without ./ before it."
+            f"{' and more' if others[8:] else ''}. A name on the hub is written without `./` before it."
         )
     if (folder / "hf_model").is_dir():
         return " Its model is in the subfolder hf_model."

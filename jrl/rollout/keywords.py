@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrl.rollout.text import Texts
-from jrl.suggestions import did_you_mean
 
 RESERVED = ("samples", "prompts", "outputs", "tokenizer", "output_tokens")
 """jrl's own; the metadata of prompts adds its keys to them."""
@@ -139,9 +138,9 @@ def accepted_keywords(
 
 
 def _meant(name: str, offered: Mapping[str, Any]) -> str:
-    """Suggests one of the names that are offered, for an error."""
+    """Suggests the name under which what another library calls so is offered, for an error."""
     other = _OTHER_NAMES.get(name)
-    return f" Did you mean `{other}`?" if other in offered else did_you_mean(name, offered)
+    return f" Did you mean `{other}`?" if other in offered else ""
 
 
 def select_keywords(

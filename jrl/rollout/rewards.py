@@ -374,7 +374,7 @@ def _check_row(reward: Any, row: int, texts: Texts, role: str) -> Reward | Rewar
             f"got {reward!r:.80}.",
             index=row,
             prompt=prompt,
-            hint=f"It is of type {type(reward).__name__}: turn it into a float.",
+            hint=f"It is of type {type(reward).__name__}: turn it into a float, as by `float(reward)`.",
         )
     num_tokens = len(texts.output_tokens[row])
     if len(entries) != num_tokens:

@@ -255,7 +255,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`model.model_path`",
         "must be a folder or a name on the hub",
         "'./models/gtp2'",
-        "A name on the hub is written without ./ before it",
+        "A name on the hub is written without `./` before it",
     ),
     Mistake(
         "a field that is misspelled",
@@ -335,7 +335,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "tabs.yaml",
         "indented by spaces",
         "line 2, column 1",
-        "put spaces there",
+        "put spaces (`  `) there",
     ),
     Mistake(
         "a recipe with an unknown field",
@@ -360,7 +360,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "--prompts",
         "there is no file",
         "promts.jsonl",
-        "Give its path from there, or the whole path",
+        "Give its path from there, as in `data/promts.jsonl`",
     ),
     Mistake(
         "plain text in a .jsonl file",
@@ -376,7 +376,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "--prompts",
         COLUMNS,
         "found ['question']",
-        "Rename the column",
+        "Rename the column of the prompts to 'prompt'",
     ),
     Mistake(
         "a .csv file without its head",
@@ -384,7 +384,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "--prompts",
         COLUMNS,
         "found ['Tell me a story']",
-        "The first line of a .csv file names its columns",
+        "Rename the column of the prompts to 'prompt'. The first line of a .csv file names its columns",
     ),
     Mistake(
         "an empty file",
@@ -408,7 +408,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "--samples",
         '"prompt" with one of',
         "found ['answer', 'question']",
-        "Rename the columns",
+        "Rename them to 'prompt' and 'completion'",
     ),
     Mistake(
         "samples without rewards",
@@ -432,7 +432,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`prompts`",
         "must be a list",
         "got a single str",
-        "put it in a list",
+        "put it in a list, `prompts=['Tell me a story']`",
     ),
     Mistake(
         "a file of prompts that is not there",
@@ -448,7 +448,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`prompts`",
         'no key "prompt"',
         "it has ['question']",
-        "rename the one that holds the text",
+        "rename the one that holds the text to `prompt`",
     ),
     Mistake(
         "a prompt that is missing",
@@ -456,7 +456,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`prompts`: prompt 1",
         "must be a text",
         "got NoneType",
-        "Leave it out, as by `prompts = [prompt for prompt in prompts",
+        "Leave it out, as by `prompts = [prompt for prompt in prompts if isinstance(prompt, str)]`",
     ),
     Mistake(
         "a chat, and a tokenizer without a template",
@@ -472,7 +472,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`rewards`",
         "one entry a sample",
         "got 1 for 2 samples",
-        "filtered, or cut?",
+        "Compare `len(samples)` and `len(rewards)`",
     ),
     Mistake(
         "samples for an online algorithm",
@@ -488,7 +488,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`reward_fn`",
         "give `reward_fn` or `environment` (online)",
         "got none of them",
-        "say nothing of what is better",
+        "or `samples` (offline)",
     ),
     # Models.
     Mistake(
@@ -519,9 +519,9 @@ MISTAKES: tuple[Mistake, ...] = (
         "more layers than the model has",
         command("ppo", "--model.num_layers_unfrozen", "99"),
         "`num_layers_unfrozen`",
-        "must be -1 (all), 0 (only heads) or at most",
+        "at most the 2 layers of the model",
         "got 99",
-        "the 2 layers of the model",
+        "-1 (all), 0 (only heads)",
     ),
     Mistake(
         "rows that are longer than the model's positions",
@@ -535,9 +535,9 @@ MISTAKES: tuple[Mistake, ...] = (
         "a T5 that is called causal",
         trains(config=lambda place: place.config(model={"model_path": place.t5})),
         "`model.model_arch_type`",
-        "must be 'seq2seq'",
-        "got 'causal'",
         "for a t5 model",
+        "got 'causal'",
+        "must be 'seq2seq'",
     ),
     Mistake(
         "a T5 in an environment",
@@ -565,7 +565,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "--model",
         "must be a folder or a name on the hub",
         "'./runs/nowhere'",
-        "A name on the hub is written without ./ before it",
+        "A name on the hub is written without `./` before it",
     ),
     # Numbers that do not fit each other.
     Mistake(
@@ -590,7 +590,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`train.seq_length` (24)",
         "room for a prompt",
         "`max_new_tokens` (24)",
-        "raise it",
+        "lower `method.gen_kwargs.max_new_tokens`",
     ),
     Mistake(
         "a mesh that does not fit",
@@ -677,9 +677,9 @@ MISTAKES: tuple[Mistake, ...] = (
         "a tracker that is not known",
         command("ppo", "--train.tracker", "mlflow"),
         "`train.tracker`",
-        "must be one of ['tensorboard', 'wandb']",
+        "must be one of",
         "got 'mlflow'",
-        "tensorboard",
+        "['tensorboard', 'wandb']",
     ),
     # Functions.
     Mistake(
@@ -688,7 +688,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "'my_rewrads:politeness'",
         "neither installed nor as my_rewrads.py in /",
         "there is no module 'my_rewrads'",
-        "call jrl in the folder where the file lies",
+        "call `jrl` in the folder where the file lies",
     ),
     Mistake(
         "a function that is not there",
@@ -696,7 +696,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "'vowels'",
         "it has ['count_vowels'",
         "has no function",
-        "Did you mean",
+        "Did you mean `odd_vowels`?",
     ),
     Mistake(
         "a function without its module",
@@ -712,7 +712,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`reward_fn`",
         "must be a function or a list of functions",
         "got str 'accuracy'",
-        "give the function itself",
+        "give the function itself, as in `reward_fn=my_reward`",
     ),
     Mistake(
         "a reward function that takes something else",
@@ -728,7 +728,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`reward_fn`",
         "one reward a sample",
         "got 1 for 2 samples",
-        "Did it filter or repeat any?",
+        "`outputs` has the completions, one reward each",
     ),
     Mistake(
         "a reward function that returns nothing",
@@ -744,7 +744,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`reward_fn`",
         "must be a number",
         "got 'good'",
-        "It is of type str: turn it into a float",
+        "It is of type str: turn it into a float, as by `float(reward)`",
     ),
     Mistake(
         "a reward that is no number",
@@ -768,7 +768,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`reward_fn`",
         "raised ZeroDivisionError",
         "division by zero",
-        "Call it on this completion by hand",
+        "set `train.reward_errors: skip`",
     ),
     Mistake(
         "one stop sequence in the place of a list",
@@ -776,7 +776,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`stop_sequences`",
         "must be a list of texts",
         "got the text '\\n' alone",
-        "put it in a list",
+        "put it in a list, `['\\n']`",
     ),
     Mistake(
         "a mapping in the place of a configuration",

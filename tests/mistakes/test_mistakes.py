@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every mistake is refused in words that name argument, expectation, what came, and what to do."""
 
+import re
+
 import pytest
 
 from tests.mistakes.table import MISTAKES, Place
@@ -29,6 +31,14 @@ def test_the_message_has_its_parts(mistake, place, judging):
         if part in ("argument", "expected", "got", "remedy") and " ".join(text.split()) not in message
     }
     assert not missing, message
+
+
+def test_each_remedy_names_something_to_write():
+    """A flag, a field, a command or a value: in backticks or quotes, in capitals, a number, a call or a pair."""
+    written = re.compile(
+        r"`[^`]+`|'[^']+'|\d|\w\(|\w+: \w+|\.(?:txt|csv)\b|\b[A-Z_]{4,}\b|python -c|\bnull\b|\{\""
+    )
+    assert [mistake.name for mistake in MISTAKES if not written.search(mistake.remedy)] == []
 
 
 def test_there_are_enough_and_each_has_all_parts():

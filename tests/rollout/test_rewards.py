@@ -194,9 +194,14 @@ class TestExceptions:
         assert rewards_of(self.fails_on("?", calls)) == [1.0, 2.0, 1.0]
         assert len(calls) == 1
 
-    def test_skip_scores_the_others(self):
+    def test_skip_scores_the_others(self, caplog):
         found = rewards_of(self.fails_on("de", []), skip_errors=True)
         assert found[0] == found[2] == 1.0 and np.isnan(found[1])
+        assert "by hand: 'de'." in caplog.text and "or set" not in caplog.text  # it is set
+
+    def test_skipping_is_offered_where_it_is_not_set(self):
+        with pytest.raises(RewardError, match=r"by hand: 'de'; or set `train\.reward_errors: skip`"):
+            rewards_of(self.fails_on("de", []))
 
     def test_no_row_to_blame(self):
         def reward_fn(outputs):

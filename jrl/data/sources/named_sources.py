@@ -102,7 +102,7 @@ def _prompt(record: Any, index: int, name: Any) -> Any:
     if column is None:
         raise ValueError(
             f"{name}: record {index} needs one of the columns {PROMPT_COLUMNS} for a prompt, "
-            f"found {sorted(record)}. Rename the column of the prompts to one of these."
+            f"found {sorted(record)}. Rename the column of the prompts to 'prompt'."
             f"{' The first line of a .csv file names its columns.' if str(name).endswith('.csv') else ''}"
         )
     is_chat = is_dialogue(record[column])
@@ -131,7 +131,7 @@ def _sample(record: Any, index: int, name: Any) -> Any:
         return _text(record, TEXT_COLUMN, index, name)
     raise ValueError(
         f'{name}: record {index} needs the column "{TEXT_COLUMN}" or "{DIALOGUE_COLUMN}", or "prompt" with one of '
-        f"{OUTPUT_COLUMNS}, found {sorted(record)}. Rename the columns to these."
+        f"{OUTPUT_COLUMNS}, found {sorted(record)}. Rename them to 'prompt' and 'completion', or 'text'."
     )
 
 

@@ -119,7 +119,10 @@ def _read_named(name: str | os.PathLike[str], split: str, streaming: bool) -> Se
             if os.path.isdir(path.parent)
             else []
         )
-        near = did_you_mean(path.name, others) or " Give its path from there, or the whole path."
+        near = (
+            did_you_mean(path.name, others)
+            or f" Give its path from there, as in `data/{path.name:.60}`, or the whole path."
+        )
         raise FileNotFoundError(f"there is no file {name!s:.200}, seen from {Path.cwd()}.{near}")
     try:
         records = read(path)

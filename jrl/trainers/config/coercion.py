@@ -47,7 +47,7 @@ def _in_words(error: yaml.YAMLError) -> str:
         return f"{' '.join(str(error).split())}."
     place = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
     if "\\t" in str(error.problem):
-        return f"a tab stands in {place}. YAML is indented by spaces, never by tabs: put spaces there."
+        return f"a tab stands in {place}. YAML is indented by spaces, never by tabs: put spaces (`  `) there."
     return f"{error.problem}, {place}{f' ({error.context})' if error.context else ''}."
 
 
