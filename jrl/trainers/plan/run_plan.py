@@ -65,7 +65,7 @@ class RunPlan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is counted."""
+        """True where the plan counts all that a run takes."""
         return not self.uncounted
 
     @property
