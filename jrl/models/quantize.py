@@ -108,7 +108,7 @@ def quantize_kernel(
 
 
 def float32_paths(paths: Iterable[str]) -> set[str]:
-    """Those of a tree's paths whose leaves stay float32 whatever the others become.
+    """Paths of a tree's leaves that stay float32 under any `frozen_dtype`.
 
     A router of sigmoids and its bias do, because rounding would choose other experts; so do the small numbers that
     steer a recurrence, and attention's sinks. A router of a softmax does not.

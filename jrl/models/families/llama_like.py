@@ -98,7 +98,7 @@ def read_windows(model_type: str, hf: Any) -> tuple[int | None, ...]:
 
 
 def read_kinds(model_type: str, hf: Any, kinds: Mapping[str, Kind]) -> tuple[Kind, ...]:
-    """What `layer_types` names, layer by layer.
+    """Layers, or their windows, one for each name in `layer_types`.
 
     Args:
       model_type: Of the config.

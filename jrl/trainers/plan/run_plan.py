@@ -21,6 +21,7 @@ from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED
 from jrl.models.products import products
+from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.rollout.episodes import TAIL_SHARE
 from jrl.rollout.generate import PREFILL_TOKENS
 from jrl.trainers.config.method import Footprint, entries, footprint_of
@@ -48,7 +49,7 @@ class RunPlan:
       token_traffic: Bytes that sampling sends: once a call, and for each token.
       score_traffic: Bytes that scoring sends: in PPO a call, which scores a chunk; in DPO an optimizer step, where the
         reference is asked in each.
-      is_whole: Whether all of it is counted; else activations, gathered weights and what is sent are not.
+      uncounted: What is not counted, in words; "" where all is.
     """
 
     model: str
@@ -60,7 +61,12 @@ class RunPlan:
     step_traffic: Bytes
     token_traffic: Bytes
     score_traffic: Bytes
-    is_whole: bool = True
+    uncounted: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """True where the plan counts all that a run takes."""
+        return not self.uncounted
 
     @property
     def fullest(self) -> str:
@@ -99,7 +105,7 @@ class RunPlan:
                 lines.append(title)
                 lines += [f"  {name:<44}{format_bytes(size):>12}" for name, size in found.items()]
         if not self.is_whole:
-            lines.append("not counted: activations, weights gathered, what is sent; --compile says them")
+            lines.append(f"not counted: {self.uncounted}; --compile says them")
         bound = "most" if self.is_whole else "least"
         lines.append(f"{f'memory of each device, at {bound}':<46}{format_bytes(self.total):>12}")
         if hbm_bytes is not None:
@@ -135,18 +141,27 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
     if part.layers is None:
         return _plan_of_arrays(_Held(config, footprint, part))
     run = _Run(config, footprint, part.layers)
-    step = _step_traffic(run) | _reference_traffic(run)
+    step, sampling = _step_traffic(run) | _reference_traffic(run), _sampling(run)
     return RunPlan(
         model=run.model,
         mesh=dict(mesh.shape),
         microbatches=run.microbatches,
         held=_held(run),
         learning=_learning(run),
-        sampling=_sampling(run),
+        sampling=sampling,
         step_traffic={name: run.microbatches * size for name, size in step.items()},
         token_traffic=_token_traffic(run),
         score_traffic=_scoring_traffic(run),
+        uncounted=_uncounted(run.part.lm.config) if sampling else "",
     )
+
+
+def _uncounted(config: TransformerConfig | Seq2SeqConfig) -> str:
+    """What a sampling call takes that `_prefill_bytes` does not know of."""
+    if isinstance(config, Seq2SeqConfig):
+        return ""
+    is_plain = all(layer.experts is None and layer.mixer is None for layer in config.layers)
+    return "" if is_plain else "activations of experts and mixers that read the prompts"
 
 
 def _plan_of_arrays(run: _Held) -> RunPlan:
@@ -179,7 +194,7 @@ def _plan_of_arrays(run: _Held) -> RunPlan:
         step_traffic={},
         token_traffic={},
         score_traffic={},
-        is_whole=False,
+        uncounted="activations, weights gathered, what is sent",
     )
 
 

@@ -23,6 +23,7 @@ from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.plan.model_part import model_part
 from jrl.trainers.plan.run_plan import plan_run
 from jrl.trainers.ppo import PPOTrainer
+from tests.models.family_cases import CASES
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, save_tiny_checkpoint
 
 TINY = LlamaConfig(
@@ -295,6 +296,19 @@ def test_prompts_are_read_in_parts_of_a_bounded_size():
     # Rows of 64 tokens, a quarter of them on a device: twice the MLP's inside and the stream.
     assert found(8) == 2 * found(4) == 2 * 64 * (2 * 64 + 2 * 32) * 4
     assert found(4 * 256) == found(4 * 512) == 16384 * (2 * 64 + 2 * 32) * 4
+
+
+@pytest.mark.parametrize("case", ["mixtral", "lfm2"])
+def test_a_plan_with_experts_or_mixers_does_not_say_that_it_is_the_most(case):
+    found = planned(jrl.default_ppo_config(), model=CASES[case], seq_length=16)
+    assert not found.is_whole
+    assert "not counted: activations of experts and mixers that read the prompts" in found.table()
+    assert "memory of each device, at least" in found.table()
+
+
+def test_a_plan_without_sampling_or_of_plain_layers_alone_is_whole():
+    assert planned(jrl.default_sft_config(), model=CASES["mixtral"]).is_whole
+    assert planned(jrl.default_ppo_config()).is_whole
 
 
 def test_q_heads_and_their_gradients_are_whole_at_once():
