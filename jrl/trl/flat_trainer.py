@@ -120,7 +120,6 @@ class FlatTrainer(TrainerSurface, abc.ABC):
         self._check_best()
         self._watcher = Watcher(args, given.callbacks or (), self.NAMES, self.native_class.tokens_metric)
         self.native = self._make_native(handle, given)
-        self.native.resume_argument = "resume_from_checkpoint"
         for one in (self._named, handle):  # the script's own handle saves what was trained, too
             one.attach(self.native)
         self.model = handle
@@ -554,6 +553,7 @@ class Watched(OfflineTrainer):
     """A trainer of jrl's whose evaluations go through the trainer of TRL's shape that owns it."""
 
     owner: ClassVar[FlatTrainer]
+    resume_argument = "resume_from_checkpoint"
 
     @cached_property
     def own_objective(self) -> Callable[[Params, Frozen, Any], Loss] | None:  # type: ignore[override]

@@ -376,6 +376,7 @@ class WatchedOnline(GroupNative):
     """jrl's trainer, whose evaluations go through the trainer of TRL's shape that owns it."""
 
     owner: ClassVar[GroupTrainer]
+    resume_argument = "resume_from_checkpoint"
 
     def run_evaluation(self, step: int) -> Evaluation | None:
         """Evaluates by the owner's method, which asks for jrl's own."""

@@ -78,8 +78,8 @@ PATCHES = [
              "tests/learners/test_optimizers.py::TestSchedules::"
              "test_lore_7_4_the_rate_used_is_the_one_logged_and_counts_optimizer_steps"),
     # biases decay
-    Mutation("7.5", "jrl.learners.optimizers",
-             "('bias', 'scale', 'magnitude')", "('scale', 'magnitude')",
+    Mutation("7.5", "jrl.learners.optimizers.decayed",
+             "name not in UNDECAYED and not name.endswith('bias')", "name not in UNDECAYED",
              "tests/learners/test_optimizers.py::test_lore_7_5_decay_skips_norms_and_biases"),
     # an infinite loss with a finite gradient is stepped on
     Mutation("7.6", "jrl.learners.accumulate.accumulate",

@@ -109,9 +109,11 @@ def test_no_text_is_run():
     assert not [(file, name) for file, name, _ in calls() if name in RUNS]
     shells = ("os.system", "os.popen", "os.exec", "os.spawn", "subprocess.", "pty.spawn")
     started = {(file, ast.unparse(call)) for file, name, call in calls() if name.startswith(shells)}
-    # This Python, on a program of jrl's own: no shell, and nothing of it is text from elsewhere.
-    ((file, call),) = started
-    assert file == "isolation.py" and "[sys.executable, '-P', str(_PROGRAM)]" in call and "shell" not in call
+    # This Python, on a program of jrl's own, and the driver's list of GPUs: no shell, no text from elsewhere.
+    assert all("shell" not in call for _, call in started)
+    (doctor, driver), (file, call) = sorted(started)
+    assert doctor == "cli/environment.py" and "[program, '-L']" in driver
+    assert file == "isolation.py" and "[sys.executable, '-P', str(_PROGRAM)]" in call
     texts = {
         ast.unparse(node) for file, node in nodes() if file == "isolation.py" and isinstance(node, ast.Assign)
     }

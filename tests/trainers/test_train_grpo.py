@@ -295,7 +295,7 @@ class TestMistakes:
             (
                 {"num_generations": 3},
                 "`method.num_generations` must be at least 1 and a divisor of `method.num_rollouts` = 8: all samples "
-                "of a prompt belong to one iteration, got 3",
+                r"of a prompt belong to one iteration \(2 or 4 would fit\), got 3",
             ),
             (
                 {"chunk_size": 6},
