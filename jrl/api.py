@@ -234,8 +234,8 @@ def check_config(config: object) -> None:
     """Refuses what is no configuration; None is left to the default one."""
     if config is not None and not isinstance(config, TRLConfig):
         raise TypeError(
-            f"`config` must be a TRLConfig, got {type(config).__name__}; TRLConfig.load_yaml(path) and "
-            "TRLConfig.from_dict(dictionary) make one."
+            f"`config` must be a TRLConfig, got {type(config).__name__}. To change some fields of the default one: "
+            "`jrl.default_ppo_config().evolve(train={'seed': 3})`. From a file: `jrl.TRLConfig.load_recipe(path)`."
         )
 
 

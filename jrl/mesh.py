@@ -96,7 +96,8 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, *, num_devices: int) -> tuple[
     if -1 in sizes or math.prod(sizes) != num_devices:
         raise ValueError(
             f"`mesh` must multiply to the number of devices, {num_devices}; got data={data}, fsdp={fsdp}, "
-            f"tensor={tensor}. At most one size may be -1 (the rest); without `mesh`, all devices split the rows."
+            f"tensor={tensor}. At most one size may be -1 (the rest): `train.mesh: {{data: -1}}` takes all devices. "
+            "Are there more than JAX sees? `jrl doctor` lists them."
         )
     return sizes[0], sizes[1], sizes[2]
 

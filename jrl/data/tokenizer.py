@@ -79,7 +79,7 @@ def load_tokenizer(
     if len(vocabulary.keys() - added.keys()) < 2:
         # transformers makes an empty one of a folder that holds the model alone.
         raise ValueError(
-            f"`tokenizer_path`: the tokenizer of {path!s} has no vocabulary, {len(vocabulary)} special tokens alone. "
+            f"`tokenizer_path`: the tokenizer of {path!s} has no vocabulary, only {len(vocabulary)} special tokens. "
             "Are its files (tokenizer.json or the like) missing? Set "
             "`tokenizer.tokenizer_path` to the folder that holds them."
         )
@@ -87,9 +87,9 @@ def load_tokenizer(
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ValueError(
-                f"The tokenizer {path!s} has neither an EOS nor a pad token, so nothing can end or pad a row: set "
-                "`eos_token` on it, or `tokenizer.tokenizer_extra_configs` to a token that it knows, such as "
-                "`{eos_token: <|endoftext|>}`."
+                f"The tokenizer {path!s} has neither an EOS nor a pad token, so nothing can end or pad a row. Name an "
+                "EOS token of its vocabulary: `tokenizer.tokenizer_extra_configs: {eos_token: TOKEN}`. "
+                f"Its last entries are {sorted(vocabulary, key=vocabulary.__getitem__)[-4:]}."
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

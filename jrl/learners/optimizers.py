@@ -378,7 +378,9 @@ def _is_of_bitsandbytes(name: str) -> bool:
 def _look_up(name: str, table: Mapping[str, Callable[..., Any]], *, section: str) -> Callable[..., Any]:
     if name.lower() not in table:
         hint = did_you_mean(name, table)
-        raise ValueError(f"{section}: unknown name {name!r}; known are {', '.join(sorted(table))}.{hint}")
+        raise ValueError(
+            f"`{section}.name`: unknown name {name!r}; known are {', '.join(sorted(table))}.{hint}"
+        )
     return table[name.lower()]
 
 

@@ -81,8 +81,8 @@ class Player:
         if policy.own_columns is shares_columns:
             raise ValueError(
                 "`environment` and `method.rollout_slots` need a causal language model, got an encoder-decoder "
-                "(seq2seq), all rows of which write the same column of its cache. Leave them out, or set "
-                "`model.model_path` to a decoder, such as gpt2."
+                "(seq2seq). Set `model.model_path` to a decoder, such as gpt2, and `model.model_arch_type: causal`. "
+                "Or leave them out: one completion a prompt, judged by `reward_fn`, is served."
             )
         self._policy, self._tokenizer, self._mesh, self._forbidden = policy, tokenizer, mesh, forbidden
         self._reply = reply

@@ -371,10 +371,10 @@ def _check_row(reward: Any, row: int, texts: Texts, role: str) -> Reward | Rewar
     if entries is None or not all(_is_number(entry) for entry in entries):
         return RewardError(
             f"A reward of `{role}` must be a number, a list of numbers, one a token, or None where it does not apply; "
-            f"got {reward!r:.80}.",
+            f"got {reward!r:.80}, of type {type(reward).__name__}.",
             index=row,
             prompt=prompt,
-            hint=f"It is of type {type(reward).__name__}: turn it into a float, as by `float(reward)`.",
+            hint="Return a score, such as 1.0 for a good sample and 0.0 for a bad one.",
         )
     num_tokens = len(texts.output_tokens[row])
     if len(entries) != num_tokens:

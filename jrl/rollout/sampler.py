@@ -72,7 +72,12 @@ class GenerationSettings:
                 f"at most `max_turn_tokens`, {self.max_turn_tokens}, as it counts the tokens of each turn",
                 self.min_new_tokens,
             ),
-            (self.temperature > 0, "temperature", "positive (greedy is do_sample: false)", self.temperature),
+            (
+                self.temperature > 0,
+                "temperature",
+                "positive (greedy is do_sample: false, without a temperature)",
+                self.temperature,
+            ),
             (self.top_k >= 0, "top_k", "at least 0 (0 keeps all)", self.top_k),
             (0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p),
             (self.repetition_penalty > 0, "repetition_penalty", "positive", self.repetition_penalty),
@@ -92,7 +97,7 @@ class GenerationSettings:
         )
         for holds, name, expected, got in checks:
             if not holds:
-                raise ValueError(f"gen_kwargs: `{name}` must be {expected}, got {got}.")
+                raise ValueError(f"`gen_kwargs.{name}` must be {expected}, got {got}.")
 
     @property
     def filtered(self) -> bool:

@@ -513,7 +513,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "The tokenizer",
         "an EOS nor a pad token",
         "padless has neither",
-        "`tokenizer.tokenizer_extra_configs` to a token that it knows, such as `{eos_token: <|endoftext|>}`",
+        "`tokenizer.tokenizer_extra_configs: {eos_token: TOKEN}`",
     ),
     Mistake(
         "more layers than the model has",
@@ -549,7 +549,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`environment`",
         "need a causal language model",
         "got an encoder-decoder",
-        "Leave them out, or set `model.model_path` to a decoder, such as gpt2",
+        "Set `model.model_path` to a decoder, such as gpt2, and `model.model_arch_type: causal`",
     ),
     Mistake(
         "an adapter that is not known",
@@ -598,7 +598,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`mesh`",
         "must multiply to the number of devices, 1",
         "got data=3",
-        "without `mesh`, all devices split the rows",
+        "`train.mesh: {data: -1}` takes all devices",
     ),
     Mistake(
         "an axis that no mesh has",
@@ -643,7 +643,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "a temperature of 0",
         command("ppo", "--method.gen_kwargs.temperature", "0"),
-        "`temperature`",
+        "`gen_kwargs.temperature`",
         "must be positive",
         "got 0.0",
         "greedy is do_sample: false",
@@ -655,7 +655,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "used",
         "to another folder",
         "holds checkpoints of an earlier run",
-        "Set `train.resume_from_checkpoint`",
+        "`train.overwrite: true`",
     ),
     Mistake(
         "resuming from nothing",
@@ -744,7 +744,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`reward_fn`",
         "must be a number",
         "got 'good'",
-        "It is of type str: turn it into a float, as by `float(reward)`",
+        "Return a score, such as 1.0 for a good sample",
     ),
     Mistake(
         "a reward that is no number",
@@ -784,7 +784,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "`config`",
         "must be a TRLConfig",
         "got dict",
-        "TRLConfig.from_dict(dictionary)",
+        "`jrl.default_ppo_config().evolve(train={'seed': 3})`",
     ),
 )
 """All of them; `python -m tests.mistakes` prints what a user reads."""

@@ -442,7 +442,7 @@ class TestFailures:
 
     def test_no_turn_is_longer_than_it_may_be(self):
         with pytest.raises(
-            ValueError, match=r"`min_new_tokens` must be at most `max_turn_tokens`, 6, .* got 7"
+            ValueError, match=r"`gen_kwargs.min_new_tokens` must be at most `max_turn_tokens`, 6, .* got 7"
         ):
             settings(tiny_tokenizer(), min_new_tokens=7)
         assert settings(tiny_tokenizer(), min_new_tokens=6).min_new_tokens == 6

@@ -139,7 +139,7 @@ class TestAnswers:
             ({"a": 1.0}, "got dict", None),
             ([0.0, float("nan"), 0.0], "must be finite, got nan. Sample 1 has the prompt 'c'", 1),
             ([0.0, 0.0, float("-inf")], "must be finite, got -inf. Sample 2 has the prompt 'f'", 2),
-            ([0.0, "1.0", 0.0], "must be a number.*got '1.0'. Sample 1", 1),
+            ([0.0, "1.0", 0.0], "must be a number.*got '1.0', of type str. Sample 1", 1),
             (
                 [[0.0, 0.0], [0.0], 0.0],
                 r"must match len\(output_tokens\[1\]\): got 1 for 3 tokens.*Sample 1",

@@ -76,9 +76,9 @@ def refuse_others(run_dir: Path) -> None:
     if present:
         names = ", ".join(path.name for path in present.values())
         raise CheckpointError(
-            f"{run_dir} holds checkpoints of an earlier run ({names}). Set "
-            "`train.resume_from_checkpoint` to continue it, `train.overwrite: true` to delete them, or "
-            "`train.checkpoint_dir` to another folder."
+            f"`train.checkpoint_dir`: {run_dir} holds checkpoints of an earlier run ({names}). To continue it, set "
+            f"`train.resume_from_checkpoint: {run_dir}`. To delete them, set `train.overwrite: true`. For a new run "
+            "beside it, set `train.checkpoint_dir` to another folder."
         )
 
 

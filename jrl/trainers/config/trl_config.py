@@ -8,10 +8,11 @@ knows who reads other files.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -77,7 +78,9 @@ class TRLConfig:
           FileNotFoundError: If there is no such file.
           ValueError: If it is not such a file; else as `from_dict`.
         """
-        return cls.from_dict(cls._read(path))
+        content = cls._read(path)
+        with _naming(path):
+            return cls.from_dict(content)
 
     @classmethod
     def load_recipe(cls, path: str | os.PathLike[str]) -> Self:
@@ -89,9 +92,11 @@ class TRLConfig:
           FileNotFoundError: If there is no such file.
           ValueError: As `load_yaml`, or if fields are missing of a method without a default configuration.
         """
-        sections = cls._fill(in_present_layout(cls._read(path)))
-        classes = cls._classes(sections)
-        return cls._build(cls._complete(sections, classes), classes)
+        content = cls._read(path)
+        with _naming(path):
+            sections = cls._fill(in_present_layout(content))
+            classes = cls._classes(sections)
+            return cls._build(cls._complete(sections, classes), classes)
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -128,10 +133,8 @@ class TRLConfig:
         if not missing:
             return config
         defaults = cls._defaults(config, f"the sections {missing}").to_dict()
-        for name in missing:
-            warn_caller(
-                f"The configuration has no section `{name}`: it takes the default one, {defaults[name]}."
-            )
+        taken = {name: defaults[name] for name in missing}
+        warn_caller(f"The configuration has no section {missing}; taken are the default ones, {taken}.")
         return dict(config) | {name: defaults[name] for name in missing}
 
     @classmethod
@@ -327,6 +330,16 @@ class TRLConfig:
     def __str__(self) -> str:
         """The configuration as indented JSON; objects that are not plain appear by their names."""
         return json.dumps(self.to_dict(), indent=4, default=repr)
+
+
+@contextlib.contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Puts the file in front of what is wrong with its content."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{path}: {error}") from error
 
 
 def _names() -> list[str]:

@@ -42,12 +42,18 @@ class TestNames:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"optimizer": {"name": "adamww"}}, "optimizer: unknown name 'adamww'; .*Did you mean `adamw`"),
+            (
+                {"optimizer": {"name": "adamww"}},
+                "`optimizer.name`: unknown name 'adamww'; .*Did you mean `adamw`",
+            ),
             (
                 {"optimizer": {"kwargs": {"lrr": 0.1}}},
                 "optimizer 'adamw': unknown argument `lrr`; .*mean `lr`",
             ),
-            ({"scheduler": {"name": "cosine_anealing"}}, "scheduler: unknown name .*mean `cosine_annealing`"),
+            (
+                {"scheduler": {"name": "cosine_anealing"}},
+                "`scheduler.name`: unknown name .*mean `cosine_annealing`",
+            ),
             ({"scheduler": {"kwargs": {"T_mx": 9}}}, "scheduler 'cosine_annealing': unknown .*mean `T_max`"),
         ],
     )

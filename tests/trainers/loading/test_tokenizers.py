@@ -88,7 +88,7 @@ def test_a_config_object_has_none():
 
 def test_a_model_alone_is_no_empty_tokenizer(tmp_path):
     GPT2Config().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has no vocabulary, 1 special tokens alone"):
+    with pytest.raises(ValueError, match="has no vocabulary, only 1 special tokens"):
         load_run_tokenizer(ModelConfig(str(tmp_path)), TokenizerConfig())
 
 
