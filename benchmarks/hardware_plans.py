@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from transformers import LlamaConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 import jrl
 from benchmarks.compiled_plans import with_layers
-from benchmarks.llama_plans import WIDTHS, columns, figures
+from benchmarks.llama_plans import architecture, columns, figures
 from jrl.bench.models import PRESETS
 from jrl.mesh import abstract_mesh
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
@@ -41,25 +42,12 @@ class Model:
     targets: tuple[str, ...] = ("q_proj", "v_proj")
 
 
-def _llama(name: str) -> Callable[[], PretrainedConfig]:
-    width, mlp, layers, heads, shared = WIDTHS[name]
-    return lambda: LlamaConfig(
-        vocab_size=32000,
-        hidden_size=width,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        tie_word_embeddings=False,
-    )
-
-
 MODELS = {
     "GPT-2, 0.1B": Model(PRESETS["gpt2-124m"].config, ("c_attn",)),
     "Qwen2.5 0.5B": Model(PRESETS["qwen2-0.5b"].config),
     "Llama 3.2 1B": Model(PRESETS["llama-1b"].config),
-    "Llama 2 7B": Model(_llama("7B")),
-    "Llama 2 13B": Model(_llama("13B")),
+    "Llama 2 7B": Model(partial(architecture, "7B")),
+    "Llama 2 13B": Model(partial(architecture, "13B")),
 }
 TRAINED = {"all layers": None, "LoRA": "bfloat16", "LoRA, base in 4 bits": "nf4"}
 """What trains, and in which dtype the base of an adapter lies."""

@@ -57,23 +57,27 @@ def main() -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def plan(name: str, sizes: tuple[int, int, int], layers: int, *, lora: bool) -> RunPlan:
-    """PPO with a row of a microbatch and 8 of a sampling call on each device that shares the rows (LoRA: 8 and 64)."""
-    width, mlp, _, heads, shared = WIDTHS[name]
-    model = LlamaConfig(
+def architecture(name: str, layers: int | None = None) -> LlamaConfig:
+    """Llama-2 of a size, with so many layers; None: all."""
+    width, mlp, whole, heads, shared = WIDTHS[name]
+    return LlamaConfig(
         vocab_size=32000,
         hidden_size=width,
         intermediate_size=mlp,
-        num_hidden_layers=layers,
+        num_hidden_layers=whole if layers is None else layers,
         num_attention_heads=heads,
         num_key_value_heads=shared,
         tie_word_embeddings=False,
     )
+
+
+def plan(name: str, sizes: tuple[int, int, int], layers: int, *, lora: bool) -> RunPlan:
+    """PPO with a row of a microbatch and 8 of a sampling call on each device that shares the rows (LoRA: 8 and 64)."""
     data, fsdp, tensor = sizes
     rows = (8 if lora else 1) * data * fsdp
     adapter = {"peft_type": "LORA", "r": 16, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
     config = jrl.default_ppo_config().evolve(
-        model={"model_path": model, "num_layers_unfrozen": -1}
+        model={"model_path": architecture(name, layers), "num_layers_unfrozen": -1}
         | ({"peft_config": adapter, "frozen_dtype": "bfloat16"} if lora else {}),
         train={
             **{"seq_length": 1024, "compute_dtype": "bfloat16", "remat": True},
