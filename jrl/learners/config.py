@@ -62,6 +62,8 @@ class OnlineConfig(MethodConfig):
       missing_eos_penalty: Part of the score of a completion that `max_new_tokens` cut, with a minus sign, before
         clipping; None: nothing.
       gen_experience_kwargs: Used instead of `gen_kwargs` for rollouts; evaluation keeps `gen_kwargs`.
+      routing_replay: Whether scoring and update send each token to the experts that it visited while it was sampled
+        (Ma et al. 2025, arXiv:2510.11370). For models with a mixture of experts alone.
     """
 
     num_rollouts: int = 128
@@ -70,6 +72,7 @@ class OnlineConfig(MethodConfig):
     num_generations: int = 1
     missing_eos_penalty: float | None = None
     gen_experience_kwargs: dict[str, Any] | None = None
+    routing_replay: bool = False
 
     def validate(self) -> None:
         """Refuses values outside their range."""
@@ -93,6 +96,11 @@ class OnlineConfig(MethodConfig):
                 "in one call",
             ),
             ("missing_eos_penalty", penalty is None or penalty >= 0, "at least 0, or None"),
+            (
+                "routing_replay",
+                not self.routing_replay or self.rollout_slots is None,
+                "False beside `method.rollout_slots`, whose slots keep no record of experts",
+            ),
             (
                 "gen_experience_kwargs",
                 experience is None or "max_new_tokens" in experience,

@@ -26,6 +26,7 @@ from jrl.models.noise import EmbeddingNoise
 from jrl.models.products import loop_weights
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.rounding import round_kernels
+from jrl.models.routing import record_shape
 from jrl.models.transformer import Decoder
 from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 
@@ -43,6 +44,7 @@ def make_policy(
     noise: EmbeddingNoise | None = None,
     attn_implementation: AttnImplementation = "einsum",
     share_layers: bool | None = None,
+    routing_replay: bool = False,
 ) -> PolicyFns:
     """The functions by which algorithms know this decoder.
 
@@ -60,10 +62,19 @@ def make_policy(
         einsums in any case, as the cache does.
       share_layers: Equal layers share one body of the programs, wherever whole rows are read; None: where that is the
         platform's form. See `jrl.models.layer_loop`.
+      routing_replay: `decode` records which experts tokens visit; see `jrl.models.routing`. Whole rows visit the
+        experts that they bring in any case.
     Raises:
-      ValueError: If a count is out of range, a value branch is to follow virtual tokens, or the implementation does not
-        serve this model on these devices.
+      ValueError: If a count is out of range, a value branch is to follow virtual tokens, the implementation does not
+        serve this model on these devices, or there is nothing to record.
     """
+    if routing_replay:
+        record_shape(config)
+        if isinstance(adapter, VirtualTokens):
+            raise ValueError(
+                f"`routing_replay` must be False under {adapter.name} tuning, got True: the record is of real tokens, "
+                "and virtual ones visit experts too."
+            )
     if isinstance(adapter, VirtualTokens):
         # The reference too, so that it differs from the fresh policy by the tokens alone and not by rounding.
         require_einsum(attn_implementation, "virtual tokens are read from a cache")
@@ -75,7 +86,9 @@ def make_policy(
     first_trained = 0 if num_trained == -1 else config.num_layers - num_trained
     decoder = Decoder(config, compute_dtype, remat, share_layers, first_trained)
     cut = cut if noise is None else None
-    policy = DecoderPolicy(config, decoder, cut, num_value_layers_unfrozen, adapter, noise, attention)
+    policy = DecoderPolicy(
+        config, decoder, cut, num_value_layers_unfrozen, adapter, noise, attention, routing_replay
+    )
     return PolicyFns(
         policy.trunk,
         policy.branch,
@@ -88,6 +101,7 @@ def make_policy(
         own_columns,
         forget,
         not config.is_recurrent,
+        policy.visited,
     )
 
 

@@ -212,7 +212,11 @@ def _sampled(
     # The first token needs no decoding beyond the prompt, and the last one is never read.
     start = _nothing_sampled(cache, prompts, seen, settings)
     end = jax.lax.while_loop(more, next_token, sample(start, features))
-    return Completions(end.tokens, end.lengths, end.done, end.logprobs)
+    experts = policy.visited(end.cache)
+    if experts is not None:
+        # The cache may begin with more padding than the prompts have.
+        experts = experts[:, experts.shape[1] - (prompts.tokens.shape[1] + width - 1) :]
+    return Completions(end.tokens, end.lengths, end.done, end.logprobs, experts=experts)
 
 
 def prefill(

@@ -28,6 +28,8 @@ class ModelInputs(NamedTuple):
       segment_ids: Of packed rows: nothing attends across two segments, and positions restart. None: one segment.
       context_tokens: Ids an encoder reads (seq2seq only).
       context_mask: True on the encoder's real tokens (seq2seq only).
+      experts: Numbers of the k experts that each token is to visit in each of the M layers that have a mixture of them;
+        −1 where the router chooses. None: everywhere. Read by `trunk` and `branch`.
     """
 
     tokens: Int[Array, "B L"]
@@ -35,6 +37,7 @@ class ModelInputs(NamedTuple):
     segment_ids: Int[Array, "B L"] | None = None
     context_tokens: Int[Array, "B C"] | None = None
     context_mask: Bool[Array, "B C"] | None = None
+    experts: Int[Array, "B L M k"] | None = None
 
 
 class Features(NamedTuple):
@@ -76,6 +79,10 @@ def keeps_all(cache: Cache, counts: Int[Array, "B"]) -> Cache:
     return shares_columns(cache)
 
 
+def records_no_experts(cache: Cache) -> None:
+    """`PolicyFns.visited` of a model that keeps no record."""
+
+
 @dataclass(frozen=True)
 class PolicyFns:
     """All an algorithm may know of a model: pure functions of `(params, frozen)`.
@@ -108,6 +115,8 @@ class PolicyFns:
         `own_columns`.
       forgets_some: Whether `forget` may take some tokens of a row and leave others. False: none or all, because a
         recurrent state sums up all of them. Who needs a part of such a row lets it be read again.
+      visited: `cache -> experts`, as `ModelInputs` has them, of the token in each column of the cache (B S M k); None
+        where `decode` keeps no record of them.
     """
 
     trunk: Callable[[Frozen, ModelInputs], Trunk]
@@ -121,6 +130,7 @@ class PolicyFns:
     own_columns: Callable[[Cache], Cache] = shares_columns
     forget: Callable[[Cache, Int[Array, "B"]], Cache] = keeps_all
     forgets_some: bool = True
+    visited: Callable[[Cache], Int[Array, "B S M k"] | None] = records_no_experts
 
 
 class Sequences(NamedTuple):
@@ -166,6 +176,8 @@ class Completions(NamedTuple):
       logprobs: Of the sampled ids under the processed distribution (after temperature and filters); 0 after the end.
       actions: True on sampled ids, False on those that an environment wrote between them, which are counted in
         `lengths` and have no log-probability; None: all are sampled.
+      experts: As in `ModelInputs`, of the left-padded prompt and what was written behind it, but for the last token,
+        which the sampler never reads (B P+T−1 M k); None: no record was kept.
     """
 
     tokens: Int[Array, "B T"]
@@ -173,6 +185,7 @@ class Completions(NamedTuple):
     terminated: Bool[Array, "B"]
     logprobs: Float[Array, "B T"]
     actions: Bool[Array, "B T"] | None = None
+    experts: Int[Array, "B S M k"] | None = None
 
 
 class Predictions(NamedTuple):

@@ -133,6 +133,7 @@ def load_policy(
     num_value_layers_unfrozen: int = 0,
     num_q_heads: int = 0,
     noise: EmbeddingNoise | None = None,
+    routing_replay: bool = False,
 ) -> PolicyBundle:
     """Loads tokenizer and model, splits what trains from what does not, and places both.
 
@@ -143,6 +144,7 @@ def load_policy(
       num_value_layers_unfrozen: Blocks of the value function's own branch.
       num_q_heads: ILQL's Q heads, each with its target; the value head belongs to them.
       noise: On the embeddings in training.
+      routing_replay: As in `jrl.models.policy.make_policy`.
     Raises:
       ValueError: If configuration, tokenizer and model do not fit each other. What the model's own config tells is
         checked before any weight is read.
@@ -163,6 +165,7 @@ def load_policy(
         "attn_implementation": config.model.attn_implementation,
         "remat": config.train.remat,
         "noise": noise,
+        "routing_replay": routing_replay,
     }
     _check_model(config, plan, described, computed)
     lm, params = _load_model(config, mesh, wanted, plan, described)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
+from jrl.learners.config import OnlineConfig
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.models.classifier import Classifier
@@ -155,7 +156,11 @@ def _language_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) 
         split["adapter"] = adapter.config
     dtype = COMPUTE_DTYPES[compute_dtype(config)]
     make = partial(
-        lm.policy, compute_dtype=dtype, attn_implementation=config.model.attn_implementation, **split
+        lm.policy,
+        compute_dtype=dtype,
+        attn_implementation=config.model.attn_implementation,
+        routing_replay=isinstance(config.method, OnlineConfig) and config.method.routing_replay,
+        **split,
     )
     shapes = _shapes(lm, split, config.model.frozen_dtype)
     depth = _depth(lm, config, adapts="adapter" in split)
