@@ -49,7 +49,25 @@ class MethodConfig:
 
 
 @dataclass(kw_only=True)
-class OnlineConfig(MethodConfig):
+class LanguageConfig(MethodConfig):
+    """Options of all algorithms that train a language model.
+
+    Attributes:
+      router_aux_loss_coef: Weight of the loss that balances the experts of a mixture, added to the loss of every
+        optimizer step (Fedus et al. 2021, arXiv:2101.03961); 0: there is none. For models with a mixture of experts
+        alone. What a checkpoint's config says under this name is its pre-training's, and is not read.
+    """
+
+    router_aux_loss_coef: float = 0.0
+
+    def validate(self) -> None:
+        """Refuses values outside their range."""
+        super().validate()
+        check_fields(self, ("router_aux_loss_coef", self.router_aux_loss_coef >= 0, "at least 0"))
+
+
+@dataclass(kw_only=True)
+class OnlineConfig(LanguageConfig):
     """Options that every online policy gradient shares: how rollouts are collected.
 
     Attributes:

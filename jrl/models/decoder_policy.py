@@ -56,6 +56,7 @@ class DecoderPolicy:
       noise: What a dropout key draws on the embeddings; None: nothing.
       attention: The kernel that whole rows go through; None: einsums.
       routing_replay: `decode` records which experts tokens visit.
+      counts_experts: `branch` counts the load of the experts in its layers.
     """
 
     config: TransformerConfig
@@ -66,6 +67,7 @@ class DecoderPolicy:
     noise: EmbeddingNoise | None = None
     attention: KernelImplementation | None = None
     routing_replay: bool = False
+    counts_experts: bool = False
 
     def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
         """Hidden states before layer `cut`."""
@@ -89,19 +91,28 @@ class DecoderPolicy:
         if self.cut is None:
             x = self._embed(variables, inputs, positions, key)
         start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
-        shared, _ = self._run(
-            variables, x, context, self.cut or 0, start, method="run_layers", dropout_key=key
-        )
-        x, _ = self._run(variables, shared, context, start, stop, method="run_layers", dropout_key=key)
+
+        def run(x: Array, start: int, stop: int) -> tuple[Array, Any]:
+            arguments: tuple[Any, ...] = (x, context, start, stop)
+            if not self.counts_experts:
+                return self._run(variables, *arguments, method="run_layers", dropout_key=key)[0], None
+            counted: tuple[Array, Any] = self._run(
+                variables, *arguments, inputs.attention_mask, method="run_layers_counted", dropout_key=key
+            )
+            return counted
+
+        shared, lower = run(x, self.cut or 0, start)
+        x, upper = run(shared, start, stop)
+        load = jax.tree.map(jnp.add, lower, upper)
         hidden = self._run(variables, x, method="norm")
         # A reference has no value branch: nobody asks it for values.
         if VALUE_BRANCH not in params:
-            return Features(hidden, hidden)
+            return Features(hidden, hidden, load)
         own = {"params": params[VALUE_BRANCH]}
         # Its layers train, whatever those that they are copies of do, and their routers choose for themselves.
         training = replace(self, decoder=self.decoder.clone(first_trained=0))
         x, _ = training._run(own, shared, context, start, stop, method="run_layers", dropout_key=value_key)
-        return Features(hidden, self._run(own, x, method="norm"))
+        return Features(hidden, self._run(own, x, method="norm"), load)
 
     def logits(
         self, params: Params, frozen: Frozen, hidden: Float[Array, "*rows D"]

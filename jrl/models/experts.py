@@ -7,7 +7,7 @@ the others.
 
 Router as in Mixtral (Jiang et al. 2024, arXiv:2401.04088) and Qwen3 (arXiv:2505.09388): softmax, then the k largest. Or
 as in DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): sigmoids, groups, and a bias that steers the choice alone. Left
-out: the auxiliary loss that balances the experts, and noise in the router.
+out: noise in the router.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jrl.models.config import ClampedGlu, Experts, TransformerConfig
 from jrl.models.layers import ACTIVATIONS, Projection, as_row, stored_kernel
 from jrl.models.products import Kernel, grouped_dot
 from jrl.models.quantize import QuantizedKernel
-from jrl.models.routing import CHOSEN, REPLAYED, ROUTED
+from jrl.models.routing import CHOSEN, REPLAYED, ROUTED, SHARES
 
 
 class ExpertsMlp(nn.Module):
@@ -55,8 +55,10 @@ class ExpertsMlp(nn.Module):
         if experts.scoring == "sigmoid":
             bias = self.param("choice_bias", nn.initializers.zeros_init(), (experts.count,), jnp.float32)
         record: Array | None = self.get_variable(REPLAYED, CHOSEN)
-        weights, chosen = route(router(x), experts, bias, record)
+        scores = router(x)
+        weights, chosen = route(scores, experts, bias, record)
         self._note(CHOSEN, chosen)
+        self._note(SHARES, shares(scores, experts))
         wide = (experts.count, config.width, experts.width)
         narrow = (experts.count, experts.width, config.width)
         kernels = [
@@ -160,6 +162,14 @@ def route(
         total = weights.sum(axis=-1, keepdims=True)
         weights = weights / (total if least is None else total + least)
     return weights if experts.scale == 1.0 else weights * experts.scale, chosen
+
+
+def shares(scores: Float[Array, "B Q E"], experts: Experts) -> Float[Array, "B Q E"]:
+    """Share of each expert in a token: the softmax, or as in DeepSeek-V3 the sigmoids divided by their sum."""
+    if experts.scoring == "softmax":
+        return jax.nn.softmax(scores, axis=-1)
+    sigmoids = jax.nn.sigmoid(scores)
+    return sigmoids / (sigmoids.sum(axis=-1, keepdims=True) + 1e-20)
 
 
 def _in_best_groups(wanted: Float[Array, "B Q E"], experts: Experts) -> Float[Array, "B Q E"]:

@@ -102,6 +102,7 @@ class BaseLM(abc.ABC):
         attn_implementation: AttnImplementation = "einsum",
         share_layers: bool | None = None,
         routing_replay: bool = False,
+        counts_experts: bool = False,
     ) -> PolicyFns:
         """This model as `PolicyFns`; the arguments are those of `make_policy`."""
         return self.make_policy(
@@ -115,6 +116,7 @@ class BaseLM(abc.ABC):
             attn_implementation=attn_implementation,
             share_layers=share_layers,
             routing_replay=routing_replay,
+            counts_experts=counts_experts,
         )
 
     def split_params(

@@ -26,7 +26,7 @@ from jrl.models.noise import EmbeddingNoise
 from jrl.models.products import loop_weights
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.rounding import round_kernels
-from jrl.models.routing import record_shape
+from jrl.models.routing import no_load, record_shape
 from jrl.models.transformer import Decoder
 from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 
@@ -45,6 +45,7 @@ def make_policy(
     attn_implementation: AttnImplementation = "einsum",
     share_layers: bool | None = None,
     routing_replay: bool = False,
+    counts_experts: bool = False,
 ) -> PolicyFns:
     """The functions by which algorithms know this decoder.
 
@@ -64,16 +65,21 @@ def make_policy(
         platform's form. See `jrl.models.layer_loop`.
       routing_replay: `decode` records which experts tokens visit; see `jrl.models.routing`. Whole rows visit the
         experts that they bring in any case.
+      counts_experts: `branch` counts the load of the experts in its layers, those of the frozen trunk left out.
     Raises:
       ValueError: If a count is out of range, a value branch is to follow virtual tokens, the implementation does not
-        serve this model on these devices, or there is nothing to record.
+        serve this model on these devices, or there are no experts to record or to count.
     """
-    if routing_replay:
-        record_shape(config)
-        if isinstance(adapter, VirtualTokens):
+    for name, is_on, check in (
+        ("routing_replay", routing_replay, partial(record_shape, config)),
+        ("router_aux_loss_coef", counts_experts, partial(no_load, config, 1)),
+    ):
+        if is_on:
+            check()
+        if is_on and isinstance(adapter, VirtualTokens):
             raise ValueError(
-                f"`routing_replay` must be False under {adapter.name} tuning, got True: the record is of real tokens, "
-                "and virtual ones visit experts too."
+                f"`{name}` must be off under {adapter.name} tuning: virtual tokens visit experts too, and neither "
+                "records nor loads are kept of them."
             )
     if isinstance(adapter, VirtualTokens):
         # The reference too, so that it differs from the fresh policy by the tokens alone and not by rounding.
@@ -87,7 +93,15 @@ def make_policy(
     decoder = Decoder(config, compute_dtype, remat, share_layers, first_trained)
     cut = cut if noise is None else None
     policy = DecoderPolicy(
-        config, decoder, cut, num_value_layers_unfrozen, adapter, noise, attention, routing_replay
+        config,
+        decoder,
+        cut,
+        num_value_layers_unfrozen,
+        adapter,
+        noise,
+        attention,
+        routing_replay,
+        counts_experts,
     )
     return PolicyFns(
         policy.trunk,

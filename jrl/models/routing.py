@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routing replay: the experts that tokens visited while they were sampled, recorded and visited again.
+"""What is kept of a mixture's routers: the experts that tokens visit, to visit them again, and their load.
 
-A sampler that rounds otherwise than the learner sends some tokens to other experts, and the ratio of the two policies
-is far from 1 before the first step. Replay fixes the choice and nothing else: the weights of the chosen experts are the
-router's own, so that gradients pass through them.
+Routing replay: a sampler that rounds otherwise than the learner sends some tokens to other experts, and the ratio of
+the two policies is far from 1 before the first step. Replay fixes the choice and nothing else: the weights of the
+chosen experts are the router's own, so that gradients pass through them.
 
 Reference: Ma et al. 2025, arXiv:2510.11370 ("rollout routing replay").
 """
@@ -15,13 +15,15 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jrl.models.config import TransformerConfig
+from jrl.ops.experts import expert_load
+from jrl.typing import ExpertLoad
 
 REPLAYED, ROUTED = "replayed", "routed"
 """Collections of variables: choices that routers are given, and what they did."""
-CHOSEN = "chosen"
+CHOSEN, SHARES = "chosen", "shares"
 OWN_CHOICE = -1
 """In the place of every expert's number where a token has no record: its router chooses."""
 
@@ -62,6 +64,30 @@ def replayed(config: TransformerConfig, record: Int[Array, "B L M k"] | None) ->
         for index, layer in enumerate(expert_layers(config))
     }
     return {REPLAYED: layers}
+
+
+def load_of(routed: Mapping[str, Any], mask: Bool[Array, "B L"], config: TransformerConfig) -> ExpertLoad:
+    """Load of one layer's experts, from the collection that it left; zeros of a layer without any."""
+    if not routed:
+        return no_load(config, mask.shape[0])
+    noted = routed[ROUTED]["experts"]
+    return expert_load(noted[SHARES], noted[CHOSEN], mask)
+
+
+def no_load(config: TransformerConfig, num_rows: int) -> ExpertLoad:
+    """Load of no token.
+
+    Raises:
+      ValueError: If there are no experts, or layers differ in how many.
+    """
+    counts = {experts.count for layer in config.layers if (experts := layer.experts) is not None}
+    if len(counts) != 1:
+        raise ValueError(
+            "`router_aux_loss_coef` must be 0 for a model without a mixture of experts, or whose layers differ in how "
+            f"many they have; got a model with {sorted(counts) or 'none'}."
+        )
+    zeros = jnp.zeros((num_rows, counts.pop()), jnp.float32)
+    return ExpertLoad(zeros, zeros, zeros[:, 0])
 
 
 def chosen_of(

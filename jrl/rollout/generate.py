@@ -180,7 +180,7 @@ def _sampled(
     row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
 
     def sample(loop: _Loop, features: Features) -> _Loop:
-        last = Features(*(hidden[:, -1] for hidden in features))
+        last = jax.tree.map(lambda hidden: hidden[:, -1], features)
         context = SamplingContext(
             num_sampled=loop.step,
             seen=loop.seen,
@@ -239,7 +239,7 @@ def prefill(
 
     def read(inputs: ModelInputs, cache: Cache) -> tuple[Features, Cache]:
         features, cache = policy.decode(params, frozen, inputs, cache)
-        return Features(*(hidden[:, -1:] for hidden in features)), cache
+        return jax.tree.map(lambda hidden: hidden[:, -1:], features), cache
 
     cache = policy.init_cache(params, frozen, prompts, columns * count + room)
     if count == 1:

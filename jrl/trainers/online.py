@@ -90,7 +90,6 @@ class OnlineTrainer(SamplingTrainer):
             self.mesh,
             with_value_head=self.recipe.critic,
             num_value_layers_unfrozen=self.recipe.num_value_layers_unfrozen,
-            routing_replay=self.method.routing_replay,
         )
 
     def build(self, params: Params, make_reference: Callable[[], Params]) -> None:

@@ -40,16 +40,33 @@ class ModelInputs(NamedTuple):
     experts: Int[Array, "B L M k"] | None = None
 
 
+class ExpertLoad(NamedTuple):
+    """Load of the experts of a mixture: sums over tokens and over layers, which add up over rows.
+
+    Attributes:
+      visits: By expert: how many tokens visited it.
+      shares: By expert: its share of each token, as the router has it before the best are chosen; gradients pass
+        through it.
+      tokens: How many were counted, once a layer.
+    """
+
+    visits: Float[Array, "*rows E"]
+    shares: Float[Array, "*rows E"]
+    tokens: Float[Array, "*rows"]
+
+
 class Features(NamedTuple):
     """Last hidden states, after the final norm.
 
     Attributes:
       policy: Read by the language-model head.
       value: Read by value and Q heads: the same array, unless the value function has a branch of its own.
+      load: Of the experts, in the layers of the branch, one for each row; None where the policy does not count it.
     """
 
     policy: Float[Array, "*rows D"]
     value: Float[Array, "*rows D"]
+    load: ExpertLoad | None = None
 
 
 def as_they_are(weights: Params, num_rows: int, num_tokens: int) -> Params:
@@ -199,6 +216,7 @@ class Predictions(NamedTuple):
         They take memory where they are asked for, and none where they are not.
       full_kl: KL(π_θ ‖ π_ref) of the whole distributions at the state before each action, in nats; None where nobody
         asked.
+      load: Of the experts; see `Features`.
     """
 
     logprobs: Float[Array, "B T"]
@@ -206,6 +224,7 @@ class Predictions(NamedTuple):
     entropy: Float[Array, "B T"] | None
     logits: Callable[[], Float[Array, "B T V"]]
     full_kl: Float[Array, "B T"] | None = None
+    load: ExpertLoad | None = None
 
 
 class Scored(NamedTuple):

@@ -198,7 +198,7 @@ def test_replay_brings_a_rounding_sampler_nearer_to_the_learner():
 def test_what_cannot_be_recorded_is_refused():
     with pytest.raises(ValueError, match="`routing_replay` must be False for a model without a mixture"):
         tiny_lm("llama")[0].policy(routing_replay=True)
-    with pytest.raises(ValueError, match="`routing_replay` must be False for a seq2seq model"):
+    with pytest.raises(ValueError, match="`routing_replay` must be off for a seq2seq model"):
         tiny_lm("t5")[0].policy(routing_replay=True)
-    with pytest.raises(ValueError, match="`routing_replay` must be False under prompt tuning"):
+    with pytest.raises(ValueError, match="`routing_replay` must be off under prompt tuning"):
         model("mixtral")[0].policy(adapter=PromptConfig(2), routing_replay=True)

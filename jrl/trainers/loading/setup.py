@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jrl.data.tokenizer import check_vocabulary
 from jrl.distributed import join
+from jrl.learners.config import LanguageConfig, MethodConfig, OnlineConfig
 from jrl.mesh import make_mesh, place, platform, tree_shardings
 from jrl.models.adapters.bind import Adapter
 from jrl.models.checkpoint import load_checkpoint, read_model
@@ -133,7 +134,6 @@ def load_policy(
     num_value_layers_unfrozen: int = 0,
     num_q_heads: int = 0,
     noise: EmbeddingNoise | None = None,
-    routing_replay: bool = False,
 ) -> PolicyBundle:
     """Loads tokenizer and model, splits what trains from what does not, and places both.
 
@@ -144,7 +144,6 @@ def load_policy(
       num_value_layers_unfrozen: Blocks of the value function's own branch.
       num_q_heads: ILQL's Q heads, each with its target; the value head belongs to them.
       noise: On the embeddings in training.
-      routing_replay: As in `jrl.models.policy.make_policy`.
     Raises:
       ValueError: If configuration, tokenizer and model do not fit each other. What the model's own config tells is
         checked before any weight is read.
@@ -165,7 +164,7 @@ def load_policy(
         "attn_implementation": config.model.attn_implementation,
         "remat": config.train.remat,
         "noise": noise,
-        "routing_replay": routing_replay,
+        **router_options(config.method),
     }
     _check_model(config, plan, described, computed)
     lm, params = _load_model(config, mesh, wanted, plan, described)
@@ -182,6 +181,14 @@ def load_policy(
     trainable = place(trainable, tree_shardings(mesh, trainable)[0])
     policies = lm.policy(**computed), lm.policy(**computed | {"attn_implementation": "einsum"})
     return PolicyBundle(trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report, lm, *policies)
+
+
+def router_options(method: MethodConfig) -> dict[str, bool]:
+    """Arguments of `jrl.models.policy.make_policy` by which an algorithm watches the routers of a mixture."""
+    return {
+        "routing_replay": isinstance(method, OnlineConfig) and method.routing_replay,
+        "counts_experts": isinstance(method, LanguageConfig) and method.router_aux_loss_coef > 0,
+    }
 
 
 def described_model(config: TRLConfig, plan: AdapterPlan) -> LanguageModel:

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
-from jrl.learners.config import OnlineConfig
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.models.classifier import Classifier
@@ -29,7 +28,13 @@ from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.adapters import plan_adapter
 from jrl.trainers.loading.denoiser import bind_denoiser, check_denoiser, make_denoiser, split_denoiser
 from jrl.trainers.loading.scorer import describe_classifier, make_run_scorer, split_classifier
-from jrl.trainers.loading.setup import COMPUTE_DTYPES, check_what_trains, compute_dtype, described_model
+from jrl.trainers.loading.setup import (
+    COMPUTE_DTYPES,
+    check_what_trains,
+    compute_dtype,
+    described_model,
+    router_options,
+)
 from jrl.typing import DenoiserFns, PolicyFns, Scorer
 
 
@@ -159,7 +164,7 @@ def _language_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) 
         lm.policy,
         compute_dtype=dtype,
         attn_implementation=config.model.attn_implementation,
-        routing_replay=isinstance(config.method, OnlineConfig) and config.method.routing_replay,
+        **router_options(config.method),
         **split,
     )
     shapes = _shapes(lm, split, config.model.frozen_dtype)
