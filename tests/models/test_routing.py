@@ -14,7 +14,7 @@ from transformers import MixtralConfig
 
 from jrl.models.adapters.config import PromptConfig
 from jrl.models.config import Experts
-from jrl.models.experts import route
+from jrl.models.experts import route, shares
 from jrl.models.model import CausalLM
 from jrl.models.routing import record_dtype, record_shape
 from jrl.ops.alignment import join
@@ -93,6 +93,13 @@ def test_route_visits_what_it_is_told_and_weighs_by_the_scores(scoring):
     free = route(scores, experts, bias, jnp.full((1, 1, 2), -1, jnp.int8))
     for with_record, plain in zip(free, route(scores, experts, bias), strict=True):
         np.testing.assert_array_equal(with_record, plain)
+
+
+def test_shares_of_a_token_have_the_sum_1():
+    p = jnp.array([[[0.3, 0.1, 0.6]]])
+    experts = Experts(3, 2, 4, True, scoring="sigmoid")
+    np.testing.assert_allclose(shares(jnp.log(p / (1 - p)), experts), p, atol=1e-6)
+    np.testing.assert_allclose(shares(jnp.log(p), Experts(3, 2, 4, True)), p, atol=1e-6)
 
 
 def test_gradients_pass_through_the_weights_of_replayed_experts():

@@ -36,7 +36,9 @@ def test_equals_transformers_over_layers_and_real_tokens():
 
 
 def test_is_the_number_of_visits_at_perfect_balance_and_grows_with_crowding():
-    even = expert_load(jnp.full((1, E, E), 1 / E), jnp.arange(2 * E).reshape(1, E, 2) % E, jnp.ones((1, E), bool))
+    even = expert_load(
+        jnp.full((1, E, E), 1 / E), jnp.arange(2 * E).reshape(1, E, 2) % E, jnp.ones((1, E), bool)
+    )
     assert float(balance_loss(summed(even), summed(even))) == pytest.approx(K)
     one = jnp.zeros((1, E, E)).at[..., 0].set(1.0)
     crowded = summed(expert_load(one, jnp.zeros((1, E, 1), int), jnp.ones((1, E), bool)))
