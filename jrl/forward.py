@@ -22,6 +22,7 @@ from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.logprobs import TokenLogprobs, kl_from_logits, token_logprobs
 from jrl.ops.masking import at_least_float32
 from jrl.typing import (
+    ExpertLoad,
     Features,
     Frozen,
     ModelInputs,
@@ -91,6 +92,7 @@ class Reader:
             None
             if ref_params is None
             else self._kl_to(ref_params, params, frozen, features.policy, sequences, trunk=trunk),
+            features.load,
         )
 
     def read(
@@ -101,7 +103,7 @@ class Reader:
         sequences: Sequences,
         *,
         dropout_key: PRNGKey | None = None,
-    ) -> Result:
+    ) -> tuple[Result, ExpertLoad | None]:
         """`read(logits, actions)` at every position of a window, for what a loss wants beside log-probabilities.
 
         Args:
@@ -112,15 +114,15 @@ class Reader:
           sequences: The rows.
           dropout_key: None: the pass is deterministic.
         Returns:
-          A tree of (B, T, ...), unmasked: what stands at mask 0 means nothing.
+          A tree of (B, T, ...), unmasked: what stands at mask 0 means nothing. And the load of the experts; see
+          `Features`.
         """
         trunk, logits_fn = self.trunk_of(frozen, sequences), partial(self.policy.logits, params, frozen)
-        hidden = window_features(
-            self.policy, params, frozen, trunk, sequences, dropout_key=dropout_key
-        ).policy
+        features = window_features(self.policy, params, frozen, trunk, sequences, dropout_key=dropout_key)
+        hidden = features.policy
         targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
         vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
-        return map_positions(
+        found = map_positions(
             lambda states, actions: read(logits_fn(states), actions),
             (hidden, targets),
             positions=positions_of(
@@ -129,6 +131,7 @@ class Reader:
                 num_parts=logits_parts(hidden.shape[0], vocab_size),
             ),
         )
+        return found, features.load
 
     def kl(
         self, params: Params, ref_params: Params, frozen: Frozen, sequences: Sequences, *, trunk: Trunk = None
@@ -201,7 +204,8 @@ def column_features(
     # One array serves both heads unless the value function has a branch of its own.
     policy_states = states_at(features.policy, columns)
     shared = features.value is features.policy
-    return Features(policy_states, policy_states if shared else states_at(features.value, columns))
+    value_states = policy_states if shared else states_at(features.value, columns)
+    return Features(policy_states, value_states, features.load)
 
 
 def window_logprobs(

@@ -49,7 +49,25 @@ class MethodConfig:
 
 
 @dataclass(kw_only=True)
-class OnlineConfig(MethodConfig):
+class LanguageConfig(MethodConfig):
+    """Options of all algorithms that train a language model.
+
+    Attributes:
+      router_aux_loss_coef: Weight of the loss that balances the experts of a mixture, added to the loss of every
+        optimizer step (Fedus et al. 2021, arXiv:2101.03961); 0: there is none. For models with a mixture of experts
+        alone. What a checkpoint's config says under this name is its pre-training's, and is not read.
+    """
+
+    router_aux_loss_coef: float = 0.0
+
+    def validate(self) -> None:
+        """Refuses values outside their range."""
+        super().validate()
+        check_fields(self, ("router_aux_loss_coef", self.router_aux_loss_coef >= 0, "at least 0"))
+
+
+@dataclass(kw_only=True)
+class OnlineConfig(LanguageConfig):
     """Options that every online policy gradient shares: how rollouts are collected.
 
     Attributes:
@@ -62,6 +80,8 @@ class OnlineConfig(MethodConfig):
       missing_eos_penalty: Part of the score of a completion that `max_new_tokens` cut, with a minus sign, before
         clipping; None: nothing.
       gen_experience_kwargs: Used instead of `gen_kwargs` for rollouts; evaluation keeps `gen_kwargs`.
+      routing_replay: Whether scoring and update send each token to the experts that it visited while it was sampled
+        (Ma et al. 2025, arXiv:2510.11370). For models with a mixture of experts alone.
     """
 
     num_rollouts: int = 128
@@ -70,6 +90,7 @@ class OnlineConfig(MethodConfig):
     num_generations: int = 1
     missing_eos_penalty: float | None = None
     gen_experience_kwargs: dict[str, Any] | None = None
+    routing_replay: bool = False
 
     def validate(self) -> None:
         """Refuses values outside their range."""
@@ -93,6 +114,11 @@ class OnlineConfig(MethodConfig):
                 "in one call",
             ),
             ("missing_eos_penalty", penalty is None or penalty >= 0, "at least 0, or None"),
+            (
+                "routing_replay",
+                not self.routing_replay or self.rollout_slots is None,
+                "False beside `method.rollout_slots`, whose slots keep no record of experts",
+            ),
             (
                 "gen_experience_kwargs",
                 experience is None or "max_new_tokens" in experience,

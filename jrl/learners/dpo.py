@@ -27,6 +27,7 @@ from jrl.learners.accumulate import (
     split_rows,
     take_rows,
 )
+from jrl.learners.balance import balanced, load_metric
 from jrl.learners.dpo_config import DPOConfig
 from jrl.learners.forward import interleave, map_rows, separate
 from jrl.learners.state import TrainState, init_train_state
@@ -121,6 +122,7 @@ def dpo_objective(
     pairs_per_token: Float[Array, ""] | None = None,
     dropout_key: PRNGKey | None = None,
     loss: PairsLoss | None = None,
+    with_load: bool = False,
 ) -> LossOut:
     """The loss of a batch of pairs, to be differentiated with respect to `params`.
 
@@ -133,18 +135,23 @@ def dpo_objective(
       pairs_per_token: Of the optimizer batch of which these rows are a part; None: they are the whole.
       dropout_key: None: the pass is deterministic.
       loss: None: the configured one.
+      with_load: Whether the metrics hold the load of the experts, for `accumulate`.
     Returns:
       The sum over pairs, their number, and the metrics; see `jrl.losses.dpo.dpo_loss`.
     """
     sequences = interleave(batch.chosen, batch.rejected)
-    found = reader.read(read_tokens, params, frozen, sequences, dropout_key=dropout_key)
+    found, load = reader.read(read_tokens, params, frozen, sequences, dropout_key=dropout_key)
     chosen, rejected = separate(found)
-    return (loss or configured_loss(config))(
+    out = (loss or configured_loss(config))(
         Completion(ref_logprobs=batch.ref_chosen_logprobs, mask=batch.chosen.mask, **chosen._asdict()),
         Completion(ref_logprobs=batch.ref_rejected_logprobs, mask=batch.rejected.mask, **rejected._asdict()),
         batch.valid,
         pairs_per_token=pairs_per_token,
     )
+    if not with_load:
+        return out
+    counted = sequences.mask & jnp.repeat(batch.valid, 2)[:, None]
+    return out._replace(metrics=out.metrics | load_metric(load, counted))
 
 
 def make_dpo_update(
@@ -202,11 +209,12 @@ def make_dpo_update(
                 pairs_per_token=pairs_per_token,
                 dropout_key=None if config.disable_dropout else microbatch_key(key, rows),
                 loss=loss,
+                with_load=config.router_aux_loss_coef > 0,
             )
 
-        train, metrics = optimizer_step(
-            state.train, optimizer, accumulate(objective, state.train.params, *microbatches)
-        )
+        params, coef = state.train.params, config.router_aux_loss_coef
+        whole = balanced(objective, params, microbatches, coef=coef)
+        train, metrics = optimizer_step(state.train, optimizer, accumulate(whole, params, *microbatches))
         if state.ref_params is None:
             return DPOState(train=train, ref_params=None), metrics
         due = train.step % config.ref_model_sync_steps == 0

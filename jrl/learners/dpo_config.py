@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jrl.learners.config import MethodConfig, check_fields
+from jrl.learners.config import LanguageConfig, check_fields
 from jrl.losses.dpo import DIVERGENCES, LOSSES
 from jrl.typing import TRUNCATION_MODES
 
 
 @dataclass(kw_only=True)
-class DPOConfig(MethodConfig):
+class DPOConfig(LanguageConfig):
     """Direct preference optimisation; `gen_kwargs` is how evaluation samples where it is given prompts.
 
     Attributes:

@@ -27,7 +27,8 @@ from jrl.learners.accumulate import (
     split_rows,
     take_rows,
 )
-from jrl.learners.config import MethodConfig, check_fields, refuse_methods
+from jrl.learners.balance import balanced, load_metric
+from jrl.learners.config import LanguageConfig, check_fields, refuse_methods
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ilql import Q_TARGETS, ILQLPredictions, ilql_loss
@@ -54,7 +55,7 @@ def _steered_sampling() -> dict[str, Any]:
 
 
 @dataclass(kw_only=True)
-class ILQLConfig(MethodConfig):
+class ILQLConfig(LanguageConfig):
     """Implicit language Q-learning; `gen_kwargs` may hold `beta`, the weight of Q − V in sampling (default 1).
 
     Attributes:
@@ -167,6 +168,7 @@ def ilql_objective(
     batch: ILQLBatch,
     *,
     config: ILQLConfig,
+    with_load: bool = False,
 ) -> LossOut:
     """ILQL's loss of a batch, to be differentiated with respect to `params`.
 
@@ -177,6 +179,7 @@ def ilql_objective(
       target_params: The target Q heads. They read the same hidden states as the online ones, and pass no gradient.
       batch: Rewarded samples.
       config: Names of trlX; bound here to the standard terms and nowhere else.
+      with_load: Whether the metrics hold the load of the experts, for `accumulate`.
     Returns:
       The sum over actions, their number, and the metrics; see `jrl.losses.ilql.ilql_loss`.
     Raises:
@@ -187,6 +190,8 @@ def ilql_objective(
     trunk = policy.trunk(frozen, batch.inputs)
     features = column_features(policy, params, frozen, trunk, batch.inputs, batch.columns)
     actions = targets_at(batch.inputs.tokens, batch.columns)
+    # The load has no positions to be read at.
+    features, load = features._replace(load=None), features.load
     read = partial(_read_actions, policy, params, frozen, target_params)
     # Logits, and for every head its online and its target values, stand in memory together.
     num_reads = 1 + 2 * len(params["q_heads"])
@@ -199,7 +204,7 @@ def ilql_objective(
     )
     wide = map_positions(read, (features, actions), positions=positions)
     values = policy.heads({"v_head": params["v_head"]}, features.value)["values"]
-    return ilql_loss(
+    out = ilql_loss(
         ILQLPredictions(values=values, **wide._asdict()),
         batch.rewards,
         batch.mask,
@@ -211,6 +216,9 @@ def ilql_objective(
         targets=Q_TARGETS[config.target],
         after=AFTER[config.target](reader, params, frozen, batch),
     )
+    if not with_load:
+        return out
+    return out._replace(metrics=out.metrics | load_metric(load, batch.mask))
 
 
 def values_after(
@@ -272,7 +280,7 @@ def make_ilql_update(
       ValueError: If `minibatch_size` does not divide `batch_size`; on a call, if the batch has more rows.
     """
     split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
-    minimised = objective or partial(ilql_objective, config=config)
+    minimised = objective or partial(ilql_objective, config=config, with_load=config.router_aux_loss_coef > 0)
 
     def update(state: ILQLState, frozen: Frozen, batch: ILQLBatch, key: PRNGKey) -> tuple[ILQLState, Metrics]:
         del key
@@ -285,9 +293,9 @@ def make_ilql_update(
             out: Loss = minimised(reader, params, hold_split(frozen, rows), targets, taken)
             return out
 
-        train, metrics = optimizer_step(
-            state.train, optimizer, accumulate(loss, state.train.params, *microbatches)
-        )
+        params, coef = state.train.params, config.router_aux_loss_coef
+        whole = balanced(loss, params, microbatches, coef=coef)
+        train, metrics = optimizer_step(state.train, optimizer, accumulate(whole, params, *microbatches))
         due = train.step % config.steps_for_target_q_sync == 0
         targets = jax.lax.cond(
             due,

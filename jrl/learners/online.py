@@ -27,6 +27,7 @@ from jrl.learners.accumulate import (
     split_rows,
     take_rows,
 )
+from jrl.learners.balance import balanced, load_metric
 from jrl.learners.credit import Credit, ScoreMoments, kl_per_sequence, rollout_metrics
 from jrl.learners.forward import map_rows, mask_rows, trunk_of_rows
 from jrl.learners.optimizers import pass_over
@@ -106,6 +107,7 @@ def online_objective(
     reference: Params | None = None,
     keep_ratios: bool = False,
     is_its_own_past: bool = False,
+    with_load: bool = False,
 ) -> Loss:
     """The loss of some rollouts, to be differentiated with respect to `params`: (sum, weight, metrics).
 
@@ -122,6 +124,7 @@ def online_objective(
       keep_ratios: Whether the metrics hold `RATIOS`.
       is_its_own_past: Whether `params` are those before the update: the old log-probabilities are then these ones, and
         the metrics say how far the sampler's, where they are known, are from them.
+      with_load: Whether the metrics hold the load of the experts, for `accumulate`.
     """
     now = reader(params, frozen, sequences, trunk=trunk, with_entropy=True, ref_params=reference)
     if is_its_own_past:
@@ -133,7 +136,8 @@ def online_objective(
         extra[f"{prefix}/{RATIOS}"] = Kept(jnp.where(sequences.mask, ratio, -1.0))
     if is_its_own_past and targets.sampler_logprobs is not None:
         extra |= sampler_agreement(now.logprobs, targets.sampler_logprobs, sequences.mask)
-    return out.loss_sum, out.weight, out.metrics | jax.lax.stop_gradient(extra)
+    load = load_metric(now.load, sequences.mask) if with_load else {}
+    return out.loss_sum, out.weight, out.metrics | jax.lax.stop_gradient(extra) | load
 
 
 def make_online_update(
@@ -146,6 +150,7 @@ def make_online_update(
     keep_ratios: bool = False,
     is_its_own_past: bool = False,
     scores_again: bool = False,
+    balance_coef: float = 0.0,
 ) -> Update:
     """Builds the update of an iteration: all epochs and minibatches over its rollouts, in one compiled call.
 
@@ -164,6 +169,7 @@ def make_online_update(
         log-probabilities as the old ones; see `Recipe.is_its_own_past`.
       scores_again: Whether log-probabilities and values are computed anew, of the policy before the first step: the
         rollouts' are those of an earlier one, whose actions the recipe's `weigh` corrects for.
+      balance_coef: Weight of the loss that balances experts, for a policy that counts them.
     Returns:
       `(OnlineState, frozen, Rollouts, key, last_step=None, reference=None) -> (OnlineState, metrics)`:
       `num_epochs · ceil(N / batch_size)` steps, or fewer under `max_policy_kl`; none behind `last_step`, the counter of
@@ -184,6 +190,7 @@ def make_online_update(
         prefix=recipe.prefix,
         keep_ratios=keep_ratios,
         is_its_own_past=is_its_own_past,
+        with_load=balance_coef > 0,
     )
 
     def update(
@@ -201,7 +208,7 @@ def make_online_update(
         kept = recipe.selected(batch)
         rows, moments = _rows_to_learn(reader, recipe, state, frozen, kept, minibatch_size=minibatch_size)
         train, stacked = run_epochs(
-            _step_on(rows, frozen, reference, objective, optimizer),
+            _step_on(rows, frozen, reference, objective, optimizer, balance_coef),
             state.train,
             _orders(kept.sequences.mask, key, recipe),
             batch_size=batch_size,
@@ -285,6 +292,7 @@ def _step_on(
     reference: Params | None,
     objective: Callable[..., Loss],
     optimizer: optax.GradientTransformation,
+    balance_coef: float,
 ) -> Step:
     """An optimizer step on some of the rows."""
     has_action = jnp.any(everything.sequences.mask, axis=1)
@@ -301,7 +309,7 @@ def _step_on(
         )
 
     def step(train: TrainState, rows: Rows) -> tuple[TrainState, Metrics]:
-        found = accumulate(loss_of, train.params, rows)
+        found = accumulate(balanced(loss_of, train.params, [rows], coef=balance_coef), train.params, rows)
         # A loss that counts empty rows weighs a step of nothing but them, which has nothing to teach.
         acts = jnp.any(jnp.take(has_action, rows.ids) & rows.valid)
         weight = jnp.where(acts, found.weight, 0.0)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jrl.learners.config import MethodConfig, check_fields
+from jrl.learners.config import LanguageConfig, check_fields
 
 
 @dataclass(kw_only=True)
-class RFTConfig(MethodConfig):
+class RFTConfig(LanguageConfig):
     """Rejection fine-tuning: generate, score, keep the best of each prompt, fine-tune on them.
 
     Attributes:

@@ -20,7 +20,8 @@ from jrl.learners.accumulate import (
     split_rows,
     take_rows,
 )
-from jrl.learners.config import MethodConfig, check_fields
+from jrl.learners.balance import balanced, load_metric
+from jrl.learners.config import LanguageConfig, check_fields
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState
 from jrl.losses.sft import LOSSES, TokenLoss, nll, sft_loss
@@ -33,7 +34,7 @@ PACKING_STRATEGIES = ("bfd", "bfd_split", "wrapped")
 
 
 @dataclass(kw_only=True)
-class SFTConfig(MethodConfig):
+class SFTConfig(LanguageConfig):
     """Supervised fine-tuning on demonstrated completions; `gen_kwargs` is how evaluation samples.
 
     Attributes:
@@ -87,6 +88,7 @@ def sft_objective(
     *,
     token_loss: TokenLoss = nll,
     dropout_key: PRNGKey | None = None,
+    with_load: bool = False,
 ) -> Loss:
     """The loss of the targets, to be differentiated with respect to `params`: (sum, weight, metrics).
 
@@ -97,18 +99,22 @@ def sft_objective(
       sequences: Rows, and the mask of what is learned.
       token_loss: One of `jrl.losses.sft.LOSSES`.
       dropout_key: None: the pass is deterministic.
+      with_load: Whether the metrics hold the load of the experts, for `accumulate`.
     """
 
     def read(logits: Float[Array, "b t V"], actions: Int[Array, "b t"]) -> tuple[Array, Array, Array]:
         found = read_tokens(logits, actions)
         return found.logprobs, found.entropy, found.is_top
 
-    logprobs, entropy, is_top = reader.read(read, params, frozen, sequences, dropout_key=dropout_key)
+    found, load = reader.read(read, params, frozen, sequences, dropout_key=dropout_key)
+    logprobs, entropy, is_top = found
     out = sft_loss(logprobs, sequences.mask, token_loss=token_loss)
     watched = {
         "sft/entropy": mean_metric(entropy, sequences.mask),
         "sft/token_accuracy": mean_metric(is_top, sequences.mask),
     }
+    if with_load:
+        watched |= load_metric(load, sequences.mask)
     return out._replace(metrics=out.metrics | watched)
 
 
@@ -122,6 +128,7 @@ def make_sft_update(
     dropout: bool = False,
     noise: bool = False,
     objective: OwnObjective[Sequences] | None = None,
+    balance_coef: float = 0.0,
 ) -> Update:
     """Builds the supervised update: an optimizer step of maximum likelihood on the batch's targets.
 
@@ -138,6 +145,7 @@ def make_sft_update(
       dropout: Whether the model's dropout is on; its masks then depend on how a batch is cut into microbatches.
       noise: Whether the policy puts noise on its embeddings; a row's does not depend on that.
       objective: What is minimised instead; it gets no padding, so every row of a batch must have targets.
+      balance_coef: Weight of the loss that balances experts, for a policy that counts them.
     Returns:
       `(TrainState, frozen, Sequences, key) -> (TrainState, metrics)`; one compiled call. The batch holds at most
       `batch_size` rows; the key is used for dropout and noise alone.
@@ -172,8 +180,10 @@ def make_sft_update(
                 mask_rows(take_rows(batch, rows.ids), rows.valid),
                 token_loss=token_loss,
                 dropout_key=key_of(key, rows),
+                with_load=balance_coef > 0,
             )
 
-        return optimizer_step(state, optimizer, accumulate(loss, state.params, *microbatches))
+        whole = balanced(loss, state.params, microbatches, coef=balance_coef)
+        return optimizer_step(state, optimizer, accumulate(whole, state.params, *microbatches))
 
     return update

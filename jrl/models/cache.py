@@ -113,6 +113,8 @@ class Cache(NamedTuple):
       column: The next column to write. Where it is the same in all rows, and a number of NumPy's, tracing knows it: so
         `init_cache` makes it, and a loop over tokens has an array. (B,) where rows have columns of their own: then
         padding takes none, on whichever side it stands.
+      experts: Numbers of the experts that the token in each column visited, in each layer that has a mixture of them;
+        −1 where there is no token. None: no record is kept.
     """
 
     layers: tuple[LayerEntry, ...]
@@ -121,6 +123,7 @@ class Cache(NamedTuple):
     key_positions: Int[Array, "B S"]
     positions: Int[Array, "B"]
     column: Column | Int[Array, "B"]
+    experts: Int[Array, "B S M k"] | None = None
 
 
 class NewTokens(NamedTuple):
@@ -169,6 +172,16 @@ def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> NewTokens:
         column, next_column = Places(columns, newest), cache.column + arrived[:, -1]
     after = cache._replace(positions=cache.positions + arrived[:, -1], column=next_column)
     return NewTokens(cache, attention_mask, positions, column, after)
+
+
+def record_experts(new: NewTokens, chosen: Int[Array, "B Q M k"]) -> Int[Array, "B S M k"]:
+    """The record of a cache that keeps one, with the experts of new tokens in it."""
+    record = new.cache.experts
+    assert record is not None, "whoever runs the layers asks first"
+    chosen = jnp.where(new.real[:, :, None, None], chosen, -1).astype(record.dtype)
+    if isinstance(new.column, Places):
+        return _set_columns(record, chosen, new.column.columns)
+    return jax.lax.dynamic_update_slice_in_dim(record, chosen, new.column, axis=1)
 
 
 def own_columns(cache: Cache) -> Cache:

@@ -10,17 +10,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from jrl.mesh import constrain_rows
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
 from jrl.models.attention import AttentionContext, cached_context, full_context, fused_context
-from jrl.models.cache import Cache, LayerCache, LayerEntry, cache_tokens, spread_kv_heads
+from jrl.models.cache import Cache, LayerCache, LayerEntry, cache_tokens, record_experts, spread_kv_heads
 from jrl.models.config import TransformerConfig
 from jrl.models.fused_attention import KernelImplementation
 from jrl.models.mixers import empty_entry
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.positions import token_positions
+from jrl.models.routing import (
+    OWN_CHOICE,
+    ROUTED,
+    chosen_of,
+    expert_layers,
+    record_dtype,
+    record_shape,
+    replayed,
+)
 from jrl.models.transformer import Decoder
 from jrl.typing import Features, Frozen, ModelInputs, Params, PRNGKey, Trunk
 
@@ -45,6 +55,8 @@ class DecoderPolicy:
       adapter: What trains beside the frozen model; None: parts of the model itself.
       noise: What a dropout key draws on the embeddings; None: nothing.
       attention: The kernel that whole rows go through; None: einsums.
+      routing_replay: `decode` records which experts tokens visit.
+      counts_experts: `branch` counts the load of the experts in its layers.
     """
 
     config: TransformerConfig
@@ -54,13 +66,15 @@ class DecoderPolicy:
     adapter: Lora | VirtualTokens | None = None
     noise: EmbeddingNoise | None = None
     attention: KernelImplementation | None = None
+    routing_replay: bool = False
+    counts_experts: bool = False
 
     def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
         """Hidden states before layer `cut`."""
         if self.cut is None:
             return None
         context, positions = self._context(inputs)
-        variables = self._variables({}, frozen)
+        variables = {**self._variables({}, frozen), **replayed(self.config, inputs.experts)}
         x = self._embed(variables, inputs, positions)
         return self._run(variables, x, context, 0, self.cut, method="run_layers")[0]
 
@@ -72,24 +86,33 @@ class DecoderPolicy:
             return self._branch_after_virtual_tokens(params, frozen, inputs, dropout_key)
         context, positions = self._context(inputs, dropout_key)
         key, value_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        variables = self._variables(params, frozen)
+        variables = {**self._variables(params, frozen), **replayed(self.config, inputs.experts)}
         x = jax.lax.stop_gradient(trunk)
         if self.cut is None:
             x = self._embed(variables, inputs, positions, key)
         start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
-        shared, _ = self._run(
-            variables, x, context, self.cut or 0, start, method="run_layers", dropout_key=key
-        )
-        x, _ = self._run(variables, shared, context, start, stop, method="run_layers", dropout_key=key)
+
+        def run(x: Array, start: int, stop: int) -> tuple[Array, Any]:
+            arguments: tuple[Any, ...] = (x, context, start, stop)
+            if not self.counts_experts:
+                return self._run(variables, *arguments, method="run_layers", dropout_key=key)[0], None
+            counted: tuple[Array, Any] = self._run(
+                variables, *arguments, inputs.attention_mask, method="run_layers_counted", dropout_key=key
+            )
+            return counted
+
+        shared, lower = run(x, self.cut or 0, start)
+        x, upper = run(shared, start, stop)
+        load = jax.tree.map(jnp.add, lower, upper)
         hidden = self._run(variables, x, method="norm")
         # A reference has no value branch: nobody asks it for values.
         if VALUE_BRANCH not in params:
-            return Features(hidden, hidden)
+            return Features(hidden, hidden, load)
         own = {"params": params[VALUE_BRANCH]}
-        # Its layers train, whatever those that they are copies of do.
+        # Its layers train, whatever those that they are copies of do, and their routers choose for themselves.
         training = replace(self, decoder=self.decoder.clone(first_trained=0))
         x, _ = training._run(own, shared, context, start, stop, method="run_layers", dropout_key=value_key)
-        return Features(hidden, self._run(own, x, method="norm"))
+        return Features(hidden, self._run(own, x, method="norm"), load)
 
     def logits(
         self, params: Params, frozen: Frozen, hidden: Float[Array, "*rows D"]
@@ -123,6 +146,10 @@ class DecoderPolicy:
         """Appends the inputs to the cache."""
         return self._decode(params, frozen, inputs.attention_mask, cache, tokens=inputs.tokens)
 
+    def visited(self, cache: Cache) -> Int[Array, "B S M k"] | None:
+        """The record of experts that a cache keeps."""
+        return cache.experts
+
     def _decode(
         self,
         params: Params,
@@ -150,15 +177,34 @@ class DecoderPolicy:
                 variables, x, context, start, stop, caches, method="run_layers", dropout_key=dropout_key
             )
 
-        shared, lower = run(variables, x, 0, start, cache.layers[:start])
-        x, upper = run(variables, shared, start, stop, cache.layers[start:])
+        def run_recorded(x: Array, start: int, stop: int) -> Any:
+            """The stream, the entries, and one array of choices for all layers that have some."""
+            layers, caches = [index for index in recorded if start <= index < stop], cache.layers[start:stop]
+            if not layers:
+                return *run(variables, x, start, stop, caches), []
+            (x, entries), routed = self.decoder.apply(
+                variables,
+                *(x, context, start, stop, caches),
+                method="run_layers",
+                rngs=self._rngs(dropout_key),
+                mutable=[ROUTED],
+            )
+            return x, entries, [chosen_of(self.config, routed[ROUTED], layers)]
+
+        recorded = () if cache.experts is None else expert_layers(self.config)
+        shared, lower, lower_chosen = run_recorded(x, 0, start)
+        x, upper, upper_chosen = run_recorded(shared, start, stop)
         value = hidden = self._run(variables, x, method="norm")
         value_layers = cache.value_layers
         if VALUE_BRANCH in params:
             own = {"params": params[VALUE_BRANCH]}
             x, value_layers = run(own, shared, start, stop, value_layers)
             value = self._run(own, x, method="norm")
-        return Features(hidden, value), new.after._replace(layers=lower + upper, value_layers=value_layers)
+        after = new.after._replace(layers=lower + upper, value_layers=value_layers)
+        if recorded:
+            chosen = jnp.concatenate([*lower_chosen, *upper_chosen], axis=2)
+            after = after._replace(experts=record_experts(new, chosen))
+        return Features(hidden, value), after
 
     def _branch_after_virtual_tokens(
         self, params: Params, frozen: Frozen, inputs: ModelInputs, dropout_key: PRNGKey | None
@@ -192,6 +238,10 @@ class DecoderPolicy:
                 empty_entry(config, layer, batch_size, length, dtype) for layer in config.layers[start:]
             )
 
+        record = None
+        if self.routing_replay:
+            shape = (batch_size, length, *record_shape(self.config))
+            record = constrain_rows(jnp.full(shape, OWN_CHOICE, record_dtype(self.config)))
         return Cache(
             layers=entries(0),
             value_layers=entries(self.config.num_layers - self.num_value_layers),
@@ -199,6 +249,7 @@ class DecoderPolicy:
             key_positions=jnp.zeros((batch_size, length), jnp.int32),
             positions=jnp.zeros((batch_size,), jnp.int32),
             column=np.int32(0),
+            experts=record,
         )
 
     def _virtual(self, params: Params) -> VirtualTokens | None:

@@ -7,7 +7,7 @@ the others.
 
 Router as in Mixtral (Jiang et al. 2024, arXiv:2401.04088) and Qwen3 (arXiv:2505.09388): softmax, then the k largest. Or
 as in DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): sigmoids, groups, and a bias that steers the choice alone. Left
-out: the auxiliary loss that balances the experts, and noise in the router.
+out: noise in the router.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jrl.models.config import ClampedGlu, Experts, TransformerConfig
 from jrl.models.layers import ACTIVATIONS, Projection, as_row, stored_kernel
 from jrl.models.products import Kernel, grouped_dot
 from jrl.models.quantize import QuantizedKernel
+from jrl.models.routing import CHOSEN, REPLAYED, ROUTED, SHARES
 
 
 class ExpertsMlp(nn.Module):
@@ -53,7 +54,11 @@ class ExpertsMlp(nn.Module):
         bias = None
         if experts.scoring == "sigmoid":
             bias = self.param("choice_bias", nn.initializers.zeros_init(), (experts.count,), jnp.float32)
-        weights, chosen = route(router(x), experts, bias)
+        record: Array | None = self.get_variable(REPLAYED, CHOSEN)
+        scores = router(x)
+        weights, chosen = route(scores, experts, bias, record)
+        self._note(CHOSEN, chosen)
+        self._note(SHARES, shares(scores, experts))
         wide = (experts.count, config.width, experts.width)
         narrow = (experts.count, experts.width, config.width)
         kernels = [
@@ -74,6 +79,11 @@ class ExpertsMlp(nn.Module):
             kernels = jax.lax.stop_gradient(kernels)
             return jax.checkpoint(self._answers)(x, weights, chosen, kernels, biases)
         return self._answers(x, weights, chosen, kernels, biases)
+
+    def _note(self, name: str, value: Array) -> None:
+        """Hands on what the router did, to who asks for the collection; else it costs nothing."""
+        if not self.is_initializing():
+            self.sow(ROUTED, name, value, init_fn=lambda: None, reduce_fn=lambda _, newest: newest)
 
     def _answers(
         self,
@@ -117,7 +127,10 @@ def clamped_glu(clamped: ClampedGlu) -> Callable[[Array, Array], Array]:
 
 
 def route(
-    scores: Float[Array, "B Q E"], experts: Experts, bias: Float[Array, "E"] | None = None
+    scores: Float[Array, "B Q E"],
+    experts: Experts,
+    bias: Float[Array, "E"] | None = None,
+    record: Int[Array, "B Q k"] | None = None,
 ) -> tuple[Float[Array, "B Q k"], Int[Array, "B Q k"]]:
     """The experts that each token visits, best first, and how much the answer of each counts.
 
@@ -125,16 +138,23 @@ def route(
       scores: Of the router, float32; between equal ones the first expert wins.
       experts: How they are chosen, and what is done with their weights.
       bias: Added to the sigmoids for the choice alone, so it has no gradient; None under a softmax.
+      record: Experts to visit in the place of the best ones; negative where the scores decide. None: everywhere.
     Returns:
       Weights, positive, and ids of the experts.
     """
     if experts.scoring == "softmax":
-        weights, chosen = jax.lax.top_k(jax.nn.softmax(scores, axis=-1), experts.per_token)
+        softmax = jax.nn.softmax(scores, axis=-1)
+        weights, chosen = jax.lax.top_k(softmax, experts.per_token)
+        if record is not None:
+            chosen = jnp.where(record >= 0, record, chosen)
+            weights = jnp.take_along_axis(softmax, chosen, axis=-1)
     else:
         assert bias is not None
         sigmoids = jax.nn.sigmoid(scores)
         wanted = jax.lax.stop_gradient(sigmoids) + jax.lax.stop_gradient(as_row(bias, scores.ndim))
         _, chosen = jax.lax.top_k(_in_best_groups(wanted, experts), experts.per_token)
+        if record is not None:
+            chosen = jnp.where(record >= 0, record, chosen)
         weights = jnp.take_along_axis(sigmoids, chosen, axis=-1)
     if experts.renormalize:
         # Sigmoids may all be 0; a softmax is not.
@@ -142,6 +162,14 @@ def route(
         total = weights.sum(axis=-1, keepdims=True)
         weights = weights / (total if least is None else total + least)
     return weights if experts.scale == 1.0 else weights * experts.scale, chosen
+
+
+def shares(scores: Float[Array, "B Q E"], experts: Experts) -> Float[Array, "B Q E"]:
+    """Share of each expert in a token: the softmax, or as in DeepSeek-V3 the sigmoids divided by their sum."""
+    if experts.scoring == "softmax":
+        return jax.nn.softmax(scores, axis=-1)
+    sigmoids = jax.nn.sigmoid(scores)
+    return sigmoids / (sigmoids.sum(axis=-1, keepdims=True) + 1e-20)
 
 
 def _in_best_groups(wanted: Float[Array, "B Q E"], experts: Experts) -> Float[Array, "B Q E"]:

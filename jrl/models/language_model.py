@@ -101,6 +101,8 @@ class BaseLM(abc.ABC):
         noise: EmbeddingNoise | None = None,
         attn_implementation: AttnImplementation = "einsum",
         share_layers: bool | None = None,
+        routing_replay: bool = False,
+        counts_experts: bool = False,
     ) -> PolicyFns:
         """This model as `PolicyFns`; the arguments are those of `make_policy`."""
         return self.make_policy(
@@ -113,6 +115,8 @@ class BaseLM(abc.ABC):
             noise=noise,
             attn_implementation=attn_implementation,
             share_layers=share_layers,
+            routing_replay=routing_replay,
+            counts_experts=counts_experts,
         )
 
     def split_params(

@@ -26,6 +26,7 @@ from jrl.models.noise import EmbeddingNoise
 from jrl.models.products import loop_weights
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.rounding import round_kernels
+from jrl.models.routing import no_load, record_shape
 from jrl.models.transformer import Decoder
 from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 
@@ -43,6 +44,8 @@ def make_policy(
     noise: EmbeddingNoise | None = None,
     attn_implementation: AttnImplementation = "einsum",
     share_layers: bool | None = None,
+    routing_replay: bool = False,
+    counts_experts: bool = False,
 ) -> PolicyFns:
     """The functions by which algorithms know this decoder.
 
@@ -60,10 +63,24 @@ def make_policy(
         einsums in any case, as the cache does.
       share_layers: Equal layers share one body of the programs, wherever whole rows are read; None: where that is the
         platform's form. See `jrl.models.layer_loop`.
+      routing_replay: `decode` records which experts tokens visit; see `jrl.models.routing`. Whole rows visit the
+        experts that they bring in any case.
+      counts_experts: `branch` counts the load of the experts in its layers, those of the frozen trunk left out.
     Raises:
-      ValueError: If a count is out of range, a value branch is to follow virtual tokens, or the implementation does not
-        serve this model on these devices.
+      ValueError: If a count is out of range, a value branch is to follow virtual tokens, the implementation does not
+        serve this model on these devices, or there are no experts to record or to count.
     """
+    for name, is_on, check in (
+        ("routing_replay", routing_replay, partial(record_shape, config)),
+        ("router_aux_loss_coef", counts_experts, partial(no_load, config, 1)),
+    ):
+        if is_on:
+            check()
+        if is_on and isinstance(adapter, VirtualTokens):
+            raise ValueError(
+                f"`{name}` must be off under {adapter.name} tuning: virtual tokens visit experts too, and neither "
+                "records nor loads are kept of them."
+            )
     if isinstance(adapter, VirtualTokens):
         # The reference too, so that it differs from the fresh policy by the tokens alone and not by rounding.
         require_einsum(attn_implementation, "virtual tokens are read from a cache")
@@ -75,7 +92,17 @@ def make_policy(
     first_trained = 0 if num_trained == -1 else config.num_layers - num_trained
     decoder = Decoder(config, compute_dtype, remat, share_layers, first_trained)
     cut = cut if noise is None else None
-    policy = DecoderPolicy(config, decoder, cut, num_value_layers_unfrozen, adapter, noise, attention)
+    policy = DecoderPolicy(
+        config,
+        decoder,
+        cut,
+        num_value_layers_unfrozen,
+        adapter,
+        noise,
+        attention,
+        routing_replay,
+        counts_experts,
+    )
     return PolicyFns(
         policy.trunk,
         policy.branch,
@@ -88,6 +115,7 @@ def make_policy(
         own_columns,
         forget,
         not config.is_recurrent,
+        policy.visited,
     )
 
 

@@ -75,12 +75,18 @@ def make_seq2seq_policy(
     noise: EmbeddingNoise | None = None,
     attn_implementation: AttnImplementation = "einsum",
     share_layers: bool | None = None,
+    routing_replay: bool = False,
+    counts_experts: bool = False,
 ) -> PolicyFns:
     """The functions by which algorithms know this model; the arguments are those of `make_policy`.
 
     Raises:
-      ValueError: If a count is out of range, or for layers of the value function's own, noise, or a kernel.
+      ValueError: If a count is out of range, or for layers of the value function's own, noise, a kernel, or a record or
+        load of experts.
     """
+    for name, is_on in (("routing_replay", routing_replay), ("router_aux_loss_coef", counts_experts)):
+        if is_on:
+            raise ValueError(f"`{name}` must be off for a seq2seq model, which has no experts.")
     if noise is not None:
         raise ValueError(
             f"`neftune_noise_alpha` must be None for a seq2seq model, which embeds two rows, got {noise.alpha}."

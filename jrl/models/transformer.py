@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain_rows
 from jrl.models.attention import AttentionContext, full_context
@@ -23,6 +23,8 @@ from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.layer_loop import run_blocks
 from jrl.models.layers import Projection, Table, add_adapter, as_row, stored_kernel
 from jrl.models.products import contract
+from jrl.models.routing import ROUTED, load_of, no_load
+from jrl.typing import ExpertLoad
 
 
 class Head(nn.Module):
@@ -174,6 +176,36 @@ class Decoder(nn.Module):
             x, cache = layer(x, context, cache)
             updated.append(cache)
         return x, tuple(updated)
+
+    def run_layers_counted(
+        self,
+        x: Float[Array, "B Q D"],
+        context: AttentionContext,
+        start: int,
+        stop: int,
+        mask: Bool[Array, "B Q"],
+    ) -> tuple[Float[Array, "B Q D"], ExpertLoad]:
+        """Layers `start` to `stop − 1` of whole rows, and the load of their experts by the tokens of a mask."""
+
+        def call(block: Any, carried: Any) -> Any:
+            x, load = carried
+            module, variables = block.unbind()
+            rngs = {"dropout": block.make_rng("dropout")} if block.has_rng("dropout") else {}
+            (x, _), routed = module.apply(variables, x, context, None, rngs=rngs, mutable=[ROUTED])
+            return x, jax.tree.map(jnp.add, load, load_of(routed, mask, self.config))
+
+        alike = equal_layers(self.config, start, self.dtype, self.first_trained)
+        carried: Any = x, no_load(self.config, x.shape[0])
+        found: Any = run_blocks(
+            self.layers[start:stop],
+            call,
+            carried,
+            alike=alike,
+            share=self.share_layers,
+            remat=self.remat,
+            num_frozen=max(self.first_trained - start, 0),
+        )
+        return found
 
     def norm(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Final norm of the stream, in the embedding's width, which the heads read."""

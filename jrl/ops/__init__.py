@@ -25,6 +25,7 @@ from jrl.ops.alignment import (
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.ddim import DDIMStep, ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
 from jrl.ops.denoising import guided_output
+from jrl.ops.experts import balance_loss, expert_load
 from jrl.ops.gaussian import gaussian_kl, gaussian_logprob
 from jrl.ops.groups import GroupStatistics, group_statistics, smallest_of_group, sum_of_group
 from jrl.ops.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_straight_through
@@ -102,6 +103,7 @@ __all__ = [
     "TokenLogprobs",
     "adaptive_kl_coef",
     "at_least_float32",
+    "balance_loss",
     "bounded_log_ratio",
     "calibrate_scores",
     "cispo_loss",
@@ -121,6 +123,7 @@ __all__ = [
     "drop_weights",
     "effective_sample_size",
     "entropy_from_logits",
+    "expert_load",
     "finalize",
     "gae",
     "gaussian_kl",

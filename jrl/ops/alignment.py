@@ -206,8 +206,16 @@ def join(prompts: ModelInputs, completions: Completions, *, pad_token_id: int) -
     tokens = jnp.take_along_axis(both, jnp.minimum(columns, total - 1), axis=1)
     mask = length_mask(lengths, width=total)
     actions = length_mask(completions.lengths, width=width)
+    experts = completions.experts
+    if experts is not None:
+        # Of the last token there is a record only where other rows went on: without it no row depends on another.
+        columns = jnp.minimum(columns, total - 2)[:, :, None, None]
+        known = length_mask(lengths - 1, width=total)[:, :, None, None]
+        experts = jnp.where(known, jnp.take_along_axis(experts, columns, axis=1), -1)
     return Sequences(
-        inputs=prompts._replace(tokens=jnp.where(mask, tokens, pad_token_id), attention_mask=mask),
+        inputs=prompts._replace(
+            tokens=jnp.where(mask, tokens, pad_token_id), attention_mask=mask, experts=experts
+        ),
         starts=prompt_lengths - 1,
         mask=actions if completions.actions is None else actions & completions.actions,
     )

@@ -180,7 +180,7 @@ def _sampled(
     row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_ids)
 
     def sample(loop: _Loop, features: Features) -> _Loop:
-        last = Features(*(hidden[:, -1] for hidden in features))
+        last = jax.tree.map(lambda hidden: hidden[:, -1], features)
         context = SamplingContext(
             num_sampled=loop.step,
             seen=loop.seen,
@@ -212,7 +212,11 @@ def _sampled(
     # The first token needs no decoding beyond the prompt, and the last one is never read.
     start = _nothing_sampled(cache, prompts, seen, settings)
     end = jax.lax.while_loop(more, next_token, sample(start, features))
-    return Completions(end.tokens, end.lengths, end.done, end.logprobs)
+    experts = policy.visited(end.cache)
+    if experts is not None:
+        # The cache may begin with more padding than the prompts have.
+        experts = experts[:, experts.shape[1] - (prompts.tokens.shape[1] + width - 1) :]
+    return Completions(end.tokens, end.lengths, end.done, end.logprobs, experts=experts)
 
 
 def prefill(
@@ -235,7 +239,7 @@ def prefill(
 
     def read(inputs: ModelInputs, cache: Cache) -> tuple[Features, Cache]:
         features, cache = policy.decode(params, frozen, inputs, cache)
-        return Features(*(hidden[:, -1:] for hidden in features)), cache
+        return jax.tree.map(lambda hidden: hidden[:, -1:], features), cache
 
     cache = policy.init_cache(params, frozen, prompts, columns * count + room)
     if count == 1:

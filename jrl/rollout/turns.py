@@ -351,7 +351,7 @@ def _write(
     def next_token(loop: _Loop) -> _Loop:
         inputs = ModelInputs(loop.last_tokens[:, None], ~loop.done[:, None])
         features, cache = policy.decode(weights.loop_params, weights.loop_frozen, inputs, loop.cache)
-        policy_features, value_features = (hidden[:, -1] for hidden in features)
+        policy_features, value_features = (hidden[:, -1] for hidden in (features.policy, features.value))
         steering = knobs.beta is not None
         context = SamplingContext(
             num_sampled=(plan.written + loop.step)[:, None],

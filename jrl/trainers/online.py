@@ -80,6 +80,11 @@ class OnlineTrainer(SamplingTrainer):
         """The model, with a value head where the algorithm has a critic."""
         if self.reward_fn is not None:  # before anything is read
             check_weights(self.reward_weights, len(reward_functions(self.reward_fn)))
+        if self.method.routing_replay and self.environment is not None:
+            raise ValueError(
+                "`method.routing_replay` must be False with an environment, got True: an episode is written on slots, "
+                "which keep no record of experts."
+            )
         return load_policy(
             self.config,
             self.mesh,

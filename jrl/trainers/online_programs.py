@@ -91,7 +91,8 @@ def make_update(
     keep_ratios: bool = False,
 ) -> Update:
     """The update of an iteration, as a configuration asks for it."""
-    train, is_stale = config.train, config.train.rollouts_ahead > 0
+    train, method, is_stale = config.train, config.method, config.train.rollouts_ahead > 0
+    assert isinstance(method, OnlineConfig), "the recipe is of one"
     return make_online_update(
         Reader(policy, temperature, chunk_bytes=train.logprob_chunk_bytes),
         optimizer,
@@ -101,6 +102,7 @@ def make_update(
         keep_ratios=keep_ratios,
         is_its_own_past=recipe.is_its_own_past(_num_steps(config, recipe), is_stale=is_stale),
         scores_again=is_stale and recipe.weigh is not None,
+        balance_coef=method.router_aux_loss_coef,
     )
 
 

@@ -91,7 +91,7 @@ class RFTTrainer(SamplingTrainer):
         """The update of supervised fine-tuning; no reference is made: nothing is compared."""
         del make_reference
         method, optimizer = self.method, self.make_optimizer()
-        update = _make_update(self.config, self.reader, optimizer)
+        update = _make_update(self.config, method, self.reader, optimizer)
         self.compile_learner(lambda p: init_train_state(p, optimizer), update, params)
         self.percentiles = rising_percentiles(
             method.start_percentile, method.end_percentile, method.n_improve_steps
@@ -107,7 +107,7 @@ class RFTTrainer(SamplingTrainer):
         assert isinstance(method, RFTConfig), "the registry saw to it"
         assert isinstance(model, LanguageShapes), "the method saw to it"
         reader = Reader(model.policy, chunk_bytes=config.train.logprob_chunk_bytes)
-        update = _make_update(config, reader, optimizer)
+        update = _make_update(config, method, reader, optimizer)
         init = partial(init_train_state, optimizer=optimizer)
         sequences = sequence_shapes(model, config.train.batch_size, config.train.seq_length)
         return [
@@ -314,11 +314,14 @@ class RFTTrainer(SamplingTrainer):
         return self.method.chunk_size or self.config.train.batch_size
 
 
-def _make_update(config: TRLConfig, reader: Reader, optimizer: optax.GradientTransformation) -> Update:
+def _make_update(
+    config: TRLConfig, method: RFTConfig, reader: Reader, optimizer: optax.GradientTransformation
+) -> Update:
     """The update of an optimizer batch, as a configuration asks for it."""
     return make_sft_update(
         reader,
         optimizer,
         batch_size=config.train.batch_size,
         minibatch_size=config.train.rows_per_pass,
+        balance_coef=method.router_aux_loss_coef,
     )

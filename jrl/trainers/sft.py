@@ -203,4 +203,5 @@ def _make_update(
         dropout=not method.disable_dropout,
         noise=method.neftune_noise_alpha is not None,
         objective=objective,
+        balance_coef=method.router_aux_loss_coef,
     )

@@ -16,6 +16,7 @@ import optax
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.interop import tracing
 from jrl.learners.accumulate import Loss, Rows, accumulate, optimizer_step, take_rows
+from jrl.learners.config import LanguageConfig
 from jrl.learners.state import TrainState, init_train_state
 from jrl.placement import place_rows
 from jrl.trainers.base import TRAINING_STREAM
@@ -142,7 +143,16 @@ def make_loss_update(trainer: AccelerateRLTrainer) -> Update:
 
     A batch is cut into microbatches where `minibatch_size` divides it; their losses are averaged by rows. `loss(batch)`
     of a script takes no key, so none is used.
+
+    Raises:
+      ValueError: If the configuration asks for a balance of experts, which a loss of the script's own does not count.
     """
+    method = trainer.config.method
+    if isinstance(method, LanguageConfig) and method.router_aux_loss_coef:
+        raise ValueError(
+            "`method.router_aux_loss_coef` must be 0 where a method of the trainer is replaced, got "
+            f"{method.router_aux_loss_coef}: the script's own loss does not count the experts."
+        )
     optimizer: optax.GradientTransformation = trainer.opt
     size = trainer.mb_size
 

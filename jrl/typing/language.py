@@ -28,6 +28,8 @@ class ModelInputs(NamedTuple):
       segment_ids: Of packed rows: nothing attends across two segments, and positions restart. None: one segment.
       context_tokens: Ids an encoder reads (seq2seq only).
       context_mask: True on the encoder's real tokens (seq2seq only).
+      experts: Numbers of the k experts that each token is to visit in each of the M layers that have a mixture of them;
+        −1 where the router chooses. None: everywhere. Read by `trunk` and `branch`.
     """
 
     tokens: Int[Array, "B L"]
@@ -35,6 +37,22 @@ class ModelInputs(NamedTuple):
     segment_ids: Int[Array, "B L"] | None = None
     context_tokens: Int[Array, "B C"] | None = None
     context_mask: Bool[Array, "B C"] | None = None
+    experts: Int[Array, "B L M k"] | None = None
+
+
+class ExpertLoad(NamedTuple):
+    """Load of the experts of a mixture: sums over tokens and over layers, which add up over rows.
+
+    Attributes:
+      visits: By expert: how many tokens visited it.
+      shares: By expert: its share of each token, as the router has it before the best are chosen; gradients pass
+        through it.
+      tokens: How many were counted, once a layer.
+    """
+
+    visits: Float[Array, "*rows E"]
+    shares: Float[Array, "*rows E"]
+    tokens: Float[Array, "*rows"]
 
 
 class Features(NamedTuple):
@@ -43,10 +61,12 @@ class Features(NamedTuple):
     Attributes:
       policy: Read by the language-model head.
       value: Read by value and Q heads: the same array, unless the value function has a branch of its own.
+      load: Of the experts, in the layers of the branch, one for each row; None where the policy does not count it.
     """
 
     policy: Float[Array, "*rows D"]
     value: Float[Array, "*rows D"]
+    load: ExpertLoad | None = None
 
 
 def as_they_are(weights: Params, num_rows: int, num_tokens: int) -> Params:
@@ -74,6 +94,10 @@ def shares_columns(cache: Cache) -> Cache:
 def keeps_all(cache: Cache, counts: Int[Array, "B"]) -> Cache:
     """`PolicyFns.forget` of such a model; raises as `shares_columns` does."""
     return shares_columns(cache)
+
+
+def records_no_experts(cache: Cache) -> None:
+    """`PolicyFns.visited` of a model that keeps no record."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +132,8 @@ class PolicyFns:
         `own_columns`.
       forgets_some: Whether `forget` may take some tokens of a row and leave others. False: none or all, because a
         recurrent state sums up all of them. Who needs a part of such a row lets it be read again.
+      visited: `cache -> experts`, as `ModelInputs` has them, of the token in each column of the cache (B S M k); None
+        where `decode` keeps no record of them.
     """
 
     trunk: Callable[[Frozen, ModelInputs], Trunk]
@@ -121,6 +147,7 @@ class PolicyFns:
     own_columns: Callable[[Cache], Cache] = shares_columns
     forget: Callable[[Cache, Int[Array, "B"]], Cache] = keeps_all
     forgets_some: bool = True
+    visited: Callable[[Cache], Int[Array, "B S M k"] | None] = records_no_experts
 
 
 class Sequences(NamedTuple):
@@ -166,6 +193,8 @@ class Completions(NamedTuple):
       logprobs: Of the sampled ids under the processed distribution (after temperature and filters); 0 after the end.
       actions: True on sampled ids, False on those that an environment wrote between them, which are counted in
         `lengths` and have no log-probability; None: all are sampled.
+      experts: As in `ModelInputs`, of the left-padded prompt and what was written behind it, but for the last token,
+        which the sampler never reads (B P+T−1 M k); None: no record was kept.
     """
 
     tokens: Int[Array, "B T"]
@@ -173,6 +202,7 @@ class Completions(NamedTuple):
     terminated: Bool[Array, "B"]
     logprobs: Float[Array, "B T"]
     actions: Bool[Array, "B T"] | None = None
+    experts: Int[Array, "B S M k"] | None = None
 
 
 class Predictions(NamedTuple):
@@ -186,6 +216,7 @@ class Predictions(NamedTuple):
         They take memory where they are asked for, and none where they are not.
       full_kl: KL(π_θ ‖ π_ref) of the whole distributions at the state before each action, in nats; None where nobody
         asked.
+      load: Of the experts; see `Features`.
     """
 
     logprobs: Float[Array, "B T"]
@@ -193,6 +224,7 @@ class Predictions(NamedTuple):
     entropy: Float[Array, "B T"] | None
     logits: Callable[[], Float[Array, "B T V"]]
     full_kl: Float[Array, "B T"] | None = None
+    load: ExpertLoad | None = None
 
 
 class Scored(NamedTuple):

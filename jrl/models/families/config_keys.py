@@ -32,7 +32,8 @@ SILENT = MappingProxyType(
             "precision of torch's softmax; here it is float32 always",
         ),
         **dict.fromkeys(
-            ("output_router_logits", "router_aux_loss_coef"), "the balancing loss, which is left out"
+            ("output_router_logits", "router_aux_loss_coef"),
+            "the balancing loss, whose weight the method sets",
         ),
         **dict.fromkeys(
             (

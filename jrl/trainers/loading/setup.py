@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jrl.data.tokenizer import check_vocabulary
 from jrl.distributed import join
+from jrl.learners.config import LanguageConfig, MethodConfig, OnlineConfig
 from jrl.mesh import make_mesh, place, platform, tree_shardings
 from jrl.models.adapters.bind import Adapter
 from jrl.models.checkpoint import load_checkpoint, read_model
@@ -163,6 +164,7 @@ def load_policy(
         "attn_implementation": config.model.attn_implementation,
         "remat": config.train.remat,
         "noise": noise,
+        **router_options(config.method),
     }
     _check_model(config, plan, described, computed)
     lm, params = _load_model(config, mesh, wanted, plan, described)
@@ -179,6 +181,14 @@ def load_policy(
     trainable = place(trainable, tree_shardings(mesh, trainable)[0])
     policies = lm.policy(**computed), lm.policy(**computed | {"attn_implementation": "einsum"})
     return PolicyBundle(trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report, lm, *policies)
+
+
+def router_options(method: MethodConfig) -> dict[str, bool]:
+    """Arguments of `jrl.models.policy.make_policy` by which an algorithm watches the routers of a mixture."""
+    return {
+        "routing_replay": isinstance(method, OnlineConfig) and method.routing_replay,
+        "counts_experts": isinstance(method, LanguageConfig) and method.router_aux_loss_coef > 0,
+    }
 
 
 def described_model(config: TRLConfig, plan: AdapterPlan) -> LanguageModel:

@@ -28,7 +28,13 @@ from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.adapters import plan_adapter
 from jrl.trainers.loading.denoiser import bind_denoiser, check_denoiser, make_denoiser, split_denoiser
 from jrl.trainers.loading.scorer import describe_classifier, make_run_scorer, split_classifier
-from jrl.trainers.loading.setup import COMPUTE_DTYPES, check_what_trains, compute_dtype, described_model
+from jrl.trainers.loading.setup import (
+    COMPUTE_DTYPES,
+    check_what_trains,
+    compute_dtype,
+    described_model,
+    router_options,
+)
 from jrl.typing import DenoiserFns, PolicyFns, Scorer
 
 
@@ -155,7 +161,11 @@ def _language_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) 
         split["adapter"] = adapter.config
     dtype = COMPUTE_DTYPES[compute_dtype(config)]
     make = partial(
-        lm.policy, compute_dtype=dtype, attn_implementation=config.model.attn_implementation, **split
+        lm.policy,
+        compute_dtype=dtype,
+        attn_implementation=config.model.attn_implementation,
+        **router_options(config.method),
+        **split,
     )
     shapes = _shapes(lm, split, config.model.frozen_dtype)
     depth = _depth(lm, config, adapts="adapter" in split)

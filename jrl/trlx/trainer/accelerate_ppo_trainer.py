@@ -352,8 +352,17 @@ class AcceleratePPOTrainer(AccelerateRLTrainer):
 
 
 def rollout_elements(collected: _Collected, trainer: PPOTrainer) -> list[PPORLElement]:
-    """Rollouts as trlX stores them; rows whose reward failed are left out."""
+    """Rollouts as trlX stores them; rows whose reward failed are left out.
+
+    Raises:
+      ValueError: If the rollouts have a record of experts, for which trlX's rows have no place.
+    """
     rollouts, method = collected.experience.rollouts, trainer.method
+    if method.routing_replay:
+        raise ValueError(
+            "`method.routing_replay` must be False where a method of the trainer is replaced, got True: trlX's "
+            "rollouts hold no record of experts."
+        )
     scaled, _ = trainer.recipe.scaled_rewards(rollouts, collected.moments)
     # Without an override of the configuration's: what the store holds is the score minus the KL penalty.
     penalized = penalize(method.kl_penalty)
