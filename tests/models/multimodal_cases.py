@@ -5,11 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3VLConfig
+from transformers import (
+    Gemma3Config,
+    Mistral3Config,
+    Qwen2_5_VLConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3VLConfig,
+)
 
 from tests.models.case_fields import MODERN
 from tests.models.family_cases_b import GEMMA3, WIDE_HEADS, WINDOW
 from tests.models.family_cases_c import GROWTH
+from tests.models.family_cases_mixers import DELTA, MOE
 
 EYES: dict[str, Any] = dict(hidden_size=16, intermediate_size=16)
 TOWER = EYES | dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
@@ -59,5 +67,20 @@ CASES: dict[str, Any] = {
         text_config=MODERN | WIDE_HEADS | dict(rope_parameters=sections(4, 2, 2, mrope_interleaved=True)),
         vision_config=QWEN_EYES | dict(num_position_embeddings=16, deepstack_visual_indexes=[0]),
         **IMAGE,
+    ),
+    "qwen3_5": Qwen3_5Config(
+        text_config=DELTA
+        | dict(rope_parameters=sections(1, 1, 0, mrope_interleaved=True, partial_rotary_factor=0.25)),
+        vision_config=QWEN_EYES | dict(num_position_embeddings=16),
+        **IMAGE,
+    ),
+    "qwen3_5-tied": Qwen3_5Config(
+        text_config=DELTA,
+        vision_config=QWEN_EYES | dict(num_position_embeddings=16),
+        tie_word_embeddings=True,
+        **IMAGE,
+    ),
+    "qwen3_5_moe": Qwen3_5MoeConfig(
+        text_config=MOE, vision_config=QWEN_EYES | dict(num_position_embeddings=16), **IMAGE
     ),
 }

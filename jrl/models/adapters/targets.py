@@ -27,6 +27,7 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), ("q_proj", "q_b_proj", "kv_b_proj")),
     "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz"),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), ("q_proj", "v_proj", "in_proj_qkv")),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("q_proj", "v_proj", "in_proj_qkv")),
     "lfm2": ("q_proj", "v_proj", "in_proj"),
     **dict.fromkeys(("arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "glm4"), ("q_proj", "v_proj")),
     **dict.fromkeys(

@@ -18,13 +18,21 @@ BODY, HEAD = "model.language_model.", "lm_head."
 """Prefixes of the text model's tensors in memory of torch, and so in an adapter's file."""
 
 
-def text_model(model_type: str, architecture: str, read_text: Callable[[Any], TransformerConfig]) -> Family:
-    """The family of a multimodal model whose text model has LLaMA's names.
+def text_model(
+    model_type: str,
+    architecture: str,
+    read_text: Callable[[Any], TransformerConfig],
+    entries: Callable[[TransformerConfig], list[Entry]] = llama_like.entries,
+    ignored: tuple[str, ...] = llama_like.IGNORED,
+) -> Family:
+    """The family of a multimodal model.
 
     Args:
       model_type: As in config.json.
       architecture: Class of the whole model.
       read_text: Maps its `text_config`.
+      entries: Every tensor of the text model alone.
+      ignored: Patterns of tensors of the text model that nobody needs.
     """
 
     def read_config(hf: Any) -> TransformerConfig:
@@ -34,18 +42,14 @@ def text_model(model_type: str, architecture: str, read_text: Callable[[Any], Tr
         model_type=model_type,
         architecture=architecture,
         read_config=read_config,
-        entries=_entries,
+        entries=lambda config: [_renamed(entry) for entry in entries(config)],
         base_prefix="model.",
-        ignored=llama_like.IGNORED,
+        ignored=ignored,
         is_multimodal=True,
     )
 
 
-def _entries(config: TransformerConfig) -> list[Entry]:
-    return [
-        replace(
-            entry,
-            name=entry.name if entry.name.startswith(HEAD) else BODY + entry.name.removeprefix("model."),
-        )
-        for entry in llama_like.entries(config)
-    ]
+def _renamed(entry: Entry) -> Entry:
+    if entry.name.startswith(HEAD):
+        return entry
+    return replace(entry, name=BODY + entry.name.removeprefix("model."))
