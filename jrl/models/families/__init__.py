@@ -65,7 +65,7 @@ from jrl.models.families import (
 from jrl.models.families.base import Entry, Family, Shape
 from jrl.suggestions import did_you_mean
 
-__all__ = ["FAMILIES", "Entry", "Family", "Shape", "find_family", "unsupported"]
+__all__ = ["FAMILIES", "READ_AS", "Entry", "Family", "Shape", "find_family", "unsupported"]
 
 FAMILIES = MappingProxyType(
     {
@@ -129,6 +129,8 @@ FAMILIES = MappingProxyType(
         )
     }
 )
+READ_AS = MappingProxyType({"kimi_k2": "deepseek_v3"})
+"""A `model_type` that transformers has no class for → the one whose keys and tensors it has. It is written as that."""
 
 
 def find_family(model_type: str) -> Family:
@@ -146,7 +148,6 @@ def unsupported(model_type: object) -> str:
     """Message for a `model_type` that has no family here."""
     text = f"{model_type}_text"
     part = f" Of {model_type} that is its text model, {text!r}." if text in FAMILIES else ""
-    near = part or did_you_mean(model_type, FAMILIES)
-    return (
-        f"`model_type` {model_type!r} is not supported; supported are: {', '.join(sorted(FAMILIES))}.{near}"
-    )
+    known = sorted((*FAMILIES, *READ_AS))
+    near = part or did_you_mean(model_type, known)
+    return f"`model_type` {model_type!r} is not supported; supported are: {', '.join(known)}.{near}"
