@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import (
     Gemma3Config,
+    Llama4Config,
     Mistral3Config,
     Qwen2_5_VLConfig,
     Qwen3_5Config,
@@ -18,6 +19,7 @@ from tests.models.case_fields import MODERN
 from tests.models.family_cases_b import GEMMA3, WIDE_HEADS, WINDOW
 from tests.models.family_cases_c import GROWTH
 from tests.models.family_cases_mixers import DELTA, MOE
+from tests.models.family_cases_moe import LLAMA4
 
 EYES: dict[str, Any] = dict(hidden_size=16, intermediate_size=16)
 TOWER = EYES | dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
@@ -38,6 +40,11 @@ CASES: dict[str, Any] = {
         image_token_index=90,
         boi_token_index=91,
         eoi_token_index=92,
+    ),
+    "llama4": Llama4Config(
+        text_config=LLAMA4,
+        vision_config=TOWER | dict(vision_output_dim=16, projector_input_dim=16, projector_output_dim=16),
+        image_token_index=90,
     ),
     "mistral3": Mistral3Config(
         text_config=MODERN | WIDE_HEADS | dict(model_type="mistral"),

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from jrl.models.checkpoint import load_checkpoint, read_model, save_checkpoint
 from jrl.models.classifier import Classifier
 from jrl.models.model import make_model
-from jrl.models.multimodal import LAYOUTS, find_layout
+from jrl.models.multimodal import LAYOUTS, TextLayout, find_layout
 from tests.models.multimodal_cases import CASES
 
 PROCESSOR = json.dumps({"image_processor_type": "Gemma3ImageProcessor"})
@@ -31,9 +31,10 @@ def vision(prefix):
 def written(folder, case, layout, eyes):
     """A checkpoint with random text tensors in a layout, and its text parameters."""
     model = make_model(CASES[case])
+    table = TextLayout(*model.family.text_prefixes)
     rng = np.random.default_rng(1)
     text = {
-        layout.file_name(entry.name): rng.normal(size=entry.shape).astype(np.float32)
+        layout.file_name(entry.name, table): rng.normal(size=entry.shape).astype(np.float32)
         for entry in model.entries()
     }
     folder.mkdir()

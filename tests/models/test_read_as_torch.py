@@ -250,3 +250,51 @@ def test_kimi_k2_computes_what_torchs_deepseek_v3_does_with_its_weights(tmp_path
         loaded.model.logits(loaded.params, jnp.asarray(tokens)), theirs, atol=TOLERANCE
     )
     np.testing.assert_array_equal(back, theirs)
+
+
+@pytest.mark.parity
+def test_queries_of_llama_4_grow_as_in_torch_where_nothing_is_padded(tmp_path):
+    import torch
+
+    from tests.models.parity import jrl_greedy, perturbed, torch_greedy
+
+    config = copy.deepcopy(CASES["llama4_text"])
+    config.floor_scale, config.attn_scale = 5, 2.0
+    oracle = perturbed(config, seed=0)
+    oracle.save_pretrained(tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    tokens = np.random.default_rng(0).integers(2, 90, (2, 40))
+    with torch.no_grad():
+        theirs = oracle(torch.tensor(tokens)).logits.numpy()
+    ours = loaded.model.logits(loaded.params, jnp.asarray(tokens))
+    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+    plain = make_model(CASES["llama4_text"]).logits(loaded.params, jnp.asarray(tokens))
+    assert np.abs(plain - theirs).max() > 0.1
+    rows = tokens.astype(np.int32), np.ones_like(tokens, bool)
+    (them, _), (us, _) = torch_greedy(oracle, *rows), jrl_greedy(loaded.model, loaded.params, *rows)
+    np.testing.assert_array_equal(us, them)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore:.*nothing is tied:UserWarning")
+def test_a_mistral_3_whose_config_is_silent_has_the_head_of_its_file(tmp_path):
+    """Torch's class ties by default, and its loader does not where the file holds another head."""
+    import torch
+    from transformers import Mistral3Config
+
+    from tests.models.multimodal_cases import CASES as MULTIMODAL
+    from tests.models.parity import auto_class, perturbed
+
+    config = copy.deepcopy(MULTIMODAL["mistral3-ministral3"])
+    perturbed(config, seed=0).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    assert fields.pop("tie_word_embeddings") is False and Mistral3Config().tie_word_embeddings
+    path.write_text(json.dumps(fields))
+    oracle = auto_class(config).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = np.random.default_rng(0).integers(2, 90, (2, 12))
+    with torch.no_grad():
+        theirs = oracle(torch.tensor(tokens)).logits.numpy()
+    loaded = load_checkpoint(tmp_path)
+    assert not loaded.model.config.tie_embeddings
+    np.testing.assert_allclose(loaded.model.logits(loaded.params, jnp.asarray(tokens)), theirs, atol=TOLERANCE)

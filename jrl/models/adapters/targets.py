@@ -35,6 +35,7 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("nemotron", "olmo3", "phi", "qwen2_moe", "seed_oss"), ("q_proj", "v_proj")),
     **dict.fromkeys(("stablelm", "starcoder2"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("llama4", "llama4_text"), ("q_proj", "v_proj")),
     **dict.fromkeys(("gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"), ("q_proj", "v_proj")),
     "falcon": ("query_key_value",),
     **dict.fromkeys(("bert", "roberta"), ("query", "value")),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, and experts behind some dense layers.
 
-Kimi K2 (Kimi team 2025, arXiv:2507.20534) has the same form, and is read as this. The layer of multi-token prediction behind the last one serves speculative decoding alone and
-is left out, as in transformers.
+Kimi K2 (Kimi team 2025, arXiv:2507.20534) has the same form, and is read as this. The layer of multi-token prediction
+behind the last one serves speculative decoding alone and is left out, as in transformers.
 """
 
 from __future__ import annotations
