@@ -51,7 +51,8 @@ class Llama3RopeScaling:
     Attributes:
       factor: Stretch of wavelengths above `original_max_positions / low_freq_factor`.
       low_freq_factor: Sets where the stretched wavelengths begin.
-      high_freq_factor: Sets where the untouched wavelengths end; larger than `low_freq_factor`.
+      high_freq_factor: Sets where the untouched wavelengths end; at least `low_freq_factor`. Where the two are equal
+        none is interpolated (Llama 4).
       original_max_positions: Context of the pre-training, in tokens.
     """
 
@@ -64,7 +65,8 @@ class Llama3RopeScaling:
     def scale(self, frequencies: np.ndarray) -> np.ndarray:
         """Rescales the inverse frequencies, (H/2,)."""
         turns = self.original_max_positions * frequencies / (2 * math.pi)
-        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        between = self.high_freq_factor - self.low_freq_factor
+        smooth = (turns - self.low_freq_factor) / between if between else turns >= self.low_freq_factor
         smooth = np.clip(smooth, 0.0, 1.0)
         return (1 - smooth) * frequencies / self.factor + smooth * frequencies
 

@@ -5,27 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Llama4TextConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import MixtralConfig, Qwen3MoeConfig
 
 from tests.models.case_fields import MODERN
 
 MIXTRAL = MODERN | dict(num_local_experts=5, num_experts_per_tok=2)
 QWEN = MODERN | dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16)
-LLAMA4 = MODERN | dict(num_local_experts=5, intermediate_size=24, intermediate_size_mlp=40, head_dim=12)
-LLAMA4 |= dict(num_hidden_layers=4, attention_chunk_size=8, interleave_moe_layer_step=2)
-
 CASES: dict[str, Any] = {
     "mixtral": MixtralConfig(**MIXTRAL),
     "mixtral-window": MixtralConfig(
         **MIXTRAL | dict(num_experts_per_tok=1), sliding_window=8, head_dim=16, tie_word_embeddings=True
-    ),
-    "llama4_text": Llama4TextConfig(**LLAMA4),
-    "llama4_text-two-experts": Llama4TextConfig(
-        **LLAMA4 | dict(num_experts_per_tok=2, interleave_moe_layer_step=1, attention_bias=True),
-        use_qk_norm=False,
-        attn_temperature_tuning=False,
-        no_rope_layers=[0, 1, 1, 0],
-        tie_word_embeddings=True,
     ),
     "qwen3_moe": Qwen3MoeConfig(**QWEN, norm_topk_prob=True),
     "qwen3_moe-some-layers": Qwen3MoeConfig(

@@ -17,9 +17,8 @@ from transformers import (
 
 from tests.models.case_fields import MODERN
 from tests.models.family_cases_b import GEMMA3, WIDE_HEADS, WINDOW
-from tests.models.family_cases_c import GROWTH
+from tests.models.family_cases_c import GROWTH, LLAMA4
 from tests.models.family_cases_mixers import DELTA, MOE
-from tests.models.family_cases_moe import LLAMA4
 
 EYES: dict[str, Any] = dict(hidden_size=16, intermediate_size=16)
 TOWER = EYES | dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)

@@ -20,8 +20,8 @@ TOKENS = np.random.default_rng(0).integers(2, 80, (2, 21))
 """Longer than the windows, so that these act."""
 FINE = ("agree", "refused", "silent in torch", "torch refuses", "no other value")
 """Outcomes of a changed key that are as they should be."""
-FOLLOWS = {"num_attention_heads": "head_dim"}
-"""A size that follows from a key, of which a refusal speaks in the place of it."""
+FOLLOWS = {"num_attention_heads": ("head_dim", "num_key_value_heads")}
+"""Sizes that follow from a key, or must agree with it, of which a refusal speaks in the place of it."""
 STRINGS = {
     "hidden_act": "relu",
     "hidden_activation": "relu",
@@ -106,7 +106,7 @@ def outcome(config, key, plain, state, folder):
 
 def is_named(key, message):
     """True where a refusal speaks of the key: any other error is a defect that looks like one."""
-    names = (key, FOLLOWS.get(key, key))
+    names = (key, *FOLLOWS.get(key, ()))
     return any(f"`{name}`" in message for name in names)
 
 

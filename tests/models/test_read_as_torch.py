@@ -297,4 +297,6 @@ def test_a_mistral_3_whose_config_is_silent_has_the_head_of_its_file(tmp_path):
         theirs = oracle(torch.tensor(tokens)).logits.numpy()
     loaded = load_checkpoint(tmp_path)
     assert not loaded.model.config.tie_embeddings
-    np.testing.assert_allclose(loaded.model.logits(loaded.params, jnp.asarray(tokens)), theirs, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        loaded.model.logits(loaded.params, jnp.asarray(tokens)), theirs, atol=TOLERANCE
+    )
