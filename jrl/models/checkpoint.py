@@ -42,6 +42,7 @@ from jrl.models.model import LanguageModel, make_model
 from jrl.models.multimodal import TextLayout, TextTensors, copy_processor_files, whole_checkpoint
 from jrl.models.safetensors_io import HEADS_FOLDER, Tensors
 from jrl.models.safetensors_write import is_model_file, write_tensors
+from jrl.models.stacked_experts import StackedExperts
 from jrl.typing import Params
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -91,6 +92,8 @@ def load_checkpoint(
     files = open_tensors(place)
     if model.family.is_multimodal:
         files = TextTensors(files, TextLayout(*model.family.text_prefixes))
+    known = {entry.name for entry in model.entries()}
+    files = StackedExperts(files, known | {name.removeprefix(model.family.base_prefix) for name in known})
     value_head, num_q_heads = found_heads(name.removeprefix(_WRAPPER) for name in files)
     model = replace(model, value_head=value_head, num_q_heads=num_q_heads)
     model = _with_own_head(model, files)

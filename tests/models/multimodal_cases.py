@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
 from transformers import (
     Gemma3Config,
     Llama4Config,
@@ -15,11 +19,14 @@ from transformers import (
     Qwen3VLConfig,
 )
 
+from jrl.models.model import make_model
+from jrl.models.multimodal import TextLayout
 from tests.models.case_fields import MODERN
 from tests.models.family_cases_b import GEMMA3, WIDE_HEADS, WINDOW
 from tests.models.family_cases_c import GROWTH, LLAMA4
 from tests.models.family_cases_mixers import DELTA, MOE
 
+PROCESSOR = json.dumps({"image_processor_type": "Gemma3ImageProcessor"})
 EYES: dict[str, Any] = dict(hidden_size=16, intermediate_size=16)
 TOWER = EYES | dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
 QWEN_EYES = EYES | dict(depth=1, num_heads=2, out_hidden_size=32)
@@ -90,3 +97,21 @@ CASES: dict[str, Any] = {
         text_config=MOE, vision_config=QWEN_EYES | dict(num_position_embeddings=16), **IMAGE
     ),
 }
+
+
+def write_checkpoint(
+    folder: Path, case: str, layout: TextLayout, others: dict[str, Any], scale: float = 1.0
+) -> dict[str, Any]:
+    """Writes a checkpoint with random text tensors in a layout, beside other ones; returns the text tensors."""
+    model = make_model(CASES[case])
+    table = TextLayout(*model.family.text_prefixes)
+    rng = np.random.default_rng(1)
+    text = {
+        layout.file_name(entry.name, table): scale * rng.normal(size=entry.shape).astype(np.float32)
+        for entry in model.entries()
+    }
+    folder.mkdir()
+    model.hf_config.save_pretrained(folder)
+    save_file(text | others, folder / "model.safetensors")
+    (folder / "preprocessor_config.json").write_text(PROCESSOR)
+    return text
