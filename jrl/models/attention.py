@@ -37,7 +37,7 @@ class AttentionContext(NamedTuple):
     """Facts of the rows that every layer's attention reads, or what stands in its place.
 
     Attributes:
-      masks: True where query q may read key s; one for each of `config.windows`. None where a kernel knows it.
+      masks: True where query q may read key s; one for each of `config.reaches`. None where a kernel knows it.
       rotations: One for each of `config.ropes`.
       positions: Of the queries and of the keys, for ALiBi; None without it.
       column: Where the cache takes the next keys; None without a cache.
@@ -111,12 +111,18 @@ def _context(
     positions: Int[Array, "B Q"],
     key_positions: Int[Array, "B S"],
 ) -> AttentionContext:
-    distance = positions[:, :, None] - key_positions[:, None, :]
-    masks = tuple(
-        # A window as wide as the row hides nothing.
-        mask if window is None or window >= mask.shape[-1] else mask & (distance < window)
-        for window in config.windows
-    )
+    own, keys = positions[:, :, None], key_positions[:, None, :]
+
+    def within(window: int | None, chunk: int | None) -> Bool[Array, "B Q S"]:
+        found = mask
+        # A window or a chunk as wide as the row hides nothing.
+        if window is not None and window < mask.shape[-1]:
+            found &= own - keys < window
+        if chunk is not None and chunk < mask.shape[-1]:
+            found &= own // chunk == keys // chunk
+        return found
+
+    masks = tuple(within(*reach) for reach in config.reaches)
     return AttentionContext(
         masks, rotations(config, positions), (positions, key_positions) if config.alibi else None
     )
@@ -159,7 +165,8 @@ class Attention(nn.Module):
             residual_init_range(config),
             self.dtype,
         )
-        if config.qk_norm is not None:
+        self.normalises = config.qk_norm is not None and (config.qk_norm != "unit" or self.rotates)
+        if self.normalises:
             self.q_norm, self.k_norm = (
                 self._head_norm(heads) for heads in (config.num_heads, config.num_kv_heads)
             )
@@ -176,14 +183,15 @@ class Attention(nn.Module):
         """Output of attention, to be added to the residual stream, and the cache with the new keys and values."""
         config, rope = self.config, self.layer.rope
         q, k, v = self.q(x), self.k(x), self.v(x)
-        if config.qk_norm is not None and not config.qk_norm_last:
+        if self.normalises and not config.qk_norm_last:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             rotation = context.rotations[config.ropes.index(rope)]
-            q, k = (rotate(part, rotation, interleaved=rope.interleaved) for part in (q, k))
+            if rope.rotates:
+                q, k = (rotate(part, rotation, interleaved=rope.interleaved) for part in (q, k))
             if rotation.growth is not None:
                 q = q * rotation.growth[:, :, None, None].astype(q.dtype)
-        if config.qk_norm is not None and config.qk_norm_last:
+        if self.normalises and config.qk_norm_last:
             q, k = self.q_norm(q), self.k_norm(k)
         q = constrain(q, "batch", None, "heads", None)
         k, v = spread_kv_heads(config.num_heads, k), spread_kv_heads(config.num_heads, v)
@@ -196,12 +204,19 @@ class Attention(nn.Module):
             out = out * jax.nn.sigmoid(self.gate(x))
         return self.o(constrain(out, "batch", None, "heads", None)), cache
 
+    @property
+    def rotates(self) -> bool:
+        """True where queries and keys are rotated."""
+        return self.layer.rope is not None and self.layer.rope.rotates
+
     def _head_norm(self, num_heads: int) -> Norm:
         """The norm of as many queries or keys of a token."""
         config = self.config
         each, together = (config.head_dim,), (num_heads, config.head_dim)
         if config.qk_norm == "own_head":
             return Norm("layer_no_bias", config.norm_epsilon, together, self.dtype, num_axes=1)
+        if config.qk_norm == "unit":
+            return Norm("rms_no_scale", config.norm_epsilon, each, self.dtype)
         shape = each if config.qk_norm == "head" else together
         return Norm(config.norm, config.norm_epsilon, shape, self.dtype)
 
@@ -220,7 +235,7 @@ class Attention(nn.Module):
                 return attend_splash(q, k, v, context.fused, scale=scale, window=window, softcap=softcap)
             return attend_fused(q, k, v, context.fused, scale=scale, window=window)
         assert context.masks is not None
-        mask = context.masks[config.windows.index(layer.window)]
+        mask = context.masks[config.reaches.index(layer.reach)]
         operands = Operands(q, *read, mask, positions=context.positions)
         whole = functools.partial(
             attend,

@@ -39,9 +39,10 @@ from jrl.models.hub import (
     read_hf_config,
 )
 from jrl.models.model import LanguageModel, make_model
-from jrl.models.multimodal import TextTensors, copy_processor_files, whole_checkpoint
+from jrl.models.multimodal import TextLayout, TextTensors, copy_processor_files, whole_checkpoint
 from jrl.models.safetensors_io import HEADS_FOLDER, Tensors
 from jrl.models.safetensors_write import is_model_file, write_tensors
+from jrl.models.stacked_experts import StackedExperts
 from jrl.typing import Params
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -90,7 +91,9 @@ def load_checkpoint(
     model = read_model(place, config_changes)
     files = open_tensors(place)
     if model.family.is_multimodal:
-        files = TextTensors(files)
+        files = TextTensors(files, TextLayout(*model.family.text_prefixes))
+    known = {entry.name for entry in model.entries()}
+    files = StackedExperts(files, known | {name.removeprefix(model.family.base_prefix) for name in known})
     value_head, num_q_heads = found_heads(name.removeprefix(_WRAPPER) for name in files)
     model = replace(model, value_head=value_head, num_q_heads=num_q_heads)
     model = _with_own_head(model, files)
@@ -185,7 +188,7 @@ def save_checkpoint(
     with replace_folder(directory, obsolete=is_model_file) as staging:
         tensors = entry_tensors(of_body + of_heads * (heads == "inside"), params, model.vocab_size)
         if model.family.is_multimodal:
-            tensors = whole_checkpoint(model.place, tensors)
+            tensors = whole_checkpoint(model.place, tensors, TextLayout(*model.family.text_prefixes))
             copy_processor_files(model.place, staging)
         write_tensors(staging, tensors, max_shard_bytes=max_shard_bytes)
         if heads == "apart" and of_heads:

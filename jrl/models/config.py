@@ -51,7 +51,8 @@ class Llama3RopeScaling:
     Attributes:
       factor: Stretch of wavelengths above `original_max_positions / low_freq_factor`.
       low_freq_factor: Sets where the stretched wavelengths begin.
-      high_freq_factor: Sets where the untouched wavelengths end; larger than `low_freq_factor`.
+      high_freq_factor: Sets where the untouched wavelengths end; at least `low_freq_factor`. Where the two are equal
+        none is interpolated (Llama 4).
       original_max_positions: Context of the pre-training, in tokens.
     """
 
@@ -64,7 +65,8 @@ class Llama3RopeScaling:
     def scale(self, frequencies: np.ndarray) -> np.ndarray:
         """Rescales the inverse frequencies, (H/2,)."""
         turns = self.original_max_positions * frequencies / (2 * math.pi)
-        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        between = self.high_freq_factor - self.low_freq_factor
+        smooth = (turns - self.low_freq_factor) / between if between else turns >= self.low_freq_factor
         smooth = np.clip(smooth, 0.0, 1.0)
         return (1 - smooth) * frequencies / self.factor + smooth * frequencies
 
@@ -123,17 +125,19 @@ class LongRopeScaling:
 RopeScaling = LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRopeScaling
 
 
-@dataclass(frozen=True)
-class QueryGrowth:
-    """Queries grow with the position: q · (1 + rate · log(1 + ⌊position / length⌋)) (Llama 4, Ministral 3).
+@dataclass(frozen=True, repr=False)
+class QueryGrowth(Described):
+    """Queries grow with the position: q · (1 + rate · log(1 + ⌊(position + first) / length⌋)) (Llama 4, Ministral 3).
 
     Attributes:
       rate: Of the growth.
       length: Positions of one step, in tokens; up to here nothing changes.
+      first: Number of a row's first position.
     """
 
     rate: float
     length: int
+    first: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,7 +147,7 @@ class Rope(Described):
     Attributes:
       theta: Base of the wavelengths.
       scaling: How the context was stretched after pre-training; None where it was not.
-      dim: Leading dimensions of a head that rotate; None: all of them.
+      dim: Leading dimensions of a head that rotate; None: all of them. 0: none, and only the queries' growth remains.
       interleaved: Neighbouring dimensions form a pair (GPT-J) rather than the two halves.
       is_bounded: Rows longer than the context turn by other angles (dynamic scaling, LongRoPE), or by none (GPT-J's
         table): jrl has the angles of the context alone.
@@ -158,9 +162,16 @@ class Rope(Described):
     is_bounded: bool = field(default=False, repr=False)
     query_growth: QueryGrowth | None = field(default=None, metadata=LATER)
 
+    @property
+    def rotates(self) -> bool:
+        """False where the position changes the length of queries alone."""
+        return self.dim != 0
+
     def frequencies(self, head_dim: int) -> np.ndarray:
         """Radians a position for each pair of rotating dimensions, float32."""
         dim = head_dim if self.dim is None else self.dim
+        if dim == 0:
+            return np.zeros(0, np.float32)
         frequencies = 1.0 / self.theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
         if self.scaling is not None:
             frequencies = self.scaling.scale(frequencies)
@@ -255,6 +266,7 @@ class Experts(Described):
       shared_gate: What that MLP adds is multiplied by the sigmoid of a linear map to one number.
       use_bias: Router and experts have biases.
       clamped_glu: Takes the place of act(gate(x)) · up(x); None: it does not.
+      scale_inputs: A weight multiplies what an expert reads, not its answer. Sigmoids then have no bias (Llama 4).
     """
 
     count: int
@@ -269,6 +281,7 @@ class Experts(Described):
     shared_gate: bool = field(default=False, metadata=LATER)
     use_bias: bool = field(default=False, metadata=LATER)
     clamped_glu: ClampedGlu | None = field(default=None, metadata=LATER)
+    scale_inputs: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True, repr=False)
@@ -282,6 +295,7 @@ class LayerConfig(Described):
       experts: Mixture of experts; None: one MLP.
       mixer: What mixes the tokens of a row; None: attention. Scale, window and rope are attention's alone, latent
         attention included.
+      chunk: A row is cut into chunks of so many tokens, and a query reads its own chunk; None: it is not.
     """
 
     attention_scale: float
@@ -289,6 +303,12 @@ class LayerConfig(Described):
     rope: Rope | None = None
     experts: Experts | None = None
     mixer: Mixer | None = field(default=None, metadata=LATER)
+    chunk: int | None = field(default=None, metadata=LATER)
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        """Window and chunk: which tokens of its own past a query reads."""
+        return self.window, self.chunk
 
     @property
     def is_recurrent(self) -> bool:
@@ -323,7 +343,8 @@ class TransformerConfig(Described):
       alibi: Scores fall linearly with the distance, by head (Press et al. 2021, arXiv:2108.12409).
       attention_gate: What a head reads is multiplied by a sigmoid of the query's own token (Qwen3-Next).
       qk_norm: Queries and keys are normalised: each head for itself ("head"), with scales of its own and no bias
-        ("own_head"), or over all heads ("all_heads"); None: not.
+        ("own_head"), without a scale and only in layers that rotate ("unit"), or over all heads ("all_heads"); None:
+        not.
       qk_norm_last: They are normalised after they are rotated, not before.
       attention_sinks: Each head has one more score, learned, whose value is 0: attention may read nothing.
       attention_softcap: Scores s become cap · tanh(s / cap); None: not.
@@ -365,7 +386,7 @@ class TransformerConfig(Described):
     position_offset: int = 0
     alibi: bool = False
     attention_gate: bool = field(default=False, metadata=LATER)
-    qk_norm: Literal["head", "own_head", "all_heads"] | None = None
+    qk_norm: Literal["head", "own_head", "unit", "all_heads"] | None = None
     qk_norm_last: bool = field(default=False, metadata=LATER)
     attention_sinks: bool = field(default=False, metadata=LATER)
     attention_softcap: float | None = None
@@ -392,7 +413,7 @@ class TransformerConfig(Described):
             )
         for rope in self.ropes:
             dim = self.head_dim if rope.dim is None else rope.dim
-            if dim < 2 or dim % 2:
+            if rope.rotates and (dim < 2 or dim % 2):
                 raise ValueError(
                     f"`head_dim`, or the part of it that rotates, must be even and at least 2, got {dim}: rotary "
                     "positions rotate pairs of dimensions."
@@ -404,9 +425,9 @@ class TransformerConfig(Described):
         return len(self.layers)
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The different windows of the layers, in order of appearance."""
-        return tuple(dict.fromkeys(layer.window for layer in self.layers))
+    def reaches(self) -> tuple[tuple[int | None, int | None], ...]:
+        """The different reaches of the layers, in order of appearance."""
+        return tuple(dict.fromkeys(layer.reach for layer in self.layers))
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

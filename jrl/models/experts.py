@@ -52,7 +52,7 @@ class ExpertsMlp(nn.Module):
             (config.width,), (experts.count,), experts.use_bias, config.init_range, jnp.float32, name="router"
         )
         bias = None
-        if experts.scoring == "sigmoid":
+        if experts.scoring == "sigmoid" and not experts.scale_inputs:
             bias = self.param("choice_bias", nn.initializers.zeros_init(), (experts.count,), jnp.float32)
         record: Array | None = self.get_variable(REPLAYED, CHOSEN)
         scores = router(x)
@@ -96,13 +96,12 @@ class ExpertsMlp(nn.Module):
         clamped = self.experts.clamped_glu
         gated = plain_glu(ACTIVATIONS[self.config.activation]) if clamped is None else clamped_glu(clamped)
         gate, up, down = (kernel.astype(self.dtype) for kernel in kernels)
+        mix = partial(mix_experts, glu=gated, scale_inputs=self.experts.scale_inputs)
         if biases is None:
-            return _on_shards(partial(mix_experts, glu=gated), x, weights, chosen, gate, up, down).astype(
-                self.dtype
-            )
+            return _on_shards(mix, x, weights, chosen, gate, up, down).astype(self.dtype)
         gate_bias, up_bias, down_bias = (bias.astype(self.dtype) for bias in biases)
         wide = gate_bias[:, None], up_bias[:, None]
-        y = _on_shards(partial(mix_experts, glu=gated), x, weights, chosen, gate, up, down, *wide)
+        y = _on_shards(mix, x, weights, chosen, gate, up, down, *wide)
         # Once for all parts of the width, whose answers are added up; a gather of rows would move them between devices.
         shares = jnp.einsum("bqke,bqk->bqe", jax.nn.one_hot(chosen, self.experts.count), weights)
         shift = jnp.einsum(
@@ -137,7 +136,7 @@ def route(
     Args:
       scores: Of the router, float32; between equal ones the first expert wins.
       experts: How they are chosen, and what is done with their weights.
-      bias: Added to the sigmoids for the choice alone, so it has no gradient; None under a softmax.
+      bias: Added to the sigmoids for the choice alone, so it has no gradient; None: nothing is.
       record: Experts to visit in the place of the best ones; negative where the scores decide. None: everywhere.
     Returns:
       Weights, positive, and ids of the experts.
@@ -149,9 +148,9 @@ def route(
             chosen = jnp.where(record >= 0, record, chosen)
             weights = jnp.take_along_axis(softmax, chosen, axis=-1)
     else:
-        assert bias is not None
         sigmoids = jax.nn.sigmoid(scores)
-        wanted = jax.lax.stop_gradient(sigmoids) + jax.lax.stop_gradient(as_row(bias, scores.ndim))
+        # Without a bias the scores themselves: far out their sigmoids are equal.
+        wanted = jax.lax.stop_gradient(scores if bias is None else sigmoids + as_row(bias, scores.ndim))
         _, chosen = jax.lax.top_k(_in_best_groups(wanted, experts), experts.per_token)
         if record is not None:
             chosen = jnp.where(record >= 0, record, chosen)
@@ -194,8 +193,12 @@ def mix_experts(
     up_bias: Float[Array, "E 1 F"] | None = None,
     *,
     glu: Callable[[Array, Array], Array],
+    scale_inputs: bool = False,
 ) -> Float[Array, "B Q D"]:
-    """Σ over the chosen experts e of weight · down_e(glu(gate_e(x), up_e(x))), summed in float32."""
+    """Σ over the chosen experts e of weight · down_e(glu(gate_e(x), up_e(x))), summed in float32.
+
+    Where it is to scale inputs, the weight multiplies x and not the answer.
+    """
     per_token = chosen.shape[-1]
     visits = chosen.reshape(-1)
     order = jnp.argsort(visits, stable=True)
@@ -203,6 +206,9 @@ def mix_experts(
     sizes = jnp.bincount(visits, length=gate.shape[0])
     tokens = x.reshape(-1, 1, x.shape[-1])
     rows = jnp.broadcast_to(tokens, (tokens.shape[0], per_token, x.shape[-1])).reshape(-1, x.shape[-1])
+    if scale_inputs:
+        rows = rows * weights.reshape(-1, 1).astype(rows.dtype)
+        weights = jnp.ones_like(weights)
     rows = _permute(rows, order, place)
     gates, ups = grouped_dot(rows, gate, sizes), grouped_dot(rows, up, sizes)
     if gate_bias is not None and up_bias is not None:

@@ -148,6 +148,8 @@ def _no_plain_softmax(config: TransformerConfig) -> str | None:
     """Why no kernel computes this model's attention; None where one may."""
     if any(isinstance(layer.mixer, LatentAttention) for layer in config.layers):
         return "the model has latent attention, whose keys and values differ in width"
+    if any(layer.chunk is not None for layer in config.layers):
+        return "the model has layers that read a row chunk by chunk"
     if config.attention_sinks:
         return "the model has attention sinks, one more score of every head"
     return "the model has ALiBi, a bias on the scores" if config.alibi else None

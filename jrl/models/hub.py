@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.models.families import FAMILIES, unsupported
+from jrl.models.families import FAMILIES, READ_AS, unsupported
 from jrl.models.folders import recover_folder
 from jrl.models.model_object import ModelObject, as_source, is_model_object
 from jrl.models.mxfp4 import Mxfp4Tensors, packed_names
@@ -190,8 +190,9 @@ def read_hf_config(place: Place, changes: Mapping[str, Any] | None = None) -> An
         config = place.config
         _check_raw_config(place, config.to_dict())
     else:
-        _check_raw_config(place / CONFIG, read_json(place / CONFIG))
-        config = _parsed_config(place)
+        content = read_json(place / CONFIG)
+        _check_raw_config(place / CONFIG, content)
+        config = _parsed_config(place, content)
     # What is saved later has no code beside it, and is not packed.
     for entry in ("auto_map", *_QUANTISED):
         vars(config).pop(entry, None)
@@ -224,12 +225,16 @@ def _change(place: Place, config: Any, changes: Mapping[str, Any]) -> None:
         part.update(of_part)
 
 
-def _parsed_config(folder: Path) -> Any:
+def _parsed_config(folder: Path, content: Mapping[str, Any]) -> Any:
     # Only here: importing jrl does not import transformers.
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     try:
+        model_type = content["model_type"]
+        if model_type in READ_AS:
+            own = {key: value for key, value in content.items() if key not in ("model_type", "auto_map")}
+            return CONFIG_MAPPING[READ_AS[model_type]].from_dict(own)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (
         StrictDataclassError,
@@ -297,12 +302,12 @@ def read_json(path: Path) -> dict[str, Any]:
 def _check_raw_config(path: Place, config: Mapping[str, Any]) -> None:
     """Refuses what must not even reach transformers."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    if not isinstance(model_type, str) or READ_AS.get(model_type, model_type) not in FAMILIES:
         if "auto_map" in config:
             raise ValueError(
                 f"{path}: `model_type` {model_type!r} comes with code of its own (`auto_map`), as for "
                 "`trust_remote_code`; jrl never runs code of a checkpoint. Convert it to one of "
-                f"{', '.join(sorted(FAMILIES))}."
+                f"{', '.join(sorted((*FAMILIES, *READ_AS)))}."
             )
         raise ValueError(f"{path}: {unsupported(model_type)}")
     text = config.get("text_config")

@@ -146,8 +146,8 @@ class Norm(nn.Module):
     """LayerNorm or RMSNorm over the last axes, in float32.
 
     Attributes:
-      kind: "layer", which may lack the bias ("layer_no_bias"), or "rms" (no mean, no bias). "layer_plus_one" and
-        "rms_plus_one" multiply by 1 + scale.
+      kind: "layer", which may lack the bias ("layer_no_bias"), or "rms" (no mean, no bias), which may lack the scale
+        ("rms_no_scale"). "layer_plus_one" and "rms_plus_one" multiply by 1 + scale.
       epsilon: Added to the variance.
       shape: Of the scale: sizes of the last axes.
       dtype: Of the result.
@@ -162,12 +162,14 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Normalises, then applies scale and, for LayerNorm, bias."""
+        """Normalises, then applies the scale and the bias of its kind."""
         axes = tuple(range(-(self.num_axes or len(self.shape)), 0))
         x = x.astype(jnp.float32)
         if self.kind.startswith("layer"):
             x = x - x.mean(axis=axes, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=axes, keepdims=True) + self.epsilon)
+        if self.kind == "rms_no_scale":
+            return x.astype(self.dtype)
         plus_one = self.kind.endswith("plus_one")
         init = nn.initializers.zeros_init() if plus_one else nn.initializers.ones_init()
         scale = self.param("scale", init, self.shape, jnp.float32).astype(jnp.float32)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.models.families.multimodal import BODY, HEAD
 from jrl.models.hub import Place, open_tensors
 from jrl.models.safetensors_io import TensorInfo, Tensors
 from jrl.models.safetensors_write import LazyTensor
@@ -39,16 +38,16 @@ class TextLayout(NamedTuple):
     body: str
     head: str
 
-    def table_name(self, name: str) -> str | None:
+    def table_name(self, name: str, table: TextLayout) -> str | None:
         """The table's name of a tensor in the files; None: it is no part of the text model."""
-        for own, known in ((self.head, HEAD), (self.body, BODY)):
+        for own, known in ((self.head, table.head), (self.body, table.body)):
             if name.startswith(own):
                 return known + name.removeprefix(own)
         return name if name.startswith(("v_head.", "ilql_heads.")) else None
 
-    def file_name(self, name: str) -> str:
+    def file_name(self, name: str, table: TextLayout) -> str:
         """The reverse for a tensor of the text model."""
-        for own, known in ((self.head, HEAD), (self.body, BODY)):
+        for own, known in ((self.head, table.head), (self.body, table.body)):
             if name.startswith(known):
                 return own + name.removeprefix(known)
         return name
@@ -56,8 +55,8 @@ class TextLayout(NamedTuple):
 
 LAYOUTS = (
     TextLayout("language_model.model.", "language_model.lm_head."),
-    TextLayout(BODY, HEAD),
-    TextLayout("model.", HEAD),
+    TextLayout("model.language_model.", "lm_head."),
+    TextLayout("model.", "lm_head."),
 )
 """Each begins with more than the next: the first one that fits is it. They are those of transformers' versions."""
 
@@ -74,6 +73,7 @@ class TextTensors:
 
     Args:
       files: All tensors of the checkpoint.
+      table: The layout of the table's names.
 
     Attributes:
       folder: As of the files.
@@ -84,10 +84,10 @@ class TextTensors:
     folder: Any
     source: Any
 
-    def __init__(self, files: Tensors):
+    def __init__(self, files: Tensors, table: TextLayout):
         layout = find_layout(files)
         self.folder, self.source, self._files = files.folder, files.source, files
-        tables = {layout.table_name(name): name for name in files}
+        tables = {layout.table_name(name, table): name for name in files}
         self._names = {name: own for name, own in tables.items() if name is not None}
         self.info: dict[str, TensorInfo] = {name: files.info[own] for name, own in self._names.items()}
 
@@ -114,21 +114,24 @@ def check_origin(place: Place | None) -> Place:
     return place
 
 
-def whole_checkpoint(place: Place | None, text: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+def whole_checkpoint(
+    place: Place | None, text: Mapping[str, LazyTensor], table: TextLayout
+) -> dict[str, LazyTensor]:
     """The tensors of the text model under the names of the checkpoint it is part of, with all others of that.
 
     Args:
       place: Where that checkpoint is.
       text: Of the text model, by their names in the table.
+      table: The layout of these names.
     Raises:
       FileNotFoundError: If the checkpoint is not there any more.
       ValueError: As `check_origin`.
     """
     files = open_tensors(check_origin(place))
     layout = find_layout(files)
-    found = {layout.file_name(name): tensor for name, tensor in text.items()}
+    found = {layout.file_name(name, table): tensor for name, tensor in text.items()}
     for name, info in files.info.items():
-        if layout.table_name(name) is None:
+        if layout.table_name(name, table) is None:
             found[name] = LazyTensor(info.dtype, info.shape, partial(files.read, name))
     return found
 

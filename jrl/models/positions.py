@@ -81,8 +81,8 @@ def rotations(config: TransformerConfig, positions: Int[Array, "B Q"]) -> tuple[
         factor = 1.0 if rope.scaling is None else rope.scaling.attention_factor
         growth = None
         if rope.query_growth is not None:
-            rate, steps = rope.query_growth.rate, positions // rope.query_growth.length
-            growth = 1.0 + rate * jnp.log1p(steps.astype(jnp.float32))
+            steps = (positions + rope.query_growth.first) // rope.query_growth.length
+            growth = 1.0 + rope.query_growth.rate * jnp.log1p(steps.astype(jnp.float32))
         found.append(Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor, growth))
     return tuple(found)
 

@@ -16,6 +16,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     HunYuanDenseV1Config,
+    Llama4TextConfig,
     Ministral3Config,
     MinistralConfig,
     NemotronConfig,
@@ -46,6 +47,9 @@ NO_DROPOUT = dict(attention_dropout=0.0, residual_dropout=0.0)
 OSS = MODERN | WIDE_HEADS | WINDOW | dict(num_local_experts=5, num_experts_per_tok=2)
 # So low a limit that it cuts off some of every expert's numbers.
 OSS |= dict(swiglu_limit=0.5, rope_parameters=YARN | dict(truncate=False))
+
+LLAMA4 = MODERN | dict(num_local_experts=5, intermediate_size=24, intermediate_size_mlp=40, head_dim=12)
+LLAMA4 |= dict(num_hidden_layers=4, attention_chunk_size=8, interleave_moe_layer_step=2)
 
 CASES: dict[str, Any] = {
     "ministral": MinistralConfig(**MODERN | WINDOW | WIDE_HEADS),
@@ -104,6 +108,14 @@ CASES: dict[str, Any] = {
         **OSS | dict(rope_parameters=dict(rope_type="default", rope_theta=1e4), swiglu_limit=7.0),
         attention_bias=False,
         layer_types=["full_attention", "sliding_attention"],
+        tie_word_embeddings=True,
+    ),
+    "llama4_text": Llama4TextConfig(**LLAMA4),
+    "llama4_text-two-experts": Llama4TextConfig(
+        **LLAMA4 | dict(num_experts_per_tok=2, interleave_moe_layer_step=1, attention_bias=True),
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
+        no_rope_layers=[0, 1, 1, 0],
         tie_word_embeddings=True,
     ),
     "qwen2_moe": Qwen2MoeConfig(**MODERN, **SHARED),

@@ -57,6 +57,11 @@ CASES: dict[str, Any] = {
     "deepseek_v3-yarn": DeepseekV3Config(
         **LATENT | dict(attention_bias=True, v_head_dim=5), first_k_dense_replace=0, rope_parameters=YARN
     ),
+    "deepseek_v3-kimi-k2": DeepseekV3Config(
+        **LATENT | dict(n_group=1, topk_group=1, n_shared_experts=1, num_experts_per_tok=3),
+        first_k_dense_replace=1,
+        rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=1.0, beta_fast=1.0),
+    ),
     "glm4_moe": Glm4MoeConfig(**MODERN | GROUPS | dict(head_dim=12, num_hidden_layers=3)),
     "glm4_moe-qk-norm": Glm4MoeConfig(
         **MODERN | GROUPS, use_qk_norm=True, attention_bias=True, first_k_dense_replace=0

@@ -11,7 +11,6 @@ from tests.models.case_fields import MODERN
 
 MIXTRAL = MODERN | dict(num_local_experts=5, num_experts_per_tok=2)
 QWEN = MODERN | dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16)
-
 CASES: dict[str, Any] = {
     "mixtral": MixtralConfig(**MIXTRAL),
     "mixtral-window": MixtralConfig(

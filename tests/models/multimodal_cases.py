@@ -3,14 +3,30 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from transformers import Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3VLConfig
+import numpy as np
+from safetensors.numpy import save_file
+from transformers import (
+    Gemma3Config,
+    Llama4Config,
+    Mistral3Config,
+    Qwen2_5_VLConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3VLConfig,
+)
 
+from jrl.models.model import make_model
+from jrl.models.multimodal import TextLayout
 from tests.models.case_fields import MODERN
 from tests.models.family_cases_b import GEMMA3, WIDE_HEADS, WINDOW
-from tests.models.family_cases_c import GROWTH
+from tests.models.family_cases_c import GROWTH, LLAMA4
+from tests.models.family_cases_mixers import DELTA, MOE
 
+PROCESSOR = json.dumps({"image_processor_type": "Gemma3ImageProcessor"})
 EYES: dict[str, Any] = dict(hidden_size=16, intermediate_size=16)
 TOWER = EYES | dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
 QWEN_EYES = EYES | dict(depth=1, num_heads=2, out_hidden_size=32)
@@ -30,6 +46,11 @@ CASES: dict[str, Any] = {
         image_token_index=90,
         boi_token_index=91,
         eoi_token_index=92,
+    ),
+    "llama4": Llama4Config(
+        text_config=LLAMA4,
+        vision_config=TOWER | dict(vision_output_dim=16, projector_input_dim=16, projector_output_dim=16),
+        image_token_index=90,
     ),
     "mistral3": Mistral3Config(
         text_config=MODERN | WIDE_HEADS | dict(model_type="mistral"),
@@ -60,4 +81,37 @@ CASES: dict[str, Any] = {
         vision_config=QWEN_EYES | dict(num_position_embeddings=16, deepstack_visual_indexes=[0]),
         **IMAGE,
     ),
+    "qwen3_5": Qwen3_5Config(
+        text_config=DELTA
+        | dict(rope_parameters=sections(1, 1, 0, mrope_interleaved=True, partial_rotary_factor=0.25)),
+        vision_config=QWEN_EYES | dict(num_position_embeddings=16),
+        **IMAGE,
+    ),
+    "qwen3_5-tied": Qwen3_5Config(
+        text_config=DELTA,
+        vision_config=QWEN_EYES | dict(num_position_embeddings=16),
+        tie_word_embeddings=True,
+        **IMAGE,
+    ),
+    "qwen3_5_moe": Qwen3_5MoeConfig(
+        text_config=MOE, vision_config=QWEN_EYES | dict(num_position_embeddings=16), **IMAGE
+    ),
 }
+
+
+def write_checkpoint(
+    folder: Path, case: str, layout: TextLayout, others: dict[str, Any], scale: float = 1.0
+) -> dict[str, Any]:
+    """Writes a checkpoint with random text tensors in a layout, beside other ones; returns the text tensors."""
+    model = make_model(CASES[case])
+    table = TextLayout(*model.family.text_prefixes)
+    rng = np.random.default_rng(1)
+    text = {
+        layout.file_name(entry.name, table): scale * rng.normal(size=entry.shape).astype(np.float32)
+        for entry in model.entries()
+    }
+    folder.mkdir()
+    model.hf_config.save_pretrained(folder)
+    save_file(text | others, folder / "model.safetensors")
+    (folder / "preprocessor_config.json").write_text(PROCESSOR)
+    return text

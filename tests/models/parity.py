@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Llama4ForConditionalGeneration
 
 from jrl.models.attention import full_context
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
@@ -68,6 +68,7 @@ def compare(hf_config: Any, folder: Path, *, seed: int = 0) -> Report:
     """
     oracle = perturbed(hf_config, seed)
     oracle.save_pretrained(folder / "torch")
+    torch_class, oracle = type(oracle).__name__, writer(oracle)
     loaded = load_checkpoint(folder / "torch")
     tokens, mask = left_padded(hf_config.get_text_config().vocab_size)
     theirs = torch_stream(oracle, len(loaded.model.config.layers), tokens, mask)
@@ -84,14 +85,14 @@ def compare(hf_config: Any, folder: Path, *, seed: int = 0) -> Report:
     )
 
     save_checkpoint(folder / "jrl", loaded.model, loaded.params)
-    returned = reopened(folder / "jrl", auto_class(hf_config))
+    returned = writer(reopened(folder / "jrl", auto_class(hf_config)))
     back = torch_stream(returned, len(blocks), tokens, mask)[-1]
     again = load_checkpoint(folder / "jrl").params
     same = jax.tree.map(
         lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)) and a.dtype == b.dtype, loaded.params, again
     )
     return Report(
-        torch_class=type(oracle).__name__,
+        torch_class=torch_class,
         embeddings=embeddings,
         blocks=tuple(blocks),
         final_norm=final_norm,
@@ -113,6 +114,11 @@ def max_error(one: np.ndarray, other: np.ndarray, mask: np.ndarray) -> float:
 def auto_class(hf_config: Any) -> Any:
     """The class that opens checkpoints of a config: a multimodal one has that of its text model in it."""
     return AutoModelForImageTextToText if "text_config" in hf_config.to_dict() else AutoModelForCausalLM
+
+
+def writer(oracle: Any) -> Any:
+    """The part of a torch model that reads and writes text: Llama 4's, in transformers 5, asks for an image."""
+    return oracle.language_model if type(oracle) is Llama4ForConditionalGeneration else oracle
 
 
 def perturbed(hf_config: Any, seed: int) -> Any:

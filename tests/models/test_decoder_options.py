@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.attention import attend
+from jrl.models.attention import attend, full_context
 from jrl.models.blocks import make_block
 from jrl.models.config import ClampedGlu, Experts, QueryGrowth, Rope
-from jrl.models.experts import clamped_glu, mix_experts, plain_glu
+from jrl.models.experts import clamped_glu, mix_experts, plain_glu, route
 from jrl.models.families import base
 from jrl.models.fused_attention import choose_attention
 from jrl.models.layers import ACTIVATIONS, Norm
@@ -26,6 +26,12 @@ def norm(kind, x, **params):
     shape = jnp.shape(params["scale"])
     module = Norm(kind, 0.0, shape, jnp.float32, num_axes=1)
     return np.asarray(module.apply({"params": params}, jnp.asarray(x)))
+
+
+def test_a_norm_without_a_scale():
+    module = Norm("rms_no_scale", 0.0, (2,), jnp.float32)
+    assert module.init(jax.random.key(0), jnp.ones((1, 2))) == {}
+    np.testing.assert_allclose(module.apply({}, jnp.array([[3.0, 4.0]])), [[3.0, 4.0]] / np.sqrt(12.5))
 
 
 def test_norms_without_a_bias_and_by_one_plus_scale():
@@ -76,6 +82,28 @@ def test_queries_grow_with_the_logarithm_of_their_step():
     np.testing.assert_allclose(rotation.growth, [grown], rtol=1e-6)
 
 
+def test_a_layer_that_rotates_nothing_may_let_its_queries_grow():
+    rope = Rope(1.0, dim=0, query_growth=QueryGrowth(0.5, 4, first=1))
+    config = replace(BASE, layers=(replace(BASE.layers[0], rope=rope),))
+    (rotation,) = rotations(config, jnp.array([[0, 2, 3, 11]]))
+    assert rotation.cos.shape == (1, 4, 0) and not rope.rotates
+    grown = [1.0, 1.0, 1 + 0.5 * math.log(2), 1 + 0.5 * math.log(4)]
+    np.testing.assert_allclose(rotation.growth, [grown], rtol=1e-6)
+    assert repr(QueryGrowth(0.5, 4)) == "QueryGrowth(rate=0.5, length=4)"
+
+
+def test_a_query_reads_its_own_chunk_wherever_the_padding_stands():
+    config = replace(BASE, layers=(replace(BASE.layers[0], chunk=3), BASE.layers[0]))
+    mask = jnp.arange(7)[None] >= 2
+    (chunked, whole) = full_context(config, mask, jnp.array([[0, 0, 0, 1, 2, 3, 4]])).masks
+    assert config.reaches == ((None, 3), (None, None))
+    # Positions 3 and 4 are the second chunk.
+    assert chunked[0].sum(-1)[2:].tolist() == [1, 2, 3, 1, 2]
+    assert whole[0].sum(-1)[2:].tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="layers that read a row chunk by chunk"):
+        choose_attention("xla", config, jnp.float32)
+
+
 def test_scales_of_logits_and_of_what_sublayers_add():
     hidden, params = jnp.ones((2, 32)), {"embed": {"embedding": jnp.ones((128, 32))}}
 
@@ -110,6 +138,27 @@ def test_experts_add_the_biases_of_those_that_were_chosen():
     assert out[0, :, 0].tolist() == [(3 + 2) * (3 + 20), (4 + 1) * (4 + 10)]
 
 
+def test_a_weight_may_scale_what_an_expert_reads():
+    x, ones = jnp.array([[[3.0]]]), jnp.ones((2, 1, 1))
+    kernels = (ones, 2 * ones, ones * jnp.array([1.0, 10.0])[:, None, None])
+
+    def mixed(**options):
+        weights, chosen = jnp.array([[[0.5, 0.25]]]), jnp.array([[[0, 1]]])
+        glu = plain_glu(lambda gate: gate)
+        return float(mix_experts(x, weights, chosen, *kernels, glu=glu, **options)[0, 0, 0])
+
+    # Gate and up both read the scaled token: the weight counts twice.
+    assert mixed(scale_inputs=True) == pytest.approx(0.5**2 * 18 + 0.25**2 * 180)
+    assert mixed() == pytest.approx(0.5 * 18 + 0.25 * 180)
+
+
+def test_sigmoids_without_a_bias_choose_by_the_scores():
+    # Both sigmoids are 1 in float32.
+    experts = Experts(3, 1, 4, False, scoring="sigmoid", scale_inputs=True)
+    weights, chosen = route(jnp.array([[[40.0, 50.0, 0.0]]]), experts)
+    assert (weights.tolist(), chosen.tolist()) == ([[[1.0]]], [[[1]]])
+
+
 def test_an_expert_that_all_tokens_share_is_gated_by_the_token():
     experts = Experts(2, 1, 3, True, shared_width=5, shared_gate=True)
     config = replace(BASE, gated_mlp=True, activation="relu", mlp_bias=False)
@@ -140,6 +189,13 @@ def test_fused_heads_come_by_key_value_head():
     assert base.vector_by_head().save([q, k, v], 0).tolist() == numbers.tolist()
     weights = base.linear_by_head().load(numbers[:, None], [(1, *shape) for shape in shapes])
     assert [part.ravel().tolist() for part in weights] == [[0, 1, 4, 5], [2, 6], [3, 7]]
+
+
+def test_halves_of_columns_are_two_parameters():
+    tensor = np.arange(8.0).reshape(2, 4)
+    parts = base.halves().load(tensor, [(2, 2)] * 2)
+    assert [part.tolist() for part in parts] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    np.testing.assert_array_equal(base.halves().save(parts, 0), tensor)
 
 
 def test_even_and_odd_columns_are_two_parameters():

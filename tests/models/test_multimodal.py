@@ -7,15 +7,13 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from jrl.models.checkpoint import load_checkpoint, read_model, save_checkpoint
 from jrl.models.classifier import Classifier
 from jrl.models.model import make_model
 from jrl.models.multimodal import LAYOUTS, find_layout
-from tests.models.multimodal_cases import CASES
-
-PROCESSOR = json.dumps({"image_processor_type": "Gemma3ImageProcessor"})
+from tests.models.multimodal_cases import CASES, PROCESSOR, write_checkpoint
 
 
 def vision(prefix):
@@ -28,28 +26,13 @@ def vision(prefix):
     }
 
 
-def written(folder, case, layout, eyes):
-    """A checkpoint with random text tensors in a layout, and its text parameters."""
-    model = make_model(CASES[case])
-    rng = np.random.default_rng(1)
-    text = {
-        layout.file_name(entry.name): rng.normal(size=entry.shape).astype(np.float32)
-        for entry in model.entries()
-    }
-    folder.mkdir()
-    model.hf_config.save_pretrained(folder)
-    save_file(text | eyes, folder / "model.safetensors")
-    (folder / "preprocessor_config.json").write_text(PROCESSOR)
-    return text
-
-
 @pytest.mark.parametrize(
     ("layout", "prefix"),
     [(LAYOUTS[0], "vision_tower."), (LAYOUTS[1], "model.visual."), (LAYOUTS[2], "visual.")],
 )
 def test_what_is_not_text_comes_back_bit_for_bit_in_the_layout_that_it_had(layout, prefix, tmp_path):
     eyes = vision(prefix)
-    text = written(tmp_path / "hub", "qwen3_vl", layout, eyes)
+    text = write_checkpoint(tmp_path / "hub", "qwen3_vl", layout, eyes)
     loaded = load_checkpoint(tmp_path / "hub")
     moved = jax.tree.map(lambda x: x + 1.0, loaded.params)
     save_checkpoint(tmp_path / "saved", loaded.model, moved)
@@ -75,7 +58,7 @@ def test_layouts_are_told_apart_by_their_names():
 
 
 def test_the_model_is_that_of_the_text_config_and_ends_at_its_tokens(tmp_path):
-    written(tmp_path / "m", "gemma3", LAYOUTS[0], vision("vision_tower."))
+    write_checkpoint(tmp_path / "m", "gemma3", LAYOUTS[0], vision("vision_tower."))
     model = read_model(tmp_path / "m")
     assert (model.config.num_layers, model.vocab_size) == (3, 97)
     assert model.text_config.eos_token_id == 1 and model.eos_token_ids == ()

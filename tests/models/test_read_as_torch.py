@@ -197,3 +197,106 @@ def test_logits_of_a_tied_model_with_another_head_are_those_of_torch(family, tmp
         oracle = factory.from_pretrained(tmp_path / folder, attn_implementation="eager").eval()
         more = {"decoder_input_ids": torch.tensor(tokens).long()} if family == "t5" else {}
         np.testing.assert_allclose(found, torch_logits(oracle, tokens, **more), atol=TOLERANCE)
+
+
+def kimi(folder, **changes):
+    """The folder of a DeepSeek-V3, described as Kimi K2's are: by a class that comes with the checkpoint."""
+    path = folder / "config.json"
+    own = {"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "scoring_func": "sigmoid"}
+    own |= {"topk_method": "noaux_tc", "moe_layer_freq": 1, "ep_size": 1, "seq_aux": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "kimi_k2"} | own | changes))
+
+
+def test_kimi_k2_is_read_as_deepseek_v3_and_written_as_that(tmp_path):
+    model = make_model(CASES["deepseek_v3-kimi-k2"])
+    save_checkpoint(tmp_path, model, model.init(jax.random.key(0)))
+    expected = load_checkpoint(tmp_path)
+    kimi(tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.model.config == expected.model.config
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, expected.params)
+    save_checkpoint(tmp_path / "again", loaded.model, loaded.params)
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert (written["model_type"], written["architectures"]) == ("deepseek_v3", ["DeepseekV3ForCausalLM"])
+    assert "auto_map" not in written
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("scoring_func", "softmax"), ("topk_method", "greedy"), ("moe_layer_freq", 2)]
+)
+def test_another_router_of_kimi_k2_is_refused(key, value, tmp_path):
+    CASES["deepseek_v3-kimi-k2"].save_pretrained(tmp_path)
+    kimi(tmp_path, **{key: value})
+    with pytest.raises(ValueError, match=f"deepseek_v3: `{key}` must be .* got {value!r}"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parity
+def test_kimi_k2_computes_what_torchs_deepseek_v3_does_with_its_weights(tmp_path):
+    import torch
+
+    from tests.models.parity import perturbed, reopened
+
+    oracle = perturbed(CASES["deepseek_v3-kimi-k2"], seed=0)
+    oracle.save_pretrained(tmp_path / "kimi")
+    kimi(tmp_path / "kimi")
+    loaded = load_checkpoint(tmp_path / "kimi")
+    tokens = np.random.default_rng(0).integers(2, 90, (2, 40))
+    with torch.no_grad():
+        theirs = oracle(torch.tensor(tokens)).logits.numpy()
+        save_checkpoint(tmp_path / "jrl", loaded.model, loaded.params)
+        back = reopened(tmp_path / "jrl")(torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(
+        loaded.model.logits(loaded.params, jnp.asarray(tokens)), theirs, atol=TOLERANCE
+    )
+    np.testing.assert_array_equal(back, theirs)
+
+
+@pytest.mark.parity
+def test_queries_of_llama_4_grow_as_in_torch_where_nothing_is_padded(tmp_path):
+    import torch
+
+    from tests.models.parity import jrl_greedy, perturbed, torch_greedy
+
+    config = copy.deepcopy(CASES["llama4_text"])
+    config.floor_scale, config.attn_scale = 5, 2.0
+    oracle = perturbed(config, seed=0)
+    oracle.save_pretrained(tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    tokens = np.random.default_rng(0).integers(2, 90, (2, 40))
+    with torch.no_grad():
+        theirs = oracle(torch.tensor(tokens)).logits.numpy()
+    ours = loaded.model.logits(loaded.params, jnp.asarray(tokens))
+    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+    plain = make_model(CASES["llama4_text"]).logits(loaded.params, jnp.asarray(tokens))
+    assert np.abs(plain - theirs).max() > 0.1
+    rows = tokens.astype(np.int32), np.ones_like(tokens, bool)
+    (them, _), (us, _) = torch_greedy(oracle, *rows), jrl_greedy(loaded.model, loaded.params, *rows)
+    np.testing.assert_array_equal(us, them)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore:.*nothing is tied:UserWarning")
+def test_a_mistral_3_whose_config_is_silent_has_the_head_of_its_file(tmp_path):
+    """Torch's class ties by default, and its loader does not where the file holds another head."""
+    import torch
+    from transformers import Mistral3Config
+
+    from tests.models.multimodal_cases import CASES as MULTIMODAL
+    from tests.models.parity import auto_class, perturbed
+
+    config = copy.deepcopy(MULTIMODAL["mistral3-ministral3"])
+    perturbed(config, seed=0).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    assert fields.pop("tie_word_embeddings") is False and Mistral3Config().tie_word_embeddings
+    path.write_text(json.dumps(fields))
+    oracle = auto_class(config).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = np.random.default_rng(0).integers(2, 90, (2, 12))
+    with torch.no_grad():
+        theirs = oracle(torch.tensor(tokens)).logits.numpy()
+    loaded = load_checkpoint(tmp_path)
+    assert not loaded.model.config.tie_embeddings
+    np.testing.assert_allclose(
+        loaded.model.logits(loaded.params, jnp.asarray(tokens)), theirs, atol=TOLERANCE
+    )

@@ -6,22 +6,24 @@
 
 import json
 import math
+import shutil
+import tempfile
 from pathlib import Path
 
 import jax
 import pytest
 from flax.traverse_util import flatten_dict
-from transformers import AutoConfig
 
 from jrl.models.classifier import Classifier
-from jrl.models.families import FAMILIES, find_family
+from jrl.models.families import FAMILIES, READ_AS, find_family
+from jrl.models.hub import read_hf_config
 from jrl.models.model import make_model
 
 FOLDER = Path(__file__).parent / "real_configs"
 
 # Tied weights count once. Encoders are counted with a classifier of 2 labels, roberta-large-mnli of 3. The number is
 # torch's where the authors give billions alone, or count multi-token prediction: Ministral 3's text model, EXAONE,
-# Hunyuan, AFM, Minitron, Qwen3-Next, Qwen3.5 and GLM.
+# Hunyuan, AFM, Minitron, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of multimodal models the text model is counted.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
@@ -70,7 +72,16 @@ PARAMETERS = {
     "Qwen3-Next-80B-A3B-Instruct": 79_674_391_296,
     "Qwen3.5-9B": 8_953_803_264,
     "Qwen3.5-35B-A3B": 34_660_610_688,
+    "gemma-3-4b-pt": 3_880_263_168,
+    "Mistral-Small-3.1-24B-Base-2503": 23_572_403_200,
+    "Qwen2.5-VL-7B-Instruct": 7_615_616_512,
+    "Qwen3-VL-8B-Instruct": 8_190_735_360,
+    "Qwen3.5-9B-multimodal": 8_953_803_264,
+    "Qwen3.5-35B-A3B-multimodal": 34_660_610_688,
+    "Llama-4-Scout-17B-16E": 107_769_861_120,
+    "Llama-4-Maverick-17B-128E-text": 400_711_848_960,
     "DeepSeek-V3": 671_026_419_200,
+    "Kimi-K2-Instruct": 1_026_408_232_448,
     "GLM-4.5-Air": 106_852_251_264,
     "GLM-4.7-Flash": 29_943_393_920,
     "LFM2-1.2B": 1_170_340_608,
@@ -87,7 +98,9 @@ OVER_THE_VOCABULARY = ("embed/embedding", "lm_head/kernel", "lm_head/bias")
 
 
 def real_config(name):
-    return AutoConfig.from_pretrained(FOLDER / f"{name}.json")
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(FOLDER / f"{name}.json", Path(folder, "config.json"))
+        return read_hf_config(Path(folder))
 
 
 def real_model(hf_config):
@@ -98,9 +111,7 @@ def real_model(hf_config):
 def test_every_family_has_a_real_model():
     files = {path.stem: json.loads(path.read_text()) for path in FOLDER.iterdir()}
     assert set(files) == set(PARAMETERS)
-    # A multimodal one is counted by the family of its text model.
-    alone = {name for name, family in FAMILIES.items() if not family.is_multimodal}
-    assert {fields["model_type"] for fields in files.values()} == alone
+    assert {fields["model_type"] for fields in files.values()} == {*FAMILIES, *READ_AS}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -126,6 +137,7 @@ def test_torch_has_the_same_size(name):
     torch = pytest.importorskip("torch", reason="needs the parity extra")
     from transformers import (
         AutoModelForCausalLM,
+        AutoModelForImageTextToText,
         AutoModelForSeq2SeqLM,
         AutoModelForSequenceClassification,
     )
@@ -137,11 +149,15 @@ def test_torch_has_the_same_size(name):
     )
     # The model's own config: it knows which T5 ties its head, while transformers ties all until a file says otherwise.
     model = real_model(real_config(name))
+    opens = AutoModelForImageTextToText if model.family.is_multimodal else classes[model.family.kind]
     with torch.device("meta"):
-        oracle = classes[model.family.kind].from_config(model.hf_config)
+        oracle = opens.from_config(model.hf_config)
     # Without the tensors that nobody needs: an untied T5 has the embedding three times.
     needed = [
-        leaf for key, leaf in oracle.named_parameters() if not model.family.is_ignored(key, model.config)
+        leaf
+        for key, leaf in oracle.named_parameters()
+        if not model.family.is_ignored(key, model.config)
+        and (not model.family.is_multimodal or key.startswith(model.family.text_prefixes))
     ]
     # What steers the choice of experts is no parameter there, but in the file.
     needed += [leaf for key, leaf in oracle.named_buffers() if key.endswith("e_score_correction_bias")]

@@ -30,6 +30,7 @@ LLAMA31 = dict(
         rope_type="llama3",
     ),
 )
+SCOUT = LLAMA31 | dict(rope_scaling=LLAMA31["rope_scaling"] | dict(factor=16.0, high_freq_factor=1.0))
 QWEN25 = dict(
     hidden_size=3584,
     num_attention_heads=28,
@@ -55,10 +56,12 @@ PYTHIA = dict(hidden_size=512, num_attention_heads=8, rotary_pct=0.25, rotary_em
 
 def old_ropes():
     """The rope of each of the checkpoints above, the config it is from, and the type of layer it is for."""
+    scout = LlamaConfig(**SCOUT)
     llama, qwen2, phi3 = LlamaConfig(**LLAMA31), Qwen2Config(**QWEN25), Phi3Config(**PHI3_128K)
     gemma3, neox = Gemma3TextConfig(**GEMMA3_4B), GPTNeoXConfig(**PYTHIA)
     return {
         "llama-3.1": (read_rope("llama", llama.rope_parameters, 128), llama, None),
+        "llama-4-scout": (read_rope("llama", scout.rope_parameters, 128), scout, None),
         "qwen2.5": (read_rope("qwen2", qwen2.rope_parameters, 128), qwen2, None),
         "phi-3": (read_longrope("phi3", phi3.rope_parameters, 96, 131072, partial=True), phi3, None),
         "gemma-3": tuple(
@@ -75,6 +78,10 @@ def old_ropes():
 def test_old_style_configs_are_understood():
     found = {name: rope for name, (rope, _, _) in old_ropes().items()}
     assert found["llama-3.1"] == Rope(5e5, Llama3RopeScaling(8.0, 1.0, 4.0, 8192))
+    # The two bounds are one: a wavelength is kept or stretched.
+    assert found["llama-4-scout"] == Rope(5e5, Llama3RopeScaling(16.0, 1.0, 1.0, 8192))
+    stretch = Rope(5e5).frequencies(128) / found["llama-4-scout"].frequencies(128)
+    assert set(stretch.round(4).tolist()) == {1.0, 16.0}
     assert found["qwen2.5"] == Rope(1e6, YarnRopeScaling(4.0, 32768, 32.0, 1.0, 0.1 * math.log(4.0) + 1.0))
     sharper = math.sqrt(1 + math.log(32) / math.log(4096))
     assert found["phi-3"] == Rope(1e4, LongRopeScaling(tuple(SHORT), sharper), is_bounded=True)
@@ -153,7 +160,7 @@ LONG |= dict(original_max_position_embeddings=64)
         (YARN | dict(beta_fast="fast"), "`beta_fast` of .* must be a positive finite number, got 'fast'"),
         (YARN | dict(attention_factor=0.0), "`attention_factor` of .* must be a positive .*, got 0.0"),
         (YARN | dict(mscale=[1.0], mscale_all_dim=1.0), r"`mscale` of .* must be a positive .*, got \[1.0\]"),
-        (LLAMA3 | dict(high_freq_factor=1.0), "must be larger than `low_freq_factor`, 1.0; got 1.0"),
+        (LLAMA3 | dict(high_freq_factor=0.5), "must be at least `low_freq_factor`, 1.0; got 0.5"),
         (dict(full_attention=PLAIN), "must hold `rope_type`, got only full_attention"),
     ],
 )

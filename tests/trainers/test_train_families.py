@@ -10,11 +10,14 @@ import jrl
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
 from jrl.models.families import FAMILIES
 from jrl.models.model import make_model
+from jrl.models.multimodal import TextLayout
+from tests.models import multimodal_cases
 from tests.models.family_cases import CASES
 from tests.tiny import tiny_hf_config, tiny_t5_tokenizer, tiny_tokenizer
 from tests.trainers.runs import PROMPTS, ppo_config
 
-CONFIGS = {config.model_type: config for config in reversed(CASES.values())} | {"t5": tiny_hf_config("t5")}
+CONFIGS = {config.model_type: config for config in reversed((CASES | multimodal_cases.CASES).values())}
+CONFIGS |= {"t5": tiny_hf_config("t5")}
 pytestmark = pytest.mark.slow
 TRAINED = {"hydra": {"num_layers_unfrozen": 1}, "lora": {"peft_config": {"peft_type": "LORA", "r": 2}}}
 # gpt2 and t5 run with hydra, and gpt2 with LoRA, in test_train_{ppo,seq2seq,adapters}.py.
@@ -28,7 +31,12 @@ def score_ids(output_tokens, **others):
 def checkpoint(folder, family):
     """A random checkpoint of a family."""
     model = make_model(CONFIGS[family])
-    save_checkpoint(folder, model, model.init(jax.random.key(0)))
+    if model.family.is_multimodal:
+        layout = TextLayout(*model.family.text_prefixes)
+        eyes = {"vision_tower.scale": np.ones(3, np.float32)}
+        multimodal_cases.write_checkpoint(folder, family, layout, eyes, scale=0.1)
+    else:
+        save_checkpoint(folder, model, model.init(jax.random.key(0)))
     # Apart from the config.json, beside which transformers makes it the family's tokenizer, with tokens of its own.
     tokenizer = tiny_t5_tokenizer() if model.family.kind == "seq2seq" else tiny_tokenizer()
     tokenizer.save_pretrained(folder / "tokenizer")
@@ -53,9 +61,7 @@ def run(request, tmp_path_factory):
 
 
 def test_every_language_model_family_is_tried():
-    tried = {
-        name for name, family in FAMILIES.items() if family.kind != "encoder" and not family.is_multimodal
-    }
+    tried = {name for name, family in FAMILIES.items() if family.kind != "encoder"}
     assert set(CONFIGS) == tried
 
 

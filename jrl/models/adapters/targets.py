@@ -27,6 +27,7 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), ("q_proj", "q_b_proj", "kv_b_proj")),
     "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz"),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), ("q_proj", "v_proj", "in_proj_qkv")),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("q_proj", "v_proj", "in_proj_qkv")),
     "lfm2": ("q_proj", "v_proj", "in_proj"),
     **dict.fromkeys(("arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "glm4"), ("q_proj", "v_proj")),
     **dict.fromkeys(
@@ -34,6 +35,7 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("nemotron", "olmo3", "phi", "qwen2_moe", "seed_oss"), ("q_proj", "v_proj")),
     **dict.fromkeys(("stablelm", "starcoder2"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("llama4", "llama4_text"), ("q_proj", "v_proj")),
     **dict.fromkeys(("gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"), ("q_proj", "v_proj")),
     "falcon": ("query_key_value",),
     **dict.fromkeys(("bert", "roberta"), ("query", "value")),

@@ -33,6 +33,8 @@ from jrl.models.families import (
     hunyuan_v1_dense,
     lfm2,
     llama,
+    llama4,
+    llama4_text,
     ministral,
     ministral3,
     mistral,
@@ -48,6 +50,8 @@ from jrl.models.families import (
     qwen2_5_vl,
     qwen2_moe,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_5_moe_text,
     qwen3_5_text,
     qwen3_moe,
@@ -63,7 +67,7 @@ from jrl.models.families import (
 from jrl.models.families.base import Entry, Family, Shape
 from jrl.suggestions import did_you_mean
 
-__all__ = ["FAMILIES", "Entry", "Family", "Shape", "find_family", "unsupported"]
+__all__ = ["FAMILIES", "READ_AS", "Entry", "Family", "Shape", "find_family", "unsupported"]
 
 FAMILIES = MappingProxyType(
     {
@@ -96,6 +100,8 @@ FAMILIES = MappingProxyType(
             granite.FAMILY,
             hunyuan_v1_dense.FAMILY,
             llama.FAMILY,
+            llama4.FAMILY,
+            llama4_text.FAMILY,
             ministral.FAMILY,
             ministral3.FAMILY,
             mistral.FAMILY,
@@ -111,6 +117,8 @@ FAMILIES = MappingProxyType(
             qwen2_5_vl.FAMILY,
             qwen2_moe.FAMILY,
             qwen3.FAMILY,
+            qwen3_5.FAMILY,
+            qwen3_5_moe.FAMILY,
             qwen3_5_moe_text.FAMILY,
             qwen3_5_text.FAMILY,
             qwen3_moe.FAMILY,
@@ -125,6 +133,8 @@ FAMILIES = MappingProxyType(
         )
     }
 )
+READ_AS = MappingProxyType({"kimi_k2": "deepseek_v3"})
+"""A `model_type` that transformers has no class for → the one whose keys and tensors it has. It is written as that."""
 
 
 def find_family(model_type: str) -> Family:
@@ -142,7 +152,6 @@ def unsupported(model_type: object) -> str:
     """Message for a `model_type` that has no family here."""
     text = f"{model_type}_text"
     part = f" Of {model_type} that is its text model, {text!r}." if text in FAMILIES else ""
-    near = part or did_you_mean(model_type, FAMILIES)
-    return (
-        f"`model_type` {model_type!r} is not supported; supported are: {', '.join(sorted(FAMILIES))}.{near}"
-    )
+    known = sorted((*FAMILIES, *READ_AS))
+    near = part or did_you_mean(model_type, known)
+    return f"`model_type` {model_type!r} is not supported; supported are: {', '.join(known)}.{near}"

@@ -151,6 +151,14 @@ def interleaved() -> Transform:
     )
 
 
+def halves() -> Transform:
+    """(..., 2n), whose first and second half are two parameters of (..., n)."""
+    return Transform(
+        load=lambda tensor, shapes: [tensor[..., : shapes[0][-1]], tensor[..., shapes[0][-1] :]],
+        save=lambda arrays, vocab_size: np.concatenate(arrays, axis=-1),
+    )
+
+
 def vocabulary(*, transposed: bool) -> Transform:
     """(V, D) ↔ the padded embedding (Vpad, D), or the padded head (D, Vpad) where `transposed`."""
 
@@ -224,6 +232,8 @@ class Family:
       kind: What the architecture is for.
       classifier: Class of its sequence classifier, where the name does not follow from `architecture`.
       is_multimodal: It is the text model of a larger one, whose config holds its own as `text_config`.
+      text_prefixes: Of the body and head of a multimodal one's text model, in memory of torch and in an adapter's
+        file.
     """
 
     model_type: str
@@ -236,6 +246,7 @@ class Family:
     kind: Literal["causal", "seq2seq", "encoder"] = "causal"
     classifier: str | None = None
     is_multimodal: bool = False
+    text_prefixes: tuple[str, str] = ("model.language_model.", "lm_head.")
 
     def text_config(self, hf: Any) -> Any:
         """The part of a transformers config that describes the text model: of most families, all of it."""

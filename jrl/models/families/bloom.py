@@ -6,12 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from jrl.models.config import LayerConfig, TransformerConfig
-from jrl.models.families.base import Entry, Family, linear_by_head, require, vector_by_head
+from jrl.models.families.base import Entry, Family, require
 from jrl.models.families.tables import (
-    attention_out_entries,
     embedding_entries,
+    fused_attention_entries,
     head_entries,
-    linear_entries,
     mlp_entries,
     norm_entries,
 )
@@ -57,7 +56,6 @@ def read_config(hf: Any) -> TransformerConfig:
 
 def entries(config: TransformerConfig) -> list[Entry]:
     """Every tensor of a BLOOM checkpoint; q, k and v lie together head by head."""
-    width = config.width
     found = [
         *embedding_entries(config, "transformer.word_embeddings"),
         *norm_entries(config, "transformer.word_embeddings_layernorm", "embed_norm"),
@@ -69,16 +67,7 @@ def entries(config: TransformerConfig) -> list[Entry]:
         found += [
             *norm_entries(config, f"{name}.input_layernorm", f"{path}/attn_norm"),
             *norm_entries(config, f"{name}.post_attention_layernorm", f"{path}/mlp_norm"),
-            *linear_entries(
-                f"{name}.self_attention.query_key_value",
-                tuple(f"{path}/attn/{part}" for part in ("q", "k", "v")),
-                width,
-                3 * width,
-                bias=True,
-                weight=linear_by_head(),
-                bias_vector=vector_by_head(),
-            ),
-            *attention_out_entries(config, f"{name}.self_attention.dense", f"{path}/attn"),
+            *fused_attention_entries(config, f"{name}.self_attention", f"{path}/attn"),
             *mlp_entries(config, f"{name}.mlp", f"{path}/mlp", up="dense_h_to_4h", down="dense_4h_to_h"),
         ]
     return found

@@ -40,6 +40,7 @@ SILENT = MappingProxyType(
                 "attention_types",
                 "feed_forward_proj",
                 "full_attn_idxs",
+                "interleave_moe_layer_step",
                 "max_window_layers",
                 "no_rope_layer_interval",
                 "sliding_window_pattern",

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, and experts behind some dense layers.
 
-Kimi K2 has the same form. The layer of multi-token prediction behind the last one serves speculative decoding alone and
-is left out, as in transformers.
+Kimi K2 (Kimi team 2025, arXiv:2507.20534) has the same form, and is read as this. The layer of multi-token prediction
+behind the last one serves speculative decoding alone and is left out, as in transformers.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from jrl.models.config import Experts, LatentAttention, LayerConfig, TransformerConfig
@@ -18,14 +19,20 @@ from jrl.models.families.mixtral import expert_entries, read_experts
 from jrl.models.families.rope import read_rope
 from jrl.models.families.tables import linear_entries, mlp_entries, norm_entries
 
+ROUTER_KEYS = MappingProxyType({"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
+"""Keys of published configs that no class of transformers declares, and the one value that is implemented."""
+
 
 def read_config(hf: Any) -> TransformerConfig:
-    """Maps a `DeepseekV3Config`.
+    """Maps a `DeepseekV3Config`, or what Kimi K2 has in its place.
 
     Raises:
-      ValueError: If sizes of heads or experts do not fit together, or the activation or the scaling of the rotary
-        positions is not implemented.
+      ValueError: If sizes of heads or experts do not fit together, or the activation, the router or the scaling of the
+        rotary positions is not implemented.
     """
+    fields = hf.to_dict()
+    for key, only in ROUTER_KEYS.items():
+        require("deepseek_v3", key, only, fields.get(key, only), "no other router is implemented")
     is_sparse = [index >= hf.first_k_dense_replace for index in range(hf.num_hidden_layers)]
     return read_latent("deepseek_v3", hf, is_sparse)
 

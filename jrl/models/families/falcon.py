@@ -6,13 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from jrl.models.config import LayerConfig, TransformerConfig
-from jrl.models.families.base import Entry, Family, linear_by_head, read_activation, require, vector_by_head
+from jrl.models.families.base import Entry, Family, read_activation, require
 from jrl.models.families.rope import read_rope
 from jrl.models.families.tables import (
-    attention_out_entries,
     embedding_entries,
+    fused_attention_entries,
     head_entries,
-    linear_entries,
     mlp_entries,
     norm_entries,
 )
@@ -88,8 +87,6 @@ def _block(hf: Any) -> Any:
 
 def entries(config: TransformerConfig) -> list[Entry]:
     """Every tensor of a Falcon checkpoint; q, k and v lie together by key/value head."""
-    width = config.width
-    fused = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     found = [
         *embedding_entries(config, "transformer.word_embeddings"),
         *norm_entries(config, "transformer.ln_f", "final_norm"),
@@ -100,16 +97,7 @@ def entries(config: TransformerConfig) -> list[Entry]:
         for hf_norm, norm in NORMS[config.block]:
             found += norm_entries(config, f"{name}.{hf_norm}", f"{path}/{norm}")
         found += [
-            *linear_entries(
-                f"{name}.self_attention.query_key_value",
-                tuple(f"{path}/attn/{part}" for part in ("q", "k", "v")),
-                width,
-                fused,
-                bias=config.qkv_bias,
-                weight=linear_by_head(),
-                bias_vector=vector_by_head(),
-            ),
-            *attention_out_entries(config, f"{name}.self_attention.dense", f"{path}/attn"),
+            *fused_attention_entries(config, f"{name}.self_attention", f"{path}/attn"),
             *mlp_entries(config, f"{name}.mlp", f"{path}/mlp", up="dense_h_to_4h", down="dense_4h_to_h"),
         ]
     return found

@@ -14,17 +14,27 @@ from jrl.models.config import TransformerConfig
 from jrl.models.families import llama_like
 from jrl.models.families.base import Entry, Family
 
-BODY, HEAD = "model.language_model.", "lm_head."
-"""Prefixes of the text model's tensors in memory of torch, and so in an adapter's file."""
+PREFIXES = ("model.language_model.", "lm_head.")
+"""Of the text model's body and of its head in memory of torch, and so in an adapter's file."""
 
 
-def text_model(model_type: str, architecture: str, read_text: Callable[[Any], TransformerConfig]) -> Family:
-    """The family of a multimodal model whose text model has LLaMA's names.
+def text_model(
+    model_type: str,
+    architecture: str,
+    read_text: Callable[[Any], TransformerConfig],
+    entries: Callable[[TransformerConfig], list[Entry]] = llama_like.entries,
+    ignored: tuple[str, ...] = llama_like.IGNORED,
+    prefixes: tuple[str, str] = PREFIXES,
+) -> Family:
+    """The family of a multimodal model.
 
     Args:
       model_type: As in config.json.
       architecture: Class of the whole model.
       read_text: Maps its `text_config`.
+      entries: Every tensor of the text model alone.
+      ignored: Patterns of tensors of the text model that nobody needs.
+      prefixes: Of the text model's body and of its head in memory of torch.
     """
 
     def read_config(hf: Any) -> TransformerConfig:
@@ -34,18 +44,15 @@ def text_model(model_type: str, architecture: str, read_text: Callable[[Any], Tr
         model_type=model_type,
         architecture=architecture,
         read_config=read_config,
-        entries=_entries,
+        entries=lambda config: [_renamed(entry, *prefixes) for entry in entries(config)],
         base_prefix="model.",
-        ignored=llama_like.IGNORED,
+        ignored=ignored,
         is_multimodal=True,
+        text_prefixes=prefixes,
     )
 
 
-def _entries(config: TransformerConfig) -> list[Entry]:
-    return [
-        replace(
-            entry,
-            name=entry.name if entry.name.startswith(HEAD) else BODY + entry.name.removeprefix("model."),
-        )
-        for entry in llama_like.entries(config)
-    ]
+def _renamed(entry: Entry, body: str, head: str) -> Entry:
+    if entry.name.startswith("lm_head."):
+        return replace(entry, name=head + entry.name.removeprefix("lm_head."))
+    return replace(entry, name=body + entry.name.removeprefix("model."))

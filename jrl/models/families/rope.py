@@ -149,9 +149,9 @@ def _linear(model_type: str, parameters: Mapping[str, Any]) -> LinearRopeScaling
 def _llama3(model_type: str, parameters: Mapping[str, Any]) -> Llama3RopeScaling:
     names = ("factor", "low_freq_factor", "high_freq_factor")
     factor, low, high = (_number(model_type, parameters, name) for name in names)
-    if high <= low:
+    if high < low:
         raise ValueError(
-            f"{model_type}: `high_freq_factor` must be larger than `low_freq_factor`, {low}; got {high}."
+            f"{model_type}: `high_freq_factor` must be at least `low_freq_factor`, {low}; got {high}."
         )
     original = _number(model_type, parameters, "original_max_position_embeddings")
     return Llama3RopeScaling(factor, low, high, int(original))

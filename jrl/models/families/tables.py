@@ -6,7 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jrl.models.config import TransformerConfig
-from jrl.models.families.base import Entry, Transform, linear, table, vector, vocabulary, vocabulary_vector
+from jrl.models.families.base import (
+    Entry,
+    Transform,
+    linear,
+    linear_by_head,
+    table,
+    vector,
+    vector_by_head,
+    vocabulary,
+    vocabulary_vector,
+)
 from jrl.models.layers import WITH_BIAS
 
 
@@ -100,6 +110,21 @@ def attention_entries(
         module = f"{name}.{qkv.format(part)}"
         found += linear_entries(module, (f"{path}/{part}",), config.width, size, bias=config.qkv_bias)
     return found + attention_out_entries(config, f"{name}.{out}", path)
+
+
+def fused_attention_entries(config: TransformerConfig, name: str, path: str) -> list[Entry]:
+    """Attention with q, k and v in one tensor, `query_key_value`, by key/value head; `name` and `path` as above."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    fused = linear_entries(
+        f"{name}.query_key_value",
+        tuple(f"{path}/{part}" for part in "qkv"),
+        config.width,
+        heads * config.head_dim,
+        bias=config.qkv_bias,
+        weight=linear_by_head(),
+        bias_vector=vector_by_head(),
+    )
+    return fused + attention_out_entries(config, f"{name}.dense", path)
 
 
 def attention_out_entries(

@@ -135,7 +135,7 @@ class LatentMixer(nn.Module):
         context: AttentionContext,
     ) -> Operands:
         assert context.masks is not None
-        return Operands(q, k, v, context.masks[self.config.windows.index(self.layer.window)])
+        return Operands(q, k, v, context.masks[self.config.reaches.index(self.layer.reach)])
 
     def _attention(self) -> Callable[[Operands], Float[Array, "B Q N V"]]:
         dropout = weight_dropout(self.dropout)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a family must do beyond its logits: a hydra reference, LoRA, a mesh. One tiny random model of each.
+
+The columns of the table in docs/models.md: `tests/models/family_table.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.mesh import batch_sharding, make_mesh, tree_shardings
+from jrl.models.adapters import LoraConfig
+from jrl.models.adapters.peft_format import adapter_entries
+from jrl.models.model import CausalLM
+from jrl.models.policy import init_reference
+from jrl.typing import ModelInputs
+from tests.models import family_cases, multimodal_cases
+
+ROWS, LENGTH = 8, 9
+CONFIGS = {
+    config.model_type: config for config in reversed((family_cases.CASES | multimodal_cases.CASES).values())
+}
+"""A config of every decoder family: its first case."""
+
+
+@functools.cache
+def model(family: str) -> tuple[CausalLM, Any]:
+    """The model of a family, and parameters of which none is at its initial value."""
+    lm = CausalLM.from_config(CONFIGS[family])
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lm.init, jax.random.key(0))
+    # Around 1, so that a norm which multiplies by its scale passes something on.
+    return lm, jax.tree.map(
+        lambda leaf: (0.1 * rng.normal(size=leaf.shape) + (leaf.ndim == 1)).astype(np.float32), shapes
+    )
+
+
+def rows() -> ModelInputs:
+    """Left-padded rows."""
+    tokens = jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 97)
+    return ModelInputs(tokens, jnp.arange(LENGTH)[None] >= jnp.arange(ROWS)[:, None] % 4)
+
+
+def whole_logits(lm: CausalLM, params: Any, inputs: ModelInputs) -> Any:
+    """Logits of the model itself, 0 at padding."""
+    logits = lm.logits(params, inputs.tokens, inputs.attention_mask)
+    return jnp.where(inputs.attention_mask[..., None], logits, 0.0)
+
+
+def hydra_error(family: str) -> float:
+    """Largest distance between logits of the hydra reference, the policy before training, and the model itself."""
+    lm, params = model(family)
+    split: dict[str, Any] = dict(num_layers_unfrozen=1)
+    policy = lm.policy(**split)
+
+    @jax.jit
+    def run(params: Any, inputs: ModelInputs) -> tuple[Any, Any]:
+        trained, frozen = lm.split_params(params, **split)
+        trunk = policy.trunk(frozen, inputs)
+
+        def logits(own: Any) -> Any:
+            features = policy.branch(own, frozen, trunk, inputs, None)
+            found = policy.logits(own, frozen, features.policy)[..., : lm.vocab_size]
+            return jnp.where(inputs.attention_mask[..., None], found, 0.0)
+
+        own = whole_logits(lm, params, inputs)
+        return jnp.abs(logits(init_reference(trained)) - own).max(), jnp.abs(logits(trained) - own).max()
+
+    return float(max(run(params, rows())))
+
+
+def lora_report(family: str) -> tuple[float, list[str], list[str]]:
+    """An adapter of the family's default targets.
+
+    Returns:
+      Distance of a fresh one from the base model; adapted modules that no gradient reaches; names in PEFT's file.
+    """
+    lm, whole = model(family)
+    config = LoraConfig(r=2)
+    split: dict[str, Any] = dict(adapter=config)
+    policy, inputs = lm.policy(**split), rows()
+    params, frozen = lm.split_params(whole, key=jax.random.key(0), **split)
+
+    @jax.jit
+    def run(params: Any, frozen: Any, inputs: ModelInputs) -> tuple[Any, Any]:
+        def logits(params: Any) -> Any:
+            features = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None)
+            found = policy.logits(params, frozen, features.policy)[..., : lm.vocab_size]
+            return jnp.where(inputs.attention_mask[..., None], found, 0.0)
+
+        error = jnp.abs(logits(params) - whole_logits(lm, {**frozen}, inputs)).max()
+        moved = jax.tree.map(lambda leaf: leaf + 0.1, params)
+        return error, jax.grad(lambda params: jnp.square(logits(params)).sum())(moved)
+
+    error, gradient = run(params, frozen, inputs)
+    dead = [
+        jax.tree_util.keystr(path)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(gradient["lora"])
+        if not np.any(leaf)
+    ]
+    adapter = lm.bind(config)
+    assert adapter is not None
+    return float(error), dead, [entry.name for entry in adapter_entries(adapter)]
+
+
+def mesh_error(family: str) -> float:
+    """Largest distance between logits on a mesh (2, 2, 2) and on one device."""
+    lm, params = model(family)
+    inputs, mesh = rows(), make_mesh(2, 2, 2)
+    run = jax.jit(functools.partial(whole_logits, lm))
+    wanted = np.asarray(run(params, inputs))
+    placed = jax.device_put(params, tree_shardings(mesh, params)[0])
+    spread = ModelInputs(*(jax.device_put(part, batch_sharding(mesh)) for part in inputs[:2]))
+    with jax.set_mesh(mesh):
+        return float(np.abs(np.asarray(run(placed, spread)) - wanted).max())
