@@ -13,7 +13,6 @@ import numpy as np
 
 from jrl.compilation import compiled
 from jrl.models.diffusion import DiffusionModel
-from jrl.ops.noise_schedule import denoising_steps
 from jrl.rollout.diffuse import decode_in_chunks, denoise
 from jrl.trainers.diffusion import to_host, to_pil
 from jrl.trainers.rollouts import Draws
@@ -136,7 +135,7 @@ class ImageCall:
         guidance_rescale: float,
     ) -> Callable[..., Trajectories]:
         """The compiled loop of these settings."""
-        steps = denoising_steps(self._model.schedule, num_steps, eta)
+        steps = self._model.schedule.steps(num_steps, eta)
 
         def sample(
             params: Params,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import Lora
@@ -33,7 +33,7 @@ class Denoiser(Protocol):
         params: Params,
         lora: Params | None,
         latents: Float[Array, "B Y X C"],
-        timesteps: Int[Array, "B"],
+        timesteps: Num[Array, "B"],
         context: Float[Array, "B Q D"],
         *,
         dtype: Any,

@@ -21,7 +21,7 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.lora_files import FoundLora
 from jrl.models.diffusion.parts import Denoiser, ImageDecoder, PromptTokenizer, TextEncoder
 from jrl.models.diffusion.saving import FolderFiles, write_lora_folder, write_model_folder, write_unet_folder
-from jrl.ops.noise_schedule import NoiseSchedule
+from jrl.ops.flow_schedule import Schedule
 from jrl.typing import DenoiserFns, Frozen, Params, PRNGKey
 
 UNET, VAE_PART, TEXT_ENCODER = "unet", "vae", "text_encoder"
@@ -50,7 +50,7 @@ class DiffusionModel:
     vae: ImageDecoder
     text_encoder: TextEncoder
     tokenizer: PromptTokenizer
-    schedule: NoiseSchedule
+    schedule: Schedule
     weights: Mapping[str, Params] = field(repr=False)
     sample_size: tuple[int, int]
     found_lora: FoundLora | None = field(default=None, repr=False)

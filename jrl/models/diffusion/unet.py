@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Num
 
 from jrl.mesh import constrain_rows, path_name
 from jrl.models.adapters.config import LoraConfig
@@ -146,7 +146,7 @@ class UNetModule(nn.Module):
 
     @nn.compact
     def __call__(
-        self, latents: Float[Array, "B Y X C"], timesteps: Int[Array, "B"], context: Float[Array, "B Q D"]
+        self, latents: Float[Array, "B Y X C"], timesteps: Num[Array, "B"], context: Float[Array, "B Q D"]
     ) -> Float[Array, "B Y X C"]:
         """The raw output, float32."""
         config, options = self.config, (self.config, self.dtype, self.remat)
@@ -201,7 +201,7 @@ class UNet:
         params: Params,
         lora: Params | None,
         latents: Float[Array, "B Y X C"],
-        timesteps: Int[Array, "*B"],
+        timesteps: Num[Array, "*B"],
         context: Float[Array, "B Q D"],
         *,
         dtype: Any,

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.ddpo_config import DDPOConfig
-from jrl.ops.noise_schedule import NoiseSchedule
+from jrl.ops.flow_schedule import Schedule
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.diffusion.ddpo_sampling import diffusing_program
 from jrl.trainers.loop.run import ends_within_iteration
@@ -98,7 +98,7 @@ def make_update(
     config: TRLConfig,
     method: DDPOConfig,
     denoiser: DenoiserFns,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     optimizer: optax.GradientTransformation,
 ) -> Update:
     """The update of an epoch, as a configuration asks for it."""

@@ -112,8 +112,8 @@ class DiffusionTrainer(Trainer):
         """The model as algorithms see it."""
         return self.loaded.denoiser
 
-    def make_sampler(self, rows: int, eta: float | None = None) -> Sampler:
-        """Samples so many rows a call, at the η of training or at another one."""
+    def make_sampler(self, rows: int, eta: float | None = None, num_steps: int | None = None) -> Sampler:
+        """Samples so many rows a call, at the η and in the steps of training or at others."""
         return Sampler(
             self.denoiser,
             self.model.schedule,
@@ -123,6 +123,7 @@ class DiffusionTrainer(Trainer):
             latent_shape=self.latent_shape,
             rows=rows,
             eta=eta,
+            num_steps=num_steps,
         )
 
     def add_data(
