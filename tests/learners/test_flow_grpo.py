@@ -17,7 +17,7 @@ from jrl.ops.flow_schedule import FlowSchedule
 from jrl.rollout.diffuse import make_diffuse
 from jrl.typing import DDPOBatch, DenoiserFns
 
-STEPS, ROWS = 24, 4096
+STEPS, ROWS = 24, 1024
 FLOW = FlowSchedule(spacing="uniform")
 MEAN, STD = 0.5, 0.8
 """Of the clean latents that the flow was made for."""
@@ -94,7 +94,7 @@ def best(*, is_charged: bool) -> Gaussian:
     return end(slopes, offsets)
 
 
-def tune(*, is_charged: bool, iterations: int = 250) -> Gaussian:
+def tune(*, is_charged: bool, iterations: int = 200) -> Gaussian:
     """Flow-GRPO from the exact velocity: fresh samples for each step of Adam, one group of them all."""
     config = DDPOConfig(
         sample_num_steps=STEPS,

@@ -79,20 +79,22 @@ def write_unet_folder(
     entries: Sequence[Entry],
     params: Params,
     *,
+    name: str = UNET,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes the folder `unet` into a folder; a LoRA file that lies there goes, for it belongs to the old weights.
+    """Writes the denoiser's folder into a folder; a LoRA file that lies there goes, for it belongs to the old weights.
 
     Args:
       directory: Made if missing.
-      config: For `unet/config.json`.
+      config: For its `config.json`.
       entries: The table of its tensors.
       params: Its parameters.
+      name: Of its folder: "unet", or "transformer".
       max_shard_bytes: Larger ones are split into several files with an index.
     """
     part = StoredPart(config, entries, DIFFUSERS_STEM)
-    with replace_folder(directory, obsolete=_lies_in(LORA_FILE, UNET)) as staging:
-        _write_part(staging / UNET, part, params, max_shard_bytes)
+    with replace_folder(directory, obsolete=_lies_in(LORA_FILE, name)) as staging:
+        _write_part(staging / name, part, params, max_shard_bytes)
 
 
 def write_model_folder(
