@@ -114,10 +114,10 @@ TASKS = {
         brightness,
         "mean brightness",
         {
-            "num_epochs": 10,
+            "num_epochs": 6,
             "sample_num_steps": 8,
             "sample_eta": 0.7,
-            "sample_guidance_scale": 2.0,
+            "sample_guidance_scale": 1.0,
             "sample_num_batches_per_epoch": 2,
             "sample_images_per_prompt": 8,
             "advantage": "group",

@@ -12,10 +12,11 @@ import pytest
 
 from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.ddpo_config import DDPOConfig
+from jrl.learners.ddpo_objective import charge_later_kl
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.ops.flow_schedule import FlowSchedule
 from jrl.rollout.diffuse import make_diffuse
-from jrl.typing import DDPOBatch, DenoiserFns
+from jrl.typing import DDPOBatch, DenoiserFns, Trajectories
 
 STEPS, ROWS = 24, 1024
 FLOW = FlowSchedule(spacing="uniform")
@@ -133,6 +134,42 @@ def tune(*, is_charged: bool, iterations: int = 200) -> Gaussian:
         return jax.lax.scan(one, state, jnp.arange(iterations))[0]
 
     return end(*policy(iterate(init_ddpo_state(START, optimizer, config)).train.params))
+
+
+class TestLaterKl:
+    def test_each_step_is_charged_with_those_after_it(self) -> None:
+        random = np.random.default_rng(0)
+        params = {name: jnp.asarray(random.normal(size=STEPS) / 3, jnp.float32) for name in START}
+        latents = random.normal(size=(5, STEPS + 1, 2, 1, 1)).astype(np.float32)
+        advantages, valid = random.normal(size=5).astype(np.float32), np.array([True] * 4 + [False])
+        batch = DDPOBatch(
+            Trajectories(jnp.asarray(latents), jnp.zeros((5, STEPS)), jnp.zeros((5, 1, 1))),
+            jnp.zeros((1, 1, 1)),
+            jnp.asarray(advantages),
+            jnp.asarray(valid),
+        )
+        found = charge_later_kl(
+            MODEL,
+            params,
+            {},
+            batch,
+            steps=FLOW.steps(STEPS, 1.0),
+            schedule=FLOW,
+            config=DDPOConfig(sample_num_steps=STEPS, sample_guidance_scale=1.0, beta_kl=0.5, kl_to_go=True),
+            minibatch_size=4,
+        )
+        # The means of a step differ by the share of the output in them, times the difference of outputs.
+        share = TABLE.direction * TABLE.signal - TABLE.next_signal * TABLE.noise
+        slope, offset = (np.asarray(params[name], np.float64)[None, :, None] for name in ("slope", "offset"))
+        apart = share[None, :, None] * (slope * latents[:, :-1, :, 0, 0] + offset)
+        kl = (apart**2).sum(axis=2) / (2 * TABLE.std**2)[None]  # of both elements together
+        later = np.stack([kl[:, step + 1 :].sum(axis=1) for step in range(STEPS)], axis=1)
+        wanted = advantages[:, None] - 0.5 * (later - later[valid].mean(axis=0))
+        np.testing.assert_allclose(found.advantages, wanted, rtol=1e-4, atol=1e-4)
+
+    def test_without_a_kl_there_is_nothing_to_charge(self) -> None:
+        with pytest.raises(ValueError, match=r"`method.kl_to_go` must be False where `beta_kl` is 0"):
+            DDPOConfig(kl_to_go=True).validate()
 
 
 @pytest.mark.slow

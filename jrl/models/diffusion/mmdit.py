@@ -331,6 +331,16 @@ class MMDiT:
 
     config: MMDiTConfig
 
+    @property
+    def folder_name(self) -> str:
+        """Its folder in a pipeline."""
+        return "transformer"
+
+    @property
+    def patch_size(self) -> int:
+        """Latents along the edge of a patch."""
+        return self.config.patch_size
+
     @cached_property
     def shapes(self) -> dict[str, Any]:
         """Shapes of the parameters, nested as they are."""

@@ -25,6 +25,14 @@ class Denoiser(Protocol):
     def config(self) -> Any:
         """Architecture; `in_channels` is C of the latents."""
 
+    @property
+    def folder_name(self) -> str:
+        """Name of its folder in a diffusers pipeline, "unet" or "transformer"."""
+
+    @property
+    def patch_size(self) -> int:
+        """Latents along the edge of what it takes as one place."""
+
     def init(self, key: PRNGKey) -> Params:
         """Fresh weights, float32."""
 

@@ -61,16 +61,19 @@ class FolderFiles:
     tokenizer: Any
 
 
-def write_lora_folder(directory: str | os.PathLike[str], lora: Lora, adapters: Params) -> None:
+def write_lora_folder(
+    directory: str | os.PathLike[str], lora: Lora, adapters: Params, *, part: str = UNET
+) -> None:
     """Writes `pytorch_lora_weights.safetensors` into a folder, beside what is in it.
 
     Args:
       directory: Made if missing.
       lora: What the matrices belong to.
       adapters: One entry a module.
+      part: Folder of the denoiser.
     """
     with replace_folder(directory) as staging:
-        write_lora(staging / LORA_FILE, lora, adapters)
+        write_lora(staging / LORA_FILE, lora, adapters, part=part)
 
 
 def write_unet_folder(
@@ -123,7 +126,7 @@ def write_model_folder(
         _write_json(staging / SCHEDULER / SCHEDULER_CONFIG, files.scheduler)
         files.tokenizer.save_pretrained(staging / TOKENIZER)
         if adapter is not None:
-            write_lora(staging / LORA_FILE, adapter.lora, adapter.adapters)
+            write_lora(staging / LORA_FILE, adapter.lora, adapter.adapters, part=UNET)
 
 
 def _lies_in(*names: str) -> Callable[[str], bool]:

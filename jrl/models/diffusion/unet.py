@@ -180,6 +180,16 @@ class UNet:
 
     config: UNetConfig
 
+    @property
+    def folder_name(self) -> str:
+        """Its folder in a pipeline."""
+        return "unet"
+
+    @property
+    def patch_size(self) -> int:
+        """Every latent is a place."""
+        return 1
+
     @cached_property
     def shapes(self) -> dict[str, Any]:
         """Shapes of the parameters, nested as they are."""

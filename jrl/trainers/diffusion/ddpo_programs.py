@@ -44,13 +44,15 @@ def ddpo_programs(
       ValueError: If no update can be made of the configuration.
     """
     check_sizes(config, method)
-    model, rows = shapes.model, method.sample_batch_size
+    rows = method.sample_batch_size
+    latent_shape = shapes.model.latent_shape(method.sample_height, method.sample_width)
+    model = shapes.model.at_size(latent_shape)
     program = diffusing_program(
         shapes.denoiser,
         model.schedule,
         method,
         mesh=mesh,
-        latent_shape=model.latent_shape(method.sample_height, method.sample_width),
+        latent_shape=latent_shape,
         rows=rows,
     )
     width = model.tokenizer([""]).shape[1]

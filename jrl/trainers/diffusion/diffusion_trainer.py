@@ -94,6 +94,7 @@ class DiffusionTrainer(Trainer):
         model = self._given_model or _read(section.model_path)
         check_denoiser(section)
         self.latent_shape = model.latent_shape(self.method.sample_height, self.method.sample_width)
+        model = model.at_size(self.latent_shape)
         lora = bind_denoiser(model, section.peft_config)
         key = jax.random.fold_in(jax.random.key(self.config.train.seed), ADAPTER_STREAM)
         params, frozen = split_denoiser(self.config, self.method, model, lora, key=key)

@@ -18,10 +18,13 @@ pytest.importorskip("diffusers")
 import torch
 from diffusers import SD3Transformer2DModel
 
+from jrl.models.adapters.config import LoraConfig
+from jrl.models.diffusion.lora_files import read_lora
 from jrl.models.diffusion.mmdit import MMDiT, join_context, positions
 from jrl.models.diffusion.mmdit_config import read_mmdit_config
 from jrl.models.diffusion.part_files import PartFiles, read_part
-from jrl.models.diffusion.saving import DIFFUSERS_STEM, write_unet_folder
+from jrl.models.diffusion.saving import DIFFUSERS_STEM, write_lora_folder, write_unet_folder
+from tests.models.diffusion.test_mmdit import SD_3, SD_35_LARGE, SD_35_MEDIUM
 from tests.models.diffusion.tiny_pipelines import perturb
 from tests.models.diffusion.torch_unets import loaded, nchw, nhwc
 
@@ -143,3 +146,37 @@ def test_a_folder_is_read_and_written_bit_for_bit(tmp_path: Path) -> None:
     again = SD3Transformer2DModel.from_pretrained(tmp_path / "out" / "transformer")
     for key, value in theirs.state_dict().items():
         assert torch.equal(again.state_dict()[key], value), key
+
+
+def test_diffusers_reads_the_adapter(tmp_path: Path) -> None:
+    theirs, ours, params = both("3.5 medium")
+    lora = ours.bind_lora(LoraConfig(r=2, lora_alpha=4))
+    adapters = lora.init(jax.random.key(0), params)
+    adapters = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape) / 3, adapters)
+    write_lora_folder(tmp_path, lora, adapters, part="transformer")
+    theirs.load_lora_adapter(load_file_of_torch(tmp_path), prefix="transformer")
+    latents, times, tokens, pooled = inputs(theirs, (6, 6))
+    with torch.no_grad():
+        wanted = nhwc(call(theirs, latents, times, tokens, pooled))
+    context = join_context(jnp.asarray(tokens), jnp.asarray(pooled))
+    again = read_lora(tmp_path, ours)
+    for bound, matrices in ((lora, adapters), (again.lora, again.adapters)):
+        variables = bound.variables(matrices)
+        apply = jax.jit(lambda *data: ours.apply(*data, dtype=F32, remat=False))
+        found = apply(params, variables, latents, times, context)
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def load_file_of_torch(folder: Path) -> dict[str, torch.Tensor]:
+    tensors = load_file(folder / "pytorch_lora_weights.safetensors")
+    return {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "config", [SD_3, SD_35_MEDIUM, SD_35_LARGE], ids=["3 medium", "3.5 medium", "3.5 large"]
+)
+def test_tensors_at_real_size(config: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        theirs = SD3Transformer2DModel(**{k: v for k, v in config.items() if not k.startswith("_")})
+    wanted = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    assert {entry.name: entry.shape for entry in MMDiT(read_mmdit_config(config)).entries()} == wanted
