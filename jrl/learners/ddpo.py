@@ -103,8 +103,13 @@ def make_ddpo_update(
     split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
     steps = schedule.steps(config.sample_num_steps, config.sample_eta)
     _warn_of_guidance(config)
-    bound: dict[str, Any] = {"steps": steps, "schedule": schedule, "config": config}
-    objective = partial(ddpo_objective, model, **bound)
+    objective = partial(ddpo_objective, model, steps=steps, schedule=schedule, config=config)
+    options: dict[str, Any] = {
+        "steps": steps,
+        "schedule": schedule,
+        "config": config,
+        "minibatch_size": minibatch_size,
+    }
 
     def update(
         state: DDPOState,
@@ -117,17 +122,13 @@ def make_ddpo_update(
         extra: Metrics = {}
         if config.old_log_probs == "recompute":
             sampled = batch
-            batch = recompute_logprobs(
-                model, state.train.params, frozen, sampled, minibatch_size=minibatch_size, **bound
-            )
+            batch = recompute_logprobs(model, state.train.params, frozen, sampled, **options)
             extra[_RECOMPUTED] = Max(
                 jnp.max(jnp.abs(batch.trajectories.logprobs - sampled.trajectories.logprobs))
             )
 
         if config.kl_to_go:
-            batch = charge_later_kl(
-                model, state.train.params, frozen, batch, minibatch_size=minibatch_size, **bound
-            )
+            batch = charge_later_kl(model, state.train.params, frozen, batch, **options)
 
         def of_rows(params: Params, rows: Rows) -> Loss:
             return objective(params, hold_split(frozen, rows), rows_of_batch(batch, rows))

@@ -21,7 +21,7 @@ from jrl.ops.ddim import ddim_mean, steps_of_rows
 from jrl.ops.denoising import guided_output
 from jrl.ops.flow_schedule import Schedule
 from jrl.ops.metrics import mean_metric
-from jrl.typing import DenoiserFns, Frozen, Params, Trajectories
+from jrl.typing import DenoiserFns, Frozen, Metrics, Params, Trajectories
 
 ImageReward = Callable[[Float[Array, "B Z W 3"]], Float[Array, "B"]]
 """Images in [0, 1] to rewards, in JAX."""
@@ -86,5 +86,7 @@ def reward_gradient_loss(
         mean = ddim_mean(latents, output, at, schedule=schedule)
         latents = mean + jax.lax.stop_gradient(states[:, number + 1] - mean)
     rewards = reward(model.decode(frozen, latents))
-    metrics = {"reward/mean": mean_metric(jax.lax.stop_gradient(rewards), jnp.ones_like(rewards, bool))}
+    metrics: Metrics = {
+        "reward/mean": mean_metric(jax.lax.stop_gradient(rewards), jnp.ones_like(rewards, bool))
+    }
     return -jnp.sum(rewards), jnp.float32(rows), metrics
