@@ -114,7 +114,7 @@ TASKS = {
         brightness,
         "mean brightness",
         {
-            "num_epochs": 6,
+            "num_epochs": 8,
             "sample_num_steps": 8,
             "sample_eta": 0.7,
             "sample_guidance_scale": 1.0,
@@ -122,7 +122,7 @@ TASKS = {
             "sample_images_per_prompt": 8,
             "advantage": "group",
             "advantage_std": "global",
-            "beta_kl": 0.1,
+            "beta_kl": 0.01,
             "train_batch_size": 16,
             "train_learning_rate": 3e-4,
             "train_clip_range": 4.6e-3,

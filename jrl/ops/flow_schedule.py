@@ -249,7 +249,7 @@ def make_flow_schedule(config: Mapping[str, Any], *, spacing: str = "trained") -
     given = {}
     for name, value in config.items():
         if name in fields:
-            given[name] = typed_value(name, fields[name], value)
+            given[name] = typed_value(value, name=name, kind=fields[name])
         elif name in _FIXED:
             if value:
                 raise ValueError(

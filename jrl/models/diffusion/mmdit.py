@@ -153,7 +153,7 @@ class JointAttention(nn.Module):
     def __call__(
         self, x: Float[Array, "B P D"], context: Float[Array, "B Q D"] | None
     ) -> tuple[Float[Array, "B P D"], Float[Array, "B Q D"] | None]:
-        """What is added to both streams, before their gates; None for a prompt that is not written."""
+        """Attends, and returns what both streams gain before their gates; None for a prompt that is not written."""
         names = ("to_q", "to_k", "to_v"), ("norm_q", "norm_k")
         queries, keys, values = self._heads(x, *names)
         if context is not None:
@@ -305,10 +305,11 @@ class MMDiTModule(nn.Module):
         """The raw output, float32."""
         config, size = self.config, self.config.patch_size
         make = nn.remat(JointBlock) if self.remat else JointBlock
-        pooled = context[:, -1, : config.pooled_projection_dim]
+        prompt, pooled = jnp.split(context, [context.shape[1] - 1], axis=1)
+        pooled = pooled[:, 0, : config.pooled_projection_dim]
         time = TimeTextEmbedding(config.width, self.dtype, name="time_text_embed")(timesteps, pooled)
         embedder = linear(config.joint_attention_dim, config.width, self.dtype, name="context_embedder")
-        tokens = constrain_rows(embedder(context[:, :-1]))
+        tokens = constrain_rows(embedder(prompt))
         x = constrain_rows(PatchEmbedding(config, self.dtype, name="pos_embed")(latents))
         for index in range(config.num_layers):
             x, tokens = make(config, index, self.dtype, name=f"transformer_blocks_{index}")(x, tokens, time)
@@ -333,7 +334,7 @@ class MMDiT:
 
     @property
     def folder_name(self) -> str:
-        """Its folder in a pipeline."""
+        """Name of the folder in a pipeline."""
         return "transformer"
 
     @property

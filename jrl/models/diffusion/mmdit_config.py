@@ -101,7 +101,7 @@ class MMDiTConfig:
 
     @property
     def width(self) -> int:
-        """Of the residual streams."""
+        """Width of the residual streams."""
         return self.num_attention_heads * self.attention_head_dim
 
     @property

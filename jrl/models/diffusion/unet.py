@@ -182,7 +182,7 @@ class UNet:
 
     @property
     def folder_name(self) -> str:
-        """Its folder in a pipeline."""
+        """Name of the folder in a pipeline."""
         return "unet"
 
     @property
