@@ -3,10 +3,13 @@
 
     python examples/ddpo_shapes.py --task brightness
     python examples/ddpo_shapes.py --task jpeg --seed 0 1 2
+    python examples/ddpo_shapes.py --task flow --seed 0 1 2
 
 downloads nothing. Pictures of circles and squares are generated, and a small U-Net learns to denoise them under prompts
 such as "red circle". Then DDPO trains it on a reward of its images alone: `brightness`, the mean of all pixels, of
-16 x 16 pixels, or `jpeg`, minus the size of the JPEG file in thousands of bytes, of 32 x 32. What it leaves in the
+16 x 16 pixels, or `jpeg`, minus the size of the JPEG file in thousands of bytes, of 32 x 32. `flow` is brightness by
+Flow-GRPO: a rectified flow, groups of eight pictures a prompt, a KL to the model as it was, 8 noisy steps to learn from
+and 20 without noise to be judged by. What it leaves in the
 run's folder: `report.png` with the reward of every epoch and images before and after from equal noise, `results.jsonl`
 with the figures, `model.npz`, the pretrained weights, which the same command with the same `--output-dir` uses again,
 and a folder for each seed.
@@ -29,7 +32,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from shapes.networks import load_weights, save_weights, toy_model
+from shapes.networks import DDIM, FLOW, load_weights, save_weights, toy_model
 from shapes.pictures import PROMPTS
 from shapes.pretrain import Pretraining, pretrain
 from shapes.report import Outcome, draw_report, print_table
@@ -37,6 +40,7 @@ from shapes.report import Outcome, draw_report, print_table
 import jrl
 from jrl.image_rewards import ImageReward, brightness, jpeg_compressibility
 from jrl.models.diffusion import DiffusionModel
+from jrl.ops import FlowSchedule, NoiseSchedule
 from jrl.trl import TrlParser
 
 SETTINGS: Mapping[str, Any] = {
@@ -61,12 +65,14 @@ class Task:
       label: What it measures, with its unit.
       settings: Fields of `jrl.DDPOConfig`. A `train_clip_range` of 1e-4·√(16384 / D), where D is the numbers of a
         picture, allows steps as long as 1e-4 does for Stable Diffusion; a toy may take ten times that.
+      schedule: Process by which noise becomes a picture.
     """
 
     size: int
     reward: ImageReward
     label: str
     settings: Mapping[str, Any]
+    schedule: NoiseSchedule | FlowSchedule = DDIM
 
 
 TASKS = {
@@ -103,6 +109,28 @@ TASKS = {
             "per_prompt_stat_tracking_min_count": 8,
         },
     ),
+    "flow": Task(
+        16,
+        brightness,
+        "mean brightness",
+        {
+            "num_epochs": 8,
+            "sample_num_steps": 8,
+            "sample_eta": 0.7,
+            "sample_guidance_scale": 1.0,
+            "sample_num_batches_per_epoch": 2,
+            "sample_images_per_prompt": 8,
+            "advantage": "group",
+            "advantage_std": "global",
+            "beta_kl": 0.01,
+            "train_batch_size": 16,
+            "train_learning_rate": 3e-4,
+            "train_clip_range": 4.6e-3,
+            "train_skip_last_steps": 1,
+            "eval_num_steps": 20,
+        },
+        FLOW,
+    ),
 }
 
 
@@ -112,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, folder, task = Console(), Path(flags.output_dir), TASKS[flags.task]
     folder.mkdir(parents=True, exist_ok=True)
     console.rule("A model of shapes")
-    model = pretrained(console, folder, task.size, Pretraining(steps=flags.pretraining_steps))
+    model = pretrained(console, folder, task, Pretraining(steps=flags.pretraining_steps))
     outcomes = []
     for seed in flags.seed:
         console.rule(f"DDPO on {flags.task}, seed {seed}")
@@ -144,19 +172,19 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, jrl.DDPOConfig]:
     top.add_argument("--lora", action="store_true", help="train an adapter and not the whole U-Net")
     flags, rest = top.parse_known_args(argv)
     parser = TrlParser(jrl.DDPOConfig)
-    parser.set_defaults_with_config(**SETTINGS, **TASKS[flags.task].settings)
+    parser.set_defaults_with_config(**{**SETTINGS, **TASKS[flags.task].settings})
     (settings,) = parser.parse_args_and_config(rest)
     return flags, settings
 
 
-def pretrained(console: Console, folder: Path, size: int, options: Pretraining) -> DiffusionModel:
+def pretrained(console: Console, folder: Path, task: Task, options: Pretraining) -> DiffusionModel:
     """The toy model, as an earlier call with this folder left it or trained now."""
     path = folder / "model.npz"
     if path.exists():
-        model = toy_model(size, seed=None)
+        model = toy_model(task.size, seed=None, schedule=task.schedule)
         return dataclasses.replace(model, weights=load_weights(path, model.weights))
     model = pretrain(
-        toy_model(size, seed=options.seed),
+        toy_model(task.size, seed=options.seed, schedule=task.schedule),
         options,
         report=lambda step, loss: console.print(f"step {step}: loss {loss:.4f}", highlight=False),
     )
@@ -203,16 +231,22 @@ def random_prompt() -> tuple[str, dict[str, Any]]:
 def sampler(
     pipeline: jrl.DefaultDDPOStableDiffusionPipeline, config: jrl.DDPOConfig, prompts: Sequence[str]
 ) -> Callable[[], np.ndarray]:
-    """Draws images of these prompts, always from the same noise, (count, 3, height, width)."""
+    """Draws images of these prompts, always from the same noise, (count, 3, height, width).
+
+    Where evaluation has steps of its own, they are taken, at the η of evaluation.
+    """
     size = config.sample_batch_size
+    num_steps, eta = config.sample_num_steps, config.sample_eta
+    if config.eval_num_steps is not None:
+        num_steps, eta = config.eval_num_steps, config.eval_eta
 
     def draw() -> np.ndarray:
         parts = [
             pipeline(
                 prompts[start : start + size],
-                num_inference_steps=config.sample_num_steps,
+                num_inference_steps=num_steps,
                 guidance_scale=config.sample_guidance_scale,
-                eta=config.sample_eta,
+                eta=eta,
                 generator=EVALUATION_SEED + start,
                 output_type="np",
             ).images

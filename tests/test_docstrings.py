@@ -31,6 +31,7 @@ IN_PLACE = {
     "steer": "a step of the sampler: logits, advantages and what weighs them",
     "positions_of": "a budget in bytes is what is turned into positions",
     "denoising_steps": "a schedule, cut into so many steps of so much noise",
+    "flow_steps": "the same of a flow",
 }
 """Functions of which a scalar may be given by its place, and why."""
 

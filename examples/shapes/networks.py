@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jrl.models.diffusion import DiffusionModel, UNet, UNetConfig
-from jrl.ops import NoiseSchedule
+from jrl.ops import FlowSchedule, NoiseSchedule
 from jrl.typing import Params
 
 from .pictures import COLOURS, SHAPES
@@ -91,12 +91,30 @@ def read_words(texts: Sequence[str]) -> Int[np.ndarray, "B Q"]:
     return rows
 
 
-def toy_model(size: int, *, seed: int | None) -> DiffusionModel:
+# The U-Net predicts clean pictures: noise has as many dimensions at each place as latents have channels, more than one
+# so narrow can carry; smooth pictures have few.
+DDIM = NoiseSchedule(
+    beta_start=0.00085,
+    beta_end=0.012,
+    beta_schedule="scaled_linear",
+    clip_sample=False,
+    steps_offset=1,
+    prediction_type="sample",
+)
+"""Noise as that of Stable Diffusion 1."""
+FLOW = FlowSchedule(spacing="uniform", prediction_type="sample")
+"""A rectified flow, whose velocity is (x − x̂0)/σ."""
+
+
+def toy_model(
+    size: int, *, seed: int | None, schedule: NoiseSchedule | FlowSchedule = DDIM
+) -> DiffusionModel:
     """A model of pictures of this size.
 
     Args:
       size: Pixels along an edge, 16 or 32.
       seed: Of random weights; None: shapes alone, where weights will be read from a file.
+      schedule: `DDIM` or `FLOW`.
     """
     vae = PixelShuffle(FACTORS[size])
     unet = UNet(
@@ -129,16 +147,7 @@ def toy_model(size: int, *, seed: int | None) -> DiffusionModel:
         vae=vae,
         text_encoder=WordTable(),
         tokenizer=read_words,
-        # Noise as that of Stable Diffusion. The U-Net predicts clean pictures: noise has as many dimensions at each
-        # place as latents have channels, more than one so narrow can carry; smooth pictures have few.
-        schedule=NoiseSchedule(
-            beta_start=0.00085,
-            beta_end=0.012,
-            beta_schedule="scaled_linear",
-            clip_sample=False,
-            steps_offset=1,
-            prediction_type="sample",
-        ),
+        schedule=schedule,
         weights=weights,
         sample_size=(size // vae.factor,) * 2,
     )

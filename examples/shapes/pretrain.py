@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Teaches the toy model to denoise pictures of shapes: the mean squared error of the clean picture that it predicts.
 
-Reference: Ho et al. 2020, arXiv:2006.11239; unconditional rows for guidance: Ho & Salimans 2022, arXiv:2207.12598.
+Reference: Ho et al. 2020, arXiv:2006.11239; flows: Liu et al. 2022, arXiv:2209.03003;
+unconditional rows for guidance: Ho & Salimans 2022, arXiv:2207.12598.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import optax
 
 from jrl.models.diffusion import DiffusionModel
+from jrl.ops import FlowSchedule
 
 from .networks import PixelShuffle
 from .pictures import PROMPTS, draw
@@ -62,15 +64,15 @@ def pretrain(
         options.learning_rate / 50,
     )
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
-    levels = jnp.asarray(model.schedule.alphas_cumprod, jnp.float32)
+    times, shares = _forward_process(model)
 
     @jax.jit
     def step(params: Any, moments: Any, latents: Any, tokens: Any, key: Any) -> Any:
         time_key, noise_key = jax.random.split(key)
-        timesteps = jax.random.randint(time_key, latents.shape[:1], 0, len(levels))
-        noise = jax.random.normal(noise_key, latents.shape)
-        level = levels[timesteps].reshape(-1, 1, 1, 1)
-        noisy = jnp.sqrt(level) * latents + jnp.sqrt(1.0 - level) * noise
+        number = jax.random.randint(time_key, latents.shape[:1], 0, len(times))
+        noise, timesteps = jax.random.normal(noise_key, latents.shape), times[number]
+        signal, level = shares[:, number].reshape(2, -1, 1, 1, 1)
+        noisy = signal * latents + level * noise
 
         def loss(params: Any) -> Any:
             context = model.text_encoder.encode(params["text_encoder"], tokens, dtype=jnp.float32)
@@ -99,3 +101,16 @@ def pretrain(
             report(number + 1, float(np.mean(jax.device_get(losses))))
             losses.clear()
     return replace(model, weights={**model.weights, **jax.device_get(params)})
+
+
+def _forward_process(model: DiffusionModel) -> tuple[jax.Array, jax.Array]:
+    """(timesteps, shares of picture and of noise at each of them) of training."""
+    schedule = model.schedule
+    count = schedule.num_train_timesteps
+    if isinstance(schedule, FlowSchedule):
+        sigmas = np.arange(1, count + 1) / count
+        times, shares = sigmas * count, np.stack([1.0 - sigmas, sigmas])
+    else:
+        levels = schedule.alphas_cumprod
+        times, shares = np.arange(count), np.sqrt(np.stack([levels, 1.0 - levels]))
+    return jnp.asarray(times, jnp.float32), jnp.asarray(shares, jnp.float32)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,17 @@ from jaxtyping import Array, Int
 from jrl.learners.accumulate import Loss, Objective, Rows, accumulate, optimizer_step, scan_steps, split_rows
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.ddpo_loss_scale import LossScale, init_loss_scale, next_loss_scale, scale_cotangents
-from jrl.learners.ddpo_objective import ddpo_objective, recompute_logprobs, rows_of_batch
+from jrl.learners.ddpo_objective import (
+    charge_later_kl,
+    ddpo_objective,
+    recompute_logprobs,
+    rows_of_batch,
+)
 from jrl.learners.ddpo_order import microbatches, shuffled_order
 from jrl.learners.state import TrainState, init_train_state
 from jrl.mesh import hold_split
+from jrl.ops.flow_schedule import Schedule
 from jrl.ops.metrics import reduce_metrics
-from jrl.ops.noise_schedule import NoiseSchedule, denoising_steps
 from jrl.typing import DDPOBatch, DenoiserFns, Frozen, Max, Mean, Metrics, Params, PRNGKey, Update
 
 _FIRST = {
@@ -68,7 +74,7 @@ def init_ddpo_state(params: Params, optimizer: optax.GradientTransformation, con
 
 def make_ddpo_update(
     model: DenoiserFns,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     optimizer: optax.GradientTransformation,
     config: DDPOConfig,
     *,
@@ -95,9 +101,15 @@ def make_ddpo_update(
       ValueError: If `minibatch_size` does not divide `batch_size`, or a step has no density.
     """
     split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
-    steps = denoising_steps(schedule, config.sample_num_steps, config.sample_eta)
+    steps = schedule.steps(config.sample_num_steps, config.sample_eta)
     _warn_of_guidance(config)
     objective = partial(ddpo_objective, model, steps=steps, schedule=schedule, config=config)
+    options: dict[str, Any] = {
+        "steps": steps,
+        "schedule": schedule,
+        "config": config,
+        "minibatch_size": minibatch_size,
+    }
 
     def update(
         state: DDPOState,
@@ -110,19 +122,13 @@ def make_ddpo_update(
         extra: Metrics = {}
         if config.old_log_probs == "recompute":
             sampled = batch
-            batch = recompute_logprobs(
-                model,
-                state.train.params,
-                frozen,
-                sampled,
-                steps=steps,
-                schedule=schedule,
-                config=config,
-                minibatch_size=minibatch_size,
-            )
+            batch = recompute_logprobs(model, state.train.params, frozen, sampled, **options)
             extra[_RECOMPUTED] = Max(
                 jnp.max(jnp.abs(batch.trajectories.logprobs - sampled.trajectories.logprobs))
             )
+
+        if config.kl_to_go:
+            batch = charge_later_kl(model, state.train.params, frozen, batch, **options)
 
         def of_rows(params: Params, rows: Rows) -> Loss:
             return objective(params, hold_split(frozen, rows), rows_of_batch(batch, rows))

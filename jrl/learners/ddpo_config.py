@@ -20,7 +20,8 @@ class DDPOConfig(MethodConfig):
 
     Attributes:
       sample_num_steps: T, denoising steps.
-      sample_eta: η in (0, 1], the share of the reverse process's noise; without any there is no density.
+      sample_eta: η in (0, 1], the share of the reverse process's noise, or a flow's noise level; at 0 a step has no
+        density.
       sample_guidance_scale: w of classifier-free guidance; at most 1: none.
       sample_batch_size: Samples of one sampling call.
       sample_num_batches_per_epoch: Sampling calls of an epoch.
@@ -41,6 +42,8 @@ class DDPOConfig(MethodConfig):
       advantage_std: Deviation that divides a group's advantages: of the "group", or "global".
       share_initial_noise: Whether the samples of a group start from the same noise.
       beta_kl: Weight β of the KL from the model as it was before training, per latent element and step.
+      kl_to_go: Whether a step is also charged, in its advantage, with the KL of the steps after it, for another forward
+        pass of all samples by the model and its reference. Without, as published, the optimum is not p·exp(r/β).
       old_log_probs: "sampling": those of the sampler; "recompute": computed anew in the shapes of training.
       train_skip_last_steps: Steps at the end that are never trained on: their σ is tiny.
       train_timestep_range: (first, end) of the steps trained on, from the noisiest, the end left out; None: all.
@@ -50,6 +53,7 @@ class DDPOConfig(MethodConfig):
       ema_decay: Of an average of the trained weights, by which the model is evaluated and saved; 0: none.
       eval_prompts: Prompts of the images drawn at each evaluation, always from the same noise.
       eval_eta: η of those.
+      eval_num_steps: T of those; None: that of sampling. A flow may learn from fewer steps than it is used with.
       loss_scaling: First factor of dynamic loss scaling, for float16 (4096 is a good one); 0: none.
       loss_scaling_growth_every: Optimizer steps without overflow after which the factor is doubled.
     """
@@ -76,6 +80,7 @@ class DDPOConfig(MethodConfig):
     advantage_std: str = "group"
     share_initial_noise: bool = False
     beta_kl: float = 0.0
+    kl_to_go: bool = False
     old_log_probs: str = "sampling"
     train_skip_last_steps: int = 0
     train_timestep_range: tuple[int, int] | list[int] | None = None
@@ -85,6 +90,7 @@ class DDPOConfig(MethodConfig):
     ema_decay: float = 0.0
     eval_prompts: list[str] = field(default_factory=list)
     eval_eta: float = 0.0
+    eval_num_steps: int | None = None
     loss_scaling: float = 0.0
     loss_scaling_growth_every: int = 2000
 
@@ -122,6 +128,11 @@ class DDPOConfig(MethodConfig):
             ("train_adv_clip_max", self.train_adv_clip_max > 0, "positive"),
             ("train_clip_range", self.train_clip_range > 0, "positive"),
             ("beta_kl", self.beta_kl >= 0, "at least 0"),
+            (
+                "kl_to_go",
+                self.beta_kl > 0 or not self.kl_to_go,
+                "False where `beta_kl` is 0: there is nothing to charge",
+            ),
             ("old_log_probs", self.old_log_probs in OLD_LOGPROBS, f"one of {OLD_LOGPROBS}"),
             ("ema_decay", 0 <= self.ema_decay < 1, "in [0, 1)"),
             ("loss_scaling", self.loss_scaling >= 0, "at least 0"),
@@ -140,7 +151,11 @@ class DDPOConfig(MethodConfig):
             ("loss_scaling_growth_every", self.loss_scaling_growth_every),
         ):
             check_fields(self, (name, count >= 1, "at least 1"))
-        for name, size in (("sample_height", self.sample_height), ("sample_width", self.sample_width)):
+        for name, size in (
+            ("sample_height", self.sample_height),
+            ("sample_width", self.sample_width),
+            ("eval_num_steps", self.eval_num_steps),
+        ):
             check_fields(self, (name, size is None or size >= 1, "at least 1, or None"))
 
     def _check_sampling(self) -> None:

@@ -17,8 +17,10 @@ from jrl.losses.ddpo import ddpo_loss
 from jrl.mesh import hold_split
 from jrl.ops.ddim import ddim_logprob, ddim_mean, steps_of_rows
 from jrl.ops.denoising import Predict, guided_output
+from jrl.ops.flow_schedule import Schedule
 from jrl.ops.gaussian import gaussian_kl
-from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
+from jrl.ops.masking import masked_mean
+from jrl.ops.noise_schedule import DenoisingSteps
 from jrl.typing import DDPOBatch, DenoiserFns, Frozen, Params
 
 
@@ -58,7 +60,9 @@ def rows_of_batch(batch: DDPOBatch, rows: Rows) -> DenoisingRows:
         next_latents=take_rows(states, first + 1),
         steps=step,
         old_logprobs=take_rows(logprobs.reshape(-1), rows.ids),
-        advantages=take_rows(batch.advantages, sample),
+        advantages=take_rows(
+            batch.advantages.reshape(-1), sample if batch.advantages.ndim == 1 else rows.ids
+        ),
         context=take_rows(context, sample),
         negative=batch.negative,
         valid=rows.valid if batch.valid is None else rows.valid & take_rows(batch.valid, sample),
@@ -70,7 +74,7 @@ def step_means(
     rows: DenoisingRows,
     at: DenoisingSteps,
     *,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     config: DDPOConfig,
 ) -> Float[Array, "B Y X C"]:
     """μ of each row under a network, guided as the update guides."""
@@ -93,7 +97,7 @@ def ddpo_objective(
     rows: DenoisingRows,
     *,
     steps: DenoisingSteps,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     config: DDPOConfig,
 ) -> Loss:
     """The loss of single denoising steps, to be differentiated with respect to `params`: (sum, weight, metrics).
@@ -103,7 +107,7 @@ def ddpo_objective(
       params: Its trainable parameters.
       frozen: The rest.
       rows: What to train on.
-      steps: From `denoising_steps`, those that sampled.
+      steps: Of the schedule, those that sampled.
       schedule: Of the model.
       config: Of the method.
     """
@@ -134,7 +138,7 @@ def recompute_logprobs(
     batch: DDPOBatch,
     *,
     steps: DenoisingSteps,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     config: DDPOConfig,
     minibatch_size: int,
 ) -> DDPOBatch:
@@ -156,3 +160,50 @@ def recompute_logprobs(
     found = map_rows(score, num_samples * len(config.trained_steps), minibatch_size=minibatch_size)
     logprobs = batch.trajectories.logprobs.at[:, trained].set(found.reshape(num_samples, -1))
     return batch._replace(trajectories=batch.trajectories._replace(logprobs=logprobs))
+
+
+def charge_later_kl(
+    model: DenoiserFns,
+    params: Params,
+    frozen: Frozen,
+    batch: DDPOBatch,
+    *,
+    steps: DenoisingSteps,
+    schedule: Schedule,
+    config: DDPOConfig,
+    minibatch_size: int,
+) -> DDPOBatch:
+    """The batch with an advantage for each step: the sample's, less β times the KL of the steps after it.
+
+    The loss charges a step with its own KL alone. A step also decides where later ones begin, and so what they cost:
+    without that, the gradient is not the one of E[r] − β·KL, and its optimum is not p·exp(r/β). Costs are those of the
+    whole latents, as log-densities' gradients are, and centred over the samples.
+
+    Args:
+      model: The denoiser.
+      params: Its parameters as they sampled.
+      frozen: The rest.
+      batch: With one advantage a sample.
+      steps: Those that sampled.
+      schedule: Of the model.
+      config: Of the method.
+      minibatch_size: Rows of a forward pass.
+    """
+    num_samples, num_steps = batch.trajectories.logprobs.shape
+
+    def costs(ids: Int[Array, "R"]) -> Float[Array, "R"]:
+        rows = rows_of_batch(batch, Rows(ids, jnp.ones_like(ids, bool)))
+        at = steps_of_rows(steps, rows.steps)
+        means = partial(step_means, rows=rows, at=at, schedule=schedule, config=config)
+        held = hold_split(frozen, ids)
+        return gaussian_kl(
+            means(partial(model.predict, params, held)), means(partial(model.reference, held)), at.std
+        )
+
+    found = map_rows(costs, num_samples * num_steps, minibatch_size=minibatch_size)
+    size = batch.trajectories.latents[0, 0].size
+    kl = size * found.reshape(num_samples, num_steps)
+    later = jnp.cumsum(kl[:, ::-1], axis=1)[:, ::-1] - kl
+    valid = jnp.ones(num_samples, bool) if batch.valid is None else batch.valid
+    mean = jax.vmap(masked_mean, in_axes=(1, None))(later, valid)
+    return batch._replace(advantages=batch.advantages[:, None] - config.beta_kl * (later - mean[None]))

@@ -26,6 +26,7 @@ from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.ddim import DDIMStep, ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
 from jrl.ops.denoising import guided_output
 from jrl.ops.experts import balance_loss, expert_load
+from jrl.ops.flow_schedule import FlowSchedule, flow_steps, make_flow_schedule
 from jrl.ops.gaussian import gaussian_kl, gaussian_logprob
 from jrl.ops.groups import GroupStatistics, group_statistics, smallest_of_group, sum_of_group
 from jrl.ops.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_straight_through
@@ -96,6 +97,7 @@ __all__ = [
     "ClipEvents",
     "DDIMStep",
     "DenoisingSteps",
+    "FlowSchedule",
     "GroupStatistics",
     "LossOut",
     "NoiseSchedule",
@@ -125,6 +127,7 @@ __all__ = [
     "entropy_from_logits",
     "expert_load",
     "finalize",
+    "flow_steps",
     "gae",
     "gaussian_kl",
     "gaussian_logprob",
@@ -148,6 +151,7 @@ __all__ = [
     "length_weighted_advantages",
     "logistic_loss",
     "logprobs_from_logits",
+    "make_flow_schedule",
     "make_noise_schedule",
     "map_positions",
     "masked_mean",

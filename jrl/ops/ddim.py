@@ -2,7 +2,8 @@
 """A DDIM step as a Gaussian policy: its mean, a sample of it, and the sample's log-density.
 
 State = (prompt, t, x_t), action = x_p with p the timestep after t, policy = N(μ, σ_t²) for η > 0. Always float32,
-whatever the network's dtype: the trust region of DDPO is about 1e-4 wide.
+whatever the network's dtype: the trust region of DDPO is about 1e-4 wide. A step of a flow's SDE has the same form with
+the coefficients of `jrl.ops.flow_schedule.flow_steps`, and at η = 0 it is Euler's step.
 
 Reference: Song et al. 2021, arXiv:2010.02502, eqs. 12 and 16; as a policy Black et al. 2023, arXiv:2305.13301.
 """
@@ -13,9 +14,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jrl.ops.checks import check_same_floats
+from jrl.ops.flow_schedule import Schedule
 from jrl.ops.gaussian import gaussian_logprob
 from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
 from jrl.ops.predictions import PREDICTIONS
@@ -50,7 +52,7 @@ def steps_of_rows(steps: DenoisingSteps, ids: Int[Array, "B"]) -> DenoisingSteps
     return DenoisingSteps(*(jnp.take(jnp.asarray(x), ids, axis=0) for x in steps))
 
 
-def step_of_timesteps(steps: DenoisingSteps, timesteps: Int[Array, "B"]) -> Int[Array, "B"]:
+def step_of_timesteps(steps: DenoisingSteps, timesteps: Num[Array, "B"]) -> Int[Array, "B"]:
     """Number of the step that begins at each timestep; 0 for a timestep that no step begins at.
 
     Args:
@@ -72,7 +74,7 @@ def ddim_mean(
     output: Float[Array, "B Y X C"],
     at: DenoisingSteps,
     *,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     use_clipped_model_output: bool = False,
 ) -> Float[Array, "B Y X C"]:
     """Mean of the Gaussian from which a denoising step draws.
@@ -99,12 +101,8 @@ def ddim_mean(
     check_same_floats("output", output, "latents", latents)
     each = _per_element(at)
     clean, noise = PREDICTIONS[schedule.prediction_type](latents, output, each.signal, each.noise)
-    if schedule.thresholding:
-        clean = dynamic_threshold(
-            clean, quantile=schedule.dynamic_thresholding_ratio, largest=schedule.sample_max_value
-        )
-    elif schedule.clip_sample:
-        clean = jnp.clip(clean, -schedule.clip_sample_range, schedule.clip_sample_range)
+    if isinstance(schedule, NoiseSchedule):
+        clean = _clipped(clean, schedule)
     if use_clipped_model_output:
         noise = (latents - each.signal * clean) / each.noise
     return each.next_signal * clean + each.direction * noise
@@ -116,7 +114,7 @@ def ddim_step(
     noise: Float[Array, "B Y X C"],
     at: DenoisingSteps,
     *,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     use_clipped_model_output: bool = False,
 ) -> DDIMStep:
     """Samples a denoising step, x_p = μ + σ_t·z, with its log-density.
@@ -191,6 +189,17 @@ def dynamic_threshold(
     sizes = jnp.abs(clean).reshape(clean.shape[0], -1)
     threshold = jnp.clip(jnp.quantile(sizes, quantile, axis=1), 1.0, largest)[:, None, None, None]
     return jnp.clip(clean, -threshold, threshold) / threshold
+
+
+def _clipped(clean: Float[Array, "B Y X C"], schedule: NoiseSchedule) -> Float[Array, "B Y X C"]:
+    """Predicted clean latents, clipped as the schedule says."""
+    if schedule.thresholding:
+        return dynamic_threshold(
+            clean, quantile=schedule.dynamic_thresholding_ratio, largest=schedule.sample_max_value
+        )
+    if schedule.clip_sample:
+        return jnp.clip(clean, -schedule.clip_sample_range, schedule.clip_sample_range)
+    return clean
 
 
 def _per_element(at: DenoisingSteps) -> DenoisingSteps:

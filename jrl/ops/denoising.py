@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Num
 
 from jrl.ops.checks import check_float
 
@@ -22,7 +22,7 @@ Predict = Callable[[Array, Array, Array], Array]
 def guided_output(
     predict: Predict,
     latents: Float[Array, "B Y X C"],
-    timesteps: Int[Array, "B"],
+    timesteps: Num[Array, "B"],
     context: Float[Array, "B Q D"],
     negative: Float[Array, "1 Q D"],
     *,

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Num
 
 from jrl.ops.predictions import PREDICTIONS
 
@@ -71,7 +71,7 @@ class DenoisingSteps(NamedTuple):
     """Coefficients of the T steps from noise to clean latents (host arrays), or of some of them, one a row.
 
     Attributes:
-      timesteps: What the network is told, descending.
+      timesteps: What the network is told, descending: whole numbers, or those of a flow.
       signal: √ᾱ_t, the share of the clean latents before the step.
       noise: √(1 − ᾱ_t), the share of noise before the step.
       next_signal: √ᾱ_p after it.
@@ -79,7 +79,7 @@ class DenoisingSteps(NamedTuple):
       std: σ_t of the fresh noise; 0 throughout for η = 0.
     """
 
-    timesteps: Int[Array, "T"]
+    timesteps: Num[Array, "T"]
     signal: Float[Array, "T"]
     noise: Float[Array, "T"]
     next_signal: Float[Array, "T"]
@@ -137,7 +137,7 @@ class NoiseSchedule:
             raise ValueError(f"`num_train_timesteps` must be at least 1, got {self.num_train_timesteps}.")
         for name, value, known in (
             ("beta_schedule", self.beta_schedule, sorted(BETA_SCHEDULES)),
-            ("prediction_type", self.prediction_type, sorted(PREDICTIONS)),
+            ("prediction_type", self.prediction_type, sorted(set(PREDICTIONS) - {"flow_prediction"})),
             ("timestep_spacing", self.timestep_spacing, sorted(SPACINGS)),
         ):
             if value not in known:
@@ -182,6 +182,21 @@ class NoiseSchedule:
         levels: np.ndarray = np.exp(self.log_alphas_cumprod)
         return levels
 
+    def at_resolution(self, num_patches: int) -> NoiseSchedule:
+        """Returns itself: the steps are the same for images of any size."""
+        del num_patches
+        return self
+
+    def steps(self, num_steps: int, eta: float, *, dtype: Any = np.float32) -> DenoisingSteps:
+        """Coefficients of T steps; see `denoising_steps`.
+
+        Args:
+          num_steps: T.
+          eta: η.
+          dtype: Of the coefficients.
+        """
+        return denoising_steps(self, num_steps, eta, dtype=dtype)
+
 
 def _zero_terminal_snr(betas: np.ndarray) -> np.ndarray:
     """Shifts √ᾱ so that it ends at 0, and scales it so that it starts where it did."""
@@ -216,7 +231,7 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
         if kind.startswith(prefix):
             raise ValueError(f"the scheduler must be one of a model with β, got {kind!r} ({meaning}).")
     given = {
-        field.name: _typed(field.name, str(field.type), config[field.name])
+        field.name: typed_value(config[field.name], name=field.name, kind=str(field.type))
         for field in dataclasses.fields(NoiseSchedule)
         if field.name in config
     }
@@ -236,13 +251,30 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
     return NoiseSchedule(**given)
 
 
-def _typed(name: str, kind: str, value: Any) -> Any:
-    """A value of a scheduler's configuration, once it is of the kind that its field has."""
+def typed_value(value: Any, *, name: str, kind: str) -> Any:
+    """A value of a scheduler's configuration, once it is of the kind that its field has.
+
+    Args:
+      value: As the file has it.
+      name: Of the key, for messages.
+      kind: The field's annotation, such as "float" or "float | None".
+    Returns:
+      The value; whole numbers as floats and lists as tuples, where the field has those.
+    Raises:
+      ValueError: If it is of another kind.
+    Reference: none; a check of types.
+    Example:
+      >>> typed_value(3, name="shift", kind="float")
+      3.0
+    """
+    if value is None and kind.endswith("| None"):
+        return None
+    kind = kind.removesuffix(" | None")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind == "float" and is_number:
         return float(value)
     if kind.startswith("tuple") and isinstance(value, list | tuple):
-        return tuple(_typed(name, "float", beta) for beta in value)
+        return tuple(typed_value(beta, name=name, kind="float") for beta in value)
     if not isinstance(value, {"int": int, "bool": bool, "str": str}.get(kind, type(None))) or (
         kind == "int" and not is_number
     ):

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 from jrl.mesh import constrain_rows, gather_fsdp, rows_parts
 from jrl.ops.ddim import DDIMStep, ddim_step, steps_of_rows
 from jrl.ops.denoising import guided_output
-from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule, denoising_steps
+from jrl.ops.flow_schedule import Schedule
+from jrl.ops.noise_schedule import DenoisingSteps
 from jrl.typing import DenoiserFns, Frozen, Params, PRNGKey, Trajectories
 
 NoiseAt = Callable[[Int[Array, ""]], Float[Array, "B Y X C"]]
@@ -39,7 +40,7 @@ class Diffuse(Protocol):
 
 def make_diffuse(
     model: DenoiserFns,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     *,
     num_steps: int,
     eta: float,
@@ -58,7 +59,8 @@ def make_diffuse(
       model: The denoiser and what stands around it.
       schedule: Of the checkpoint.
       num_steps: T.
-      eta: η in [0, 1]; 0, for evaluation, draws nothing after the first noise, and log-probabilities are 0.
+      eta: η in [0, 1], or a flow's noise level; 0, for evaluation, draws nothing after the first noise, and
+        log-probabilities are 0.
       guidance_scale: w; at most 1: no guidance.
       guidance_rescale: φ; see `jrl.ops.denoising.guided_output`.
       latent_shape: (height, width, channels) of the latents.
@@ -66,9 +68,9 @@ def make_diffuse(
     Returns:
       `(params, frozen, tokens, negative, initial_keys, step_keys) -> (Trajectories, images)`; keys are one a row.
     Raises:
-      ValueError: If the steps are not possible; see `jrl.ops.noise_schedule.denoising_steps`.
+      ValueError: If the steps are not possible; see the schedule's `steps`.
     """
-    steps = denoising_steps(schedule, num_steps, eta)
+    steps = schedule.steps(num_steps, eta)
 
     def diffuse(
         params: Params,
@@ -113,7 +115,7 @@ def denoise(
     noise_at: NoiseAt,
     *,
     steps: DenoisingSteps,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     guidance_scale: float,
     guidance_rescale: float,
 ) -> Trajectories:
@@ -127,7 +129,7 @@ def denoise(
       negative: Of the negative prompt.
       initial: x_T, standard normal.
       noise_at: z of every step.
-      steps: From `denoising_steps`.
+      steps: Of the schedule.
       schedule: Of the model.
       guidance_scale: w.
       guidance_rescale: φ.

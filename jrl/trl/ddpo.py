@@ -20,7 +20,7 @@ from jrl.interop import refuse_overrides
 from jrl.learners.ddpo_objective import DenoisingRows, ddpo_objective
 from jrl.ops.ddim import step_of_timesteps
 from jrl.ops.metrics import finalize
-from jrl.ops.noise_schedule import DenoisingSteps, denoising_steps
+from jrl.ops.noise_schedule import DenoisingSteps
 from jrl.ops.policy_gradient import clipped_surrogate
 from jrl.trainers.cards import model_card
 from jrl.trainers.checkpoints import CheckpointError
@@ -217,7 +217,7 @@ class DDPOTrainer:
         rows = DenoisingRows(
             latents=channels_last(latents),
             next_latents=channels_last(next_latents),
-            steps=step_of_timesteps(steps, jnp.asarray(times, jnp.int32)),
+            steps=step_of_timesteps(steps, jnp.asarray(times, steps.timesteps.dtype)),
             old_logprobs=jnp.asarray(log_probs, jnp.float32),
             advantages=jnp.asarray(advantages, jnp.float32),
             context=jnp.asarray(context),
@@ -249,7 +249,7 @@ class DDPOTrainer:
     def _steps(self) -> DenoisingSteps:
         """Denoising steps of sampling."""
         method = self.native.method
-        return denoising_steps(self.native.model.schedule, method.sample_num_steps, method.sample_eta)
+        return self.native.model.schedule.steps(method.sample_num_steps, method.sample_eta)
 
     def _generate_samples(
         self, iterations: int, batch_size: int

@@ -79,6 +79,7 @@ class DDPOConfig:
       advantage_std: Of groups: divide by the deviation of the "group", or of all rewards, "global".
       share_initial_noise: Whether the images of a prompt start from the same noise.
       beta_kl: Weight of the KL divergence to the model as it was.
+      kl_to_go: Whether a step is also charged with the KL of the steps after it.
       old_log_probs: "sampling", or "recompute" them at the shapes of training before the first update.
       train_skip_last_steps: So many of the last denoising steps are never trained on.
       train_timestep_range: First step and the one behind the last that are trained on; None: all.
@@ -93,6 +94,7 @@ class DDPOConfig:
       eval_every: Epochs between evaluations; 0 evaluates only before and after.
       eval_prompts: Prompts that are always sampled with the same noise, so that images can be compared.
       eval_eta: η of these.
+      eval_num_steps: Denoising steps of these; None: as many as in sampling.
       lr_warmup_steps: Optimizer steps in which the rate rises from 0.
       mesh: Devices along the axes data, fsdp and tensor, as JSON on the command line; None: all on data.
       overwrite: Whether a new run may delete the checkpoints in its folder.
@@ -146,6 +148,7 @@ class DDPOConfig:
     advantage_std: str = "group"
     share_initial_noise: bool = False
     beta_kl: float = 0.0
+    kl_to_go: bool = False
     old_log_probs: str = "sampling"
     train_skip_last_steps: int = 0
     train_timestep_range: list[int] | None = None
@@ -160,6 +163,7 @@ class DDPOConfig:
     eval_every: int = 0
     eval_prompts: list[str] = field(default_factory=list)
     eval_eta: float = 0.0
+    eval_num_steps: int | None = None
     lr_warmup_steps: int = 0
     mesh: dict[str, Any] | str | None = None
     overwrite: bool = False

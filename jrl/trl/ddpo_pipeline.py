@@ -21,7 +21,8 @@ from jrl.models.diffusion import DIFFUSERS_STEM, LORA, UNET, DiffusionModel, has
 from jrl.models.entries_io import check_entries, load_entries, parameter_targets
 from jrl.models.safetensors_io import TensorFiles
 from jrl.ops.ddim import ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
-from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule, denoising_steps
+from jrl.ops.flow_schedule import Schedule
+from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
 from jrl.trl.ddpo_native import OwnedDDPO
 from jrl.trl.ddpo_sampler import ImageCall, Parts, channels_last
 from jrl.typing import Params
@@ -49,7 +50,7 @@ class DDIMScheduler:
 
     init_noise_sigma = 1.0
 
-    def __init__(self, schedule: NoiseSchedule) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self.config: dict[str, Any] = asdict(schedule)
         self.num_inference_steps: int | None = None
@@ -57,7 +58,15 @@ class DDIMScheduler:
 
     @property
     def alphas_cumprod(self) -> np.ndarray:
-        """ᾱ of every training timestep, float64."""
+        """ᾱ of every training timestep, float64.
+
+        Raises:
+          ValueError: If the model is a flow, which has none.
+        """
+        if not isinstance(self._schedule, NoiseSchedule):
+            raise ValueError(
+                "`alphas_cumprod` is of models with β; a flow has levels σ, `config` has its keys."
+            )
         return self._schedule.alphas_cumprod
 
     def set_timesteps(self, num_inference_steps: int) -> None:
@@ -66,7 +75,7 @@ class DDIMScheduler:
         Raises:
           ValueError: If there are not so many timesteps.
         """
-        steps = denoising_steps(self._schedule, num_inference_steps, 0.0)
+        steps = self._schedule.steps(num_inference_steps, 0.0)
         self.num_inference_steps, self.timesteps = num_inference_steps, np.asarray(steps.timesteps)
 
     def steps(self, eta: float) -> DenoisingSteps:
@@ -79,7 +88,7 @@ class DDIMScheduler:
         """
         if self.num_inference_steps is None:
             raise ValueError("`scheduler.set_timesteps` must be called before a step is taken.")
-        return denoising_steps(self._schedule, self.num_inference_steps, eta)
+        return self._schedule.steps(self.num_inference_steps, eta)
 
     def check_timesteps(self, timesteps: np.ndarray) -> None:
         """Refuses what is no timestep of a step.
@@ -329,7 +338,7 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         steps = self._scheduler.steps(eta)
         numbers = np.broadcast_to(np.asarray(timestep), (len(x),))
         self._scheduler.check_timesteps(numbers)
-        at = steps_of_rows(steps, step_of_timesteps(steps, jnp.asarray(numbers, jnp.int32)))
+        at = steps_of_rows(steps, step_of_timesteps(steps, jnp.asarray(numbers, steps.timesteps.dtype)))
         options: dict[str, Any] = {
             "schedule": self.model.schedule,
             "use_clipped_model_output": use_clipped_model_output,
@@ -426,7 +435,7 @@ def _logprob(
     given: jax.Array,
     at: DenoisingSteps,
     *,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     use_clipped_model_output: bool,
 ) -> jax.Array:
     """Log-probability of a denoising step that was taken."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from jrl.compilation import compiled
 from jrl.models.diffusion import DiffusionModel
-from jrl.ops.noise_schedule import denoising_steps
+from jrl.ops.flow_schedule import Schedule
 from jrl.rollout.diffuse import decode_in_chunks, denoise
 from jrl.trainers.diffusion import to_host, to_pil
 from jrl.trainers.rollouts import Draws
@@ -113,10 +113,12 @@ class ImageCall:
         away = self._context(parts, "negative_prompt", negative or "", negative_embeds)
         if np.any(np.asarray(away) != np.asarray(away[:1])):
             raise ValueError("`negative_prompt` must be the same in all rows, got several.")
-        shape = (len(context), *self._model.latent_shape(*size))
+        latent_shape = self._model.latent_shape(*size)
+        shape = (len(context), *latent_shape)
         start, on_way = jax.random.split(self.key(generator))
         noise = jax.random.normal(start, shape) if initial is None else _given_noise(initial, shape)
-        program = self._program(parts.functions, num_steps, eta, guidance_scale, guidance_rescale)
+        schedule = self._model.at_size(latent_shape).schedule
+        program = self._program(parts.functions, schedule, num_steps, eta, guidance_scale, guidance_rescale)
         trajectories = program(parts.params, parts.frozen, context, away[:1], noise, on_way)
         decode = self._compiled(parts.functions.decode, lambda: _decoder(parts.functions))
         return Sampled(trajectories, functools.partial(decode, parts.frozen))
@@ -130,13 +132,14 @@ class ImageCall:
     def _program(
         self,
         functions: DenoiserFns,
+        schedule: Schedule,
         num_steps: int,
         eta: float,
         guidance_scale: float,
         guidance_rescale: float,
     ) -> Callable[..., Trajectories]:
         """The compiled loop of these settings."""
-        steps = denoising_steps(self._model.schedule, num_steps, eta)
+        steps = schedule.steps(num_steps, eta)
 
         def sample(
             params: Params,
@@ -155,12 +158,12 @@ class ImageCall:
                 noise,
                 lambda step: jax.random.normal(jax.random.fold_in(key, step), noise.shape),
                 steps=steps,
-                schedule=self._model.schedule,
+                schedule=schedule,
                 guidance_scale=guidance_scale,
                 guidance_rescale=guidance_rescale,
             )
 
-        settings = (functions, num_steps, eta, guidance_scale, guidance_rescale)
+        settings = (functions, schedule, num_steps, eta, guidance_scale, guidance_rescale)
         return self._compiled(settings, lambda: sample)
 
     def _context(self, parts: Parts, name: str, texts: str | Sequence[str] | None, embeds: Any) -> jax.Array:

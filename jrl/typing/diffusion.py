@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from jrl.typing.basic import Frozen, Params
 
@@ -20,7 +20,7 @@ class DenoiserFns:
 
     Attributes:
       encode: `(frozen, tokens) -> context`, (B, Q) ids to (B, Q, D): what the denoiser reads of a prompt.
-      predict: `(params, frozen, latents, timesteps, context) -> output`, (B, Y, X, C), (B,) int32 and (B, Q, D) to
+      predict: `(params, frozen, latents, timesteps, context) -> output`, (B, Y, X, C), (B,) and (B, Q, D) to
         (B, Y, X, C) float32: the network's raw output, without guidance. What it predicts is the schedule's business.
       reference: `(frozen, latents, timesteps, context) -> output`: the same of the model as it was before training,
         with the adapter off, or from the copy that `frozen` holds.
@@ -29,11 +29,11 @@ class DenoiserFns:
 
     encode: Callable[[Frozen, Int[Array, "B Q"]], Float[Array, "B Q D"]]
     predict: Callable[
-        [Params, Frozen, Float[Array, "B Y X C"], Int[Array, "B"], Float[Array, "B Q D"]],
+        [Params, Frozen, Float[Array, "B Y X C"], Num[Array, "B"], Float[Array, "B Q D"]],
         Float[Array, "B Y X C"],
     ]
     reference: Callable[
-        [Frozen, Float[Array, "B Y X C"], Int[Array, "B"], Float[Array, "B Q D"]], Float[Array, "B Y X C"]
+        [Frozen, Float[Array, "B Y X C"], Num[Array, "B"], Float[Array, "B Q D"]], Float[Array, "B Y X C"]
     ]
     decode: Callable[[Frozen, Float[Array, "B Y X C"]], Float[Array, "B Z W 3"]]
 
@@ -58,11 +58,11 @@ class DDPOBatch(NamedTuple):
     Attributes:
       trajectories: What was sampled.
       negative: Context of the negative prompt, the same for all rows.
-      advantages: One a sample, neither clipped nor centred again.
+      advantages: One a sample, or one for each of its steps, neither clipped nor centred again.
       valid: False on samples that are left out, such as those whose reward failed; None: all count.
     """
 
     trajectories: Trajectories
     negative: Float[Array, "1 Q D"]
-    advantages: Float[Array, "N"]
+    advantages: Float[Array, "N *T"]
     valid: Bool[Array, "N"] | None = None

@@ -69,7 +69,7 @@ def test_a_reward_that_says_nothing_moves_nothing(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "flags"), [("brightness", "--seed 3 4"), ("jpeg", "--lora")])
+@pytest.mark.parametrize(("task", "flags"), [("brightness", "--seed 3 4"), ("jpeg", "--lora"), ("flow", "")])
 def test_the_example_runs_and_uses_its_model_again(task, flags, tmp_path):
     folder = tmp_path / "run"
     words = [

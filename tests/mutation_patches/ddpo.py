@@ -20,6 +20,10 @@ PATCHES = [
     Mutation("8.8", "jrl.ops.noise_schedule.denoising_steps",
              "noise_next / noise_now", "noise_next",
              "tests/ops/test_ddim.py::test_lore_8_8_golden_steps"),
+    # the noise of a flow's SDE without the drift that keeps its marginals
+    Mutation("8.8", "jrl.ops.flow_schedule.flow_steps",
+             "after - rate * length / (2.0 * now)", "after",
+             "tests/ops/test_flow_schedule.py::TestSteps::test_lore_8_8_they_are_the_published_ones"),
     # the learner guides otherwise than the sampler
     Mutation("8.8", "jrl.learners.ddpo_objective.step_means",
              "config.sample_guidance_scale if config.train_cfg else 1.0", "1.0",

@@ -9,6 +9,14 @@ from jrl.models.diffusion.lora_files import (
     has_lora,
     read_lora,
 )
+from jrl.models.diffusion.mmdit import (
+    MMDiT,
+    join_context,
+)
+from jrl.models.diffusion.mmdit_config import (
+    MMDiTConfig,
+    read_mmdit_config,
+)
 from jrl.models.diffusion.pipeline import (
     LORA,
     UNET,
@@ -29,10 +37,14 @@ __all__ = [
     "LORA",
     "UNET",
     "DiffusionModel",
+    "MMDiT",
+    "MMDiTConfig",
     "UNet",
     "UNetConfig",
     "describe_diffusion_model",
     "has_lora",
+    "join_context",
     "load_diffusion_model",
     "read_lora",
+    "read_mmdit_config",
 ]

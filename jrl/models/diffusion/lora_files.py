@@ -3,8 +3,8 @@
 
 | dialect | names of a module's two matrices |
 |---|---|
-| diffusers (written) | `unet.<module>.lora.down.weight`, `.lora.up.weight` |
-| PEFT | `<module>.lora_A.weight`, `.lora_B.weight` |
+| diffusers (written of a U-Net) | `unet.<module>.lora.down.weight`, `.lora.up.weight` |
+| PEFT (written of a transformer, after `transformer.`) | `<module>.lora_A.weight`, `.lora_B.weight` |
 | attention processors of old diffusers | `<attention>.processor.to_q_lora.down.weight`, `to_out_lora` |
 | kohya | `lora_unet_<module with _ for .>.lora_down.weight`, and `.alpha` |
 
@@ -38,7 +38,7 @@ LORA_STEM = "pytorch_lora_weights"
 LORA_FILE = f"{LORA_STEM}{SUFFIX}"
 ALPHA = "alpha"
 # What a name may begin with, and the ends that say which of the matrices it is.
-_PREFIX = re.compile(r"^(?:base_model\.model\.)?(?:unet\.)?")
+_PREFIX = re.compile(r"^(?:base_model\.model\.)?(?:unet\.|transformer\.)?")
 _ENDS: tuple[tuple[str, str], ...] = (
     (r"\.lora\.down\.weight", "A"),
     (r"\.lora\.up\.weight", "B"),
@@ -55,7 +55,12 @@ _KOHYA = "lora_unet_"
 # Parts that other files adapt too.
 _OTHERS = ("text_encoder", "lora_te")
 # Where diffusers keeps the configuration of the adapter, as JSON within the file's metadata.
-_METADATA, _METADATA_PREFIX = "lora_adapter_metadata", "unet."
+_METADATA = "lora_adapter_metadata"
+# Ends of names in the files that diffusers writes, by the folder of the denoiser.
+_WRITTEN: Mapping[str, tuple[str, str]] = {
+    "unet": ("lora.down", "lora.up"),
+    "transformer": ("lora_A", "lora_B"),
+}
 _SCALE = ("lora_alpha", "alpha_pattern", "use_rslora", "use_dora")
 
 
@@ -77,7 +82,7 @@ def has_lora(folder: Path) -> bool:
     return any((folder / f"{LORA_STEM}{suffix}").is_file() for suffix in (SUFFIX, ".bin"))
 
 
-def write_lora(path: Path, lora: Lora, adapters: Params) -> None:
+def write_lora(path: Path, lora: Lora, adapters: Params, *, part: str) -> None:
     """Writes an adapter in diffusers' dialect, float32.
 
     A scale other than 1 is multiplied into B: the dialect has no place for it that all of its readers know.
@@ -86,12 +91,13 @@ def write_lora(path: Path, lora: Lora, adapters: Params) -> None:
       path: Of the file.
       lora: What the matrices belong to.
       adapters: One entry a module.
+      part: Folder of the denoiser: "unet" or "transformer".
     """
-    tensors = {}
+    tensors, (down, up) = {}, _WRITTEN[part]
     for module in lora.modules:
         weights = adapters[module.name]
-        for way, leaf, scale in (("down", weights["A"], 1.0), ("up", weights["B"], module.scale)):
-            tensors[f"unet.{module.name}.lora.{way}.weight"] = _tensor(leaf, scale)
+        for end, leaf, scale in ((down, weights["A"], 1.0), (up, weights["B"], module.scale)):
+            tensors[f"{part}.{module.name}.{end}.weight"] = _tensor(leaf, scale)
     write_file(path, tensors)
 
 
@@ -128,7 +134,7 @@ def read_lora(folder: Path, unet: Denoiser) -> FoundLora:
             )
     if not found:
         raise ValueError(f"{files.source} holds no adapter: it has no tensors.")
-    lora = unet.bind_lora(_config(files, found))
+    lora = unet.bind_lora(_config(files, found, part=unet.folder_name))
     _check_bound(files, lora, found)
     return FoundLora(lora, {name: {leaf: found[name][leaf] for leaf in ("A", "B")} for name in found})
 
@@ -189,11 +195,11 @@ def _matrix(tensor: np.ndarray) -> np.ndarray:
     return tensor.reshape(tensor.shape[:2]) if tensor.ndim == 4 and tensor.shape[2:] == (1, 1) else tensor
 
 
-def _config(files: TensorFiles, found: Mapping[str, Mapping[str, np.ndarray]]) -> LoraConfig:
+def _config(files: TensorFiles, found: Mapping[str, Mapping[str, np.ndarray]], *, part: str) -> LoraConfig:
     """Configuration from the file's ranks and alphas: the most frequent as such, the others by module."""
     ranks = {module: leaves["A"].shape[0] for module, leaves in found.items()}
     rank, rank_pattern = _common(ranks)
-    metadata = _metadata(files)
+    metadata = _metadata(files, f"{part}.")
     if any(ALPHA in leaves for leaves in found.values()) or metadata is None:
         alphas = {
             module: float(leaves[ALPHA].item()) if ALPHA in leaves else float(ranks[module])
@@ -220,16 +226,16 @@ def _common(numbers: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     return most, {re.escape(module): number for module, number in numbers.items() if number != most}
 
 
-def _metadata(files: TensorFiles) -> dict[str, Any] | None:
+def _metadata(files: TensorFiles, prefix: str) -> dict[str, Any] | None:
     """The scale's part of the configuration that a file carries; None where it carries none."""
     text = read_metadata(files.source).get(_METADATA)
     if text is None:
         return None
     try:
         values = {
-            key.removeprefix(_METADATA_PREFIX): value
+            key.removeprefix(prefix): value
             for key, value in json.loads(text).items()
-            if key.startswith(_METADATA_PREFIX)
+            if key.startswith(prefix)
         }
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{files.source}: its `{_METADATA}` must be a JSON object: {error}.") from error

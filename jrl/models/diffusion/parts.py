@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import Lora
@@ -25,6 +25,14 @@ class Denoiser(Protocol):
     def config(self) -> Any:
         """Architecture; `in_channels` is C of the latents."""
 
+    @property
+    def folder_name(self) -> str:
+        """Name of its folder in a diffusers pipeline, "unet" or "transformer"."""
+
+    @property
+    def patch_size(self) -> int:
+        """Latents along the edge of what it takes as one place."""
+
     def init(self, key: PRNGKey) -> Params:
         """Fresh weights, float32."""
 
@@ -33,7 +41,7 @@ class Denoiser(Protocol):
         params: Params,
         lora: Params | None,
         latents: Float[Array, "B Y X C"],
-        timesteps: Int[Array, "B"],
+        timesteps: Num[Array, "B"],
         context: Float[Array, "B Q D"],
         *,
         dtype: Any,

@@ -21,7 +21,7 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.lora_files import FoundLora
 from jrl.models.diffusion.parts import Denoiser, ImageDecoder, PromptTokenizer, TextEncoder
 from jrl.models.diffusion.saving import FolderFiles, write_lora_folder, write_model_folder, write_unet_folder
-from jrl.ops.noise_schedule import NoiseSchedule
+from jrl.ops.flow_schedule import Schedule
 from jrl.typing import DenoiserFns, Frozen, Params, PRNGKey
 
 UNET, VAE_PART, TEXT_ENCODER = "unet", "vae", "text_encoder"
@@ -50,7 +50,7 @@ class DiffusionModel:
     vae: ImageDecoder
     text_encoder: TextEncoder
     tokenizer: PromptTokenizer
-    schedule: NoiseSchedule
+    schedule: Schedule
     weights: Mapping[str, Params] = field(repr=False)
     sample_size: tuple[int, int]
     found_lora: FoundLora | None = field(default=None, repr=False)
@@ -83,6 +83,16 @@ class DiffusionModel:
                 )
             edges.append(latents if pixels is None else pixels // factor)
         return edges[0], edges[1], self.vae.channels
+
+    def at_size(self, latent_shape: tuple[int, int, int]) -> DiffusionModel:
+        """The model with the schedule for images of this size; itself where the schedule does not depend on it.
+
+        Args:
+          latent_shape: (Y, X, C).
+        """
+        num_patches = latent_shape[0] * latent_shape[1] // self.unet.patch_size**2
+        schedule = self.schedule.at_resolution(num_patches)
+        return self if schedule == self.schedule else replace(self, schedule=schedule)
 
     def functions(self, *, compute_dtype: Any, remat: bool = False, lora: Lora | None = None) -> DenoiserFns:
         """Functions that algorithms call, on the trees that `split` gives.
@@ -187,19 +197,20 @@ class DiffusionModel:
         """A function that writes what was trained, as it is now: copied to the host here, written whenever called.
 
         It makes a folder with `pytorch_lora_weights.safetensors`, which diffusers' `load_lora_weights` reads, or one
-        with the folder `unet`, which `UNet2DConditionModel.from_pretrained` reads.
+        with the denoiser's own (`unet`, or `transformer`), which `from_pretrained` of its class reads.
 
         Args:
           params: As `split` gave them.
           lora: As `split` was given it.
         """
-        host = _on_host(params)
+        host, unet = _on_host(params), self.unet
 
         def write(directory: Path) -> None:
             if lora is not None:
-                write_lora_folder(directory, lora, host[LORA])
+                write_lora_folder(directory, lora, host[LORA], part=unet.folder_name)
             else:
-                write_unet_folder(directory, self.unet.stored_config(), self.unet.entries(), host[UNET])
+                config, name = unet.stored_config(), unet.folder_name
+                write_unet_folder(directory, config, unet.entries(), host[UNET], name=name)
 
         return write
 

@@ -61,16 +61,19 @@ class FolderFiles:
     tokenizer: Any
 
 
-def write_lora_folder(directory: str | os.PathLike[str], lora: Lora, adapters: Params) -> None:
+def write_lora_folder(
+    directory: str | os.PathLike[str], lora: Lora, adapters: Params, *, part: str = UNET
+) -> None:
     """Writes `pytorch_lora_weights.safetensors` into a folder, beside what is in it.
 
     Args:
       directory: Made if missing.
       lora: What the matrices belong to.
       adapters: One entry a module.
+      part: Folder of the denoiser.
     """
     with replace_folder(directory) as staging:
-        write_lora(staging / LORA_FILE, lora, adapters)
+        write_lora(staging / LORA_FILE, lora, adapters, part=part)
 
 
 def write_unet_folder(
@@ -79,20 +82,22 @@ def write_unet_folder(
     entries: Sequence[Entry],
     params: Params,
     *,
+    name: str = UNET,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes the folder `unet` into a folder; a LoRA file that lies there goes, for it belongs to the old weights.
+    """Writes the denoiser's folder into a folder; a LoRA file that lies there goes, for it belongs to the old weights.
 
     Args:
       directory: Made if missing.
-      config: For `unet/config.json`.
+      config: For its `config.json`.
       entries: The table of its tensors.
       params: Its parameters.
+      name: Of its folder: "unet", or "transformer".
       max_shard_bytes: Larger ones are split into several files with an index.
     """
     part = StoredPart(config, entries, DIFFUSERS_STEM)
-    with replace_folder(directory, obsolete=_lies_in(LORA_FILE, UNET)) as staging:
-        _write_part(staging / UNET, part, params, max_shard_bytes)
+    with replace_folder(directory, obsolete=_lies_in(LORA_FILE, name)) as staging:
+        _write_part(staging / name, part, params, max_shard_bytes)
 
 
 def write_model_folder(
@@ -121,7 +126,7 @@ def write_model_folder(
         _write_json(staging / SCHEDULER / SCHEDULER_CONFIG, files.scheduler)
         files.tokenizer.save_pretrained(staging / TOKENIZER)
         if adapter is not None:
-            write_lora(staging / LORA_FILE, adapter.lora, adapter.adapters)
+            write_lora(staging / LORA_FILE, adapter.lora, adapter.adapters, part=UNET)
 
 
 def _lies_in(*names: str) -> Callable[[str], bool]:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Num
 
 from jrl.mesh import constrain_rows, path_name
 from jrl.models.adapters.config import LoraConfig
@@ -146,7 +146,7 @@ class UNetModule(nn.Module):
 
     @nn.compact
     def __call__(
-        self, latents: Float[Array, "B Y X C"], timesteps: Int[Array, "B"], context: Float[Array, "B Q D"]
+        self, latents: Float[Array, "B Y X C"], timesteps: Num[Array, "B"], context: Float[Array, "B Q D"]
     ) -> Float[Array, "B Y X C"]:
         """The raw output, float32."""
         config, options = self.config, (self.config, self.dtype, self.remat)
@@ -180,6 +180,16 @@ class UNet:
 
     config: UNetConfig
 
+    @property
+    def folder_name(self) -> str:
+        """Name of the folder in a pipeline."""
+        return "unet"
+
+    @property
+    def patch_size(self) -> int:
+        """Every latent is a place."""
+        return 1
+
     @cached_property
     def shapes(self) -> dict[str, Any]:
         """Shapes of the parameters, nested as they are."""
@@ -201,7 +211,7 @@ class UNet:
         params: Params,
         lora: Params | None,
         latents: Float[Array, "B Y X C"],
-        timesteps: Int[Array, "*B"],
+        timesteps: Num[Array, "*B"],
         context: Float[Array, "B Q D"],
         *,
         dtype: Any,

@@ -224,7 +224,7 @@ class DDPOTrainer(DiffusionTrainer):
             return None
         if self._eval_sampler is None:
             rows = min(len(prompts), self.method.sample_batch_size)
-            self._eval_sampler = self.make_sampler(rows, self.method.eval_eta)
+            self._eval_sampler = self.make_sampler(rows, self.method.eval_eta, self.method.eval_num_steps)
         self._name_batch = lambda number: f"evaluation at step {step}, batch {number}"
         with jax.set_mesh(self.mesh):
             key = jax.random.fold_in(self.root_key, EVALUATION_STREAM)

@@ -35,7 +35,7 @@ class Judged(NamedTuple):
         known = self.rewards[np.isfinite(self.rewards)].astype(np.float64)
         mean, std = mean_and_std(known)
         sampling = count_samples(self.prompts) | {
-            "num_steps": method.sample_num_steps,
+            "num_steps": method.eval_num_steps or method.sample_num_steps,
             "eta": method.eval_eta,
             "guidance_scale": method.sample_guidance_scale,
         }

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.ddpo_config import DDPOConfig
-from jrl.ops.noise_schedule import NoiseSchedule
+from jrl.ops.flow_schedule import Schedule
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.diffusion.ddpo_sampling import diffusing_program
 from jrl.trainers.loop.run import ends_within_iteration
@@ -44,13 +44,15 @@ def ddpo_programs(
       ValueError: If no update can be made of the configuration.
     """
     check_sizes(config, method)
-    model, rows = shapes.model, method.sample_batch_size
+    rows = method.sample_batch_size
+    latent_shape = shapes.model.latent_shape(method.sample_height, method.sample_width)
+    model = shapes.model.at_size(latent_shape)
     program = diffusing_program(
         shapes.denoiser,
         model.schedule,
         method,
         mesh=mesh,
-        latent_shape=model.latent_shape(method.sample_height, method.sample_width),
+        latent_shape=latent_shape,
         rows=rows,
     )
     width = model.tokenizer([""]).shape[1]
@@ -98,7 +100,7 @@ def make_update(
     config: TRLConfig,
     method: DDPOConfig,
     denoiser: DenoiserFns,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     optimizer: optax.GradientTransformation,
 ) -> Update:
     """The update of an epoch, as a configuration asks for it."""

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.learners.ddpo_config import DDPOConfig
-from jrl.ops.noise_schedule import NoiseSchedule
+from jrl.ops.flow_schedule import Schedule
 from jrl.placement import place_rows, rows_sharding
 from jrl.rollout.collect import overlap
 from jrl.rollout.diffuse import make_diffuse
@@ -29,13 +29,14 @@ _TOLERANCE = 1e-3
 
 def diffusing_program(
     model: DenoiserFns,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     method: DDPOConfig,
     *,
     mesh: jax.sharding.Mesh,
     latent_shape: tuple[int, int, int],
     rows: int,
     eta: float | None = None,
+    num_steps: int | None = None,
 ) -> Callable[..., tuple[Trajectories, jax.Array]]:
     """A sampling call, jitted: denoising and decoding of so many images.
 
@@ -47,6 +48,7 @@ def diffusing_program(
       latent_shape: (Y, X, C).
       rows: Of the call, global.
       eta: η; None: that of training.
+      num_steps: T; None: that of training.
     Returns:
       `(params, frozen, tokens, negative, key, starts, steps) -> (trajectories, images)`; the last two are numbers of
       rows, as `Sampler` takes them.
@@ -54,7 +56,7 @@ def diffusing_program(
     diffuse = make_diffuse(
         model,
         schedule,
-        num_steps=method.sample_num_steps,
+        num_steps=num_steps or method.sample_num_steps,
         eta=method.sample_eta if eta is None else eta,
         guidance_scale=method.sample_guidance_scale,
         guidance_rescale=method.guidance_rescale,
@@ -88,12 +90,13 @@ class Sampler:
       latent_shape: (Y, X, C).
       rows: Of one call, global.
       eta: η; None: that of training.
+      num_steps: T; None: that of training.
     """
 
     def __init__(
         self,
         model: DenoiserFns,
-        schedule: NoiseSchedule,
+        schedule: Schedule,
         tokenize: Tokenize,
         method: DDPOConfig,
         *,
@@ -101,10 +104,18 @@ class Sampler:
         latent_shape: tuple[int, int, int],
         rows: int,
         eta: float | None = None,
+        num_steps: int | None = None,
     ) -> None:
         self.tokenize, self.rows, self._mesh = tokenize, rows, mesh
         self._sample = diffusing_program(
-            model, schedule, method, mesh=mesh, latent_shape=latent_shape, rows=rows, eta=eta
+            model,
+            schedule,
+            method,
+            mesh=mesh,
+            latent_shape=latent_shape,
+            rows=rows,
+            eta=eta,
+            num_steps=num_steps,
         )
         self._encode = jax.jit(model.encode, compiler_options=COMPILER_OPTIONS)
         self._negative_tokens = tokenize([method.negative_prompts])

@@ -94,6 +94,7 @@ class DiffusionTrainer(Trainer):
         model = self._given_model or _read(section.model_path)
         check_denoiser(section)
         self.latent_shape = model.latent_shape(self.method.sample_height, self.method.sample_width)
+        model = model.at_size(self.latent_shape)
         lora = bind_denoiser(model, section.peft_config)
         key = jax.random.fold_in(jax.random.key(self.config.train.seed), ADAPTER_STREAM)
         params, frozen = split_denoiser(self.config, self.method, model, lora, key=key)
@@ -112,8 +113,8 @@ class DiffusionTrainer(Trainer):
         """The model as algorithms see it."""
         return self.loaded.denoiser
 
-    def make_sampler(self, rows: int, eta: float | None = None) -> Sampler:
-        """Samples so many rows a call, at the η of training or at another one."""
+    def make_sampler(self, rows: int, eta: float | None = None, num_steps: int | None = None) -> Sampler:
+        """Samples so many rows a call, at the η and in the steps of training or at others."""
         return Sampler(
             self.denoiser,
             self.model.schedule,
@@ -123,6 +124,7 @@ class DiffusionTrainer(Trainer):
             latent_shape=self.latent_shape,
             rows=rows,
             eta=eta,
+            num_steps=num_steps,
         )
 
     def add_data(

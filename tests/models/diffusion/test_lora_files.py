@@ -122,7 +122,7 @@ def test_dialects(dialect: str, lora: Lora, tiny_model: DiffusionModel, tmp_path
 
 def test_what_is_written(lora: Lora, tiny_model: DiffusionModel, tmp_path: Path) -> None:
     adapters = random_adapters(lora)
-    write_lora(tmp_path / LORA_FILE, lora, adapters)
+    write_lora(tmp_path / LORA_FILE, lora, adapters, part="unet")
     files = TensorFiles(tmp_path, "pytorch_lora_weights")
     assert sorted(files) == sorted(diffusers(adapters))
     assert len(files.info) == 2 * len(lora.modules) == 2 * 8 * 4
@@ -134,7 +134,7 @@ def test_what_is_written(lora: Lora, tiny_model: DiffusionModel, tmp_path: Path)
 def test_a_scale_is_written_into_the_matrix(tiny_model: DiffusionModel, tmp_path: Path) -> None:
     lora = tiny_model.unet.bind_lora(LoraConfig(r=2, lora_alpha=5))
     adapters = random_adapters(lora)
-    write_lora(tmp_path / LORA_FILE, lora, adapters)
+    write_lora(tmp_path / LORA_FILE, lora, adapters, part="unet")
     found = read_lora(tmp_path, tiny_model.unet)
     assert {module.scale for module in found.lora.modules} == {1.0}
     for name, expected in updates(lora, adapters).items():
@@ -167,7 +167,7 @@ def test_a_model_comes_with_its_adapter(
     lora: Lora, changed_folder: Callable[[], Path], tmp_path: Path
 ) -> None:
     folder, adapters = changed_folder(), random_adapters(lora)
-    write_lora(folder / LORA_FILE, lora, adapters)
+    write_lora(folder / LORA_FILE, lora, adapters, part="unet")
     model = load_diffusion_model(folder)
     assert model.found_lora is not None
     assert model.found_lora.adapters.keys() == adapters.keys()

@@ -41,6 +41,8 @@ class ToyUNet:
     """The toy denoiser as a `Denoiser`; it has no adapter."""
 
     config: ToyConfig = field(default_factory=ToyConfig)
+    folder_name = "unet"
+    patch_size = 1
 
     def init(self, key: Any) -> Any:
         """Weights from the key."""
