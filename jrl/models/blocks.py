@@ -48,9 +48,17 @@ class Mlp(nn.Module):
 
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """Output of the MLP, to be added to the residual stream."""
-        activation = ACTIVATIONS[self.config.activation]
-        y = activation(self.gate(x)) * self.up(x) if self.config.gated_mlp else activation(self.up(x))
-        return self.down(constrain(y, "batch", None, "mlp"))
+        config = self.config
+        activation = ACTIVATIONS[config.activation]
+        if config.gated_mlp:
+            y = activation(_scaled(self.gate(x), config.mlp_gate_scale)) * self.up(x)
+        else:
+            y = activation(self.up(x))
+        return _scaled(self.down(constrain(y, "batch", None, "mlp")), config.mlp_out_scale)
+
+
+def _scaled(x: Stream, scale: float | None) -> Stream:
+    return x if scale is None else x * jnp.asarray(scale, x.dtype)
 
 
 def stream_norm(config: TransformerConfig, dtype: Any) -> Norm:
@@ -74,17 +82,22 @@ class _Block(nn.Module):
     def setup(self) -> None:
         """Names the mixer of tokens, `attn` whatever its kind, and the MLP."""
         config = self.config
-        self.attn = make_mixer(config, self.layer, self.dtype)
-        if self.layer.experts is None:
-            self.mlp = Mlp(config, self.dtype)
-        else:
-            experts = self.layer.experts
-            self.experts = ExpertsMlp(config, experts, self.dtype)
-            if experts.shared_width is not None:
-                self.shared_mlp = Mlp(config, self.dtype, experts.shared_width)
-            if experts.shared_gate:
-                self.shared_gate = Projection((config.width,), (1,), False, config.init_range, self.dtype)
+        if self.layer.only != "feed_forward":
+            self.attn = make_mixer(config, self.layer, self.dtype)
+        if self.layer.only != "mixer":
+            self._name_feed_forward()
         self.dropout = nn.Dropout(config.residual_dropout)
+
+    def _name_feed_forward(self) -> None:
+        config, experts = self.config, self.layer.experts
+        if experts is None:
+            self.mlp = Mlp(config, self.dtype)
+            return
+        self.experts = ExpertsMlp(config, experts, self.dtype)
+        if experts.shared_width is not None:
+            self.shared_mlp = Mlp(config, self.dtype, experts.shared_width)
+        if experts.shared_gate:
+            self.shared_gate = Projection((config.width,), (1,), False, config.init_range, self.dtype)
 
     def norm(self) -> Norm:
         """A norm over the residual stream."""
@@ -112,7 +125,7 @@ class _Block(nn.Module):
 
 
 class SequentialBlock(_Block):
-    """x += attention(x), then x += MLP(x), with a norm before each, after each, or both.
+    """x += attention(x), then x += MLP(x), with a norm before each, after each, or both. A layer may have one alone.
 
     Attributes:
       norm_inputs: The sublayers read a normalised stream.
@@ -125,8 +138,11 @@ class SequentialBlock(_Block):
     def setup(self) -> None:
         """Names the norms."""
         super().setup()
-        if self.norm_inputs:
-            self.attn_norm, self.mlp_norm = self.norm(), self.norm()
+        mixes, feeds_forward = self.layer.only != "feed_forward", self.layer.only != "mixer"
+        if self.norm_inputs and mixes:
+            self.attn_norm = self.norm()
+        if self.norm_inputs and feeds_forward:
+            self.mlp_norm = self.norm()
         if self.norm_outputs:
             self.attn_out_norm, self.mlp_out_norm = self.norm(), self.norm()
 
@@ -134,8 +150,11 @@ class SequentialBlock(_Block):
         self, x: Stream, context: AttentionContext, cache: LayerEntry | None
     ) -> tuple[Stream, LayerEntry | None]:
         """The residual stream after this layer, and its cache."""
-        y, cache = self.attn(self.attn_norm(x) if self.norm_inputs else x, context, cache)
-        x = self.add(x, self.attn_out_norm(y) if self.norm_outputs else y)
+        if self.layer.only != "feed_forward":
+            y, cache = self.attn(self.attn_norm(x) if self.norm_inputs else x, context, cache)
+            x = self.add(x, self.attn_out_norm(y) if self.norm_outputs else y)
+        if self.layer.only == "mixer":
+            return x, cache
         y = self.feed_forward(self.mlp_norm(x) if self.norm_inputs else x)
         return self.add(x, self.mlp_out_norm(y) if self.norm_outputs else y), cache
 

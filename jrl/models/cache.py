@@ -72,7 +72,7 @@ class LatentCache(NamedTuple):
 
 
 class StateCache(NamedTuple):
-    """State of one recurrent layer: as large after a thousand tokens as after one.
+    """State of one recurrent layer: as large after a thousand tokens as after one. Without a mixer there is none.
 
     Attributes:
       tails: Inputs of a convolution at the newest tokens, one array for each convolution; 0 before the first token.
@@ -97,7 +97,23 @@ class StateCache(NamedTuple):
         return cut_entry
 
 
-LayerEntry = LayerCache | LatentCache | StateCache
+class AttentionStateCache(NamedTuple):
+    """Entry of one layer with attention and a recurrence side by side.
+
+    Attributes:
+      attention: Of attention.
+      recurrence: Of the recurrence.
+    """
+
+    attention: LayerCache
+    recurrence: StateCache
+
+    def forget(self, counts: Int[Array, "B"], left: Int[Array, "B"]) -> AttentionStateCache:
+        """The entry whose recurrence forgets; of attention the mask hides what is forgotten."""
+        return self._replace(recurrence=self.recurrence.forget(counts, left))
+
+
+LayerEntry = LayerCache | LatentCache | StateCache | AttentionStateCache
 """What a cache holds of one layer, by the kind of its mixer."""
 
 
@@ -201,7 +217,10 @@ def forget(cache: Cache, counts: Int[Array, "B"]) -> Cache:
     kept = jnp.arange(cache.mask.shape[1])[None, :] < column[:, None]
 
     def cut(entries: tuple[LayerEntry, ...]) -> tuple[LayerEntry, ...]:
-        return tuple(e.forget(counts, positions) if isinstance(e, StateCache) else e for e in entries)
+        return tuple(
+            entry.forget(counts, positions) if isinstance(entry, StateCache | AttentionStateCache) else entry
+            for entry in entries
+        )
 
     return cache._replace(
         layers=cut(cache.layers),

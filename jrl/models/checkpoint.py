@@ -26,7 +26,7 @@ from jrl.models.entries_io import (
     parameter_targets,
     some,
 )
-from jrl.models.families.base import Entry
+from jrl.models.families.base import Entry, Family
 from jrl.models.folders import replace_folder
 from jrl.models.heads import HEADS, HeadsPlace, found_heads, head_entries, heads_of
 from jrl.models.hub import (
@@ -98,7 +98,7 @@ def load_checkpoint(
     model = replace(model, value_head=value_head, num_q_heads=num_q_heads)
     model = _with_own_head(model, files)
     entries, prefix = _entries(model), model.family.base_prefix
-    names = canonical_names(files, entries, prefix)
+    names = canonical_names(files, entries, model.family)
     if model.family.kind == "seq2seq" and "shared.weight" in names:
         # transformers 5 ties the head of every T5 that it makes, whatever its config says.
         names.setdefault("lm_head.weight", names["shared.weight"])
@@ -128,13 +128,13 @@ def read_model(place: Place, config_changes: Mapping[str, Any] | None = None) ->
     return replace(model, generation_config=read_generation_config(place), place=kept)
 
 
-def canonical_names(files: Tensors, entries: Sequence[Entry], prefix: str) -> dict[str, str]:
+def canonical_names(files: Tensors, entries: Sequence[Entry], family: Family) -> dict[str, str]:
     """The table's name of each tensor → its name in the files.
 
     Args:
       files: May lack the prefix (a bare body), or have trlX's wrapper around it all.
       entries: The table.
-      prefix: Of the body in the table.
+      family: Knows the body's prefix, in the table and in files.
     Raises:
       ValueError: If two tensors of the files have one name in the table.
     """
@@ -142,11 +142,11 @@ def canonical_names(files: Tensors, entries: Sequence[Entry], prefix: str) -> di
     wrapped = any(name.startswith(_WRAPPER) for name in files)
     names: dict[str, str] = {}
     for name in files:
-        plain = name.removeprefix(_WRAPPER) if wrapped else name
+        plain = family.table_name(name.removeprefix(_WRAPPER) if wrapped else name)
         if plain.startswith(_REFERENCE):
             continue
-        if plain not in known and prefix + plain in known:
-            plain = prefix + plain
+        if plain not in known and family.base_prefix + plain in known:
+            plain = family.base_prefix + plain
         if plain in names:
             raise ValueError(f"{files.info[name].path}: {names[plain]} and {name} are the same tensor.")
         names[plain] = name
@@ -187,6 +187,7 @@ def save_checkpoint(
     _check_tree(model, of_body + of_heads, params)
     with replace_folder(directory, obsolete=is_model_file) as staging:
         tensors = entry_tensors(of_body + of_heads * (heads == "inside"), params, model.vocab_size)
+        tensors = {model.family.file_name(name): tensor for name, tensor in tensors.items()}
         if model.family.is_multimodal:
             tensors = whole_checkpoint(model.place, tensors, TextLayout(*model.family.text_prefixes))
             copy_processor_files(model.place, staging)
@@ -245,7 +246,7 @@ def _with_own_head(model: LanguageModel, files: Tensors) -> LanguageModel:
     transformers then reads both as they are. Exports say so: their config ties nothing.
     """
     heads = [name for name in files if name.removeprefix(_WRAPPER) in _tied_heads(model)]
-    names = canonical_names(files, model.entries(), model.family.base_prefix)
+    names = canonical_names(files, model.entries(), model.family)
     embedding = next(entry for entry in model.entries() if entry.paths == (_EMBEDDING,))
     if not heads or embedding.name not in names or _are_equal(files, heads[0], names[embedding.name]):
         return model

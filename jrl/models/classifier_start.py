@@ -109,15 +109,16 @@ def load_start(
         places, replicated = tree_shardings(mesh, params)
         heads = tuple(name for name in params if name in HEADS)
         return Start(model, place(params, places), heads, tuple(replicated))
-    files, prefix = open_tensors(find_checkpoint(path, argument=ARGUMENT)), model.family.base_prefix
-    names = {
-        present_name(name): file for name, file in canonical_names(files, model.entries(), prefix).items()
-    }
+    files = open_tensors(find_checkpoint(path, argument=ARGUMENT))
+    found = canonical_names(files, model.entries(), model.family)
+    names = {present_name(name): file for name, file in found.items()}
     fresh = _fresh_heads(model, files, names, may_replace="num_labels" in (changes or {}))
     kept = [entry for entry in model.entries() if _top(entry) not in fresh]
 
     def is_ignored(name: str) -> bool:
-        return model.family.is_ignored(name, model.config) or (bool(fresh) and not name.startswith(prefix))
+        return model.family.is_ignored(name, model.config) or (
+            bool(fresh) and not name.startswith(model.family.base_prefix)
+        )
 
     what = f"{model.family.model_type} classifier"
     check_entries(files, kept, names, is_ignored=is_ignored, what=what)

@@ -231,7 +231,59 @@ class ShortConvolution:
     taps: int
 
 
-Mixer = LatentAttention | GatedDelta | ShortConvolution
+@dataclass(frozen=True)
+class Mamba2:
+    """The selective state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060) in place of attention.
+
+    Attributes:
+      heads: Of values, and states.
+      head_dim: V, width of a value.
+      groups: Of queries and keys (the paper's C and B); divides `heads`, and each serves several of these in a row.
+      state_dim: K, width of a query or key; a state is (K, V).
+      taps: Tokens that the convolution before the recurrence reads, the newest included.
+      taps_bias: That convolution has biases.
+      step_limits: Least and largest step Δ.
+      norm: An RMSNorm over each group's heads: of what is read, before the gate multiplies it, or after; None: none.
+      gate_scale: Multiplies the gate's projection; the next four multiply theirs.
+      value_scale: Of the values.
+      key_scale: Of the keys.
+      query_scale: Of the queries.
+      step_scale: Of the steps.
+      out_scale: Of what the layer adds.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    taps: int
+    taps_bias: bool = True
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    norm: Literal["before_gate", "after_gate"] | None = "after_gate"
+    gate_scale: float = 1.0
+    value_scale: float = 1.0
+    key_scale: float = 1.0
+    query_scale: float = 1.0
+    step_scale: float = 1.0
+    out_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class AttentionBesideMamba2:
+    """Attention and a state space side by side: both read the layer's input, and what they add is summed (Falcon-H1).
+
+    Attributes:
+      mamba: The state space.
+      attention_in_scale: Multiplies what attention reads.
+      attention_out_scale: Multiplies what it adds.
+    """
+
+    mamba: Mamba2
+    attention_in_scale: float = 1.0
+    attention_out_scale: float = 1.0
+
+
+Mixer = LatentAttention | GatedDelta | ShortConvolution | Mamba2 | AttentionBesideMamba2
 """What mixes the tokens of a row in the place of attention; see `jrl.models.mixers`."""
 
 
@@ -296,6 +348,7 @@ class LayerConfig(Described):
       mixer: What mixes the tokens of a row; None: attention. Scale, window and rope are attention's alone, latent
         attention included.
       chunk: A row is cut into chunks of so many tokens, and a query reads its own chunk; None: it is not.
+      only: The one sublayer that the block has: its mixer, or what feeds forward; None: it has both.
     """
 
     attention_scale: float
@@ -304,6 +357,7 @@ class LayerConfig(Described):
     experts: Experts | None = None
     mixer: Mixer | None = field(default=None, metadata=LATER)
     chunk: int | None = field(default=None, metadata=LATER)
+    only: Literal["mixer", "feed_forward"] | None = field(default=None, metadata=LATER)
 
     @property
     def reach(self) -> tuple[int | None, int | None]:
@@ -313,7 +367,12 @@ class LayerConfig(Described):
     @property
     def is_recurrent(self) -> bool:
         """True where a state sums up the tokens of a row, of any number, and cannot forget one."""
-        return isinstance(self.mixer, GatedDelta | ShortConvolution)
+        return isinstance(self.mixer, GatedDelta | ShortConvolution | Mamba2 | AttentionBesideMamba2)
+
+    @property
+    def has_keys_alone(self) -> bool:
+        """True where the cache holds keys and values, and nothing else."""
+        return self.mixer is None and self.only != "feed_forward"
 
 
 @dataclass(frozen=True, repr=False)
@@ -351,6 +410,8 @@ class TransformerConfig(Described):
       logit_softcap: The same for logits.
       logit_scale: Multiplies the logits; None: not.
       residual_scale: Multiplies what each sublayer adds to the stream; None: not.
+      mlp_gate_scale: Multiplies the input of the MLP's activation, where it is gated; None: not.
+      mlp_out_scale: Multiplies what the MLP adds; None: not.
       embedding_scale: Multiplies the embedding; None: not.
       embedding_norm: A norm follows the embedding.
       embedding_width: Width of embedding and head where it is not D: projections lead in and out.
@@ -393,6 +454,8 @@ class TransformerConfig(Described):
     logit_softcap: float | None = None
     logit_scale: float | None = field(default=None, metadata=LATER)
     residual_scale: float | None = field(default=None, metadata=LATER)
+    mlp_gate_scale: float | None = field(default=None, metadata=LATER)
+    mlp_out_scale: float | None = field(default=None, metadata=LATER)
     embedding_scale: float | None = None
     embedding_norm: bool = False
     embedding_width: int | None = None
@@ -410,6 +473,10 @@ class TransformerConfig(Described):
             raise ValueError(
                 f"`num_kv_heads` must divide num_heads = {self.num_heads} (grouped-query attention), "
                 f"got {self.num_kv_heads}."
+            )
+        if self.block != "pre_norm" and any(layer.only is not None for layer in self.layers):
+            raise ValueError(
+                f"`block` must be 'pre_norm' where a layer has one sublayer alone, got {self.block!r}."
             )
         for rope in self.ropes:
             dim = self.head_dim if rope.dim is None else rope.dim

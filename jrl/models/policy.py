@@ -144,7 +144,7 @@ def branch_start(
             f"got {num_value_layers_unfrozen}."
         )
     if isinstance(adapter, VirtualTokens):
-        if any(layer.mixer is not None for layer in config.layers):
+        if not all(layer.has_keys_alone for layer in config.layers):
             raise ValueError(
                 f"`peft_config` must not ask for {adapter.name} tuning of this model: virtual tokens are keys and "
                 "values, or stand before a row's first token, and some of its layers have a cache of another kind. "

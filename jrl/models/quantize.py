@@ -29,8 +29,12 @@ from jrl.typing import Params
 
 BLOCK = 64
 """Inputs that share a scale under nf4, as in bitsandbytes."""
-_KERNEL = re.compile(r"layers_\d+/((attn|cross|(shared_)?mlp)/\w+/kernel|experts/(gate|up|down))$")
-_EXACT = re.compile(r"layers_\d+/(attn/(log_rates|decay_bias|sinks)|experts/choice_bias)$")
+_KERNEL = re.compile(
+    r"layers_\d+/((attn/)?(attn|mamba|cross|(shared_)?mlp)/\w+/kernel|experts/(gate|up|down))$"
+)
+_EXACT = re.compile(
+    r"layers_\d+/((attn/)?(attn|mamba)/(log_rates|decay_bias|step_bias|skip|sinks)|experts/choice_bias)$"
+)
 _CHOICE_BIAS, _ROUTER = "experts/choice_bias", "experts/router/kernel"
 
 

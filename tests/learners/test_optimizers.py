@@ -106,7 +106,8 @@ def test_of_every_family_only_weights_of_linear_maps_tables_and_convolutions_dec
     taps = {"taps", "q_taps", "k_taps", "v_taps"}
     assert last[True] == {"kernel", "embedding", "gate", "up", "down"} | taps
     biases = {"bias", "choice_bias", "decay_bias", "gate_bias", "up_bias", "down_bias"}
-    assert last[False] == {"scale", "log_rates", "sinks"} | biases
+    biases |= {"step_bias", "q_taps_bias", "k_taps_bias", "v_taps_bias"}
+    assert last[False] == {"scale", "log_rates", "sinks", "skip"} | biases
 
 
 class TestSchedules:

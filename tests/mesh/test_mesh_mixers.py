@@ -24,7 +24,7 @@ from tests.models.family_cases_mixers import CASES
 pytestmark = pytest.mark.mesh
 
 REMATERIALIZED = "Involuntary full rematerialization"
-FAMILIES = ("qwen3_next", "deepseek_v3", "lfm2")
+FAMILIES = ("qwen3_next", "deepseek_v3", "lfm2", "falcon_h1", "nemotron_h")
 ROWS, LENGTH, NEW_TOKENS = 8, 12, 6
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from transformers import (
     DeepseekV3Config,
+    FalconH1Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     Lfm2Config,
+    NemotronHConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -35,6 +37,18 @@ YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_
 YARN |= dict(mscale=0.7, mscale_all_dim=1.3, beta_fast=32.0, beta_slow=1.0)
 CONV = MODERN | dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"])
 CONV |= dict(block_multiple_of=20, block_ffn_dim_multiplier=1.3)
+# A state space with sizes that are all different, two groups of three heads each.
+STATE = MODERN | dict(mamba_d_ssm=42, mamba_n_heads=6, mamba_d_head=7, mamba_n_groups=2, mamba_d_state=5)
+STATE |= dict(mamba_norm_before_gate=False, rms_norm_eps=1e-2)
+MULTIPLIERS: dict[str, Any] = dict(
+    embedding_multiplier=1.7, lm_head_multiplier=0.6, key_multiplier=1.3, mlp_multipliers=[0.8, 1.4]
+)
+MULTIPLIERS |= dict(attention_in_multiplier=0.7, attention_out_multiplier=1.2, ssm_in_multiplier=1.1)
+MULTIPLIERS |= dict(ssm_out_multiplier=0.9, ssm_multipliers=[0.9, 1.2, 0.7, 1.3, 0.8])
+NEMOTRON = {name: value for name, value in MODERN.items() if name != "num_hidden_layers"}
+NEMOTRON |= dict(mamba_num_heads=6, mamba_head_dim=7, n_groups=2, ssm_state_size=5, head_dim=12)
+# Torch's step of decoding knows no limit of the recurrence's steps, whole rows do: here it never acts.
+NEMOTRON |= dict(layer_norm_epsilon=1e-2, time_step_min=1e-9)
 
 CASES: dict[str, Any] = {
     "qwen3_next": Qwen3NextConfig(**DELTA, **EXPERTS),
@@ -71,5 +85,24 @@ CASES: dict[str, Any] = {
     "lfm2": Lfm2Config(**CONV),
     "lfm2-four-taps": Lfm2Config(
         **CONV | dict(conv_L_cache=4, block_auto_adjust_ff_dim=False, tie_word_embeddings=False)
+    ),
+    "falcon_h1": FalconH1Config(**STATE, **MULTIPLIERS),
+    "falcon_h1-norm": FalconH1Config(
+        **STATE | dict(mamba_rms_norm=True, mamba_conv_bias=False, mamba_d_conv=3, mamba_n_groups=3),
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "falcon_h1-norm-first": FalconH1Config(
+        **STATE
+        | MULTIPLIERS
+        | dict(mamba_d_ssm=None, mamba_d_head="auto", mamba_n_heads=4)
+        | dict(mamba_rms_norm=True, mamba_norm_before_gate=True),
+        tie_word_embeddings=True,
+    ),
+    "nemotron_h": NemotronHConfig(**NEMOTRON, hybrid_override_pattern="M-M*-"),
+    "nemotron_h-odd": NemotronHConfig(
+        **NEMOTRON | dict(n_groups=3, conv_kernel=2, use_conv_bias=False, mlp_bias=True),
+        hybrid_override_pattern="*MM-",
+        mlp_hidden_act="silu",
     ),
 }

@@ -18,7 +18,18 @@ pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch", reason="needs the parity extra")
 
 # Families of which torch has no classifier: jrl alone reads what it writes of them.
-ALONE = ("cohere", "cohere2", "ernie4_5", "glm4_moe", "glm4_moe_lite", "granite", "lfm2", "qwen3_5_moe_text")
+ALONE = (
+    "cohere",
+    "cohere2",
+    "ernie4_5",
+    "falcon_h1",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "granite",
+    "lfm2",
+    "nemotron_h",
+    "qwen3_5_moe_text",
+)
 COMPARED = [name for name, config in DECODERS.items() if config.model_type not in ALONE]
 LENGTHS = (24, 11, 1)
 TOLERANCE = 1e-4

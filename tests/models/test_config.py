@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+import pytest
 from transformers import LlamaConfig
 
 from jrl.models.config import Rope, ShortConvolution, TransformerConfig
@@ -46,6 +47,14 @@ def test_what_an_older_version_did_not_know_is_in_the_text():
     assert "residual_scale=0.5" in repr(replace(config, residual_scale=0.5))
     layer = replace(config.layers[0], mixer=ShortConvolution(3))
     assert repr(layer) != repr(config.layers[0]) and "ShortConvolution(taps=3)" in repr(layer)
+
+
+def test_only_blocks_of_one_sublayer_after_the_other_may_lack_one():
+    config = small()
+    layers = (replace(config.layers[0], only="mixer"),)
+    assert "only='mixer'" in repr(replace(config, layers=layers))
+    with pytest.raises(ValueError, match=r"`block` must be 'pre_norm' .* got 'parallel'"):
+        replace(config, layers=layers, block="parallel")
 
 
 def test_up_to_the_context_a_bound_is_no_part_of_the_text():

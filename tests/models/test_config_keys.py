@@ -46,6 +46,7 @@ def changed(config, key):
             str: [STRINGS.get(key)],
             type(None): [2, 0.5, True],
             list: [value[::-1] if isinstance(value, list) else None],
+            tuple: [tuple(0.5 * x + 0.125 for x in value) if isinstance(value, tuple) else None],
         }[type(value)]
         if not isinstance(value, dict)
         else [{**value, "rope_theta": 77.0}]

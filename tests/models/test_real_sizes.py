@@ -23,7 +23,8 @@ FOLDER = Path(__file__).parent / "real_configs"
 
 # Tied weights count once. Encoders are counted with a classifier of 2 labels, roberta-large-mnli of 3. The number is
 # torch's where the authors give billions alone, or count multi-token prediction: Ministral 3's text model, EXAONE,
-# Hunyuan, AFM, Minitron, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of multimodal models the text model is counted.
+# Hunyuan, AFM, Minitron, Nemotron-H, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of multimodal models the text
+# model is counted.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
@@ -85,6 +86,8 @@ PARAMETERS = {
     "GLM-4.5-Air": 106_852_251_264,
     "GLM-4.7-Flash": 29_943_393_920,
     "LFM2-1.2B": 1_170_340_608,
+    "Falcon-H1-0.5B-Base": 521_411_104,
+    "Nemotron-H-4B-Base-8K": 4_489_223_040,
     "gpt-oss-20b": 20_914_757_184,
     "t5-base": 222_903_552,
     "flan-t5-base": 247_577_856,

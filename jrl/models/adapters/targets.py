@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz"),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), ("q_proj", "v_proj", "in_proj_qkv")),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("q_proj", "v_proj", "in_proj_qkv")),
-    "lfm2": ("q_proj", "v_proj", "in_proj"),
+    **dict.fromkeys(("falcon_h1", "lfm2"), ("q_proj", "v_proj", "in_proj")),
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
     **dict.fromkeys(("arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "glm4"), ("q_proj", "v_proj")),
     **dict.fromkeys(
         ("gpt_oss", "granite", "hunyuan_v1_dense", "ministral", "ministral3"), ("q_proj", "v_proj")
@@ -44,6 +46,8 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
 """What PEFT 0.21 adapts where `target_modules` is not given. For `olmo2`, `smollm3`, `qwen3_moe`, `distilbert` and all
 families without plain attention it has no default; theirs are the projections that play the same part."""
 HEAD = "lm_head"
+UNADAPTED = MappingProxyType(dict.fromkeys(("falcon_h1", "nemotron_h"), ("out_proj",)))
+"""Modules that PEFT 0.21 refuses to adapt: torch's kernels of a state space read their weights past an adapter."""
 
 
 def check_task(config: AdapterConfig, model_type: str) -> None:
@@ -76,7 +80,7 @@ def bind_lora(
       shapes: Of its parameters, by path.
       model_type: Names the family whose default targets apply.
     Raises:
-      ValueError: If nothing matches, or something that is no linear map does.
+      ValueError: If nothing matches, or something does that is no linear map, or that PEFT does not adapt.
     """
     targets = config.target_modules
     if targets is None:
@@ -91,6 +95,11 @@ def bind_lora(
     for entry in entries:
         if not entry.name.endswith(".weight") or not _is_target(config, targets, entry):
             continue
+        if _matches(UNADAPTED.get(model_type, ()), _module(entry)):
+            raise ValueError(
+                f"peft_config: `target_modules` {targets!r} must leave out {_module(entry)}: PEFT refuses an adapter "
+                'of it, because torch\'s kernels pass it by. Name others, or add `exclude_modules: ["out_proj"]`.'
+            )
         if not _is_linear(entry):
             raise ValueError(
                 f"peft_config: `target_modules` matches {_module(entry)}, which is no linear map of its own (an "

@@ -226,6 +226,7 @@ class Family:
         what this family cannot do here.
       entries: Every tensor of a checkpoint, given that config.
       base_prefix: Prefix that checkpoints of the bare body lack.
+      file_prefix: What files have in its place; None: the same.
       ignored: Patterns of tensors that old checkpoints hold and nobody needs (masks, inverse frequencies).
       has_prediction_layer: Checkpoints hold one layer behind the last, `model.layers.<num_layers>`: that of multi-token
         prediction, which serves speculative decoding alone.
@@ -241,6 +242,7 @@ class Family:
     read_config: Callable[[Any], Any]
     entries: Callable[[Any], list[Entry]]
     base_prefix: str
+    file_prefix: str | None = None
     ignored: tuple[str, ...] = ()
     has_prediction_layer: bool = False
     kind: Literal["causal", "seq2seq", "encoder"] = "causal"
@@ -251,6 +253,18 @@ class Family:
     def text_config(self, hf: Any) -> Any:
         """The part of a transformers config that describes the text model: of most families, all of it."""
         return hf.text_config if self.is_multimodal else hf
+
+    def table_name(self, name: str) -> str:
+        """The table's name of a tensor of a file."""
+        if self.file_prefix is None or not name.startswith(self.file_prefix):
+            return name
+        return self.base_prefix + name.removeprefix(self.file_prefix)
+
+    def file_name(self, name: str) -> str:
+        """The name in files of a tensor of the table."""
+        if self.file_prefix is None or not name.startswith(self.base_prefix):
+            return name
+        return self.file_prefix + name.removeprefix(self.base_prefix)
 
     def is_ignored(self, name: str, config: Any) -> bool:
         """True where a tensor of this name holds nothing that a model of this config learns."""

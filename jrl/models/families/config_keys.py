@@ -25,6 +25,28 @@ SILENT = MappingProxyType(
         ),
         **dict.fromkeys(
             (
+                "chunk_size",
+                "mamba_chunk_size",
+                "mamba_ssm_cache_dtype",
+                "num_logits_to_keep",
+                "use_mamba_kernels",
+            ),
+            "how torch computes a recurrence and keeps its state; here it is float32 always",
+        ),
+        **dict.fromkeys(
+            ("rescale_prenorm_residual", "time_step_floor", "time_step_max"),
+            "how fresh weights begin; the checkpoint holds them",
+        ),
+        **dict.fromkeys(
+            ("expand", "time_step_limit"),
+            "torch does not read it where jrl does not: other keys say the same",
+        ),
+        **dict.fromkeys(
+            ("mtp_layers_block_type", "num_nextn_predict_layers"),
+            "multi-token prediction, which serves speculative decoding alone",
+        ),
+        **dict.fromkeys(
+            (
                 "attention_softmax_in_fp32",
                 "scale_attention_softmax_in_fp32",
                 "reorder_and_upcast_attn",

@@ -11,16 +11,26 @@ from typing import Any
 from flax import linen as nn
 
 from jrl.models.attention import Attention
-from jrl.models.cache import LayerEntry, empty_latents, empty_layer_cache
+from jrl.models.cache import (
+    AttentionStateCache,
+    LayerEntry,
+    StateCache,
+    empty_latents,
+    empty_layer_cache,
+)
 from jrl.models.config import (
+    AttentionBesideMamba2,
     GatedDelta,
     LatentAttention,
     LayerConfig,
+    Mamba2,
     ShortConvolution,
     TransformerConfig,
 )
+from jrl.models.mixers.attention_beside_mamba2 import AttentionBesideMamba2Mixer
 from jrl.models.mixers.gated_delta import GatedDeltaMixer, empty_delta
 from jrl.models.mixers.latent import LatentMixer
+from jrl.models.mixers.mamba2 import Mamba2Mixer, empty_mamba2
 from jrl.models.mixers.short_convolution import ShortConvolutionMixer, empty_convolution
 
 
@@ -35,12 +45,18 @@ def make_mixer(config: TransformerConfig, layer: LayerConfig, dtype: Any) -> nn.
             return GatedDeltaMixer(config, sizes, dtype)
         case ShortConvolution() as sizes:
             return ShortConvolutionMixer(config, sizes, dtype)
+        case Mamba2() as sizes:
+            return Mamba2Mixer(config, sizes, dtype)
+        case AttentionBesideMamba2() as sizes:
+            return AttentionBesideMamba2Mixer(config, layer, sizes, dtype)
 
 
 def empty_entry(
     config: TransformerConfig, layer: LayerConfig, batch_size: int, length: int, dtype: Any
 ) -> LayerEntry:
     """The cache's entry of a layer before the first token, with `length` columns where it has any."""
+    if layer.only == "feed_forward":
+        return StateCache(())
     match layer.mixer:
         case None:
             return empty_layer_cache(config, batch_size, length, dtype)
@@ -51,3 +67,10 @@ def empty_entry(
             return empty_delta(sizes, batch_size, dtype)
         case ShortConvolution() as sizes:
             return empty_convolution(config, sizes, batch_size, dtype)
+        case Mamba2() as sizes:
+            return empty_mamba2(sizes, batch_size, dtype)
+        case AttentionBesideMamba2() as sizes:
+            return AttentionStateCache(
+                empty_layer_cache(config, batch_size, length, dtype),
+                empty_mamba2(sizes.mamba, batch_size, dtype),
+            )

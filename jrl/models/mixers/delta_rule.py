@@ -13,20 +13,14 @@ Whole rows go by chunks of 64 tokens. Inside a chunk the corrections u solve a t
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jrl.mesh import constrain
 from jrl.models.layers import as_row
-
-CHUNK = 64
-"""Tokens of a chunk."""
-_dot = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+from jrl.models.mixers.chunks import ChunkSegments, chunk_decays, dot, scan_chunks
 
 
 class DeltaInputs(NamedTuple):
@@ -77,58 +71,22 @@ def delta_rows(
     Returns:
       What every token reads, and the state after the last one.
     """
-    length = inputs.q.shape[1]
-    size = min(CHUNK, length)
-    padding = -length % size
-
-    def cut(x: Array, fill: int = 0) -> Array:
-        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), constant_values=fill)
-        return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
-
-    def heads_first(x: Array) -> Array:
-        return constrain(x.swapaxes(1, 2), "batch", "heads", *[None] * (x.ndim - 2))
-
-    def one(carry: Any, chunk: Any) -> Any:
-        state, segment = carry
-        own, ids = chunk
-        own = DeltaInputs(*(heads_first(x) for x in own))
-        read, state = _chunk(own, state, None if ids is None else (segment, ids))
-        return (state, None if ids is None else ids[:, -1]), read.swapaxes(1, 2)
-
-    ids = None if segments is None else cut(segments, -1)
-    first = None if segments is None else segments[:, 0]
-    chunks = DeltaInputs(*(cut(x) for x in inputs)), ids
-    (state, _), read = jax.lax.scan(jax.checkpoint(one, prevent_cse=False), (state, first), chunks)
-    return read.swapaxes(0, 1).reshape(read.shape[1], -1, *read.shape[3:])[:, :length], state
+    return scan_chunks(_chunk, inputs, state, segments)
 
 
 def _chunk(
-    inputs: DeltaInputs,
-    state: Float[Array, "B N K V"],
-    segments: tuple[Int[Array, "B"], Int[Array, "B C"]] | None,
+    inputs: DeltaInputs, state: Float[Array, "B N K V"], segments: ChunkSegments | None
 ) -> tuple[Float[Array, "B N C V"], Float[Array, "B N K V"]]:
-    """One chunk with heads before tokens; `segments` are the number before it and those in it."""
+    """One chunk with heads before tokens."""
     q, k, v, log_decay, rate = inputs
-    size = q.shape[2]
-    sees = jnp.asarray(np.tri(size, dtype=bool))[None, None]
-    # Between two tokens what lies between them is added up. The difference of two sums from the start would lose digits
-    # where a head decays fast.
-    after = jnp.asarray(np.tri(size, k=-1, dtype=bool))[None, None]
-    between = jnp.cumsum(jnp.where(after, log_decay[..., None], 0.0), axis=2)
-    since_start, until_end = jnp.exp(jnp.cumsum(log_decay, axis=2)), jnp.exp(between[:, :, -1])
-    if segments is not None:
-        before, own = segments
-        sees = sees & (own[:, :, None] == own[:, None, :])[:, None]
-        since_start = jnp.where((own == before[:, None])[:, None], since_start, 0.0)
-        until_end = jnp.where((own == own[:, -1:])[:, None], until_end, 0.0)
-    decay = jnp.where(sees, jnp.exp(between), 0.0)
-    system = jnp.tril(_dot("bnik,bnjk->bnij", rate[..., None] * k, k) * decay, -1)
-    wanted = v - since_start[..., None] * _dot("bnik,bnkv->bniv", k, state)
-    written = _dot("bnij,bnjv->bniv", unit_lower_inverse(system), rate[..., None] * wanted)
-    read = since_start[..., None] * _dot("bnik,bnkv->bniv", q, state)
-    read = read + _dot("bnij,bnjv->bniv", _dot("bnik,bnjk->bnij", q, k) * decay, written)
+    between, since_start, until_end = chunk_decays(log_decay, segments)
+    system = jnp.tril(dot("bnik,bnjk->bnij", rate[..., None] * k, k) * between, -1)
+    wanted = v - since_start[..., None] * dot("bnik,bnkv->bniv", k, state)
+    written = dot("bnij,bnjv->bniv", unit_lower_inverse(system), rate[..., None] * wanted)
+    read = since_start[..., None] * dot("bnik,bnkv->bniv", q, state)
+    read = read + dot("bnij,bnjv->bniv", dot("bnik,bnjk->bnij", q, k) * between, written)
     kept = since_start[:, :, -1, None, None] * state
-    return read, kept + _dot("bnik,bniv->bnkv", until_end[..., None] * k, written)
+    return read, kept + dot("bnik,bniv->bnkv", until_end[..., None] * k, written)
 
 
 def unit_lower_inverse(lower: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:
@@ -146,7 +104,7 @@ def unit_lower_inverse(lower: Float[Array, "*batch C C"]) -> Float[Array, "*batc
     inverse = as_row(jnp.eye(size, dtype=lower.dtype), lower.ndim) - corners(1)
     width = 2
     while width < size:
-        inverse = inverse - _dot("...ij,...jk,...kl->...il", inverse, corners(width), inverse)
+        inverse = inverse - dot("...ij,...jk,...kl->...il", inverse, corners(width), inverse)
         width *= 2
     return inverse
 

@@ -25,7 +25,7 @@ from jrl.typing import Params
 # Of cross-attention k and v read the encoder's answer once. Latent attention reads k_up and v_up as whole arrays, which
 # are no right operands.
 _READ_EVERY_TOKEN = re.compile(
-    r"(^|/)layers_\d+/(attn/(?![kv]_up/)\w+|cross/[qo]|(shared_)?mlp/\w+)/kernel$|^lm_head/kernel$"
+    r"(^|/)layers_\d+/((attn/)?(attn|mamba)/(?![kv]_up/)\w+|cross/[qo]|(shared_)?mlp/\w+)/kernel$|^lm_head/kernel$"
 )
 _FEWEST_TOKENS = 16
 """Tokens of a loop from which turning pays for itself: GPT-2's kernels, 8 rows, broke even at 10."""

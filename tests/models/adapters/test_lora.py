@@ -328,6 +328,19 @@ def test_rank_and_alpha_of_their_own():
     }
 
 
+@pytest.mark.parametrize("targets", ["all-linear", ("in_proj", "out_proj")])
+@pytest.mark.parametrize("case", ["falcon_h1", "nemotron_h"])
+def test_what_peft_does_not_adapt_is_refused(case, targets):
+    lm = CausalLM.from_config(CASES[case])
+    with pytest.raises(ValueError, match=r"must leave out model\.layers\.0\.\w+\.out_proj: PEFT refuses"):
+        lm.bind(LoraConfig(target_modules=targets))
+    names = {
+        module.name.rsplit(".", 1)[-1]
+        for module in lm.bind(LoraConfig(target_modules=targets, exclude_modules=("out_proj",))).modules
+    }
+    assert "in_proj" in names and "out_proj" not in names
+
+
 def test_defaults_are_those_of_peft():
     assert set(DEFAULT_TARGETS) == set(FAMILIES)
     names = [module.name for module in tiny_lm("gpt2")[0].bind(LoraConfig()).modules]

@@ -10,13 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.mixers.delta_rule import (
-    CHUNK,
-    DeltaInputs,
-    delta_rows,
-    delta_step,
-    unit_lower_inverse,
-)
+from jrl.models.mixers.chunks import CHUNK
+from jrl.models.mixers.delta_rule import DeltaInputs, delta_rows, delta_step, unit_lower_inverse
 
 B, N, K, V = 2, 3, 5, 7
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax
@@ -17,7 +18,16 @@ from tests.models.family_cases_mixers import CASES
 pytestmark = pytest.mark.parity
 pytest.importorskip("torch", reason="needs the parity extra")
 
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3", "glm4_moe_lite", "lfm2")
+FAMILIES = (
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "lfm2",
+    "falcon_h1",
+    "nemotron_h",
+)
 PADS = (0, 1, 7, 63)
 LENGTH, NEW_TOKENS = 70, 64
 BOUND = 1e-5
@@ -112,3 +122,20 @@ def test_64_decoded_tokens_are_the_row(pair: Any) -> None:
     found, wanted = np.asarray(run(loaded.params)), torch_logits(oracle, ids(total))[LENGTH:]
     for row in range(len(PADS)):
         assert_near(found[:, row], wanted)
+
+
+@pytest.mark.parametrize("case, key", [("falcon_h1", "time_step_limit"), ("nemotron_h", "time_step_min")])
+def test_limits_of_steps_are_those_of_torchs_whole_rows(case: str, key: str, tmp_path: Any) -> None:
+    """In torch its step of decoding ignores them, so greedy decoding is not compared."""
+    from tests.models.parity import perturbed
+
+    config = copy.deepcopy(CASES[case])
+    setattr(config, key, (0.2, 0.9) if key == "time_step_limit" else 0.3)
+    oracle = perturbed(config, 0)
+    oracle.save_pretrained(tmp_path / "limited")
+    inputs = ModelInputs(jnp.asarray(ids(LENGTH)[None], jnp.int32), jnp.ones((1, LENGTH), bool))
+    (found,) = jrl_logits(load_checkpoint(tmp_path / "limited"), inputs)
+    assert_near(found, torch_logits(oracle, ids(LENGTH)))
+    without = perturbed(CASES[case], 0)
+    without.load_state_dict(oracle.state_dict())
+    assert np.abs(torch_logits(without, ids(LENGTH)) - found).max() > 0.1

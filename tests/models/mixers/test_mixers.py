@@ -13,7 +13,16 @@ import pytest
 
 from jrl.models import cache as cache_module
 from jrl.models.adapters import LoraConfig, PrefixConfig, PromptConfig
-from jrl.models.config import GatedDelta, LatentAttention, LayerConfig, Mixer, Rope, ShortConvolution
+from jrl.models.config import (
+    AttentionBesideMamba2,
+    GatedDelta,
+    LatentAttention,
+    LayerConfig,
+    Mamba2,
+    Mixer,
+    Rope,
+    ShortConvolution,
+)
 from jrl.models.fused_attention import choose_attention
 from jrl.models.model import CausalLM
 from jrl.models.policy import make_policy
@@ -26,6 +35,7 @@ from tests.models.test_blocks import BASE, random_params
 
 ATTENTION = LayerConfig(8**-0.5, rope=Rope(100.0))
 ROPE = Rope(100.0, dim=4, interleaved=True)
+ROPE_OF_HEADS = Rope(100.0)
 
 
 def config_of(mixer: Mixer, rope: Rope | None = None) -> Any:
@@ -36,13 +46,32 @@ def config_of(mixer: Mixer, rope: Rope | None = None) -> Any:
     )
 
 
+MAMBA = Mamba2(6, 7, 2, 5, 4, step_limits=(0.2, 2.0), value_scale=1.3, out_scale=0.7)
 KINDS = {
     "latent": config_of(LatentAttention(9, 7, 6, 4, 5), ROPE),
     "latent-whole-queries": config_of(LatentAttention(None, 7, 6, 4, 10), ROPE),
     "gated-delta": config_of(GatedDelta(2, 4, 5, 6, 4)),
     "short-convolution": config_of(ShortConvolution(3)),
+    "mamba2": config_of(MAMBA),
+    "attention-beside-mamba2": config_of(
+        AttentionBesideMamba2(dataclasses.replace(MAMBA, norm=None, taps_bias=False), 0.8, 1.2), ROPE_OF_HEADS
+    ),
+    "sublayers-alone": dataclasses.replace(
+        config_of(MAMBA),
+        layers=(
+            LayerConfig(1.0, mixer=dataclasses.replace(MAMBA, norm="before_gate"), only="mixer"),
+            LayerConfig(1.0, only="feed_forward"),
+            dataclasses.replace(ATTENTION, only="mixer"),
+        ),
+    ),
 }
-RECURRENT = ("gated-delta", "short-convolution")
+RECURRENT = (
+    "gated-delta",
+    "short-convolution",
+    "mamba2",
+    "attention-beside-mamba2",
+    "sublayers-alone",
+)
 LENGTH = 70
 
 
@@ -118,6 +147,20 @@ def decoded(policy: Any, params: Any, inputs: ModelInputs, prompt: int, *, own: 
     return run(params)
 
 
+def parts(state: Any) -> list[Any]:
+    """Entries of all layers; of attention beside a recurrence both."""
+    found = []
+    for entry in state.layers:
+        found += entry if isinstance(entry, cache_module.AttentionStateCache) else [entry]
+    return found
+
+
+def first_state(state: Any) -> list[Any]:
+    """Arrays of the first recurrence."""
+    states = [entry for entry in parts(state) if isinstance(entry, cache_module.StateCache)]
+    return jax.tree.leaves(states[0])
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["shared columns", "own columns"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_after_64_tokens_is_that_of_a_fresh_prompt(kind, own):
@@ -129,7 +172,7 @@ def test_a_cache_after_64_tokens_is_that_of_a_fresh_prompt(kind, own):
     np.testing.assert_allclose(np.asarray(features)[mask], wanted[mask], atol=2e-5)
     fresh = policy.init_cache(params, {}, inputs, inputs.tokens.shape[1])
     fresh = policy.decode(params, {}, inputs, fresh)[1]
-    for found, other in zip(state.layers, fresh.layers, strict=True):
+    for found, other in zip(parts(state), parts(fresh), strict=True):
         is_state = isinstance(other, cache_module.StateCache)
         if own and not is_state:
             continue  # its columns are others
@@ -172,9 +215,9 @@ def test_a_state_forgets_nothing_or_all(kind):
     _, state = policy.decode(params, {}, inputs, state)
     empty = policy.own_columns(policy.init_cache(params, {}, inputs, 24))
     for found, before, nothing in zip(
-        jax.tree.leaves(policy.forget(state, jnp.array([0, 12, 3])).layers[0]),
-        jax.tree.leaves(state.layers[0]),
-        jax.tree.leaves(empty.layers[0]),
+        first_state(policy.forget(state, jnp.array([0, 12, 3]))),
+        first_state(state),
+        first_state(empty),
         strict=True,
     ):
         np.testing.assert_array_equal(found[0], before[0])
@@ -191,8 +234,8 @@ def test_bfloat16_decodes_near_float32(kind):
     mask = np.asarray(inputs.attention_mask)
     error = np.abs(np.asarray(found, np.float32) - exact)[mask]
     assert error.mean() < 0.03 * np.abs(exact[mask]).mean() + 0.01, error.mean()
-    if kind == "gated-delta":
-        assert state.layers[0].state.dtype == jnp.float32
+    if kind not in ("latent", "latent-whole-queries", "short-convolution"):
+        assert first_state(state)[-1].dtype == jnp.float32
 
 
 @pytest.mark.slow
@@ -232,7 +275,7 @@ def test_a_fused_kernel_serves_the_layers_of_attention(kind):
 
 
 @pytest.mark.parametrize("adapter", [PrefixConfig(3), PromptConfig(3)], ids=["prefix", "prompt"])
-@pytest.mark.parametrize("case", ["qwen3_5_text", "deepseek_v3", "lfm2"])
+@pytest.mark.parametrize("case", ["qwen3_5_text", "deepseek_v3", "lfm2", "falcon_h1", "nemotron_h"])
 def test_virtual_tokens_are_refused(case, adapter):
     model = CausalLM.from_config(CASES[case])
     with pytest.raises(ValueError, match="Take LoRA"):

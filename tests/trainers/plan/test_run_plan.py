@@ -298,7 +298,7 @@ def test_prompts_are_read_in_parts_of_a_bounded_size():
     assert found(4 * 256) == found(4 * 512) == 16384 * (2 * 64 + 2 * 32) * 4
 
 
-@pytest.mark.parametrize("case", ["mixtral", "lfm2"])
+@pytest.mark.parametrize("case", ["mixtral", "lfm2", "falcon_h1", "nemotron_h"])
 def test_a_plan_with_experts_or_mixers_does_not_say_that_it_is_the_most(case):
     found = planned(jrl.default_ppo_config(), model=CASES[case], seq_length=16)
     assert not found.is_whole
