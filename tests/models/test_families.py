@@ -262,6 +262,20 @@ def test_published_checkpoints_of_the_family_are_read(case, bare, extra, tmp_pat
     jax.tree.map(np.testing.assert_array_equal, load_checkpoint(tmp_path).params, expected)
 
 
+def test_a_body_that_files_name_otherwise_is_read_under_either_name(tmp_path):
+    model = CausalLM.from_config(CASES["nemotron_h"])
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    save_checkpoint(tmp_path, model, params)
+    expected = load_checkpoint(tmp_path).params
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name.partition(".")[0] for name in tensors} == {"backbone", "lm_head"}
+    renamed = {name.replace("backbone.", "model."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, load_checkpoint(tmp_path).params, expected)
+
+
 def test_logits_of_the_model_cover_the_real_vocabulary_only():
     model = CausalLM.from_config(tiny_hf_config("gpt2", tie_word_embeddings=False))
     params = jax.eval_shape(model.init, jax.random.key(0))
