@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -83,4 +84,5 @@ def token_figures(
         kl=kl,
         values=scored.values,
     )
-    return TokenFigures(*(None if part is None else part[:num_rows] for part in found))
+    first: TokenFigures = jax.tree.map(lambda part: part[:num_rows], found)
+    return first
