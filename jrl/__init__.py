@@ -1,96 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RL post-training of language models in functional JAX/Flax."""
+"""RL post-training of language models in functional JAX/Flax.
+
+A name is imported when it is first asked for: JAX alone takes most of a second, and nobody needs all of jrl.
+"""
 
 import importlib
+import importlib.util
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from jrl.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from jrl import (
+        data,
+        distributed,
+        environments,
+        image_rewards,
+        learners,
+        losses,
+        ops,
+        rewards,
+        rollout,
+        typing,
+    )
+    from jrl.api import train
+    from jrl.data import (
+        RecordStream,
+        load_prompts,
+        load_rewarded_samples,
+        load_samples,
+        load_tokenizer,
+        read_records,
+    )
+    from jrl.learners.config import MethodConfig, OnlineConfig
+    from jrl.learners.grpo_config import GRPOConfig
+    from jrl.learners.ilql import ILQLConfig
+    from jrl.learners.ppo import PPOConfig
+    from jrl.learners.recipe import KLControl, Recipe
+    from jrl.learners.rft import RFTConfig
+    from jrl.learners.sft import SFTConfig
+    from jrl.losses.policy_gradient import PolicyLoss
+    from jrl.methods import (
+        default_ddpo_config,
+        default_dpo_config,
+        default_grpo_config,
+        default_ilql_config,
+        default_ppo_config,
+        default_reward_config,
+        default_rft_config,
+        default_sft_config,
+    )
+    from jrl.named_functions import load_function, load_image_reward, load_reward
+    from jrl.notebook import Model, estimate_cost, load_model, save_model
+    from jrl.trainers.base import Trainer
+    from jrl.trainers.config.defaults import default_config
+    from jrl.trainers.config.method import Footprint, Method, register
+    from jrl.trainers.config.overrides import apply_overrides
+    from jrl.trainers.config.registry import register_method, register_pipeline, register_trainer
+    from jrl.trainers.config.trl_config import (
+        ModelConfig,
+        OptimizerConfig,
+        SchedulerConfig,
+        TokenizerConfig,
+        TrainConfig,
+        TRLConfig,
+    )
+    from jrl.trainers.ilql import ILQLTrainer
+    from jrl.trainers.loading.reward_model import RewardModel, load_reward_model
+    from jrl.trainers.loading.setup import reward_mesh
+    from jrl.trainers.online import OnlineTrainer
+    from jrl.trainers.ppo import PPOTrainer
+    from jrl.trainers.rft import RFTTrainer
+    from jrl.trainers.sft import SFTTrainer
+    from jrl.trl.configs import DPOConfig, RewardConfig
+    from jrl.trl.ddpo import DDPOTrainer
+    from jrl.trl.ddpo_config import DDPOConfig
+    from jrl.trl.ddpo_pipeline import DefaultDDPOStableDiffusionPipeline
+    from jrl.trl.dpo import DPOTrainer
+    from jrl.trl.reward import RewardTrainer
 
 # transformers would otherwise greet everybody who has no torch with a line that says models cannot be used.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-# A configuration knows these by name; `jrl.DDPOTrainer`, `jrl.DPOTrainer` and `jrl.RewardTrainer` are the other face of
-# them.
-import jrl.trainers.diffusion.ddpo
-import jrl.trainers.dpo
-import jrl.trainers.reward_model  # noqa: F401
-from jrl import (
-    data,
-    distributed,
-    environments,
-    image_rewards,
-    learners,
-    losses,
-    ops,
-    rewards,
-    rollout,
-    typing,
-)
-from jrl.api import train
-from jrl.data import (
-    RecordStream,
-    load_prompts,
-    load_rewarded_samples,
-    load_samples,
-    load_tokenizer,
-    read_records,
-)
-from jrl.learners.config import MethodConfig, OnlineConfig
-from jrl.learners.grpo_config import GRPOConfig
-from jrl.learners.ilql import ILQLConfig
-from jrl.learners.ppo import PPOConfig
-from jrl.learners.recipe import KLControl, Recipe
-from jrl.learners.rft import RFTConfig
-from jrl.learners.sft import SFTConfig
-from jrl.losses.policy_gradient import PolicyLoss
-from jrl.methods import (
-    default_ddpo_config,
-    default_dpo_config,
-    default_grpo_config,
-    default_ilql_config,
-    default_ppo_config,
-    default_reward_config,
-    default_rft_config,
-    default_sft_config,
-)
-from jrl.named_functions import load_function, load_image_reward, load_reward
-from jrl.notebook import Model, estimate_cost, load_model, save_model
-from jrl.trainers.base import Trainer
-from jrl.trainers.config.defaults import default_config
-from jrl.trainers.config.layouts import register_layout
-from jrl.trainers.config.method import Footprint, Method, register
-from jrl.trainers.config.overrides import apply_overrides
-from jrl.trainers.config.registry import register_method, register_pipeline, register_trainer
-from jrl.trainers.config.trl_config import (
-    ModelConfig,
-    OptimizerConfig,
-    SchedulerConfig,
-    TokenizerConfig,
-    TrainConfig,
-    TRLConfig,
-)
-from jrl.trainers.ilql import ILQLTrainer
-from jrl.trainers.loading.reward_model import RewardModel, load_reward_model
-from jrl.trainers.loading.setup import reward_mesh
-from jrl.trainers.online import OnlineTrainer
-from jrl.trainers.ppo import PPOTrainer
-from jrl.trainers.rft import RFTTrainer
-from jrl.trainers.sft import SFTTrainer
-from jrl.trlx.old_layouts import LAYOUT
-from jrl.version import __version__ as __version__
-
-# Files and names of every trlX release are read wherever a configuration is.
-register_layout(LAYOUT)
-
-# Of TRL's shape, and imported when they are asked for: they bring transformers along, which takes seconds.
-_FLAT = {
-    "DDPOConfig": "jrl.trl.ddpo_config",
-    "DDPOTrainer": "jrl.trl.ddpo",
-    "DefaultDDPOStableDiffusionPipeline": "jrl.trl.ddpo_pipeline",
-    "DPOConfig": "jrl.trl.configs",
-    "DPOTrainer": "jrl.trl.dpo",
-    "RewardConfig": "jrl.trl.configs",
-    "RewardTrainer": "jrl.trl.reward",
-}
 
 __all__ = [
     "DDPOConfig",
@@ -167,9 +158,105 @@ __all__ = [
     "typing",
 ]
 
+_HOMES = {
+    "jrl.api": ("train",),
+    "jrl.data": (
+        "RecordStream",
+        "load_prompts",
+        "load_rewarded_samples",
+        "load_samples",
+        "load_tokenizer",
+        "read_records",
+    ),
+    "jrl.learners.config": (
+        "MethodConfig",
+        "OnlineConfig",
+    ),
+    "jrl.learners.grpo_config": ("GRPOConfig",),
+    "jrl.learners.ilql": ("ILQLConfig",),
+    "jrl.learners.ppo": ("PPOConfig",),
+    "jrl.learners.recipe": (
+        "KLControl",
+        "Recipe",
+    ),
+    "jrl.learners.rft": ("RFTConfig",),
+    "jrl.learners.sft": ("SFTConfig",),
+    "jrl.losses.policy_gradient": ("PolicyLoss",),
+    "jrl.methods": (
+        "default_ddpo_config",
+        "default_dpo_config",
+        "default_grpo_config",
+        "default_ilql_config",
+        "default_ppo_config",
+        "default_reward_config",
+        "default_rft_config",
+        "default_sft_config",
+    ),
+    "jrl.named_functions": (
+        "load_function",
+        "load_image_reward",
+        "load_reward",
+    ),
+    "jrl.notebook": (
+        "Model",
+        "estimate_cost",
+        "load_model",
+        "save_model",
+    ),
+    "jrl.trainers.base": ("Trainer",),
+    "jrl.trainers.config.defaults": ("default_config",),
+    "jrl.trainers.config.method": (
+        "Footprint",
+        "Method",
+        "register",
+    ),
+    "jrl.trainers.config.overrides": ("apply_overrides",),
+    "jrl.trainers.config.registry": (
+        "register_method",
+        "register_pipeline",
+        "register_trainer",
+    ),
+    "jrl.trainers.config.trl_config": (
+        "ModelConfig",
+        "OptimizerConfig",
+        "SchedulerConfig",
+        "TRLConfig",
+        "TokenizerConfig",
+        "TrainConfig",
+    ),
+    "jrl.trainers.ilql": ("ILQLTrainer",),
+    "jrl.trainers.loading.reward_model": (
+        "RewardModel",
+        "load_reward_model",
+    ),
+    "jrl.trainers.loading.setup": ("reward_mesh",),
+    "jrl.trainers.online": ("OnlineTrainer",),
+    "jrl.trainers.ppo": ("PPOTrainer",),
+    "jrl.trainers.rft": ("RFTTrainer",),
+    "jrl.trainers.sft": ("SFTTrainer",),
+    "jrl.trl.configs": (
+        "DPOConfig",
+        "RewardConfig",
+    ),
+    "jrl.trl.ddpo": ("DDPOTrainer",),
+    "jrl.trl.ddpo_config": ("DDPOConfig",),
+    "jrl.trl.ddpo_pipeline": ("DefaultDDPOStableDiffusionPipeline",),
+    "jrl.trl.dpo": ("DPOTrainer",),
+    "jrl.trl.reward": ("RewardTrainer",),
+}
+"""Module → public names that it defines; the other public names are modules themselves."""
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """A public name that was not imported with the others."""
-    if name not in _FLAT:
-        raise AttributeError(f"module 'jrl' has no attribute {name!r}")
-    return getattr(importlib.import_module(_FLAT[name]), name)
+    """A public name, or a module of the package, imported now."""
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if not name.startswith("_") and importlib.util.find_spec(f"jrl.{name}") is not None:
+        return importlib.import_module(f"jrl.{name}")
+    raise AttributeError(f"module 'jrl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, and what the module holds already."""
+    return sorted({*globals(), *__all__})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jrl.distributed
-from jrl.cli import COMMANDS, main
+from jrl.cli import main, train
 from jrl.cli.multihost import join_job
 from jrl.distributed import HEARTBEAT_TIMEOUT_SECONDS, from_main, gather, initialize, join, on_main
 
@@ -155,7 +155,7 @@ class TestEnd:
         def fails(flags, overrides):
             raise error
 
-        monkeypatch.setitem(COMMANDS, "sft", fails)
+        monkeypatch.setattr(train, "train", fails)
         with pytest.raises(Ended):
             main(["sft", "--samples", "x"])
         assert ending == [status]

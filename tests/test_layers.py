@@ -18,6 +18,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.mesh": (set(), JAX),
     "jrl.version": (set(), set()),
     "jrl.suggestions": (set(), set()),
+    "jrl.built_in": (set(), set()),
     "jrl.rewards": ({"jrl.isolation"}, set()),
     "jrl.isolation": (set(), set()),
     "jrl.isolation_worker": (set(), set()),

@@ -23,7 +23,21 @@ _SHAPES = {
 }
 
 
-def add_bench_flags(command: argparse.ArgumentParser) -> None:
+def add_flags(command: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
+    command.add_argument(
+        "--model", required=True, metavar="DIRECTORY_OR_PRESET", help="checkpoint, or a name of known shapes"
+    )
+    command.add_argument(
+        "--what",
+        default="decode,score,update",
+        metavar="NAMES",
+        help=f"of {','.join(WHAT)}; default: %(default)s",
+    )
+    _add_common_flags(command)
+
+
+def _add_common_flags(command: argparse.ArgumentParser) -> None:
     """The flags that every benchmark has, but for the model and what is measured."""
     for name, what in _SHAPES.items():
         command.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=what)
@@ -47,7 +61,7 @@ def add_bench_flags(command: argparse.ArgumentParser) -> None:
     )
 
 
-def bench(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], None]:
+def prepare(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], None]:
     """`jrl bench`: prints the records of the benchmarks that were asked for.
 
     Raises:
@@ -104,6 +118,6 @@ def run_script(name: str, doc: str | None) -> None:
     top.add_argument(
         "--model", default="gpt2-124m", help="preset, or folder or hub id of a checkpoint; default: gpt2-124m"
     )
-    add_bench_flags(top)
+    _add_common_flags(top)
     top.set_defaults(what=name)
-    bench(top.parse_args(), [])()
+    prepare(top.parse_args(), [])()

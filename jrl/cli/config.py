@@ -15,7 +15,7 @@ from jrl.trainers.config.method import commands
 from jrl.trainers.loading.learning_rate import with_rate_for_model
 
 
-def add_config_flags(command: argparse.ArgumentParser) -> None:
+def add_flags(command: argparse.ArgumentParser) -> None:
     """Flags of `jrl config`."""
     command.add_argument("algorithm", help="name of its command, such as ppo")
     command.add_argument("--config", metavar="YAML", help="recipe; default: the method's default config")
@@ -24,7 +24,7 @@ def add_config_flags(command: argparse.ArgumentParser) -> None:
     )
 
 
-def show_config(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
+def prepare(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
     """`jrl config ppo --method.cliprange 0.1`: prints a recipe that `--config` reads.
 
     Raises:

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 import jax
 
+from jrl.cli.parser import CommandParser
 from jrl.compilation import VARIABLE, cache_path, cache_refusal
 from jrl.models.cost import format_bytes
 from jrl.trainers.loop.activity import SECONDS_FILE
@@ -76,7 +77,12 @@ class Check(NamedTuple):
         return f"[{self.verdict:^7}] {self.name}: {self.found}.{remedy}"
 
 
-def show_environment(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], int]:
+def add_flags(command: CommandParser) -> None:
+    """The command has no flags; its help says how it ends."""
+    command.end_help_with("Exits with status 1 where a check says `wrong`.")
+
+
+def prepare(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], int]:
     """`jrl doctor`: prints versions, system and devices, one a line, then the checks; status 1 where one is wrong."""
     del flags
     if overrides:

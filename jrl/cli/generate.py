@@ -21,7 +21,23 @@ from jrl.trainers.loading.tokenizers import tokenizer_home
 from jrl.trainers.loggers.safe_text import for_terminal
 
 
-def generate(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
+def add_flags(command: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
+    command.add_argument(
+        "--model", required=True, metavar="DIRECTORY", help="model, adapter, checkpoint or run"
+    )
+    command.add_argument("--prompt", action="append", required=True, help="repeatable")
+    command.add_argument("--max-new-tokens", type=int, default=40)
+    command.add_argument("--temperature", type=float, default=1.0)
+    command.add_argument("--top-k", type=int, default=0)
+    command.add_argument("--top-p", type=float, default=1.0)
+    command.add_argument(
+        "--beta", type=float, help="weight of Q − V in the logits, of a checkpoint that `jrl ilql` wrote"
+    )
+    command.add_argument("--seed", type=int, default=0)
+
+
+def prepare(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
     """`jrl generate`: prints every prompt with its completion; of a seq2seq model, what it writes."""
     if overrides:
         raise ValueError(f"unknown flags {overrides}.")

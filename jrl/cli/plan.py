@@ -21,7 +21,7 @@ from jrl.trainers.plan.run_plan import plan_run
 GIB = 1 << 30
 
 
-def add_plan_flags(command: argparse.ArgumentParser) -> None:
+def add_flags(command: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     command.add_argument(
         "--config",
@@ -56,7 +56,7 @@ def add_plan_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device: says whether it fits")
 
 
-def plan(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], int | None]:
+def prepare(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[], int | None]:
     """Runs `jrl plan`."""
     read = partial(_config, flags.config, overrides)
     sizes = {"data": -1, "fsdp": 1, "tensor": 1} | (read(1).train.mesh or {})

@@ -10,7 +10,7 @@ from pathlib import Path
 from jrl.trainers.cards.report import read_run, report
 
 
-def add_report_flags(command: argparse.ArgumentParser) -> None:
+def add_flags(command: argparse.ArgumentParser) -> None:
     """Flags of `jrl report`."""
     command.add_argument(
         "run", nargs="+", help="folder of a run (`train.checkpoint_dir`), finished or at work"
@@ -18,7 +18,7 @@ def add_report_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--output", metavar="HTML", help="default: report.html in the first run's folder")
 
 
-def show_report(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
+def prepare(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:
     """`jrl report RUN [RUN ...]`: writes the page and says where it is.
 
     Raises:

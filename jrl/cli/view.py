@@ -28,7 +28,7 @@ REST = 10
 """Least time between two pages that are made, in times of what the last one took."""
 
 
-def add_view_flags(command: argparse.ArgumentParser) -> None:
+def add_flags(command: argparse.ArgumentParser) -> None:
     """Flags of `jrl view`."""
     command.add_argument(
         "run", nargs="+", help="folder of a run (`train.checkpoint_dir`), finished or at work"
@@ -36,7 +36,7 @@ def add_view_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--port", type=int, default=0, help="of the loopback; default: one that is free")
 
 
-def show_view(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], int]:
+def prepare(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], int]:
     """`jrl view RUN [RUN ...]`: serves the page until Ctrl-C.
 
     Raises:

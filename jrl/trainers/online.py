@@ -7,6 +7,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -16,7 +17,9 @@ from jax.sharding import Mesh
 from jrl.data.prompts import PromptSet
 from jrl.learners.config import MethodConfig, OnlineConfig
 from jrl.learners.online import OnlineState, init_online_state
+from jrl.learners.online_tokens import TokenFigures, token_figures
 from jrl.learners.recipe import Recipe
+from jrl.mesh import replicated
 from jrl.placement import DISPATCH
 from jrl.rollout.collect import Clock
 from jrl.rollout.experience import Experience, ExperienceCollector
@@ -36,8 +39,9 @@ from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
 from jrl.trainers.programs import Program
 from jrl.trainers.rollouts.ahead import Ahead, Policies
 from jrl.trainers.rollouts.rehearsal import Rehearsal, rehearsed
+from jrl.trainers.rollouts.token_log import ROWS, is_kept
 from jrl.trainers.sampling_trainer import SamplingTrainer
-from jrl.typing import Metrics, Params, PRNGKey
+from jrl.typing import Metrics, Params, PRNGKey, Rollouts
 
 STREAM_OF_PROMPTS = 7
 """What the seed's key is folded with for completions whose keys depend on their prompts' places alone."""
@@ -205,11 +209,22 @@ class OnlineTrainer(SamplingTrainer):
                     experience = rollouts(iteration)
                     if experience.degenerate:  # before the update: a warning may be an error
                         self._warn_of_equal_scores(iteration)
+                    tokens = self._token_figures(experience.rollouts) if is_kept(iteration) else None
                     metrics = self._learn_from(experience, iteration, run.end_of_state)
                     host = experience.metrics | self.count(experience, iteration)
                     # Of what was sampled and left out the update knows nothing.
                     device = {name: value for name, value in metrics.items() if name not in host}
-                    run.after(host, device | experience.agreement, experience.rows)
+                    run.after(host, device | experience.agreement, experience.rows, tokens)
+
+    @functools.cached_property
+    def _compiled_figures(self) -> Callable[..., TokenFigures]:
+        found = partial(token_figures, self.recipe, num_rows=ROWS)
+        return jax.jit(found, out_shardings=replicated(self.mesh))
+
+    def _token_figures(self, rollouts: Rollouts) -> TokenFigures:
+        """Figures of the tokens of a few rollouts, on their way; before the update, which donates the state."""
+        with DISPATCH:
+            return self._compiled_figures(self.state.moments, self.state.kl_coef, rollouts)
 
     def _learn_from(self, experience: Experience, iteration: int, end_of_state: np.int32 | None) -> Metrics:
         """Sends the update of an iteration on its way, and takes over the state that it will give."""

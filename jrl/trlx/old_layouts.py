@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jrl.trainers.config import Layout, coerce, warn_caller
+from jrl.trainers.config import Layout, coerce, register_layout, warn_caller
 
 Tree = dict[str, dict[str, Any]]
 """Section → field → value; an entry of a dictionary has a dotted name of three parts."""
@@ -234,4 +234,4 @@ def _put(tree: Tree, name: str, value: Any, *, old: str | None) -> None:
         warn_caller(f"`{old}` is an old name: it is now `{name}` = {value!r}.")
 
 
-LAYOUT = Layout(modernise, full_name)
+register_layout(Layout(modernise, full_name))

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import importlib
 import json
 import shutil
 
@@ -7,7 +6,7 @@ import pytest
 import yaml
 
 import jrl
-from jrl.cli import COMMANDS, main
+from jrl.cli import main, train
 from jrl.cli.generate import model_folder
 from jrl.learners.grpo_algorithms import ALGORITHMS, algorithm
 from jrl.methods.grpo import GRPO
@@ -89,10 +88,7 @@ class _Prepared:
 def prepared(monkeypatch):
     """Sections of the runs that commands prepare, none of which is run."""
     found = []
-    module = importlib.import_module("jrl.cli.train")  # the package has a function of this name
-    monkeypatch.setattr(
-        module, "prepare", lambda **given: found.append(given["config"].method) or _Prepared()
-    )
+    monkeypatch.setattr(train, "prepare", lambda **given: found.append(given["config"].method) or _Prepared())
     return found
 
 
@@ -230,7 +226,7 @@ def test_an_interruption_while_reading_is_one_line(monkeypatch, capsys):
     def interrupted(flags, overrides):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(COMMANDS, "sft", interrupted)
+    monkeypatch.setattr(train, "train", interrupted)
     assert main(["sft", "--samples", "x"]) == 130
     assert capsys.readouterr().err == "jrl sft: interrupted.\n"
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 import jrl.trl.commands
-from jrl.cli import main
+from jrl.cli import main, run
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.checkpoints.resume import checkpoints_in
 from jrl.trainers.diffusion.images import ImageError
@@ -94,7 +94,7 @@ def test_what_stops_a_run_is_one_line_too(error, line, monkeypatch, capsys):
     def work():
         raise error
 
-    monkeypatch.setattr(jrl.cli, "_understand", lambda name, words: work)
+    monkeypatch.setattr(run, "_understand", lambda name, words: work)
     assert main(["ddpo"]) == 2
     said = capsys.readouterr().err
     assert line in said and said.count("\n") == 1 and said.startswith("jrl ddpo: ")
@@ -107,7 +107,7 @@ def test_the_line_says_where_a_function_of_the_user_raised(monkeypatch, capsys):
         except ValueError as error:
             raise RewardError("the reward function raised.") from error
 
-    monkeypatch.setattr(jrl.cli, "_understand", lambda name, words: work)
+    monkeypatch.setattr(run, "_understand", lambda name, words: work)
     assert main(["ddpo"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and f"Raised at {__file__}:" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import http.client
 import json
 import re
@@ -208,6 +209,17 @@ FRAME = (
 )
 
 
+# Chooses a figure and taps the second token, as a reader would.
+CHOOSE = """<script>addEventListener('load', () => {
+const part = document.querySelector('.tokens'), choice = part.querySelector('select');
+choice.value = '%s'; choice.dispatchEvent(new Event('change'));
+const tokens = [...part.querySelectorAll('.row span')]; tokens[1].click();
+document.body.dataset.seen = JSON.stringify({colors: tokens.map((token) => token.style.background),
+  titles: tokens.map((token) => token.title), said: part.querySelector('output').textContent,
+  scale: ['.low', '.high'].map((end) => part.querySelector(end).textContent)});
+});</script></body>"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 class TestBrowser:
@@ -226,6 +238,30 @@ class TestBrowser:
         picture = tmp_path / f"{device}.png"
         browse(tmp_path, "--window-size=1280,900", f"--screenshot={picture}", frame.as_uri())
         assert picture.stat().st_size > 10_000  # an empty page has fewer
+
+    def test_tokens_take_the_colour_of_the_chosen_figure(self, tmp_path):
+        folder = a_run(tmp_path / "run")
+        rows = [
+            {"step": 4, "prompt": "p", "tokens": [" a", " b", " c"], "advantage": [1.0, -2.0, None]}
+            | {"logprob": [-1.0, -4.0, None], "value": [0.5, 0.25, None]},
+            {"step": 8, "prompt": "q", "tokens": [" d"], "advantage": [0.0], "logprob": [-2.0]},
+        ]
+        (folder / "rollouts" / "tokens.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        page, seen = report([read_run(folder)]), {}
+        for name in ("advantage", "logprob"):
+            (tmp_path / "report.html").write_text(page.replace("</body>", CHOOSE % name), encoding="utf-8")
+            found = browse(tmp_path, "--dump-dom", (tmp_path / "report.html").as_uri())
+            seen[name] = json.loads(html.unescape(re.search(r'data-seen="([^"]+)"', found)[1]))
+        assert seen["advantage"]["colors"] == [
+            "rgba(40, 110, 235, 0.376)",
+            "rgba(235, 120, 20, 0.75)",
+            "",
+            "rgba(40, 110, 235, 0)",
+        ]
+        assert seen["advantage"]["scale"] == ["-2", "2"] and seen["logprob"]["scale"] == ["-4", "0"]
+        assert seen["logprob"]["colors"][1] == "rgba(235, 120, 20, 0.75)"
+        assert seen["logprob"]["said"] == '" b": advantage -2, value 0.25, logprob -4'
+        assert seen["logprob"]["titles"][3] == "advantage 0, logprob -2"
 
     def test_the_live_page_reloads_when_the_run_goes_on(self, served, tmp_path, monkeypatch):
         folder, port = served

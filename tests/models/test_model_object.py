@@ -16,6 +16,7 @@ from jrl.models.classifier import load_classifier
 from jrl.models.classifier_adapter import load_adapted_classifier
 from jrl.models.classifier_start import load_start
 from jrl.models.model_object import ModelObject
+from jrl.trainers.checkpoints.checkpointer import CheckpointError
 from tests.models.classifier_cases import DECODERS, ENCODERS, labelled
 from tests.models.family_cases import CASES
 from tests.tiny import VOCAB_SIZE, tiny_hf_config, tiny_tokenizer
@@ -188,7 +189,7 @@ def test_a_run_on_an_object_is_the_run_on_its_folder(saved, tmp_path):
 
     other = copy.deepcopy(model)
     other.transformer.h[0].mlp.c_fc.weight.data.add_(0.1)
-    with pytest.raises(jrl.trainers.checkpoints.checkpointer.CheckpointError, match="frozen"):
+    with pytest.raises(CheckpointError, match="frozen"):
         jrl.train(model_path=other, reward_fn=count_vowels, prompts=PROMPTS, config=config)
 
 

@@ -15,6 +15,7 @@ import jrl
 from jrl.mesh import abstract_mesh
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.config.method import footprint_of
+from jrl.trainers.loop import Stopwatch
 from jrl.trainers.plan.run_plan import plan_run
 from tests.trainers.runs import (
     PROMPTS,
@@ -336,7 +337,7 @@ def collect(trainer: Any) -> Any:
             0,
             trainer.keys(0)[0],
             while_sampling=lambda: None,
-            stopwatch=jrl.trainers.loop.Stopwatch(),
+            stopwatch=Stopwatch(),
         )
 
 

@@ -17,9 +17,11 @@ from typing import Any
 
 import yaml
 
+from jrl.trainers.cards.colored_tokens import MAX_ROWS, SCRIPT, STYLE, colored_tokens
 from jrl.trainers.checkpoints.resume import checkpoints_in
 from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loggers.jsonl import ROLLOUTS, SAMPLES, TOKENS
 from jrl.trainers.loggers.safe_text import one_line
 from jrl.trainers.loggers.watch import FOUND, HEALTHY, say
 
@@ -65,6 +67,7 @@ class RunRecords:
       num_evaluated: Those that there are.
       rollouts: Samples of training, by step; of many some, evenly spaced.
       num_rollouts: Those that there are.
+      tokens: Rollouts token by token, by step; of many some, evenly spaced.
       config: Its resolved configuration; None: no checkpoint holds one.
     """
 
@@ -74,6 +77,7 @@ class RunRecords:
     num_evaluated: int
     rollouts: list[dict[str, Any]]
     num_rollouts: int
+    tokens: list[dict[str, Any]]
     config: dict[str, Any] | None
 
 
@@ -91,7 +95,7 @@ def read_run(folder: Path) -> RunRecords:
             "names as `train.checkpoint_dir`."
         )
     config = _config(folder)
-    records, samples, rollouts = _files(folder, config)
+    records, samples, rollouts, tokens = _files(folder, config)
     kept, num_rollouts = _some_lines(rollouts, _READ)
     evaluated, num_evaluated = _evaluated(samples)
     return RunRecords(
@@ -101,12 +105,13 @@ def read_run(folder: Path) -> RunRecords:
         num_evaluated=num_evaluated,
         rollouts=kept,
         num_rollouts=num_rollouts,
+        tokens=_thinned(_some_lines(tokens, _READ)[0], MAX_ROWS),
         config=config,
     )
 
 
-def run_files(folder: Path) -> tuple[Path, Path, Path]:
-    """Files of a run that a page is made of: records, samples of evaluations, samples of training.
+def run_files(folder: Path) -> tuple[Path, ...]:
+    """Files of a run that a page is made of: records, samples of evaluations, samples of training, tokens.
 
     Args:
       folder: `train.checkpoint_dir`.
@@ -116,11 +121,13 @@ def run_files(folder: Path) -> tuple[Path, Path, Path]:
     return _files(folder, _config(folder))
 
 
-def _files(folder: Path, config: Mapping[str, Any] | None) -> tuple[Path, Path, Path]:
+def _files(folder: Path, config: Mapping[str, Any] | None) -> tuple[Path, Path, Path, Path]:
     """As `run_files`, of a configuration that is read."""
     named = None if config is None else config.get("train", {}).get("rollout_logging_dir")
     samples = folder / "rollouts" if named is None else Path(named)
-    return folder / "metrics.jsonl", samples / "samples.jsonl", samples / "rollouts.jsonl"
+    names = (SAMPLES, ROLLOUTS, TOKENS)
+    evaluated, rollouts, tokens = (samples / f"{name}.jsonl" for name in names)
+    return folder / "metrics.jsonl", evaluated, rollouts, tokens
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
@@ -229,6 +236,7 @@ def report(runs: Sequence[RunRecords], *, live_version: str | None = None) -> st
         of_run = f" of {_text(run.name)}" if len(runs) > 1 else ""
         parts += [f"<h2>Before and after{of_run}</h2>", _pairs(run)]
         parts += [f"<h2>Samples{of_run}</h2>", _samples(run)]
+        parts += [f"<h2>Tokens{of_run}</h2>", colored_tokens(run.tokens)]
         parts += [f"<h2>Recipe{of_run}</h2>", _recipe(run)]
     live = "" if live_version is None else _LIVE.replace("@VERSION@", json.dumps(live_version))
     page = _PAGE.replace("@TITLE@", _text(runs[0].name)).replace("@LIVE@", live)
@@ -469,6 +477,7 @@ thead { position: sticky; top: 0; background: Canvas; }
 table { border-collapse: collapse; font-size: .88em; }
 th, td { border: 1px solid #8886; padding: 4px 7px; text-align: left; vertical-align: top; }
 td { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 4em; } pre { overflow-x: auto; font-size: .85em; }
+@STYLE@
 </style></head><body>
 @BODY@
 <script>
@@ -479,7 +488,8 @@ for (const field of document.querySelectorAll("input[type=search]")) {
     for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
   });
 }
+@SCRIPT@
 @LIVE@
 </script>
 </body></html>
-"""
+""".replace("@STYLE@", STYLE).replace("@SCRIPT@", SCRIPT)

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+
+from jrl import built_in
 
 
 class Layout(NamedTuple):
@@ -28,10 +31,17 @@ def register_layout(layout: Layout) -> None:
     _LAYOUTS.append(layout)
 
 
+def _layouts() -> list[Layout]:
+    """All layouts, jrl's own among them."""
+    for module in built_in.LAYOUTS:
+        importlib.import_module(module)
+    return _LAYOUTS
+
+
 def in_present_layout(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration as the present release writes it."""
     found = dict(config)
-    for layout in _LAYOUTS:
+    for layout in _layouts():
         found = layout.translate(found)
     return found
 
@@ -43,6 +53,6 @@ def full_name(name: str, known: Mapping[str, Iterable[str]]) -> str:
       name: Such as "lr" or "init_kl_coef".
       known: Section → its fields.
     """
-    for layout in _LAYOUTS:
+    for layout in _layouts():
         name = layout.full_name(name, known)
     return name

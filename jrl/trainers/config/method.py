@@ -7,11 +7,13 @@ none of them names an algorithm. The entries of jrl's own algorithms are in `jrl
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from jrl import built_in
 from jrl.learners.config import MethodConfig, OnlineConfig
 from jrl.learners.recipe import Recipe
 from jrl.trainers.config.registry import METHODS
@@ -190,9 +192,15 @@ def _check_parts(method: Method) -> None:
             raise TypeError(f"`{name}` {what} must be a function, got {part!r}.")
 
 
+def _by_section() -> Mapping[type[MethodConfig], Method]:
+    """All entries, jrl's own among them, by the class of their section."""
+    importlib.import_module(built_in.METHODS_MODULE)
+    return _ENTRIES
+
+
 def entries() -> Mapping[str, Method]:
     """All algorithms that are known, by name, in the order in which they became known."""
-    return {entry.name: entry for entry in _ENTRIES.values()}
+    return {entry.name: entry for entry in _by_section().values()}
 
 
 def commands() -> Mapping[str, Method]:
@@ -202,7 +210,8 @@ def commands() -> Mapping[str, Method]:
 
 def entry_of(config: MethodConfig) -> Method | None:
     """The entry of a section of a configuration, or of the class that it derives from; None: it has none."""
-    return next((_ENTRIES[cls] for cls in type(config).__mro__ if cls in _ENTRIES), None)
+    known = _by_section()
+    return next((known[cls] for cls in type(config).__mro__ if cls in known), None)
 
 
 def footprint_of(config: TRLConfig) -> Footprint | None:

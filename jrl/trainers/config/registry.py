@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from jrl import built_in
 from jrl.data.prompts import PromptSet
 from jrl.learners.config import MethodConfig
 from jrl.suggestions import did_you_mean
@@ -26,6 +28,7 @@ class Registry(Mapping[str, type[Base]], Generic[Base]):
       prefix: Stands before a name for the same entry, as trlX's `Accelerate`.
       suffix: May be left out at the end of a name, as the `Config` of a method.
       base: What a class must derive from; None where its user checks that.
+      built_in: Name → module that registers it, imported when the name is first looked up.
     """
 
     def __init__(
@@ -35,19 +38,30 @@ class Registry(Mapping[str, type[Base]], Generic[Base]):
         prefix: str = "",
         suffix: str = "",
         base: type[Base] | None = None,
+        built_in: Mapping[str, str] | None = None,
     ) -> None:
         self._field, self._prefix, self._suffix, self._base = field, prefix.lower(), suffix.lower(), base
+        self._modules = {name.lower(): module for name, module in (built_in or {}).items()}
         self._classes: dict[str, type[Base]] = {}
-        self._spelled: dict[str, str] = {}
+        self._spelled = {name.lower(): name for name in built_in or {}}
 
     def __getitem__(self, name: str) -> type[Base]:
-        return self._classes[name]
+        found = self._held(name)
+        if found is None:
+            raise KeyError(name)
+        return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._classes)
+        return iter(self._spelled)
 
     def __len__(self) -> int:
-        return len(self._classes)
+        return len(self._spelled)
+
+    def _held(self, key: str) -> type[Base] | None:
+        """The class of a name in lower case; a built-in one's module registers it now."""
+        if key not in self._classes and key in self._modules:
+            importlib.import_module(self._modules[key])
+        return self._classes.get(key)
 
     def add(self, name: str, entry: type[Base]) -> None:
         """Makes a class known. The same class defined anew, as in a notebook's cell, replaces the old one.
@@ -60,7 +74,7 @@ class Registry(Mapping[str, type[Base]], Generic[Base]):
             raise TypeError(
                 f"`{self._field}`: {entry.__name__} must be a subclass of {_dotted(self._base)} to be registered."
             )
-        held = self._classes.get(name.lower())
+        held = self._held(name.lower())
         if held is not None and _origin(held) != _origin(entry):
             raise ValueError(
                 f"`{self._field}`: the name {name!r} belongs to {_dotted(held)}; register {_dotted(entry)} under "
@@ -73,8 +87,9 @@ class Registry(Mapping[str, type[Base]], Generic[Base]):
         key = name.lower()
         for spelling in (key, key.removeprefix(self._prefix)):
             for full in (spelling, spelling + self._suffix, spelling.removesuffix(self._suffix)):
-                if full in self._classes:
-                    return self._classes[full]
+                found = self._held(full)
+                if found is not None:
+                    return found
         return None
 
     def get_known(self, name: str, *others: Registry[Any]) -> type[Base]:
@@ -125,8 +140,10 @@ def _origin(entry: type) -> tuple[str, str]:
     return file or entry.__module__, entry.__qualname__
 
 
-METHODS: Registry[MethodConfig] = Registry("method.name", suffix="Config", base=MethodConfig)
-TRAINERS: Registry[Trainer] = Registry("train.trainer", prefix="Accelerate")
+METHODS: Registry[MethodConfig] = Registry(
+    "method.name", suffix="Config", base=MethodConfig, built_in=built_in.METHODS
+)
+TRAINERS: Registry[Trainer] = Registry("train.trainer", prefix="Accelerate", built_in=built_in.TRAINERS)
 PIPELINES: Registry[PromptSet] = Registry("train.pipeline", base=PromptSet)
 
 register_method = METHODS.register

@@ -14,8 +14,8 @@ import numpy as np
 
 from jrl.trainers.loggers.line_file import LineFile, read_lines, rewrite
 
-ROLLOUTS, SAMPLES = "rollouts", "samples"
-"""Tables: of training, and of evaluations."""
+ROLLOUTS, SAMPLES, TOKENS = "rollouts", "samples", "tokens"
+"""Tables: of training, of evaluations, and of single tokens."""
 SAMPLING = "sampling/"
 """Begins the names in a record that say how an evaluation sampled: they are no figures, and are not drawn."""
 
@@ -29,8 +29,8 @@ class JSONLLogger:
 
     Args:
       path: The records.
-      samples_dir: Folder of the tables, `rollouts.jsonl` and `samples.jsonl`, a row an object with its `step`. What
-        else lies in it is left alone.
+      samples_dir: Folder of the tables, `rollouts.jsonl`, `samples.jsonl` and `tokens.jsonl`, a row an object with its
+        `step`. What else lies in it is left alone.
       keep_records: Lines of `path` to keep when resuming; None starts everything afresh.
 
     Attributes:
@@ -68,7 +68,7 @@ class JSONLLogger:
         return [record for _, record in kept]
 
     def _tables(self) -> list[Path]:
-        paths = [self._samples_dir / f"{name}.jsonl" for name in (ROLLOUTS, SAMPLES)]
+        paths = [self._samples_dir / f"{name}.jsonl" for name in (ROLLOUTS, SAMPLES, TOKENS)]
         return [path for path in paths if path.exists()]
 
     def keep(self) -> None:

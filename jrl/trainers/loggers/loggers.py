@@ -17,7 +17,7 @@ from jrl.trainers.config.secrets import without_secrets
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loggers.console import RichConsole
 from jrl.trainers.loggers.guard import GuardedTracker
-from jrl.trainers.loggers.jsonl import ROLLOUTS, JSONLLogger
+from jrl.trainers.loggers.jsonl import ROLLOUTS, TOKENS, JSONLLogger
 from jrl.trainers.loggers.standard_outputs import mute_lost
 from jrl.trainers.loggers.trackers import TensorBoardLogger, WandbLogger
 
@@ -140,6 +140,17 @@ class Loggers:
         cells = [[row[column] for column in readable] for row in rows]
         for logger in self._others if show else ():
             self._try(partial(logger.log_table, ROLLOUTS, readable, cells, step))
+
+    def log_tokens(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Rollouts token by token, for the report: to the JSON lines alone.
+
+        Args:
+          rows: Alike in their keys.
+          step: Optimizer step.
+        """
+        if rows and self._samples is not None:
+            cells = [list(row.values()) for row in rows]
+            self._samples.log_table(TOKENS, list(rows[0]), cells, step)
 
     def _try(self, work: Callable[[], None]) -> None:
         """An output that nobody reads any more, or whose disk is full, does not end a run."""

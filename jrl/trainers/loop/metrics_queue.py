@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jrl.learners.online_tokens import TokenFigures
 from jrl.ops.metrics import finalize
 from jrl.typing import Metrics
 
@@ -32,6 +33,7 @@ class Pending:
       iteration: Iterations likewise.
       host: Figures that the host knows already.
       device: Those to come.
+      tokens: Figures of single tokens to come; None: this iteration keeps none.
       vote: How many processes were asked to stop; None where there is one.
       dispatched: When this was made, by `time.perf_counter`.
     """
@@ -40,6 +42,7 @@ class Pending:
     iteration: int
     host: dict[str, float]
     device: Metrics
+    tokens: TokenFigures | None
     vote: jax.Array | None
     dispatched: float = field(default_factory=time.perf_counter)
 

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jrl.distributed import end_on_error, is_main, new_meeting, on_main
+from jrl.learners.online_tokens import TokenFigures
 from jrl.rollout.rewards import FAILURES
 from jrl.trainers.cards.closing import Ending, closing_sentence, write_report
 from jrl.trainers.checkpoints.checkpointer import Checkpointer
@@ -34,6 +35,7 @@ from jrl.trainers.loop.metrics_queue import Pending, check_steps
 from jrl.trainers.loop.peers import check_same, fail_together, say_end, start_vote
 from jrl.trainers.loop.signals import GracefulStop
 from jrl.trainers.loop.stopwatch import CompileCounter, Stopwatch
+from jrl.trainers.rollouts.token_log import token_log
 from jrl.typing import Metrics
 
 if TYPE_CHECKING:
@@ -298,7 +300,11 @@ class Run:
         return self._stop.requested or self.trainer.hooks.stop()
 
     def after(
-        self, host: dict[str, float], device: Metrics, rows: list[dict[str, Any]] | None = None
+        self,
+        host: dict[str, float],
+        device: Metrics,
+        rows: list[dict[str, Any]] | None = None,
+        tokens: TokenFigures | None = None,
     ) -> None:
         """Ends an iteration: logs it (its device metrics one iteration late), evaluates and saves where due.
 
@@ -306,6 +312,7 @@ class Run:
           host: Figures known on the host.
           device: Metrics of the update, still being computed.
           rows: Samples to show and to keep.
+          tokens: Figures of the tokens of some of them, still being computed.
         """
         before = self.step
         # First: the state has taken this step, and is saved with its number though logging the last one may fail.
@@ -319,7 +326,7 @@ class Run:
         try:
             self.flush()
         finally:
-            self._pending = Pending(self.step, self.iteration, host, device, vote)
+            self._pending = Pending(self.step, self.iteration, host, device, tokens, vote)
             if rows is not None:
                 self.loggers.log_samples(rows, self.step, show=evaluates)
         self._keep_folder(together=False)
@@ -368,6 +375,8 @@ class Run:
         for entry in (record, *(found.record() for found in self._watch.see(record))):
             self.history.append(entry)
             self.loggers.log(entry, pending.step)
+        if pending.tokens is not None:
+            self.loggers.log_tokens(token_log(pending.tokens, self.trainer.tokenizer), pending.step)
         self.trainer.hooks.log(record)
         if check:
             check_steps(record, self.config.max_bad_steps)

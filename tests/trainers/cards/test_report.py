@@ -90,6 +90,11 @@ def test_a_page_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "method.cliprange0.150.2" in page.text, "the recipe's difference from the default"
     assert "ppo: the mean reward went from" in page.text and "in 12 optimizer steps" in page.text
     assert all(prompt in page.text for prompt in PROMPTS[:2])
+    rows = [attrs for tag, attrs in page.tags if tag == "span" and attrs.get("class") == "row"]
+    assert len(rows) == 12, "four rollouts of each of the three iterations"
+    figures = json.loads(rows[0]["data-figures"])
+    assert list(figures) == ["advantage", "kl", "value", "logprob"]
+    assert {len(values) for values in figures.values()} == {8}
     # One file that asks nobody for anything.
     assert not [given for _, attrs in page.tags for name, given in attrs.items() if name in ("src", "href")]
     assert "http" not in target.read_text(encoding="utf-8").replace("http://www.w3.org", "")
@@ -133,6 +138,41 @@ def test_curves_lie_where_they_must(tmp_path: Path) -> None:
     )
     assert top <= y_first <= top + height, "0.1 is healthy"
     assert y_last < top, "0.4 is not"
+
+
+def with_tokens(folder: Path, text: str = " well", **figures: Any) -> Path:
+    """The folder of a run of an algorithm that keeps tokens."""
+    row = {"step": 4, "prompt": "p", "reward": 0.5, "ids": [1, 2], "tokens": [text, "!"], **figures}
+    (folder / "rollouts" / "tokens.jsonl").write_text(json.dumps(row) + "\n")
+    return folder
+
+
+def test_tokens_are_coloured_by_what_there_is(tmp_path: Path) -> None:
+    folder = with_tokens(made_up(tmp_path / "run"), ATTACK, advantage=[0.5, None], logprob=[-1.0, -2.0])
+    found = report([read_run(folder)])
+    page = Page(found)
+    assert [attrs["value"] for tag, attrs in page.tags if tag == "option"] == ["advantage", "logprob"]
+    (row,) = [attrs for tag, attrs in page.tags if attrs.get("class") == "row"]
+    assert json.loads(row["data-figures"]) == {"advantage": [0.5, None], "logprob": [-1.0, -2.0]}
+    assert page.count("script") == 1 and page.count("img") == 0
+    assert "The run kept no tokens" in report([read_run(made_up(tmp_path / "other"))])
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"advantage": [0.5]},
+        {"advantage": "high"},
+        {"advantage": ["<b>", None]},
+        {"tokens": "none", "advantage": []},
+        {"tokens": []},
+    ],
+)
+def test_a_spoilt_row_of_tokens_is_no_error(tmp_path: Path, figures: dict[str, Any]) -> None:
+    folder = with_tokens(made_up(tmp_path / "run"), **figures)
+    assert Page(report([read_run(folder)])).count("b") == Page(
+        report([read_run(made_up(tmp_path / "other"))])
+    ).count("b") + ("tokens" not in figures)
 
 
 def test_findings_are_told_with_their_remedies(tmp_path: Path) -> None:

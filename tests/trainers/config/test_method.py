@@ -13,7 +13,7 @@ import pytest
 from transformers import GPT2Config
 
 import jrl
-from jrl.cli.flags import parser
+from jrl.cli.names import ALGORITHMS, TOOLS
 from jrl.trainers.config import entries
 from jrl.trainers.config.method import _ENTRIES, COMMANDS, commands
 from jrl.trainers.config.registry import METHODS
@@ -59,6 +59,7 @@ DRILL = jrl.Method(
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     """What a test registers is known to that test alone."""
+    assert entries()  # jrl's own are registered
     known, classes, spelled = dict(_ENTRIES), dict(METHODS._classes), dict(METHODS._spelled)
     yield
     for table, before in ((_ENTRIES, known), (METHODS._classes, classes), (METHODS._spelled, spelled)):
@@ -88,8 +89,10 @@ def test_a_part_that_is_none_is_refused(parts: dict[str, Any], error: type[Excep
 
 
 def test_commands_are_those_of_the_parser() -> None:
-    found = next(action.choices for action in parser()._actions if action.dest == "command")
-    assert set(found) == {*COMMANDS, *commands()}
+    assert {*TOOLS, *(alias for tool in TOOLS.values() for alias in tool.aliases)} == set(COMMANDS)
+    found = {entry.name: (entry.summary, tuple(entry.variants)) for entry in entries().values()}
+    assert {name: (known.summary, known.aliases) for name, known in ALGORITHMS.items()} == found
+    assert set(COMMANDS).isdisjoint(commands())
 
 
 @pytest.mark.parametrize(
