@@ -141,6 +141,7 @@ SHARED = {
         "guards",
         "optimizers",
         "accumulate",
+        "balance",
         "forward",
         "recipe",
         "credit",
