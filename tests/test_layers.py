@@ -142,6 +142,7 @@ SHARED = {
         "guards",
         "optimizers",
         "accumulate",
+        "balance",
         "forward",
         "recipe",
         "credit",

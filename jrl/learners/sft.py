@@ -109,7 +109,7 @@ def sft_objective(
     found, load = reader.read(read, params, frozen, sequences, dropout_key=dropout_key)
     logprobs, entropy, is_top = found
     out = sft_loss(logprobs, sequences.mask, token_loss=token_loss)
-    watched = {
+    watched: Metrics = {
         "sft/entropy": mean_metric(entropy, sequences.mask),
         "sft/token_accuracy": mean_metric(is_top, sequences.mask),
     }

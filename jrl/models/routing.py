@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a mixture's routers: the experts that tokens visit, to visit them again, and their load.
+"""Records of a mixture's routers: the experts that tokens visit, to visit them again, and their load.
 
 Routing replay: a sampler that rounds otherwise than the learner sends some tokens to other experts, and the ratio of
 the two policies is far from 1 before the first step. Replay fixes the choice and nothing else: the weights of the

@@ -21,6 +21,7 @@ def expert_load(
       mask: True on tokens that count.
     Returns:
       Visits and shares of each expert, and the number of tokens.
+    Reference: Fedus et al. 2021, arXiv:2101.03961, equations 5 and 6, before their division by the tokens.
     Example:
       >>> load = expert_load(jnp.array([[[0.75, 0.25]]]), jnp.array([[[0]]]), jnp.array([[True]]))
       >>> load.visits.tolist(), load.shares.tolist(), load.tokens.tolist()

@@ -183,7 +183,7 @@ def load_policy(
     return PolicyBundle(trainable, frozen, tokenizer, lm.bind(plan.config), plan.base, report, lm, *policies)
 
 
-def router_options(method: MethodConfig) -> dict[str, bool]:
+def router_options(method: MethodConfig) -> dict[str, Any]:
     """Arguments of `jrl.models.policy.make_policy` by which an algorithm watches the routers of a mixture."""
     return {
         "routing_replay": isinstance(method, OnlineConfig) and method.routing_replay,
