@@ -30,7 +30,10 @@ BEGIN, END = "<!-- family table: begin -->", "<!-- family table: end -->"
 TRAINING, ITERATION = "tests/models/test_family_training.py", "tests/trainers/test_train_families.py"
 COLUMNS = {
     "hydra": (f"{TRAINING}::test_the_hydra_reference_is_the_model_before_training[{{}}]",),
-    "lora": (f"{TRAINING}::test_lora_begins_as_the_model_and_a_gradient_reaches_every_target[{{}}]",),
+    "lora": (
+        f"{TRAINING}::test_lora_begins_as_the_model_and_a_gradient_reaches_every_target[{{}}]",
+        f"{TRAINING}::test_peft_finds_the_modules_that_are_adapted_under_the_same_names[{{}}]",
+    ),
     "mesh": (f"{TRAINING}::test_a_mesh_computes_the_logits_of_one_device[{{}}]",),
     "ppo": tuple(f"{ITERATION}::test_one_ppo_iteration[{{}}-{trained}]" for trained in ("hydra", "lora")),
 }
