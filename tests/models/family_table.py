@@ -52,7 +52,8 @@ def run(families: Iterable[str], columns: Iterable[str]) -> dict[tuple[str, str]
         tests = [test.format(family) for family in families for test in COLUMNS[column]]
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.xml")
-            flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+            devices = 8 if column == "mesh" else 1
+            flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
             command = [sys.executable, "-m", "pytest", "-m", "", f"--junitxml={report}", *tests]
             subprocess.run(command, cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags}, check=False)
             found |= outcomes(column, ElementTree.parse(report).getroot())
