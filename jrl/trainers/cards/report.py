@@ -45,6 +45,7 @@ _COLORS = ("#1f6feb", "#d2691e", "#2e8b57", "#a0307f", "#777777")
 _PANELS: Mapping[str, tuple[str, ...]] = {
     "mean reward": ("reward/mean", "rewards/accuracies"),
     "KL per sequence (nats)": ("kl/per_sequence",),
+    "KL per token (nats)": ("kl/per_token",),
     "clip fraction": ("/clip_fraction",),
     "entropy (nats)": ("/entropy",),
     "length of completions (tokens)": ("completion/length_mean",),
