@@ -80,7 +80,7 @@ class ExpertsMlp(nn.Module):
             stored_kernel(self, shape, config.init_range, name)
             for name, shape in zip(PARTS, (wide, wide, narrow), strict=True)
         ]
-        adapters = [self.get_variable("lora", name) for name in PARTS]
+        adapters: list[Mapping[str, Array] | None] = [self.get_variable("lora", name) for name in PARTS]
         biases = None
         if experts.use_bias:
             sizes = (("gate", experts.width), ("up", experts.width), ("down", config.width))
@@ -295,7 +295,7 @@ def _on_shards(
     def specs(kernels: ExpertKernels, own: Any, a: Any, b: Any) -> Any:
         return AdaptedKernels(own, a, b) if isinstance(kernels, AdaptedKernels) else own
 
-    def local(*parts: Array) -> Array:
+    def local(*parts: ExpertKernels) -> Array:
         y = mix(*parts)
         return y if wide[2] is None else jax.lax.psum(y, wide[2])
 

@@ -77,7 +77,7 @@ class AdaptedModule:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Of A and B, as PEFT keeps them: (r, in) and (out, r); of experts (E·r, in) and (out, r·E)."""
+        """Shapes of A and B, as PEFT keeps them: (r, in) and (out, r); of experts (E·r, in) and (out, r·E)."""
         ranks = self.rank * (self.experts or 1)
         return {"A": (ranks, self.size_in), "B": (self.size_out, ranks)}
 

@@ -50,7 +50,7 @@ class StackedParameter(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """As `target_parameters` may name it."""
+        """Name from the top of the model, whose end `target_parameters` holds."""
         return f"{self.module}.{self.name}"
 
 
@@ -90,7 +90,7 @@ def stacked_parameters(entries: Sequence[Entry], shapes: Mapping[str, Shape]) ->
 def adapted_experts(
     config: LoraConfig, parameters: Sequence[StackedParameter], model_type: str
 ) -> list[AdaptedModule]:
-    """What `target_parameters` adapts of these parameters.
+    """The stacked experts that `target_parameters` adapts.
 
     Args:
       config: The configuration.
@@ -111,7 +111,7 @@ def adapted_experts(
 
 
 def expand_all_linear(config: LoraConfig, ends: Set[str], model_type: str) -> LoraConfig:
-    """What "all-linear" means to PEFT 0.21 in a mixture of experts: what it meant in transformers 4.
+    """Expands "all-linear" for a mixture of experts as PEFT 0.21 does: it means what it meant in transformers 4.
 
     Where experts and routers were linear maps they are targets still, now by their parameters, and gate and up, which
     are one, have twice the rank and alpha. Dense MLPs whose maps have the same names as the experts' drop out. Of other
