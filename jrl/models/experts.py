@@ -12,9 +12,9 @@ out: noise in the router.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,26 @@ from jrl.models.products import Kernel, grouped_dot
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.routing import CHOSEN, REPLAYED, ROUTED, SHARES
 
+PARTS = ("gate", "up", "down")
+
+
+class AdaptedKernels(NamedTuple):
+    """Matrices of all experts with a low-rank update each: W + a·b, which is never made."""
+
+    kernels: Float[Array, "E K N"]
+    a: Float[Array, "E K r"]
+    b: Float[Array, "E r N"]
+
+
+ExpertKernels = Float[Array, "E K N"] | AdaptedKernels
+"""Matrices of all experts, with or without updates."""
+
 
 class ExpertsMlp(nn.Module):
     """Routes every token to its experts and adds up their answers by the router's weights.
 
-    Frozen experts may be rounded; see `jrl.models.quantize`.
+    Frozen experts may be rounded; see `jrl.models.quantize`. Where the variables hold an adapter of a projection
+    (collection "lora": `a` (E, in, r) and `b` (E, r, out), with the scale inside), it is added expert by expert.
 
     Attributes:
       config: The decoder.
@@ -63,8 +78,9 @@ class ExpertsMlp(nn.Module):
         narrow = (experts.count, experts.width, config.width)
         kernels = [
             stored_kernel(self, shape, config.init_range, name)
-            for name, shape in (("gate", wide), ("up", wide), ("down", narrow))
+            for name, shape in zip(PARTS, (wide, wide, narrow), strict=True)
         ]
+        adapters: list[Mapping[str, Array] | None] = [self.get_variable("lora", name) for name in PARTS]
         biases = None
         if experts.use_bias:
             sizes = (("gate", experts.width), ("up", experts.width), ("down", config.width))
@@ -77,8 +93,8 @@ class ExpertsMlp(nn.Module):
             # Expanded where they are used and once more for the gradient, as those of a `Projection`.
             x, kernels = jax.lax.optimization_barrier((x, kernels))
             kernels = jax.lax.stop_gradient(kernels)
-            return jax.checkpoint(self._answers)(x, weights, chosen, kernels, biases)
-        return self._answers(x, weights, chosen, kernels, biases)
+            return jax.checkpoint(self._answers)(x, weights, chosen, kernels, adapters, biases)
+        return self._answers(x, weights, chosen, kernels, adapters, biases)
 
     def _note(self, name: str, value: Array) -> None:
         """Hands on what the router did, to who asks for the collection; else it costs nothing."""
@@ -91,11 +107,14 @@ class ExpertsMlp(nn.Module):
         weights: Float[Array, "B Q k"],
         chosen: Int[Array, "B Q k"],
         kernels: list[Kernel],
+        adapters: list[Mapping[str, Array] | None],
         biases: tuple[Array, ...] | None,
     ) -> Float[Array, "B Q D"]:
         clamped = self.experts.clamped_glu
         gated = plain_glu(ACTIVATIONS[self.config.activation]) if clamped is None else clamped_glu(clamped)
-        gate, up, down = (kernel.astype(self.dtype) for kernel in kernels)
+        gate, up, down = (
+            _with_update(kernel, leaf, self.dtype) for kernel, leaf in zip(kernels, adapters, strict=True)
+        )
         mix = partial(mix_experts, glu=gated, scale_inputs=self.experts.scale_inputs)
         if biases is None:
             return _on_shards(mix, x, weights, chosen, gate, up, down).astype(self.dtype)
@@ -108,6 +127,11 @@ class ExpertsMlp(nn.Module):
             "bqe,ed->bqd", shares, down_bias.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
         )
         return (y + shift).astype(self.dtype)
+
+
+def _with_update(kernel: Kernel, leaf: Mapping[str, Array] | None, dtype: Any) -> ExpertKernels:
+    whole = kernel.astype(dtype)
+    return whole if leaf is None else AdaptedKernels(whole, leaf["a"].astype(dtype), leaf["b"].astype(dtype))
 
 
 def plain_glu(activation: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
@@ -186,9 +210,9 @@ def mix_experts(
     x: Float[Array, "B Q D"],
     weights: Float[Array, "B Q k"],
     chosen: Int[Array, "B Q k"],
-    gate: Float[Array, "E D F"],
-    up: Float[Array, "E D F"],
-    down: Float[Array, "E F D"],
+    gate: ExpertKernels,
+    up: ExpertKernels,
+    down: ExpertKernels,
     gate_bias: Float[Array, "E 1 F"] | None = None,
     up_bias: Float[Array, "E 1 F"] | None = None,
     *,
@@ -197,27 +221,42 @@ def mix_experts(
 ) -> Float[Array, "B Q D"]:
     """Σ over the chosen experts e of weight · down_e(glu(gate_e(x), up_e(x))), summed in float32.
 
-    Where it is to scale inputs, the weight multiplies x and not the answer.
+    Gate and up are (E, D, F), down is (E, F, D). Where it is to scale inputs, the weight multiplies x and not the
+    answer.
     """
     per_token = chosen.shape[-1]
     visits = chosen.reshape(-1)
     order = jnp.argsort(visits, stable=True)
     place = jnp.argsort(order)
-    sizes = jnp.bincount(visits, length=gate.shape[0])
+    sizes = jnp.bincount(visits, length=_stacked(gate).shape[0])
     tokens = x.reshape(-1, 1, x.shape[-1])
     rows = jnp.broadcast_to(tokens, (tokens.shape[0], per_token, x.shape[-1])).reshape(-1, x.shape[-1])
     if scale_inputs:
         rows = rows * weights.reshape(-1, 1).astype(rows.dtype)
         weights = jnp.ones_like(weights)
     rows = _permute(rows, order, place)
-    gates, ups = grouped_dot(rows, gate, sizes), grouped_dot(rows, up, sizes)
+    gates, ups = _multiply(rows, gate, sizes), _multiply(rows, up, sizes)
     if gate_bias is not None and up_bias is not None:
         gates, ups = gates + gate_bias[visits[order], 0], ups + up_bias[visits[order], 0]
     hidden = glu(gates, ups)
-    answers = _permute(grouped_dot(hidden, down, sizes), place, order)
+    answers = _permute(_multiply(hidden, down, sizes), place, order)
     answers = answers.reshape(*chosen.shape, x.shape[-1]).astype(jnp.float32)
     # A product and a sum would be fused with the gather above, which takes a CPU as long as the experts themselves.
     return jnp.einsum("bqkd,bqk->bqd", answers, weights, precision=jax.lax.Precision.HIGHEST)
+
+
+def _stacked(kernels: ExpertKernels) -> Float[Array, "E K N"]:
+    return kernels.kernels if isinstance(kernels, AdaptedKernels) else kernels
+
+
+def _multiply(
+    rows: Float[Array, "M K"], kernels: ExpertKernels, sizes: Int[Array, "E"]
+) -> Float[Array, "M N"]:
+    """Each row times the matrix of its expert, and through its update."""
+    y = grouped_dot(rows, _stacked(kernels), sizes)
+    if not isinstance(kernels, AdaptedKernels):
+        return y
+    return y + grouped_dot(grouped_dot(rows, kernels.a, sizes), kernels.b, sizes)
 
 
 @jax.custom_jvp
@@ -239,9 +278,9 @@ def _on_shards(
     x: Float[Array, "B Q D"],
     weights: Float[Array, "B Q k"],
     chosen: Int[Array, "B Q k"],
-    gate: Float[Array, "E D F"],
-    up: Float[Array, "E D F"],
-    down: Float[Array, "E F D"],
+    gate: ExpertKernels,
+    up: ExpertKernels,
+    down: ExpertKernels,
     *wide_biases: Float[Array, "E 1 F"],
 ) -> Float[Array, "B Q D"]:
     """`mix` on the mesh in force: every device sorts its own tokens and holds its part of every expert's width."""
@@ -249,17 +288,26 @@ def _on_shards(
     if mesh.empty:
         return mix(x, weights, chosen, gate, up, down, *wide_biases)
     rows, _ = partition_spec(mesh, ("batch", None, None), x.shape)
-    wide, _ = partition_spec(mesh, (None, None, "mlp"), gate.shape)
-    narrow, _ = partition_spec(mesh, (None, "mlp", None), down.shape)
+    wide, _ = partition_spec(mesh, (None, None, "mlp"), _stacked(gate).shape)
+    narrow, _ = partition_spec(mesh, (None, "mlp", None), _stacked(down).shape)
+    whole = jax.sharding.PartitionSpec()
 
-    def local(*parts: Array) -> Array:
+    def specs(kernels: ExpertKernels, own: Any, a: Any, b: Any) -> Any:
+        return AdaptedKernels(own, a, b) if isinstance(kernels, AdaptedKernels) else own
+
+    def local(*parts: ExpertKernels) -> Array:
         y = mix(*parts)
         return y if wide[2] is None else jax.lax.psum(y, wide[2])
 
     # The partitioner cannot split a sort or a ragged product: it would gather all tokens on every device.
     split = jax.shard_map(
         local,
-        in_specs=(rows, rows, rows, wide, wide, narrow, *(wide for _ in wide_biases)),
+        in_specs=(
+            *(rows, rows, rows),
+            *(specs(kernels, wide, whole, wide) for kernels in (gate, up)),
+            specs(down, narrow, narrow, whole),
+            *(wide for _ in wide_biases),
+        ),
         out_specs=rows,
         check_vma=False,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ import numpy as np
 
 from jrl.models.safetensors_io import TensorInfo, check_finite
 
-_LORA, _BASE_LAYER = ".lora_", ".base_layer."
+_LORA = ".lora_"
+_WRAPPERS = re.compile(r"\.(base_layer\.)+")
 _KEPT, _SAVED = ".original_module.", ".modules_to_save."
 
 
@@ -122,7 +124,7 @@ class ModelObject:
         own = self.module.state_dict()
         if self.below_adapter:
             own = {
-                name.replace(_BASE_LAYER, ".").replace(_KEPT, "."): tensor
+                _WRAPPERS.sub(".", name).replace(_KEPT, "."): tensor
                 for name, tensor in own.items()
                 if _LORA not in name and _SAVED not in name
             }

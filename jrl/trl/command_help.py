@@ -49,7 +49,6 @@ _WITHOUT_EFFECT = {
     "ignore_bias_buffers",
     "is_encoder_decoder",
     "is_peft_model",
-    "lora_target_parameters",
     "model_name",
     "model_revision",
     "optimize_cuda_cache",

@@ -39,6 +39,11 @@ CASES = {
     ),
     "lora_nf4": ("llama", LoraConfig(r=2, target_modules="all-linear"), "nf4"),
     "experts_nf4": ("mixtral", LoraConfig(r=2, target_modules=("q_proj", "v_proj")), "nf4"),
+    "experts": (
+        "mixtral",
+        LoraConfig(r=2, target_parameters=("experts.gate_up_proj", "experts.down_proj")),
+        "float32",
+    ),
     "prefix": ("llama", PrefixConfig(3), "float32"),
 }
 

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from transformers import MixtralConfig, Qwen3MoeConfig
 
 from jrl.models.config import Experts
-from jrl.models.experts import ExpertsMlp, mix_experts, plain_glu, route
+from jrl.models.experts import AdaptedKernels, ExpertsMlp, mix_experts, plain_glu, route
 from jrl.models.model import CausalLM
 from tests.models.family_cases_moe import CASES, MIXTRAL, QWEN
 from tests.models.products.test_blocks import cost
@@ -67,6 +67,35 @@ def test_gradients_equal_those_of_the_dense_definition():
     )
     assert all(float(jnp.abs(part).max()) > 0.1 for part in actual)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), actual, wanted)
+
+
+def test_updates_equal_whole_matrices_in_value_and_gradient():
+    experts = Experts(NUM_EXPERTS, 2, INNER, True)
+    x, scores = tokens(3, 11)
+    kernels = weights_of_experts()
+    keys = jax.random.split(jax.random.key(4), 6)
+    updates = [
+        (
+            jax.random.normal(a_key, (NUM_EXPERTS, size, 3)),
+            0.1 * jax.random.normal(b_key, (NUM_EXPERTS, 3, made)),
+        )
+        for a_key, b_key, (_, size, made) in zip(keys[:3], keys[3:], [k.shape for k in kernels], strict=True)
+    ]
+
+    def apart(updates):
+        adapted = [AdaptedKernels(kernel, *pair) for kernel, pair in zip(kernels, updates, strict=True)]
+        return jnp.sin(routed(x, scores, *adapted, experts)).sum()
+
+    def whole(updates):
+        changed = [kernel + a @ b for kernel, (a, b) in zip(kernels, updates, strict=True)]
+        return jnp.sin(dense(x, scores, *changed, experts)).sum()
+
+    (actual, found), (wanted, gradient) = (
+        jax.jit(jax.value_and_grad(form))(updates) for form in (apart, whole)
+    )
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5)
+    assert all(float(jnp.abs(part).max()) > 0.1 for part in jax.tree.leaves(gradient))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), found, gradient)
 
 
 def test_route_golden():

@@ -102,9 +102,19 @@ def adapted(config=None, factory=AutoModelForCausalLM, **options):
     return peft.get_peft_model(base, lora).eval()
 
 
-@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"target_modules": "all-linear"}])
-def test_logits_under_an_adapter_are_those_of_peft(options):
-    oracle = adapted(task_type="CAUSAL_LM", **options)
+# Two parameters of one module are adapted by two wrappers, one in the other.
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"use_dora": True}),
+        ("llama", {"target_modules": "all-linear"}),
+        ("mixtral", {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}),
+    ],
+)
+def test_logits_under_an_adapter_are_those_of_peft(name, options):
+    config = CASES[name] if name == "mixtral" else None
+    oracle = adapted(config, task_type="CAUSAL_LM", **options)
     expected = torch_logits(oracle, input_ids=tokens())
     np.testing.assert_allclose(jrl_logits(oracle), expected, atol=TOLERANCE)
     with oracle.disable_adapter():

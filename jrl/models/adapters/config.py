@@ -7,6 +7,8 @@ jrl lacks pass while they are off.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import Enum
@@ -52,7 +54,6 @@ _OFF = {
     "megatron_config",
     "modules_to_save",
     "monteclora_config",
-    "target_parameters",
     "trainable_token_indices",
     "use_bdlora",
     "use_qalora",
@@ -69,8 +70,12 @@ class LoraConfig:
       lora_alpha: The scale s is alpha / r.
       lora_dropout: Rate on the input of A; acts only where a dropout key is given, which RL and SFT never do.
       target_modules: Ends of module names of the checkpoint, one pattern for a whole name, "all-linear" (every
-        linear map but the head and the routers of experts), or None for PEFT's choice for the family.
-      exclude_modules: Likewise; what it names is left out.
+        linear map but the head; of a mixture of experts see `expand_all_linear`), or None for PEFT's choice for the
+        family, which is none under `target_parameters`.
+      target_parameters: Ends of names of parameters that stack the experts of a layer, as transformers holds them
+        ("experts.gate_up_proj"), and of weights of their routers ("mlp.gate.weight"); None: none. Neither
+        `exclude_modules` nor `layers_to_transform` acts on them, as in PEFT.
+      exclude_modules: Like `target_modules`; what it names is left out.
       layers_to_transform: Indices of the layers to adapt; None: all.
       layers_pattern: Name of the list of layers in module names; None: the first list found.
       rank_pattern: Pattern of module names → rank of its own.
@@ -95,6 +100,7 @@ class LoraConfig:
     use_rslora: bool = False
     use_dora: bool = False
     init_lora_weights: Literal[True, False, "gaussian"] = True
+    target_parameters: tuple[str, ...] | None = None
     task_type: str | None = field(default=None, compare=False, repr=False, kw_only=True)
     modules_to_save: tuple[str, ...] | None = field(default=None, compare=False, repr=False, kw_only=True)
 
@@ -109,12 +115,26 @@ class LoraConfig:
             'true, false or "gaussian"',
             self.init_lora_weights,
         )
+        for name, is_off in (("lora_dropout", not self.lora_dropout), ("use_dora", not self.use_dora)):
+            _require(
+                is_off or not self.target_parameters,
+                name,
+                'off under `target_parameters`, which "all-linear" sets for mixtures of experts, as in PEFT: the '
+                "update of a parameter is no layer of its own",
+                self.lora_dropout if name == "lora_dropout" else self.use_dora,
+            )
         _require(
             set(self.modules_to_save or ()) <= set(HEAD_MODULES),
             "modules_to_save",
             "off, or name a classifier's head, as in ['score']: jrl saves no other module",
             self.modules_to_save,
         )
+
+    def rank_and_scale(self, name: str) -> tuple[int, float]:
+        """Rank and scale of the update of a module, or of a parameter."""
+        rank = _of_pattern(self.rank_pattern, name, self.r)
+        alpha = _of_pattern(self.alpha_pattern, name, self.lora_alpha)
+        return rank, float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
 
 
 @dataclass(frozen=True)
@@ -276,6 +296,11 @@ def _value(key: str, value: Any) -> Any:
     if key == "modules_to_save" and isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
+
+
+def _of_pattern(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
+    """The first entry whose pattern fits the end of a name, at a dot."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), default)
 
 
 def _require(holds: bool, name: str, expected: str, got: object) -> None:

@@ -65,6 +65,9 @@ TYPES: Mapping[str, Type] = {
     "lora_alpha": NUMBER,
     "lora_dropout": NUMBER,
     "target_modules": TEXTS,
+    "target_parameters": Type(
+        lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)), "a list of texts"
+    ),
     "exclude_modules": TEXTS,
     "layers_to_transform": INTEGERS,
     "layers_pattern": TEXTS,

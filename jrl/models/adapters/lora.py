@@ -9,7 +9,7 @@ family's own table says which parameters a module holds and in which order its o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,7 +35,8 @@ class AdaptedProjection:
     """A projection of an adapted module.
 
     Attributes:
-      path: Of the projection among the parameters, ("layers_0", "attn", "q").
+      path: Of the projection among the parameters, ("layers_0", "attn", "q") or, of all experts,
+        ("layers_0", "experts", "gate").
       inputs: Sizes of the axes it contracts.
       outputs: Sizes of the axes it makes.
       rows: For each output, flattened, its row in the checkpoint's weight; −1 where it only pads the vocabulary.
@@ -49,16 +50,19 @@ class AdaptedProjection:
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """A linear map of the checkpoint with an adapter.
+    """A linear map of the checkpoint with an adapter, or a parameter that stacks those of all experts of a layer.
 
     Attributes:
-      name: In the checkpoint, "transformer.h.0.attn.c_attn".
+      name: In an adapter's file, "transformer.h.0.attn.c_attn".
       size_in: Inputs.
       size_out: Outputs.
       rank: Of the update.
       scale: s of W + s·B·A.
       parts: The projections it holds.
       inputs_first: The checkpoint stores the weight as (in, out).
+      experts: E, how many maps are stacked, each with an update of its own; None: it is one map.
+      swapped: A reads what the maps make, and B makes what they read: so PEFT takes parameters that lie (E, in, out)
+        without a mark of it.
     """
 
     name: str
@@ -68,6 +72,14 @@ class AdaptedModule:
     scale: float
     parts: tuple[AdaptedProjection, ...]
     inputs_first: bool
+    experts: int | None = None
+    swapped: bool = False
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Shapes of A and B, as PEFT keeps them: (r, in) and (out, r); of experts (E·r, in) and (out, r·E)."""
+        ranks = self.rank * (self.experts or 1)
+        return {"A": (ranks, self.size_in), "B": (self.size_out, ranks)}
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,10 @@ class Lora:
         tree: dict[str, Any] = {}
         for module in self.modules:
             weights = adapters[module.name]
+            if module.experts is not None:
+                for part in module.parts:
+                    _place(tree, part.path, _expert_leaf(module, module.experts, part, weights))
+                continue
             # The scale goes into B in float32, once and not for every token.
             b = module.scale * weights["B"].T
             for part in module.parts:
@@ -132,8 +148,10 @@ class Lora:
     def merge(self, params: Params, adapters: Params) -> dict[str, Any]:
         """The whole model with W + s·B·A in place of every adapted W, computed in float32, in the dtype of W."""
 
-        def merged(kernel: Array, leaf: Mapping[str, Array]) -> Array:
-            return adapted_kernel(kernel, leaf).astype(kernel.dtype)
+        def merged(module: AdaptedModule, kernel: Array, leaf: Mapping[str, Array]) -> Array:
+            if module.experts is None:
+                return adapted_kernel(kernel, leaf).astype(kernel.dtype)
+            return (kernel.astype(jnp.float32) + _update(module, leaf)).astype(kernel.dtype)
 
         return self._mapped(merged, params, adapters)
 
@@ -149,18 +167,37 @@ class Lora:
                 "that `merge_adapter` was given; it leaves them as they are."
             )
 
-        def unmerged(kernel: Array, leaf: Mapping[str, Array]) -> Array:
-            return (kernel.astype(jnp.float32) - jnp.tensordot(leaf["a"], leaf["b"], 1)).astype(kernel.dtype)
+        def unmerged(module: AdaptedModule, kernel: Array, leaf: Mapping[str, Array]) -> Array:
+            return (kernel.astype(jnp.float32) - _update(module, leaf)).astype(kernel.dtype)
 
         return self._mapped(unmerged, params, adapters)
 
     def _mapped(self, change: Any, params: Params, adapters: Params) -> dict[str, Any]:
         variables = self.variables(adapters)
         tree = jax.tree.map(lambda x: x, dict(params))
-        for path in (part.path for module in self.modules for part in module.parts):
-            node, leaf = _find(tree, path), _find(variables, path)
-            node["kernel"] = change(node["kernel"], leaf)
+        for module in self.modules:
+            for part in module.parts:
+                *parents, last = (*part.path, "kernel") if module.experts is None else part.path
+                node, leaf = _find(tree, parents), _find(variables, part.path)
+                node[last] = change(module, node[last], leaf)
         return tree
+
+
+def _expert_leaf(
+    module: AdaptedModule, count: int, part: AdaptedProjection, weights: Mapping[str, Array]
+) -> dict[str, Array]:
+    """What `ExpertsMlp` reads. In A the ranks of an expert lie side by side, in B the experts of a rank."""
+    a = weights["A"].reshape(count, module.rank, module.size_in)
+    b = module.scale * weights["B"].reshape(module.size_out, module.rank, count).T
+    read, made = (b, a) if module.swapped else (a, b)
+    return {"a": read.swapaxes(1, 2), "b": _outputs(made, part)}
+
+
+def _update(module: AdaptedModule, leaf: Mapping[str, Array]) -> Array:
+    """s·B·A of a projection, in the layout of its kernel."""
+    if module.experts is None:
+        return jnp.tensordot(leaf["a"], leaf["b"], 1)
+    return jnp.einsum("eir,ero->eio", leaf["a"], leaf["b"])
 
 
 def _layer(module: AdaptedModule, part: AdaptedProjection) -> int:
@@ -175,23 +212,23 @@ def _layer(module: AdaptedModule, part: AdaptedProjection) -> int:
     return int(match[1]) if match else _OUTSIDE_LAYERS[name]
 
 
-def _outputs(matrix: Float[Array, "r out"], part: AdaptedProjection) -> Float[Array, "r part"]:
+def _outputs(matrix: Float[Array, "*r out"], part: AdaptedProjection) -> Float[Array, "*r part"]:
     """The columns of a part; 0 where it pads the vocabulary."""
     start, rows = int(part.rows[0]), part.rows
     if np.array_equal(rows, np.arange(start, start + len(rows))):
-        return matrix[:, start : start + len(rows)]
-    padded = jnp.pad(matrix, ((0, 0), (0, 1)))
-    return padded[:, np.where(rows < 0, matrix.shape[1], rows)]
+        return matrix[..., start : start + len(rows)]
+    padded = jnp.pad(matrix, (*((0, 0) for _ in matrix.shape[1:]), (0, 1)))
+    return padded[..., np.where(rows < 0, matrix.shape[-1], rows)]
 
 
 def _init_module(config: LoraConfig, module: AdaptedModule, key: PRNGKey, params: Params) -> dict[str, Array]:
     a_key, b_key = jax.random.split(key)
-    shape = (module.rank, module.size_in)
+    shape = module.shapes["A"]
     if config.init_lora_weights == "gaussian":
         a = jax.random.normal(a_key, shape) / module.rank
     else:
         a = _uniform(a_key, shape)
-    shape = (module.size_out, module.rank)
+    shape = module.shapes["B"]
     b = _uniform(b_key, shape) if config.init_lora_weights is False else jnp.zeros(shape)
     found = {"A": a, "B": b}
     if config.use_dora:
@@ -205,12 +242,12 @@ def _init_module(config: LoraConfig, module: AdaptedModule, key: PRNGKey, params
     return found
 
 
-def _uniform(key: PRNGKey, shape: tuple[int, int]) -> Array:
+def _uniform(key: PRNGKey, shape: Shape) -> Array:
     bound = shape[1] ** -0.5
     return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
-def _find(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+def _find(tree: Mapping[str, Any], path: Sequence[str]) -> Any:
     for name in path:
         tree = tree[name]
     return tree

@@ -41,6 +41,7 @@ from jrl.typing import Params, PRNGKey
 
 CONFIG, WEIGHTS, HEAD_FILE = "adapter_config.json", "adapter_model", "model"
 _WRAPPED = "base_model.model."
+_BASE_WEIGHTS = (".base_layer.weight", ".base_layer.bias")
 _LORA_NAMES = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
@@ -135,7 +136,11 @@ def load_adapter(
     names = {name: name for name in files}
     # Of an adapted head PEFT stores the base weight too.
     check_entries(
-        files, entries, names, is_ignored=lambda name: ".base_layer." in name, what=f"{adapter.name} adapter"
+        files,
+        entries,
+        names,
+        is_ignored=lambda name: name.endswith(_BASE_WEIGHTS),
+        what=f"{adapter.name} adapter",
     )
     shapes = {} if saved is None else dict(saved.shapes)
     found = load_entries(files, entries, _like(_entries(adapter, None)) | shapes)
@@ -244,10 +249,7 @@ def adapter_entries(adapter: Adapter) -> list[Entry]:
         return [Entry("prompt_embeddings", ("embedding",), table(), (adapter.count, adapter.saved_width))]
     found = []
     for module in adapter.modules:
-        shapes: dict[str, Shape] = {
-            "A": (module.rank, module.size_in),
-            "B": (module.size_out, module.rank),
-        } | ({"magnitude": (module.size_out,)} if adapter.config.use_dora else {})
+        shapes = module.shapes | ({"magnitude": (module.size_out,)} if adapter.config.use_dora else {})
         for leaf, shape in shapes.items():
             name = f"{_WRAPPED}{module.name}.{_LORA_NAMES[leaf]}"
             found.append(Entry(name, (f"{module.name}/{leaf}",), table(), shape))
@@ -273,9 +275,12 @@ def _facts(adapter: Adapter) -> dict[str, Any]:
     """Facts of the base model that PEFT's configuration holds."""
     if isinstance(adapter, Lora):
         # What a family's default targets are is PEFT's affair, and may change: they are named.
-        targets = adapter.config.target_modules or sorted(
-            {m.name.rsplit(".", 1)[-1] for m in adapter.modules}
-        )
+        targets = adapter.config.target_modules
+        if targets is None:
+            by_parameter = adapter.config.target_parameters is not None
+            targets = (
+                () if by_parameter else tuple(sorted({m.name.rsplit(".", 1)[-1] for m in adapter.modules}))
+            )
         return {
             "target_modules": targets if isinstance(targets, str) else list(targets),
             "fan_in_fan_out": all(module.inputs_first for module in adapter.modules),

@@ -4,14 +4,23 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from jrl.models.adapters.config import CAUSAL, SEQ2SEQ, AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import AdaptedModule, AdaptedProjection, Lora
+from jrl.models.adapters.target_parameters import (
+    StackedParameter,
+    adapted_experts,
+    expand_all_linear,
+    is_named,
+    name_in_memory,
+    stacked_parameters,
+)
 from jrl.models.families import find_family
 from jrl.models.families.base import Entry, Shape
 
@@ -82,7 +91,13 @@ def bind_lora(
     Raises:
       ValueError: If nothing matches, or something does that is no linear map, or that PEFT does not adapt.
     """
+    stacked = stacked_parameters(entries, shapes)
+    if stacked and _is_all_linear(config.target_modules):
+        maps = (_module(entry) for entry in entries if _is_target(config, "all-linear", entry))
+        config = expand_all_linear(config, {name.rsplit(".", 1)[-1] for name in maps}, model_type)
     targets = config.target_modules
+    if targets is None and config.target_parameters:
+        targets = ()
     if targets is None:
         if model_type not in DEFAULT_TARGETS:
             ends = sorted({_module(entry).rsplit(".", 1)[-1] for entry in entries if _is_linear(entry)})
@@ -103,9 +118,18 @@ def bind_lora(
         if not _is_linear(entry):
             raise ValueError(
                 f"peft_config: `target_modules` matches {_module(entry)}, which is no linear map of its own (an "
-                "embedding, a norm, or one of several stacked experts); LoRA adapts linear maps."
+                "embedding, a norm, or one of several stacked experts); LoRA adapts linear maps. Experts are named in "
+                "`target_parameters`, as in experts.down_proj."
             )
         found.append(_adapted(config, entry, shapes))
+    found += adapted_experts(config, stacked, model_type)
+    found += _adapted_routers(config, stacked, entries, shapes, model_type)
+    twice = [name for name, count in Counter(module.name for module in found).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"peft_config: {twice[0]} must be adapted once, got it in `target_modules` and, by its weight, in "
+            "`target_parameters`: leave it out of one."
+        )
     tied_head = (
         isinstance(targets, tuple)
         and HEAD in targets
@@ -136,12 +160,16 @@ def _is_target(config: LoraConfig, targets: tuple[str, ...] | str, entry: Entry)
     name = _module(entry)
     if config.exclude_modules is not None and _matches(config.exclude_modules, name):
         return False
-    if isinstance(targets, str) and targets.lower() == "all-linear":
+    if _is_all_linear(targets):
         path = entry.paths[0]
         return _is_linear(entry) and not path.startswith(f"{HEAD}/") and "/experts/router/" not in path
     # As in PEFT, layers are chosen among names only: a pattern says for itself which layers it means.
     chosen = isinstance(targets, str) or name in targets or _in_layers(config, name)
     return _matches(targets, name) and chosen
+
+
+def _is_all_linear(targets: tuple[str, ...] | str | None) -> bool:
+    return isinstance(targets, str) and targets.lower() == "all-linear"
 
 
 def _matches(patterns: tuple[str, ...] | str, name: str) -> bool:
@@ -164,15 +192,39 @@ def _in_layers(config: LoraConfig, name: str) -> bool:
     return any(int(match[1]) in config.layers_to_transform for match in matches if match)
 
 
-def _of_pattern(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
-    """The first entry whose pattern fits the end of a name, at a dot."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), default)
+def _adapted_routers(
+    config: LoraConfig,
+    stacked: Sequence[StackedParameter],
+    entries: Sequence[Entry],
+    shapes: Mapping[str, Shape],
+    model_type: str,
+) -> list[AdaptedModule]:
+    """Routers that `target_parameters` names by their weights; refuses names that are neither theirs nor experts'."""
+    routers = {
+        f"{name_in_memory(_module(entry))}.weight": entry
+        for entry in entries
+        if entry.paths[0].endswith("/experts/router/kernel")
+    }
+    known = [*(each.full_name for each in stacked), *routers]
+    for name in config.target_parameters or ():
+        if not any(each == name or each.endswith(f".{name}") for each in known):
+            hint = f"the first of them is {known[0]}, the last {known[-1]}" if known else "it has none"
+            raise ValueError(
+                f"peft_config: `target_parameters` names {name!r}, which must be the end of a parameter that stacks "
+                f"experts, or of the weight of a router; in this {model_type} model {hint}. Name linear maps in "
+                "`target_modules`."
+            )
+    found = []
+    for full_name, entry in routers.items():
+        if is_named(config, full_name):
+            rank, scale = config.rank_and_scale(full_name)
+            name = full_name.removesuffix(".weight")
+            found.append(replace(_adapted(config, entry, shapes), name=name, rank=rank, scale=scale))
+    return found
 
 
 def _adapted(config: LoraConfig, entry: Entry, shapes: Mapping[str, Shape]) -> AdaptedModule:
     name, transform = _module(entry), entry.transform
-    rank = _of_pattern(config.rank_pattern, name, config.r)
-    alpha = _of_pattern(config.alpha_pattern, name, config.lora_alpha)
     size_in, size_out = entry.shape if transform.inputs_first else entry.shape[::-1]
     kernels = [shapes[path] for path in entry.paths]
     inputs = [shape[: transform.input_axes] for shape in kernels]
@@ -186,5 +238,5 @@ def _adapted(config: LoraConfig, entry: Entry, shapes: Mapping[str, Shape]) -> A
         AdaptedProjection(tuple(path.split("/")[:-1]), size, shape, rows.reshape(-1) - 1)
         for path, size, shape, rows in zip(entry.paths, inputs, outputs, loaded, strict=True)
     )
-    scale = alpha / (np.sqrt(rank) if config.use_rslora else rank)
-    return AdaptedModule(name, size_in, size_out, rank, float(scale), parts, transform.inputs_first)
+    rank, scale = config.rank_and_scale(name)
+    return AdaptedModule(name, size_in, size_out, rank, scale, parts, transform.inputs_first)

@@ -377,14 +377,16 @@ def test_lore_7_5_weight_decay_skips_the_norms_of_dora():
     }
 
 
-def test_experts_are_refused_and_their_router_is_a_map_like_others():
+def test_experts_are_no_modules_and_their_router_is_a_map_like_others():
     lm = CausalLM.from_config(CASES["mixtral"])
     router = next(entry.name for entry in lm.entries() if entry.paths[0].endswith("router/kernel"))
     name = router.removesuffix(".weight")
     (module, *_) = lm.bind(LoraConfig(target_modules=(name,))).modules
     assert module.parts[0].path == ("layers_0", "experts", "router")
     everywhere = lm.bind(LoraConfig(target_modules="all-linear")).modules
-    assert {part.path[1] for module in everywhere for part in module.parts} == {"attn"}
+    parts = {part.path[1:] for module in everywhere for part in module.parts}
+    assert {path[0] for path in parts} == {"attn", "experts"}
+    assert {path[1] for path in parts if path[0] == "experts"} == {"gate", "up", "down", "router"}
     with pytest.raises(ValueError, match="or one of several stacked experts"):
         lm.bind(LoraConfig(target_modules=("w1", "w2")))
 
