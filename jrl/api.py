@@ -19,7 +19,7 @@ from jrl.suggestions import did_you_mean
 from jrl.trainers.base import Trainer
 from jrl.trainers.config.registry import get_pipeline, get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.loading.learning_rate import with_rate_for_model
+from jrl.trainers.loading.learning_rate import with_choices_for_model
 from jrl.trainers.loop.activity import says_what_takes_long
 from jrl.trainers.policy_trainer import PolicyTrainer
 
@@ -74,7 +74,7 @@ def train(
       eval_prompts: Likewise; default: the first `batch_size` prompts, or the BOS text.
       metric_fn: `metric_fn(samples, prompts, outputs, **metadata)` returns name → list of floats, or name → float.
       config: `config.train.trainer` chooses the algorithm. Default: PPO where `reward_fn` is given, else ILQL where
-        `rewards` are, else SFT; its learning rate is then chosen by the size of the model, and said.
+        `rewards` are, else SFT; its learning rate, KL weight and length are then chosen by the model, and said.
       stop_sequences: Texts that end a completion; with an environment, a turn.
       environment: Answers the policy turn by turn, and rewards it: a class of objects with `reset` and `step`, one an
         episode, or a function of a turn; see `jrl.rollout.environments`.
@@ -295,7 +295,7 @@ def default_config(
       defaults: To choose from.
       stacklevel: Of the warning.
       model_path: Replaces that of the default.
-      by_size: Whether the learning rate is chosen by the model's size; else it is that of the seeds.
+      by_size: Whether learning rate, KL weight and length are chosen by the model; else they are those of the seeds.
     """
     if reward_fn is not None:
         config = defaults.online()
@@ -303,12 +303,12 @@ def default_config(
         config = defaults.offline() if rewards is None else defaults.rewarded()
     if model_path is not None:
         config = config.evolve(model={"model_path": model_path})
-    rate = ""
+    chosen = ""
     if by_size:
-        config, rate = with_rate_for_model(config)
+        config, chosen = with_choices_for_model(config)
     warnings.warn(
         f"No `config` given: using the default one for {config.train.trainer}, with model "
-        f"{config.model.model_path!r}{rate and f', {rate}'}.",
+        f"{config.model.model_path!r}{chosen and f', {chosen}'}.",
         stacklevel=stacklevel,
     )
     return config

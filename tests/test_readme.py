@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import jrl
-from jrl.cli.train import chooses_rate, configuration
+from jrl.cli.train import configuration, given_fields
+from jrl.trainers.loading.learning_rate import RATE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,13 +39,14 @@ def test_it_is_short_and_has_a_picture():
 def test_its_python_call_its_command_and_its_recipe_are_one_run(tmp_path):
     recipe = tmp_path / "run.yaml"
     recipe.write_text(re.search(r"```yaml\n(.*?)```", README, re.DOTALL)[1], encoding="utf-8")
-    changes = {"train": {"seq_length": 64, "total_steps": 200}}
-    assert 'train={"seq_length": 64, "total_steps": 200}' in README
+    changes = {"train": {"seq_length": 64, "total_steps": 200}, "method": {"init_kl_coef": 0.05}}
+    assert 'train={"seq_length": 64, "total_steps": 200}, method={"init_kl_coef": 0.05}' in README
     expected = jrl.default_ppo_config().evolve(model={"model_path": "path/to/checkpoint"}, **changes)
     flags = re.search(r"^jrl ppo .*?(--model.*)$", README, re.MULTILINE)[1].split()
     for path, words in [(str(recipe), []), (None, flags)]:
         assert configuration("ppo", path, words) == expected
-        assert chooses_rate(path, words)  # else it would go by the model's size
+        given = given_fields(path, words)  # else they would go by the model
+        assert {RATE, "method.init_kl_coef", "train.seq_length"} <= given
 
 
 def head_of(recipe: str) -> str:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from jrl.cli.train import chooses_rate, configuration
+from jrl.cli.train import configuration, given_fields
 from jrl.suggestions import did_you_mean
 from jrl.trainers.config.described import as_yaml
 from jrl.trainers.config.method import commands
-from jrl.trainers.loading.learning_rate import with_rate_for_model
+from jrl.trainers.loading.learning_rate import with_choices_for_model
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
@@ -40,10 +40,10 @@ def prepare(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], Non
         raise ValueError(f"the algorithm must be one of {known}, got {flags.algorithm!r}.{hint}")
     config = configuration(flags.algorithm, flags.config, overrides)
     # As the command would: a recipe that is read back chooses no more. Nothing is downloaded for it.
-    if not chooses_rate(flags.config, overrides) and Path(str(config.model.model_path)).is_dir():
-        config, rate = with_rate_for_model(config)
-        if rate:
-            print(f"jrl config: {rate}.", file=sys.stderr)
+    if Path(str(config.model.model_path)).is_dir():
+        config, said = with_choices_for_model(config, given_fields(flags.config, overrides))
+        if said:
+            print(f"jrl config: {said}.", file=sys.stderr)
     config.validate()
     text = as_yaml(config, flags.section)
     return lambda: print(text, end="")

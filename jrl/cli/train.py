@@ -22,7 +22,7 @@ from jrl.trainers.config.layouts import in_present_layout
 from jrl.trainers.config.method import commands, entry_of
 from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.loading.learning_rate import with_rate_for_model
+from jrl.trainers.loading.learning_rate import RATE, with_choices_for_model
 from jrl.trainers.loading.setup import reward_mesh
 
 Found = TypeVar("Found")
@@ -31,9 +31,11 @@ Found = TypeVar("Found")
 def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl <algorithm>` with a nested configuration, or with its default one."""
     config = configuration(flags.command, flags.config, overrides)
-    if not chooses_rate(flags.config, overrides):
-        config, rate = with_rate_for_model(config)
-        tell(f"{rate or _default_rate(config)}.")
+    given = given_fields(flags.config, overrides)
+    config, said = with_choices_for_model(config, given)
+    if not said and RATE not in given:
+        said = _default_rate(config)
+    tell(f"{said}." if said else "")
     tell(f"jrl {flags.command}: loading model and data ...")
     make = partial(_TRAINERS[commands()[flags.command].data], flags)
     return dry_run(flags.command, config, make) if flags.dry_run else _learning(make(config))
@@ -61,6 +63,21 @@ def configuration(command: str, path: str | None, overrides: list[str]) -> TRLCo
     if command in entry.variants:
         config = _as_variant(command, config, entry.switches(command), from_file=bool(path))
     return apply_overrides(config, overrides)
+
+
+def given_fields(path: str | None, overrides: Sequence[str]) -> frozenset[str]:
+    """Dotted names of the fields that recipe or flags name; the learning rate is among them as `chooses_rate` has it.
+
+    Args:
+      path: Recipe; None: there is none.
+      overrides: Dotted flags and their values.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said when the configuration was read
+        written = in_present_layout(read_yaml(path) if path else {})
+    names = {f"{section}.{name}" for section, fields in written.items() for name in fields}
+    names |= {word.removeprefix("--").partition("=")[0] for word in overrides if word.startswith("--")}
+    return frozenset(names | {RATE} if chooses_rate(path, overrides) else names)
 
 
 def chooses_rate(path: str | None, overrides: Sequence[str]) -> bool:

@@ -32,7 +32,7 @@ class DenoisingRows(NamedTuple):
       next_latents: x_p, the action.
       steps: Number of the step in its trajectory.
       old_logprobs: Of the action under the policy that took it.
-      advantages: Of the sample.
+      advantages: Of the sample, or under `kl_to_go` of the step.
       context: Of its prompt.
       negative: Context of the negative prompt, the same for all rows.
       valid: False on padding and on samples that are left out.

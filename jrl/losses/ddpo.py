@@ -40,7 +40,7 @@ def ddpo_loss(
     Args:
       logprobs: Mean log-density per latent element of the stored step, in nats.
       old_logprobs: Under the policy that took the step; constant over all inner epochs.
-      advantages: Of the sample that the step belongs to.
+      advantages: Of the sample that the step belongs to, or of the step.
       valid: False on padding and on samples that are left out.
       clip_range: ε > 0.
       advantage_clip: c > 0.

@@ -66,8 +66,8 @@ class Llama3RopeScaling:
         """Rescales the inverse frequencies, (H/2,)."""
         turns = self.original_max_positions * frequencies / (2 * math.pi)
         between = self.high_freq_factor - self.low_freq_factor
-        smooth = (turns - self.low_freq_factor) / between if between else turns >= self.low_freq_factor
-        smooth = np.clip(smooth, 0.0, 1.0)
+        above = turns - self.low_freq_factor
+        smooth = np.clip(above / between, 0.0, 1.0) if between else (above >= 0).astype(turns.dtype)
         return (1 - smooth) * frequencies / self.factor + smooth * frequencies
 
 

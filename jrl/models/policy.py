@@ -26,7 +26,7 @@ from jrl.models.noise import EmbeddingNoise
 from jrl.models.products import loop_weights
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.rounding import round_kernels
-from jrl.models.routing import no_load, record_shape
+from jrl.models.routing import expert_layers, no_load, record_shape
 from jrl.models.transformer import Decoder
 from jrl.typing import Frozen, Params, PolicyFns, PRNGKey
 
@@ -68,7 +68,7 @@ def make_policy(
       counts_experts: `branch` counts the load of the experts in its layers, those of the frozen trunk left out.
     Raises:
       ValueError: If a count is out of range, a value branch is to follow virtual tokens, the implementation does not
-        serve this model on these devices, or there are no experts to record or to count.
+        serve this model on these devices, or there are no experts to record, or none that train to count.
     """
     for name, is_on, check in (
         ("routing_replay", routing_replay, partial(record_shape, config)),
@@ -91,6 +91,8 @@ def make_policy(
     num_trained = 0 if adapter is not None else num_layers_unfrozen
     first_trained = 0 if num_trained == -1 else config.num_layers - num_trained
     decoder = Decoder(config, compute_dtype, remat, share_layers, first_trained)
+    if counts_experts:
+        _check_counted(config, cut or 0, noise)
     cut = cut if noise is None else None
     policy = DecoderPolicy(
         config,
@@ -117,6 +119,20 @@ def make_policy(
         not config.is_recurrent,
         policy.visited,
     )
+
+
+def _check_counted(config: TransformerConfig, start: int, noise: EmbeddingNoise | None) -> None:
+    """Refuses to count experts where the branch, which begins at a layer, has none, or noise lets it begin below."""
+    if max(expert_layers(config)) < start:
+        raise ValueError(
+            f"`router_aux_loss_coef` must be 0 where no layer with experts trains: those that train begin at {start}, "
+            f"and experts are in {list(expert_layers(config))}. Raise `num_layers_unfrozen`, or leave the loss out."
+        )
+    if noise is not None and start:
+        raise ValueError(
+            "`router_aux_loss_coef` must be 0 beside `neftune_noise_alpha` where layers are frozen: their experts "
+            "would be counted, too. Set `num_layers_unfrozen: -1`, or leave one of the two out."
+        )
 
 
 def branch_start(

@@ -31,8 +31,8 @@ from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.setup import PolicyBundle, load_policy, sampling_mesh_of
-from jrl.trainers.loggers.description import warn_of_batches
-from jrl.trainers.loop.run import Run
+from jrl.trainers.loggers.description import join_warnings, warn_of_batches, warn_of_slow_controller
+from jrl.trainers.loop.run import Run, run_length
 from jrl.trainers.loop.stopwatch import Stopwatch
 from jrl.trainers.online_programs import make_update, online_programs
 from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes
@@ -383,12 +383,16 @@ class OnlineTrainer(SamplingTrainer):
         return self.recipe.num_steps(self.method.num_rollouts, self.config.train.batch_size)
 
     def describe_data(self) -> dict[str, str]:
-        """The prompts, and whether optimizer batches fit the rollouts."""
-        found = super().describe_data()
-        what = "`method.num_rollouts`"
-        return found | warn_of_batches(
-            self.config.train.batch_size, self.method.num_rollouts, what, ragged=True
-        )
+        """The prompts, and whether optimizer batches and the KL controller fit the rollouts."""
+        rows, train, kl = self.method.num_rollouts, self.config.train, self.recipe.kl
+        slow: dict[str, str] = {}
+        if kl is not None and kl.target is not None and kl.horizon is not None:
+            iterations, _ = run_length(
+                train.total_steps, steps_per_iteration=self.steps_per_iteration, max_iterations=train.epochs
+            )
+            slow = warn_of_slow_controller(kl.target, kl.horizon, iterations=iterations, rollouts=rows)
+        batches = warn_of_batches(train.batch_size, rows, "`method.num_rollouts`", ragged=True)
+        return super().describe_data() | join_warnings(batches, slow)
 
     def description(self) -> dict[str, Any]:
         """Description of the run, under the algorithm's own title where this class runs it."""

@@ -16,7 +16,7 @@ import optax
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.interop import tracing
 from jrl.learners.accumulate import Loss, Rows, accumulate, optimizer_step, take_rows
-from jrl.learners.config import LanguageConfig
+from jrl.learners.config import LanguageConfig, OnlineConfig
 from jrl.learners.state import TrainState, init_train_state
 from jrl.placement import place_rows
 from jrl.trainers.base import TRAINING_STREAM
@@ -145,13 +145,19 @@ def make_loss_update(trainer: AccelerateRLTrainer) -> Update:
     of a script takes no key, so none is used.
 
     Raises:
-      ValueError: If the configuration asks for a balance of experts, which a loss of the script's own does not count.
+      ValueError: If the configuration asks for a balance of experts, which a loss of the script's own does not count,
+        or for routing replay, of which trlX's rows have no record.
     """
     method = trainer.config.method
     if isinstance(method, LanguageConfig) and method.router_aux_loss_coef:
         raise ValueError(
             "`method.router_aux_loss_coef` must be 0 where a method of the trainer is replaced, got "
             f"{method.router_aux_loss_coef}: the script's own loss does not count the experts."
+        )
+    if isinstance(method, OnlineConfig) and method.routing_replay:
+        raise ValueError(
+            "`method.routing_replay` must be False where a method of the trainer is replaced, got True: trlX's rows "
+            "hold no record of experts."
         )
     optimizer: optax.GradientTransformation = trainer.opt
     size = trainer.mb_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ from jrl.learners.state import init_train_state
 from jrl.models.checkpoint import load_checkpoint
 from jrl.models.heads import init_q_heads, init_value_head
 from jrl.models.model import CausalLM
+from jrl.models.noise import EmbeddingNoise
+from jrl.models.policy import make_policy
 from jrl.ops import balance_loss
 from jrl.ops.metrics import finalize
 from jrl.typing import Rollouts, Scored
@@ -160,6 +163,20 @@ def test_a_loss_of_ones_own_is_refused():
         jax.eval_shape(
             update, init_train_state(body(), sgd()), {}, random_sequences(NUM_ROWS), jax.random.key(0)
         )
+
+
+def test_experts_that_do_not_train_are_refused():
+    config = model()[0].config
+    noise = EmbeddingNoise(5.0, alone=True)
+    dense, expert = (replace(config.layers[0], experts=found) for found in (None, config.layers[0].experts))
+    some = replace(config, layers=(dense, expert, dense, dense))
+    for unfrozen in (0, 1, 2):
+        with pytest.raises(ValueError, match=r"no layer with experts trains: .* experts are in \[1\]"):
+            make_policy(some, num_layers_unfrozen=unfrozen, counts_experts=True)
+    make_policy(some, num_layers_unfrozen=3, counts_experts=True)
+    make_policy(some, num_layers_unfrozen=-1, counts_experts=True, noise=noise)
+    with pytest.raises(ValueError, match="beside `neftune_noise_alpha` where layers are frozen"):
+        make_policy(some, num_layers_unfrozen=3, counts_experts=True, noise=noise)
 
 
 def test_what_has_no_experts_is_refused():

@@ -30,7 +30,10 @@ BEGIN, END = "<!-- family table: begin -->", "<!-- family table: end -->"
 TRAINING, ITERATION = "tests/models/test_family_training.py", "tests/trainers/test_train_families.py"
 COLUMNS = {
     "hydra": (f"{TRAINING}::test_the_hydra_reference_is_the_model_before_training[{{}}]",),
-    "lora": (f"{TRAINING}::test_lora_begins_as_the_model_and_a_gradient_reaches_every_target[{{}}]",),
+    "lora": (
+        f"{TRAINING}::test_lora_begins_as_the_model_and_a_gradient_reaches_every_target[{{}}]",
+        f"{TRAINING}::test_peft_finds_the_modules_that_are_adapted_under_the_same_names[{{}}]",
+    ),
     "mesh": (f"{TRAINING}::test_a_mesh_computes_the_logits_of_one_device[{{}}]",),
     "ppo": tuple(f"{ITERATION}::test_one_ppo_iteration[{{}}-{trained}]" for trained in ("hydra", "lora")),
 }
@@ -49,7 +52,8 @@ def run(families: Iterable[str], columns: Iterable[str]) -> dict[tuple[str, str]
         tests = [test.format(family) for family in families for test in COLUMNS[column]]
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.xml")
-            flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+            devices = 8 if column == "mesh" else 1
+            flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
             command = [sys.executable, "-m", "pytest", "-m", "", f"--junitxml={report}", *tests]
             subprocess.run(command, cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags}, check=False)
             found |= outcomes(column, ElementTree.parse(report).getroot())

@@ -34,9 +34,13 @@ def model(family: str) -> tuple[CausalLM, Any]:
     lm = CausalLM.from_config(CONFIGS[family])
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lm.init, jax.random.key(0))
-    # Around 1, so that a norm which multiplies by its scale passes something on.
+    # Scales are around 1, or around 0 where 1 is added.
+    middle = 0.0 if lm.config.norm.endswith("plus_one") else 1.0
     return lm, jax.tree.map(
-        lambda leaf: (0.1 * rng.normal(size=leaf.shape) + (leaf.ndim == 1)).astype(np.float32), shapes
+        lambda leaf: (0.1 * rng.normal(size=leaf.shape) + (middle if leaf.ndim == 1 else 0.0)).astype(
+            np.float32
+        ),
+        shapes,
     )
 
 

@@ -47,7 +47,7 @@ def test_a_mesh_computes_the_logits_of_one_device(family):
 
 
 @pytest.mark.parity
-@pytest.mark.filterwarnings("ignore::Warning:peft")
+@pytest.mark.filterwarnings("ignore::Warning:peft", "ignore::Warning:transformers", "ignore::FutureWarning")
 @pytest.mark.parametrize("family", CONFIGS)
 def test_peft_finds_the_modules_that_are_adapted_under_the_same_names(family):
     torch = pytest.importorskip("torch", reason="needs the parity extra")

@@ -3,6 +3,7 @@
 
 import dataclasses
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 import jrl.trlx as trlx
 from jrl.learners.guards import skip_nonfinite
+from jrl.learners.ppo import PPOConfig
 from jrl.trainers.base import Trainer
 from jrl.trainers.sft import SFTTrainer
 from jrl.trlx.loop import as_pytree, make_loss_update
@@ -91,6 +93,14 @@ class TestLoss:
                 )
             )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found[0][0], found[1][0])
+
+    @pytest.mark.parametrize(("field", "value"), [("router_aux_loss_coef", 0.1), ("routing_replay", True)])
+    def test_what_a_script_does_not_know_of_experts_is_refused(self, config, field, value):
+        trainer = SimpleNamespace(config=dataclasses.replace(config, method=PPOConfig(**{field: value})))
+        with pytest.raises(
+            ValueError, match=f"`method.{field}` must be .* where a method of the trainer is replaced"
+        ):
+            make_loss_update(trainer)
 
     def test_a_loss_may_call_the_one_that_it_replaces(self, config):
         class Doubled(trlx.AccelerateSFTTrainer):

@@ -77,7 +77,7 @@ def read_chunks(hf: Any) -> tuple[int | None, ...]:
 
 
 def read_growth(hf: Any) -> Rope | None:
-    """What stands for rotary positions in a layer without them: the growth of its queries, or nothing."""
+    """The growth of queries, which stands for rotary positions in a layer without them; None: there is none."""
     if not hf.attn_temperature_tuning:
         return None
     growth = QueryGrowth(float(hf.attn_scale), int(hf.floor_scale), first=1)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jrl.trainers.cards.report import change_of_reward, read_run, report
+from jrl.trainers.cards.report import best_evaluation, change_of_reward, read_run, report
+from jrl.trainers.checkpoints.draft import MODEL
 from jrl.trainers.checkpoints.resume import checkpoints_in
 from jrl.trainers.loggers.safe_text import one_line
 from jrl.trainers.loggers.watch import FOUND
@@ -71,7 +72,8 @@ def closing_sentence(history: Sequence[Mapping[str, Any]], ending: Ending) -> st
       history: Its records.
       ending: How it ended.
     """
-    newest = max(checkpoints_in(ending.run_dir), default=None)
+    saved = checkpoints_in(ending.run_dir)
+    newest = max(saved, default=None)
     parts = [f"{_steps(ending)}{_reward(history)}"]
     if ending.unsaved:
         lost = "nothing was saved" if newest is None else f"steps after {newest} are lost"
@@ -80,13 +82,18 @@ def closing_sentence(history: Sequence[Mapping[str, Any]], ending: Ending) -> st
         parts.append("nothing was saved, because no step was made")
     if newest is None:
         return f"{'; '.join(parts)}."
-    model = ending.run_dir / f"checkpoint_{newest}" / "hf_model"
+    model, to_try = saved[newest] / MODEL, ending.run_dir
+    best = best_evaluation(history, saved.keys())
+    if best is not None:
+        step, reward = best
+        to_try = saved[step] / MODEL
+        parts.append(f"best {reward:.3g} at step {step}: {to_try}")
     said = f"{'; '.join(parts)}; model in {model}, report: {ending.report}."
     if ending.unsaved or not ending.is_over:
         return f"{said} To go on: --{ending.resume_argument} {ending.run_dir}"
     if not ending.writes_text:
         return f"{said} Next, open the report"
-    return f"{said} Next, try it: jrl generate --model {ending.run_dir} --prompt '...'"
+    return f"{said} Next, try it: jrl generate --model {to_try} --prompt '...'"
 
 
 def _steps(ending: Ending) -> str:

@@ -10,7 +10,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ _COLORS = ("#1f6feb", "#d2691e", "#2e8b57", "#a0307f", "#777777")
 _PANELS: Mapping[str, tuple[str, ...]] = {
     "mean reward": ("reward/mean", "rewards/accuracies"),
     "KL per sequence (nats)": ("kl/per_sequence",),
+    "KL per token (nats)": ("kl/per_token",),
     "clip fraction": ("/clip_fraction",),
     "entropy (nats)": ("/entropy",),
     "length of completions (tokens)": ("completion/length_mean",),
@@ -69,6 +70,7 @@ class RunRecords:
       num_rollouts: Those that there are.
       tokens: Rollouts token by token, by step; of many some, evenly spaced.
       config: Its resolved configuration; None: no checkpoint holds one.
+      saved: Steps of its checkpoints.
     """
 
     name: str
@@ -79,6 +81,7 @@ class RunRecords:
     num_rollouts: int
     tokens: list[dict[str, Any]]
     config: dict[str, Any] | None
+    saved: frozenset[int]
 
 
 def read_run(folder: Path) -> RunRecords:
@@ -107,6 +110,7 @@ def read_run(folder: Path) -> RunRecords:
         num_rollouts=num_rollouts,
         tokens=_thinned(_some_lines(tokens, _READ)[0], MAX_ROWS),
         config=config,
+        saved=frozenset(checkpoints_in(folder)),
     )
 
 
@@ -264,6 +268,19 @@ def change_of_reward(history: Sequence[Record]) -> tuple[float, float, str] | No
     return None
 
 
+def best_evaluation(history: Sequence[Record], saved: Collection[int]) -> tuple[int, float] | None:
+    """Step and mean reward of the first best evaluation; None where the last one is as good.
+
+    Args:
+      history: Records of a run.
+      saved: Steps of its checkpoints: others are passed over, for their models are gone.
+    """
+    rewards = series(history, "reward/mean", "evaluation")
+    kept = [(int(step), value) for step, value in rewards if int(step) in saved]
+    best = max(kept, key=lambda pair: pair[1], default=None)
+    return None if best is None or best[1] <= rewards[-1][1] else best
+
+
 def series(history: Sequence[Record], name: str, kind: str) -> list[tuple[float, float]]:
     """Finite values of a metric by step; `kind` is "iteration" or "evaluation"."""
     found = [(record["step"], record[name]) for record in history if kind in record and name in record]
@@ -282,7 +299,12 @@ def _verdict(run: RunRecords) -> str:
         return f"{run.name}: {steps} optimizer steps."
     first, last, where = found
     change = f"{_number(first)} to {_number(last)}"
-    return f"{run.name}: the mean reward went from {change} {where}, in {steps} optimizer steps."
+    said = f"{run.name}: the mean reward went from {change} {where}, in {steps} optimizer steps."
+    best = best_evaluation(run.history, run.saved)
+    if best is None:
+        return said
+    step, value = best
+    return f"{said} It was best at step {step}, {_number(value)}: checkpoint_{step}/hf_model."
 
 
 def _findings(run: RunRecords, *, named: bool) -> str:

@@ -85,6 +85,8 @@ class Method:
       variants: Published algorithms that are values of the same section: the name of each one's command, and the fields
         in which it differs from `default`.
       sizes: Fields that a recipe keeps where a variant does not set them: they say how much, and not which algorithm.
+      unasked: Fields of its section in a run that has no configuration, where they differ from `default`: that is made
+        for the model and the rate of a library from which users come.
       own_tokens: Whether texts are always tokenised with special tokens, as TRL's methods do.
       scales_loss: Whether it may compute in float16.
     """
@@ -103,6 +105,7 @@ class Method:
     headlines: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sizes: tuple[str, ...] = ()
+    unasked: Mapping[str, Any] = field(default_factory=dict)
     own_tokens: bool = False
     scales_loss: bool = False
 

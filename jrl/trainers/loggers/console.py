@@ -231,7 +231,7 @@ class _Clock:
         self._seen = deque([(step, self._began)], REMEMBERED)
 
     def see(self, step: int) -> None:
-        """A step is done. Nothing is estimated from the first one when there are others: it compiles."""
+        """A step is done. Nothing is estimated from the first one: it compiles."""
         if len(self._seen) == 2 and self._seen[0][1] == self._began:
             self._seen.popleft()
         self._seen.append((step, time.monotonic()))
@@ -249,7 +249,7 @@ class _Clock:
         """Such as "0:12, 1:05 left"."""
         (first, began), (last, now) = self._seen[0], self._seen[-1]
         elapsed = _duration(time.monotonic() - self._began)
-        if last <= first:
+        if last <= first or began == self._began:
             return elapsed
         left = (now - began) / (last - first) * (self.total_steps - last)
         return f"{elapsed}, {_duration(left)} left" if last < self.total_steps else elapsed

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -121,6 +123,58 @@ def warn_of_batches(batch_size: int, rows: int, what: str, *, ragged: bool = Fal
             "others"
         }
     return {}
+
+
+def warn_of_slow_controller(target: float, horizon: int, *, iterations: int, rollouts: int) -> dict[str, str]:
+    """A line where the adaptive KL weight cannot move by 20 % within a run; {} where it can.
+
+    Args:
+      target: KL per sequence that the weight is moved for, in nats.
+      horizon: Rollouts over which it moves by 20 %.
+      iterations: Those of the run.
+      rollouts: Those of an iteration.
+    """
+    most = (1.0 + 0.2 * rollouts / horizon) ** iterations - 1.0
+    if most >= 0.2:
+        return {}
+    return {
+        WARNING: f"`method.target` = {target:g} can raise the KL weight by {100 * most:.2g} % at most in the run's "
+        f"{iterations * rollouts:,} rollouts, for `method.horizon` = {horizon:,} of them move it by 20 %: take a "
+        "larger `method.init_kl_coef`, or a shorter `method.horizon`"
+    }
+
+
+def join_warnings(*lines: Mapping[str, str]) -> dict[str, str]:
+    """One line of several warnings; {} where there is none."""
+    said = [line[WARNING] for line in lines if line]
+    return {WARNING: "; ".join(said)} if said else {}
+
+
+def describe_intervals(
+    step: int, last_step: int, *, iteration: int, evaluation: int, checkpoint: int
+) -> dict[str, str]:
+    """When evaluations and checkpoints fall due: at the end of the iteration in which their interval ends.
+
+    Args:
+      step: Optimizer steps so far.
+      last_step: Those at the end.
+      iteration: Optimizer steps of an iteration.
+      evaluation: `train.eval_interval`, in optimizer steps; 0: at the end alone.
+      checkpoint: `train.checkpoint_interval`, likewise.
+    Example:
+      >>> describe_intervals(0, 200, iteration=16, evaluation=100, checkpoint=10000)["intervals"]
+      'an iteration is 16 steps; evaluation every 100, next at 112; checkpoint every 10,000, next at 200'
+    """
+
+    def next_due(interval: int) -> int:
+        end_of_interval = (step // interval + 1) * interval
+        return min(step + math.ceil((end_of_interval - step) / iteration) * iteration, last_step)
+
+    parts = [f"an iteration is {iteration:,} step{'s' if iteration > 1 else ''}"]
+    for name, interval in (("evaluation", evaluation), ("checkpoint", checkpoint)):
+        when = f"every {interval:,}, next at {next_due(interval):,}" if interval > 0 else "at the end"
+        parts.append(f"{name} {when}")
+    return {"intervals": "; ".join(parts)}
 
 
 class Sized(Protocol):

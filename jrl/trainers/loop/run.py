@@ -26,6 +26,7 @@ from jrl.trainers.cards.closing import Ending, closing_sentence, write_report
 from jrl.trainers.checkpoints.checkpointer import Checkpointer
 from jrl.trainers.checkpoints.cursor import check_data, make_cursor
 from jrl.trainers.config.method import entry_of
+from jrl.trainers.loggers.description import describe_intervals
 from jrl.trainers.loggers.jsonl import SAMPLES, SAMPLING
 from jrl.trainers.loggers.loggers import Loggers, make_loggers
 from jrl.trainers.loggers.standard_outputs import mute_lost
@@ -177,6 +178,13 @@ class Run:
         if jax.process_count() > 1:
             description["processes"] = f"{jax.process_count()}; if one is lost, all end"
             description["afterwards"] = f"train.resume_from_checkpoint: {self.checkpoints.run_dir}"
+        description |= describe_intervals(
+            self.step,
+            self.last_step,
+            iteration=self.steps_per_iteration,
+            evaluation=self.config.eval_interval,
+            checkpoint=self.config.checkpoint_interval,
+        )
         self.loggers.start(description, total_steps=self.last_step, step=self.step)
         return list(self.loggers.kept_records)
 

@@ -360,8 +360,8 @@ def rollout_elements(collected: _Collected, trainer: PPOTrainer) -> list[PPORLEl
     rollouts, method = collected.experience.rollouts, trainer.method
     if method.routing_replay:
         raise ValueError(
-            "`method.routing_replay` must be False where a method of the trainer is replaced, got True: trlX's "
-            "rollouts hold no record of experts."
+            "`method.routing_replay` must be False where rollouts go through trlX's store, got True: its rows hold no "
+            "record of experts."
         )
     scaled, _ = trainer.recipe.scaled_rewards(rollouts, collected.moments)
     # Without an override of the configuration's: what the store holds is the score minus the KL penalty.

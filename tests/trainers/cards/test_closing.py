@@ -7,6 +7,7 @@ import pytest
 
 from jrl.trainers.cards import closing
 from jrl.trainers.cards.closing import Ending, closing_sentence, write_report
+from jrl.trainers.cards.report import read_run, report
 
 HISTORY = [
     {"step": 0, "evaluation": 0, "reward/mean": 0.1},
@@ -52,6 +53,33 @@ def test_what_happened_where_things_are_and_what_to_do_next(tmp_path):
     )
     assert said(tmp_path, writes_text=False).endswith("Next, open the report")
     assert "in 5 min" in said(tmp_path, seconds=300) and "in 2.0 h" in said(tmp_path, seconds=7200)
+
+
+PEAKED = [
+    {"step": step, "evaluation": i, "reward/mean": reward}
+    for i, (step, reward) in enumerate([(0, 0.5), (4, 1.3), (8, 1.2)])
+]
+
+
+def test_the_best_checkpoint_is_named_where_it_is_not_the_last(tmp_path):
+    """In the sentence, in the command, and in the report; only while the checkpoint is there."""
+    for step in (4, 8):
+        (tmp_path / f"checkpoint_{step}").mkdir()
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, PEAKED)))
+    best = f"{tmp_path}/checkpoint_4/hf_model"
+    text = said(tmp_path, PEAKED)
+    assert f"mean reward 0.5 to 1.2 on the evaluation prompts; best 1.3 at step 4: {best}; model in" in text
+    assert text.endswith(f"jrl generate --model {best} --prompt '...'")
+    assert "It was best at step 4, 1.3: checkpoint_4/hf_model." in report([read_run(tmp_path)])
+    (tmp_path / "checkpoint_4").rmdir()
+    assert "; best " not in said(tmp_path, PEAKED) and "It was best" not in report([read_run(tmp_path)])
+
+
+def test_a_last_checkpoint_that_is_best_is_not_named_twice(tmp_path):
+    for step in (4, 8):
+        (tmp_path / f"checkpoint_{step}").mkdir()
+    equal = [*PEAKED[:2], PEAKED[2] | {"reward/mean": 1.3}]
+    assert "; best " not in said(tmp_path, equal) + said(tmp_path, HISTORY)
 
 
 @pytest.mark.parametrize("argument", ["train.resume_from_checkpoint", "resume_from_checkpoint"])

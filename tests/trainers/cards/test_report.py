@@ -131,7 +131,7 @@ def test_curves_lie_where_they_must(tmp_path: Path) -> None:
     places = [tuple(map(float, point.split(","))) for point in line.split()]
     assert places == sorted(places) and [y for _, y in places] == sorted((y for _, y in places), reverse=True)
     assert len(re.findall("<circle", reward)) == 2 and "<rect" not in reward
-    assert "healthy: 0.02 to 0.3" in clipped
+    assert "healthy: below 0.3" in clipped
     (top, height), (y_first, y_last) = (
         map(float, re.search(r'<rect [^>]*y="([\d.]+)" [^>]*height="([\d.]+)"', clipped).groups()),  # type: ignore[union-attr]
         (float(point.split(",")[1]) for point in re.findall(r'points="([^"]+)"', clipped)[0].split()[::3]),

@@ -7,15 +7,16 @@ import pytest
 import jrl
 from jrl import api
 from jrl.cli import main
-from jrl.cli.train import chooses_rate
+from jrl.cli.train import chooses_rate, given_fields
 from jrl.models.model import make_model
 from jrl.trainers.config.method import entries
 from jrl.trainers.loading.learning_rate import (
     FASTEST,
     GPT2_PARAMETERS,
+    RATE,
     SLOWEST,
     learning_rate_for,
-    with_rate_for_model,
+    with_choices_for_model,
 )
 from tests.tiny import tiny_hf_config
 from tests.trainers.runs import save_tiny_checkpoint
@@ -49,7 +50,7 @@ def of_size(**fields):
 
 def test_a_default_configuration_gets_the_rate_of_its_model():
     default = of_size()
-    config, said = with_rate_for_model(default)
+    config, said = with_choices_for_model(default)
     assert config.optimizer.kwargs == default.optimizer.kwargs | {"lr": 1e-3}
     assert config.scheduler.kwargs == {"T_max": 1e12, "eta_min": 1e-3}  # constant, as before
     assert default.optimizer.kwargs["lr"] == 3e-5
@@ -60,19 +61,43 @@ def test_a_default_configuration_gets_the_rate_of_its_model():
 
 def test_an_adapter_is_told():
     lora = {"peft_config": {"peft_type": "LORA", "r": 2}, "num_layers_unfrozen": -1}
-    config, said = with_rate_for_model(of_size(n_embd=512, n_layer=12, n_head=8).evolve(model=lora))
+    config, said = with_choices_for_model(of_size(n_embd=512, n_layer=12, n_head=8).evolve(model=lora))
     assert "an adapter of a model" in said and config.optimizer.kwargs["lr"] <= FASTEST
 
 
 def test_what_cannot_be_read_is_left_to_the_trainer(tmp_path):
     config = jrl.default_ppo_config().evolve(model={"model_path": str(tmp_path)})
-    assert with_rate_for_model(config) == (config, "")
+    assert with_choices_for_model(config) == (config, "")
+
+
+def test_the_weight_of_the_kl_and_the_length_suit_the_model_too():
+    default = of_size()
+    config, said = with_choices_for_model(default)
+    assert config.method.init_kl_coef == 0.05 and default.method.init_kl_coef == 0.001
+    assert config.train.seq_length == 128  # the model's positions
+    assert config.train.checkpoint_interval == config.train.eval_interval == 100
+    assert "`method.init_kl_coef` 0.05 (PPOConfig's is 0.001)" in said
+    assert "`train.seq_length` 128, the model's positions" in said
+
+
+def test_what_the_user_gave_stays():
+    given = ["optimizer.kwargs.lr", "method.init_kl_coef", "train.seq_length", "train.checkpoint_interval"]
+    default = of_size().evolve(train={"seq_length": 1024})
+    assert with_choices_for_model(default, given) == (default, "")
+
+
+def test_names_of_the_recipe_and_of_the_flags_are_given(tmp_path):
+    (tmp_path / "run.yaml").write_text("method: {name: PPOConfig, init_kl_coef: 0.1}\ntrain: {seed: 3}")
+    words = ["--train.seq_length", "64", "--optimizer.kwargs.lr=1e-4", "--train.save_best"]
+    found = given_fields(str(tmp_path / "run.yaml"), words)
+    assert {"method.init_kl_coef", "train.seed", "train.seq_length", "train.save_best", RATE} <= found
+    assert "train.checkpoint_interval" not in found and RATE not in given_fields(None, [])
 
 
 @pytest.mark.parametrize("name", [name for name, entry in entries().items() if entry.model != "language"])
 def test_other_models_keep_their_default(name):
     config = entries()[name].default()
-    assert with_rate_for_model(config) == (config, "")
+    assert with_choices_for_model(config) == (config, "")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +147,11 @@ def test_jrl_config_writes_what_the_command_would_choose(tmp_path, capsys):
     assert err.startswith("jrl config: learning rate 0.001, chosen for")
     assert main(["config", "ppo", "--model.model_path", path, "--optimizer.kwargs.lr", "2e-4"]) == 0
     out, err = capsys.readouterr()
-    assert "lr: 0.0002" in out and err == ""
+    assert "lr: 0.0002" in out and "learning rate" not in err
+    own = ["--optimizer.kwargs.lr", "2e-4", "--method.init_kl_coef", "0.2", "--train.seq_length=64"]
+    assert main(["config", "ppo", "--model.model_path", path, *own]) == 0
+    out, err = capsys.readouterr()
+    assert "init_kl_coef: 0.2" in out and err == ""
 
 
 @pytest.fixture
@@ -138,7 +167,7 @@ def test_a_configuration_that_is_given_stays(made):
     default = of_size()
     api.prepare(config=default, reward_fn=lambda outputs: [1.0], prompts=["a"])
     assert made[0].optimizer == default.optimizer and made[0].optimizer.kwargs["lr"] == 3e-5
-    assert with_rate_for_model(default)[0].optimizer.kwargs["lr"] == 1e-3  # what it would have had
+    assert with_choices_for_model(default)[0].optimizer.kwargs["lr"] == 1e-3  # what it would have had
 
 
 def test_jrl_train_without_a_configuration_says_its_rate(made):

@@ -233,7 +233,7 @@ class TestConsole:
 
     def test_plain_lines_where_there_is_no_terminal(self):
         text = self.run(terminal=False)
-        assert re.search(r"step 4/10  0:0\d, 0:0\d left  reward 0.25  kl 0.1\n", text)
+        assert re.search(r"step 4/10  0:0\d  reward 0.25  kl 0.1\n", text)
         assert "evaluation at step 4  reward/mean@temperature=0.5 0.75\n" in text
         assert "resumed at 2" in text
         assert "unknown" not in text
@@ -261,11 +261,26 @@ class TestConsole:
         out = io.StringIO()
         console = RichConsole(Console(file=out, width=width, force_terminal=True, color_system=None))
         console.start({}, total_steps=12345, step=0)
+        console.log({"step": 617, "iteration": 0, **record}, 617)
         console.log({"step": 1234, "iteration": 1, **record, "perf/tokens_per_second": 123456.0}, 1234)
         console.close()
         shown = re.split(r"\r\x1b\[2K|\n", out.getvalue())[-2]
         assert re.search(rf"step 1234/12345  0:0\d, \d+:\d\d left  {re.escape(first)}(  |$)", shown)
         assert len(shown) <= width and ("tok/s 123,456" in shown or width < 120)
+
+    def test_no_time_is_estimated_before_the_second_iteration(self, monkeypatch):
+        """The first one compiles: 60 seconds of it would make half an hour of a run of five minutes."""
+        now = [0.0]
+        monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
+        clock = console_module._Clock(200, 0)
+        for seconds, step, expected in (
+            (60, 16, "1:00"),
+            (70, 32, "1:10, 1:45 left"),
+            (80, 48, "1:20, 1:35 left"),
+        ):
+            now[0] = seconds
+            clock.see(step)
+            assert clock.times() == expected
 
     @pytest.mark.parametrize("width", [80, 160])
     def test_the_live_display_has_a_sample_and_what_is_being_done(self, width):

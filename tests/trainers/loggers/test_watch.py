@@ -146,6 +146,23 @@ class TestRules:
         ("expected", "metrics"),
         [
             ("large_kl", {"kl/per_sequence": [1, 20, 53, 53], "kl/per_token": [0.02, 0.4, 1.1, 1.1]}),
+            # A Llama of 0.65M parameters at a KL weight of 0.001: half of its sentences were no English by then.
+            (
+                "large_kl",
+                {
+                    "kl/per_sequence": [0.0, 0.31, 5.8, 6.66, 7.86, 8.74],
+                    "kl/per_token": [0.0, 0.017, 0.381, 0.515, 0.662, 0.708],
+                    "ppo/entropy": [1.11, 1.06, 1.13, 1.02, 1.07, 1.13],
+                },
+            ),
+            (
+                "large_kl",
+                {
+                    "kl/per_sequence": [0, 6, 7, 8],
+                    "kl/per_token": [0, 0.6, 0.7, 0.8],
+                    "grpo/entropy": [1] * 4,
+                },
+            ),
             ("large_update", {"ppo/approx_kl": [0.01, 2.0, 3.0]}),
             ("clipped", {"ppo/clip_fraction": [0.3, 0.8, 0.9, 0.9], "ppo/approx_kl": [0.1] * 4}),
             ("nothing_clipped", {"ppo/clip_fraction": [0.0] * 12, "ppo/approx_kl": [1e-9] * 12}),
@@ -191,6 +208,17 @@ class TestRules:
         "metrics",
         [
             {"kl/per_sequence": [0, 100, 100], "kl/per_token": [0, 0.05, 0.05]},  # long completions
+            # The same Llama at a weight of 0.1: nine sentences of ten were English.
+            {
+                "kl/per_sequence": [0.0, 0.31, 3.62, 4.15, 4.15, 2.66],
+                "kl/per_token": [0.0, 0.017, 0.292, 0.31, 0.31, 0.209],
+                "ppo/entropy": [1.11, 1.06, 0.89, 0.89, 0.89, 0.86],
+            },
+            {  # far, and sharper: it has learned what the reference does not do
+                "kl/per_sequence": [0.0, 1.5, 8.59, 8.59, 10.7, 10.1],
+                "kl/per_token": [0.0, 0.3, 1.58, 1.58, 1.84, 1.95],
+                "ppo/entropy": [0.78, 0.68, 0.47, 0.48, 0.48, 0.43],
+            },
             {"reward/std": [0.5, 0.4, 0, 0, 0, 0, 0], "reward/mean": [0, 0.1, 1, 1, 1, 1, 1]},  # solved
             {"completion/truncated_fraction": [1.0] * 9},  # never an EOS, as trlX's sentiments
             {"completion/truncated_fraction": [1.0] * 9, "group/truncated_fraction": [1.0] * 9},
