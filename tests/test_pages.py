@@ -52,7 +52,7 @@ RUNNABLE = (
 CHECKPOINT = re.compile(r"path/to/checkpoint|(?<=\")gpt2(?=\")")
 """What a page calls its checkpoint."""
 MEAN_WORDS, LONG_WORDS, LONG_SHARE = 18, 30, 0.1
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def sentences(text: str) -> list[str]:
@@ -62,7 +62,7 @@ def sentences(text: str) -> list[str]:
       >>> sentences("# A title\\n\\nOne two. Three\\nfour five.\\n\\n- six seven\\n- eight\\n")
       ['One two.', 'Three four five.', 'six seven', 'eight']
     """
-    text = _FENCE.sub("", text)
+    text = FENCE.sub("", text)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"^(?:#.*|\|.*|!\[.*| {4}.*)$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
@@ -101,7 +101,7 @@ def test_long_sentences_are_seen():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_has_an_example(page):
-    assert _FENCE.search(read(page))
+    assert FENCE.search(read(page))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -121,7 +121,7 @@ def test_links_lead_somewhere(page):
 
 def blocks(page: str) -> list[str]:
     """Python of a page, but for two scripts side by side."""
-    found = [code for language, code in _FENCE.findall(read(page)) if language == "python"]
+    found = [code for language, code in FENCE.findall(read(page)) if language == "python"]
     return [code for code in found if not code.startswith("# before")]
 
 

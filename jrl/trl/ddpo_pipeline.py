@@ -23,6 +23,7 @@ from jrl.models.safetensors_io import TensorFiles
 from jrl.ops.ddim import ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
 from jrl.ops.flow_schedule import Schedule
 from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
+from jrl.trainers.loop.activity import says_what_takes_long
 from jrl.trl.ddpo_native import OwnedDDPO
 from jrl.trl.ddpo_sampler import ImageCall, Parts, channels_last
 from jrl.typing import Params
@@ -207,7 +208,8 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         if not isinstance(model, DiffusionModel):
             from jrl.models.diffusion import load_diffusion_model  # brings transformers along
 
-            model = load_diffusion_model(model, revision=pretrained_model_revision)
+            with says_what_takes_long("loading the model"):
+                model = load_diffusion_model(model, revision=pretrained_model_revision)
         self.pretrained_model = model.name
         self.pretrained_revision, self.use_lora = pretrained_model_revision, use_lora
         self.model = model if use_lora else model.merged()

@@ -37,6 +37,7 @@ from jrl.models.adapters import plain_peft_config
 from jrl.trainers.checkpoints import STATE, CheckpointError, checkpoints_in, read_state
 from jrl.trainers.config import ModelConfig, OptimizerConfig, TokenizerConfig, TRLConfig
 from jrl.trainers.loop import Hooks
+from jrl.trainers.loop.activity import says_what_takes_long
 from jrl.trainers.offline import HELD_OUT, OfflineTrainer
 from jrl.trainers.rollouts import Evaluation
 from jrl.trl.arguments import FlatArguments, check_meanings, train_section, word
@@ -115,11 +116,12 @@ class FlatTrainer(TrainerSurface, abc.ABC):
             )
         if given.eval_dataset is None:
             self._leave_evaluations_out()
-        self._samples = None if given.train_dataset is None else self._read(given.train_dataset, handle)
-        self._eval_samples: _Evaluations = self._read_evaluations(given.eval_dataset, handle)
-        self._check_best()
-        self._watcher = Watcher(args, given.callbacks or (), self.NAMES, self.native_class.tokens_metric)
-        self.native = self._make_native(handle, given)
+        with says_what_takes_long("loading model and data"):
+            self._samples = None if given.train_dataset is None else self._read(given.train_dataset, handle)
+            self._eval_samples: _Evaluations = self._read_evaluations(given.eval_dataset, handle)
+            self._check_best()
+            self._watcher = Watcher(args, given.callbacks or (), self.NAMES, self.native_class.tokens_metric)
+            self.native = self._make_native(handle, given)
         for one in (self._named, handle):  # the script's own handle saves what was trained, too
             one.attach(self.native)
         self.model = handle

@@ -23,6 +23,7 @@ from jrl.models.model_object import ModelObject, as_source
 from jrl.notebook import Model, save_model
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import ModelConfig
+from jrl.trainers.loop.activity import says_what_takes_long
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trl.generation import read_generation_kwargs
 from jrl.trl.hub import push_folder
@@ -236,17 +237,19 @@ class ModelHandle(ModuleSurface):
                 raise ValueError(
                     "A sequence classifier writes no text; give the handle to a `RewardTrainer`."
                 )
-            self._loaded = load_unbound(
-                ModelConfig(
-                    self.place,
-                    peft_config=self.peft_config,
-                    frozen_dtype=self.frozen_dtype,  # type: ignore[arg-type]
-                    model_extra_configs=dict(self.model_extra_configs),
-                ),
-                compute_dtype=self.compute_dtype,
-                value_head="linear" if self.with_value_head else None,
-                init_std=self.v_head_init_std,
+            section = ModelConfig(
+                self.place,
+                peft_config=self.peft_config,
+                frozen_dtype=self.frozen_dtype,  # type: ignore[arg-type]
+                model_extra_configs=dict(self.model_extra_configs),
             )
+            with says_what_takes_long("loading the model"):
+                self._loaded = load_unbound(
+                    section,
+                    compute_dtype=self.compute_dtype,
+                    value_head="linear" if self.with_value_head else None,
+                    init_std=self.v_head_init_std,
+                )
         return self._loaded
 
     def _held(self) -> Held:

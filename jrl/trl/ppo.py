@@ -30,6 +30,7 @@ from jrl.learners.online import OnlineState
 from jrl.ops.metrics import finalize
 from jrl.placement import place_rows
 from jrl.trainers.cards import model_card
+from jrl.trainers.loop.activity import says_what_takes_long
 from jrl.trl.handles import same_source, say_untrained
 from jrl.trl.hub import push_folder
 from jrl.trl.loaded_model import TemporaryFolder
@@ -130,7 +131,8 @@ class PPOTrainer(RolloutMethods, ManualSteps):
         self.dataloader = self._loader(dataset)
         self._temporary = TemporaryFolder("jrl_ppo_")
         other = None if reference is None or same_source(reference, handle) else reference.source
-        self.native = self._make_native(handle, shared, optimizer, other)
+        with says_what_takes_long("loading model and data"):
+            self.native = self._make_native(handle, shared, optimizer, other)
         for one in (model, handle):  # the script's own handle saves what was trained, too
             if isinstance(one, ModelHandle):
                 one.attach(self.native)

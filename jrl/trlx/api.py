@@ -22,6 +22,7 @@ from jrl.distributed import join
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.ilql import ILQLTrainer
+from jrl.trainers.loop.activity import says_what_takes_long
 from jrl.trainers.ppo import PPOTrainer
 from jrl.trainers.rft import RFTTrainer
 from jrl.trainers.rollouts import document_start, prompt_budget
@@ -141,18 +142,19 @@ class Request:
     def adapted(self) -> AccelerateRLTrainer:
         """A trainer of jrl's own with its data, in trlX's shape."""
         join()  # before anything of JAX is computed
-        native = make_trainer(
-            self.config,
-            reward_fn=seed_rewards(self.reward_fn),
-            metric_fn=seed_metrics(self.metric_fn),
-            stop_sequences=self.stop_sequences,
-        )
-        samples = self.samples
-        if isinstance(native, ILQLTrainer) and samples is not None:
-            samples = seq2seq_pairs(samples, native)
-        native.add_data(
-            samples=samples, rewards=self.rewards, prompts=self.prompts, eval_prompts=self.eval_prompts
-        )
+        with says_what_takes_long("loading model and data"):
+            native = make_trainer(
+                self.config,
+                reward_fn=seed_rewards(self.reward_fn),
+                metric_fn=seed_metrics(self.metric_fn),
+                stop_sequences=self.stop_sequences,
+            )
+            samples = self.samples
+            if isinstance(native, ILQLTrainer) and samples is not None:
+                samples = seq2seq_pairs(samples, native)
+            native.add_data(
+                samples=samples, rewards=self.rewards, prompts=self.prompts, eval_prompts=self.eval_prompts
+            )
         adapter = ADAPTERS.get(type(native), AccelerateRLTrainer)
         given = {name: vars(native)[name] for name in ("stop_sequences", "logit_mask")}
         given |= {"reward_fn": self.reward_fn, "metric_fn": self.metric_fn}

@@ -43,6 +43,7 @@ from jrl.trainers.checkpoints import CheckpointError, checkpoints_in, read_manif
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.loading import PolicyBundle, load_policy, mesh_of
 from jrl.trainers.loggers import SAMPLING
+from jrl.trainers.loop.activity import says_what_takes_long
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.rollouts import prompt_budget
 from jrl.trlx.decoding import decode_samples
@@ -111,7 +112,10 @@ class AccelerateRLTrainer(BaseRLTrainer):
         super().__init__(config, **kwargs)
         self._direct_evaluations = 0
         self._eval_pipeline_read: Any = None
-        self.native = self._make_native() if native is None else native
+        if native is None:
+            with says_what_takes_long("loading model and data"):
+                native = self._make_native()
+        self.native = native
         self.position = Position()
         self.native.hooks = dataclasses.replace(
             self.native.hooks, host_state=self._host_state, load_host_state=self._load_host_state
