@@ -68,6 +68,9 @@ def configuration(command: str, path: str | None, overrides: list[str]) -> TRLCo
 def given_fields(path: str | None, overrides: Sequence[str]) -> frozenset[str]:
     """Dotted names of the fields that recipe or flags name; the learning rate is among them as `chooses_rate` has it.
 
+    A recipe counts as naming all those of its method, and the interval of checkpoints: what it leaves out is the
+    default, as in Python.
+
     Args:
       path: Recipe; None: there is none.
       overrides: Dotted flags and their values.
@@ -75,7 +78,10 @@ def given_fields(path: str | None, overrides: Sequence[str]) -> frozenset[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said when the configuration was read
         written = in_present_layout(read_yaml(path) if path else {})
+        method = TRLConfig.load_recipe(path).method if path else None
     names = {f"{section}.{name}" for section, fields in written.items() for name in fields}
+    if method is not None:
+        names |= {f"method.{name}" for name in vars(method)} | {"train.checkpoint_interval"}
     names |= {word.removeprefix("--").partition("=")[0] for word in overrides if word.startswith("--")}
     return frozenset(names | {RATE} if chooses_rate(path, overrides) else names)
 

@@ -80,7 +80,7 @@ def token_figures(
         tokens=window_targets(tokens, sequences.starts, width=sequences.mask.shape[1]),
         mask=sequences.mask,
         logprobs=scored.logprobs,
-        advantages=targets.advantages,
+        advantages=jnp.where(kept.sequences.mask, targets.advantages, jnp.nan),
         kl=kl,
         values=scored.values,
     )

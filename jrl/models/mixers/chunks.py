@@ -79,8 +79,8 @@ def scan_chunks(
     padding = -length % size
     kind: Any = type(inputs)
 
-    def cut(x: Array, fill: int = 0) -> Array:
-        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), constant_values=fill)
+    def cut(x: Array, mode: str = "constant") -> Array:
+        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), mode)
         return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
 
     def heads_first(x: Array) -> Array:
@@ -93,7 +93,7 @@ def scan_chunks(
         read, state = chunk(own, state, None if ids is None else (segment, ids))
         return (state, None if ids is None else ids[:, -1]), read.swapaxes(1, 2)
 
-    ids = None if segments is None else cut(segments, -1)
+    ids = None if segments is None else cut(segments, "edge")
     first = None if segments is None else segments[:, 0]
     pieces = kind(*(cut(x) for x in inputs)), ids
     (state, _), read = jax.lax.scan(jax.checkpoint(one, prevent_cse=False), (state, first), pieces)

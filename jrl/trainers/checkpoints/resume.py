@@ -26,6 +26,9 @@ _BEFORE = {
     "method.max_sampling_rounds": 1,  # groups that were left out were not replaced
     "method.mask_truncated_completions": False,
     "method.multi_objective_aggregation": "sum_then_normalize",
+    "method.router_aux_loss_coef": 0.0,
+    "method.routing_replay": False,
+    "method.kl_to_go": False,
     "method.overlong_penalty": 1.0,  # of no effect without a buffer, which is None as well
 }
 _NAME = re.compile(r"checkpoint_(\d+)")

@@ -77,7 +77,8 @@ def with_choices_for_model(config: Config, given: Collection[str] = ()) -> tuple
         num_parameters = sum(leaf.size for leaf in jax.tree.leaves(initial_shapes(lm.init)))
         rate = learning_rate_for(kwargs["lr"], num_parameters, has_adapter=has_adapter)
         scheduler: Mapping[str, Any] = config.scheduler.kwargs
-        constant = {"eta_min": rate} if scheduler.get("eta_min") == kwargs["lr"] else {}
+        falls_not = scheduler.get("eta_min") == kwargs["lr"] and "scheduler.kwargs.eta_min" not in given
+        constant = {"eta_min": rate} if falls_not else {}
         what = "an adapter of a model" if has_adapter else "a model"
         said.append(
             f"learning rate {rate:g}, chosen for {what} of {num_parameters:,} parameters (GPT-2's is "
@@ -95,6 +96,7 @@ def with_choices_for_model(config: Config, given: Collection[str] = ()) -> tuple
         config = config.evolve(train={"seq_length": lm.max_positions})
     often = train.eval_interval
     if "train.checkpoint_interval" not in given and 0 < often < train.checkpoint_interval:
+        said.append(f"`train.checkpoint_interval` {often}, that of evaluations")
         config = config.evolve(train={"checkpoint_interval": often})
     return config, "; ".join(said)
 

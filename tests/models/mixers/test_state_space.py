@@ -91,10 +91,11 @@ def test_segments_begin_anew_within_chunks_and_at_their_borders():
     inputs, zero = random_inputs(length), jnp.zeros((B, N, K, V))
     starts = [0, 11, CHUNK, CHUNK + 1, 2 * CHUNK - 3]
     segments = jnp.sum(jnp.arange(length)[None] >= jnp.asarray(starts)[:, None], axis=0)
-    read, _ = state_space_rows(inputs, zero, jnp.broadcast_to(segments, (B, length)))
+    read, state = state_space_rows(inputs, zero, jnp.broadcast_to(segments, (B, length)))
     for start, stop in zip(starts, [*starts[1:], length], strict=True):
-        wanted, _ = state_space_rows(part(inputs, start, stop), zero)
+        wanted, last = state_space_rows(part(inputs, start, stop), zero)
         np.testing.assert_allclose(read[:, start:stop], wanted, atol=3e-5)
+    np.testing.assert_allclose(state, last, atol=3e-5)
 
 
 def test_gradients_are_those_of_the_steps():

@@ -78,6 +78,7 @@ def test_the_weight_of_the_kl_and_the_length_suit_the_model_too():
     assert config.train.checkpoint_interval == config.train.eval_interval == 100
     assert "`method.init_kl_coef` 0.05 (PPOConfig's is 0.001)" in said
     assert "`train.seq_length` 128, the model's positions" in said
+    assert "`train.checkpoint_interval` 100, that of evaluations" in said
 
 
 def test_what_the_user_gave_stays():
@@ -91,7 +92,8 @@ def test_names_of_the_recipe_and_of_the_flags_are_given(tmp_path):
     words = ["--train.seq_length", "64", "--optimizer.kwargs.lr=1e-4", "--train.save_best"]
     found = given_fields(str(tmp_path / "run.yaml"), words)
     assert {"method.init_kl_coef", "train.seed", "train.seq_length", "train.save_best", RATE} <= found
-    assert "train.checkpoint_interval" not in found and RATE not in given_fields(None, [])
+    assert {"method.ppo_epochs", "train.checkpoint_interval"} <= found, "a recipe is as Python reads it"
+    assert "train.batch_size" not in found and given_fields(None, []) == frozenset()
 
 
 @pytest.mark.parametrize("name", [name for name, entry in entries().items() if entry.model != "language"])
@@ -149,6 +151,7 @@ def test_jrl_config_writes_what_the_command_would_choose(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "lr: 0.0002" in out and "learning rate" not in err
     own = ["--optimizer.kwargs.lr", "2e-4", "--method.init_kl_coef", "0.2", "--train.seq_length=64"]
+        own += ["--train.checkpoint_interval", "50"]
     assert main(["config", "ppo", "--model.model_path", path, *own]) == 0
     out, err = capsys.readouterr()
     assert "init_kl_coef: 0.2" in out and err == ""
