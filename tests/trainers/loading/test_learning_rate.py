@@ -151,7 +151,7 @@ def test_jrl_config_writes_what_the_command_would_choose(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "lr: 0.0002" in out and "learning rate" not in err
     own = ["--optimizer.kwargs.lr", "2e-4", "--method.init_kl_coef", "0.2", "--train.seq_length=64"]
-        own += ["--train.checkpoint_interval", "50"]
+    own += ["--train.checkpoint_interval", "50"]
     assert main(["config", "ppo", "--model.model_path", path, *own]) == 0
     out, err = capsys.readouterr()
     assert "init_kl_coef: 0.2" in out and err == ""
