@@ -7,16 +7,18 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from jrl.data.sources.arguments import is_file_name, prompt_rows, sample_rows
 from jrl.data.sources.records import RecordStream
-from jrl.distributed import join
+from jrl.distributed import join, on_main
 from jrl.methods import default_ilql_config, default_ppo_config, default_sft_config
 from jrl.rollout.environments import check_environment
 from jrl.rollout.keywords import reward_functions
 from jrl.suggestions import did_you_mean
 from jrl.trainers.base import Trainer
+from jrl.trainers.checkpoints.run_folder import refuse_before_loading
 from jrl.trainers.config.registry import get_pipeline, get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.learning_rate import with_choices_for_model
@@ -133,6 +135,7 @@ def prepare(
         config = default_config(online, rewards, DEFAULTS, stacklevel=4, model_path=model_path, by_size=True)
     elif model_path is not None:
         config = config.evolve(model={"model_path": model_path})
+    on_main(partial(refuse_before_loading, config.train))
     with says_what_takes_long("loading model and data"):
         trainer = make_trainer(
             config,

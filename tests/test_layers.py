@@ -309,7 +309,7 @@ def set_from_outside(text: str) -> list[str]:
     return found
 
 
-FOREIGN = ("error", "tokenizer", "hf_config")
+FOREIGN = ("error", "tokenizer", "hf_config", "warnings")
 
 
 @pytest.mark.parametrize("room", ["trainers", "rollout", "learners", "losses", "ops", "cli", "sweep"])

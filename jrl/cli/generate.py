@@ -26,15 +26,32 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--model", required=True, metavar="DIRECTORY", help="model, adapter, checkpoint or run"
     )
-    command.add_argument("--prompt", action="append", required=True, help="repeatable")
-    command.add_argument("--max-new-tokens", type=int, default=40)
-    command.add_argument("--temperature", type=float, default=1.0)
-    command.add_argument("--top-k", type=int, default=0)
-    command.add_argument("--top-p", type=float, default=1.0)
+    command.add_argument("--prompt", action="append", required=True, help="text to complete; repeatable")
+    command.add_argument(
+        "--max-new-tokens", type=int, default=40, help="most tokens of a completion; default: %(default)s"
+    )
+    command.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="divides the logits: below 1 the likely tokens are taken more often; default: %(default)s, as in training",
+    )
+    command.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        help="sample among the so many likeliest tokens; default: %(default)s, which is all",
+    )
+    command.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample among the likeliest tokens that hold this much probability; default: %(default)s, which is all",
+    )
     command.add_argument(
         "--beta", type=float, help="weight of Q − V in the logits, of a checkpoint that `jrl ilql` wrote"
     )
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=int, default=0, help="of the sampling; default: %(default)s")
 
 
 def prepare(flags: argparse.Namespace, overrides: list[str]) -> Callable[[], None]:

@@ -12,6 +12,7 @@ import jax
 
 from jrl.cli.names import TOOLS, Name
 from jrl.cli.parser import parser
+from jrl.cli.plain_warnings import plain_warnings
 from jrl.distributed import PeerError, end_now
 from jrl.named_functions import load_module
 from jrl.rollout.rewards import RewardError
@@ -38,7 +39,8 @@ def run_command(words: Sequence[str]) -> int:
         return _fail("--import", str(error), 2)
     name = words[0] if words else ""
     try:
-        return _run(name, words)
+        with plain_warnings():
+            return _run(name, words)
     except KeyboardInterrupt:
         return _fail(name, "interrupted.", 130)
 
@@ -61,7 +63,14 @@ def _import_modules(words: list[str]) -> list[str]:
 def _run(name: str, words: Sequence[str]) -> int:
     try:
         work = _understand(name, words)
-    except (ValueError, TypeError, FileNotFoundError, MissingTrackerError, MissingCompilerError) as error:
+    except (
+        ValueError,
+        TypeError,
+        FileNotFoundError,
+        CheckpointError,
+        MissingTrackerError,
+        MissingCompilerError,
+    ) as error:
         return _fail(name, str(error), 2)
     try:
         return work() or 0

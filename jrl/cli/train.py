@@ -15,8 +15,10 @@ from jrl.cli.summary import Work, status_of, tell
 from jrl.data.episodes import has_episodes
 from jrl.data.sources.named_sources import load_prompts, load_rewarded_samples, load_samples
 from jrl.data.sources.records import read_records
+from jrl.distributed import on_main
 from jrl.named_functions import load_function, load_rewards
 from jrl.trainers.base import Trainer
+from jrl.trainers.checkpoints.run_folder import refuse_before_loading
 from jrl.trainers.config.coercion import parse_yaml, read_yaml
 from jrl.trainers.config.layouts import in_present_layout
 from jrl.trainers.config.method import commands, entry_of
@@ -32,6 +34,8 @@ def train(flags: argparse.Namespace, overrides: list[str]) -> Work:
     """`jrl <algorithm>` with a nested configuration, or with its default one."""
     config = configuration(flags.command, flags.config, overrides)
     given = given_fields(flags.config, overrides)
+    if not flags.dry_run:
+        on_main(partial(refuse_before_loading, config.train))
     config, said = with_choices_for_model(config, given)
     if not said and RATE not in given:
         said = _default_rate(config)

@@ -87,6 +87,7 @@ class PolicyTrainer(Trainer):
         self.environment = environment
         self.logit_mask = logit_mask
         self.eval_prompts: PromptSet | None = None
+        self._evaluates_on_training = False
         super().__init__(config, optimizer=optimizer)
 
     def load_model(self) -> PolicyBundle:
@@ -249,8 +250,14 @@ class PolicyTrainer(Trainer):
         """Default prompts: an optimizer batch of the text that starts a document."""
         return [document_start(self.tokenizer)] * self.config.train.batch_size
 
-    def add_eval_prompts(self, prompts: Sequence[Any]) -> None:
-        """Sets what `evaluate` samples on."""
+    def add_eval_prompts(self, prompts: Sequence[Any], *, of_training: bool = False) -> None:
+        """Sets what `evaluate` samples on.
+
+        Args:
+          prompts: As `jrl.train` takes them.
+          of_training: Whether the run trains on them, too, which is said beside its scores.
+        """
+        self._evaluates_on_training = of_training
         self.eval_prompts = self.prompt_set(prompts, max_new_tokens=self.longest_evaluation)
 
     def add_default_eval_prompts(self, samples: Sequence[Any], eval_prompts: Sequence[Any] | None) -> None:
@@ -281,6 +288,7 @@ class PolicyTrainer(Trainer):
             skip_errors=self.config.train.reward_errors == "skip",
             failures=self.failures,
             handed_tokenizer=self.handed_tokenizer,
+            of_training=self._evaluates_on_training,
         )
         with jax.set_mesh(self.mesh):
             key = jax.random.fold_in(jax.random.fold_in(self.root_key, EVALUATION_STREAM), step)

@@ -43,9 +43,10 @@ class SamplingTrainer(PolicyTrainer):
             )
         prompts = list(prompts) if prompts is not None else self.default_prompts()
         self.add_prompts(prompts, self.reward_fn)
-        self.add_eval_prompts(
-            eval_prompts if eval_prompts is not None else prompts[: self.config.train.batch_size]
-        )
+        if eval_prompts is None:
+            self.add_eval_prompts(prompts[: self.config.train.batch_size], of_training=True)
+        else:
+            self.add_eval_prompts(eval_prompts)
 
     def add_prompts(
         self, prompts: Sequence[Any], reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]]

@@ -173,7 +173,17 @@ def test_a_folder_in_use_is_one_line_and_status_2(files, tmp_path, capsys):
     (tmp_path / "checkpoint_4").mkdir()
     reward = ["--reward", "tests.trainers.runs:count_vowels", "--prompts", prompts]
     assert main(["ppo", *reward, *paths(checkpoint, tmp_path), *TINY, *PPO]) == 2
-    assert "holds checkpoints of an earlier run" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "holds checkpoints of an earlier run" in said.err
+    assert "loading" not in said.out, "nothing is loaded before the folder is looked at"
+
+
+def test_the_help_of_generate_has_every_default(capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for default in ("completion; default: 40", "more often; default: 1.0", "default: 0, which is all"):
+        assert default in said
 
 
 def test_generate_prints_prompts_with_their_completions(files, capsys):

@@ -65,6 +65,7 @@ class TestRun:
         } == {
             "num_prompts": len(whole.eval_prompts),
             "samples_per_prompt": 1,
+            "prompts": "evaluation",
             "do_sample": True,
             "temperature": 1.0,
             "top_k": 0,

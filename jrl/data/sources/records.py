@@ -16,6 +16,8 @@ from jrl.data.sources.fingerprint import fingerprint
 from jrl.suggestions import did_you_mean
 
 DEFAULT_SPLIT = "train"
+_NEAR = 0.85
+"""How alike names of files must be to be suggested: `nope.txt` and `run4.txt` are two thirds alike by their ending."""
 
 
 class RecordStream:
@@ -120,7 +122,7 @@ def _read_named(name: str | os.PathLike[str], split: str, streaming: bool) -> Se
             else []
         )
         near = (
-            did_you_mean(path.name, others)
+            did_you_mean(path.name, others, cutoff=_NEAR)
             or f" Give its path from there, as in `data/{path.name:.60}`, or the whole path."
         )
         raise FileNotFoundError(f"there is no file {name!s:.200}, seen from {Path.cwd()}.{near}")

@@ -21,7 +21,7 @@ from jrl.trainers.cards.colored_tokens import MAX_ROWS, SCRIPT, STYLE, colored_t
 from jrl.trainers.checkpoints.resume import checkpoints_in
 from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.loggers.jsonl import ROLLOUTS, SAMPLES, TOKENS
+from jrl.trainers.loggers.jsonl import ROLLOUTS, SAMPLES, SAMPLING, TOKENS
 from jrl.trainers.loggers.safe_text import one_line
 from jrl.trainers.loggers.watch import FOUND, HEALTHY, say
 
@@ -261,7 +261,9 @@ def change_of_reward(history: Sequence[Record]) -> tuple[float, float, str] | No
     Args:
       history: Records of a run; its evaluations go first, for the others are of other prompts each time.
     """
-    for kind, where in (("evaluation", "on the evaluation prompts"), ("iteration", "over the rollouts")):
+    of_training = any(record.get(f"{SAMPLING}prompts") == "training" for record in history)
+    evaluated = f"on the {'training' if of_training else 'evaluation'} prompts"
+    for kind, where in (("evaluation", evaluated), ("iteration", "over the rollouts")):
         values = [value for _, value in series(history, "reward/mean", kind)]
         if len(values) > 1:
             return values[0], values[-1], where

@@ -16,6 +16,7 @@ from jrl.trainers.checkpoints.draft import comes_true
 from jrl.trainers.checkpoints.manifest import CheckpointError
 from jrl.trainers.checkpoints.regular_files import is_at, open_file, read_text
 from jrl.trainers.checkpoints.resume import LOCK, checkpoints_in
+from jrl.trainers.config.sections import TrainConfig
 
 
 class InUseError(CheckpointError):
@@ -80,6 +81,24 @@ def refuse_others(run_dir: Path) -> None:
             f"`train.resume_from_checkpoint: {run_dir}`. To delete them, set `train.overwrite: true`. For a new run "
             "beside it, set `train.checkpoint_dir` to another folder."
         )
+
+
+def refuse_before_loading(train: TrainConfig) -> None:
+    """Keeps a fresh run out of a folder that holds checkpoints, before its model and data are loaded.
+
+    The run looks again when it takes the folder: this saves the wait.
+
+    Args:
+      train: Of the run. Where it resumes or overwrites, nothing is refused here.
+    Raises:
+      CheckpointError: As `refuse_others`.
+      InUseError: If another run works there.
+    """
+    run_dir = Path(train.checkpoint_dir).absolute()
+    if train.overwrite or train.resume_from_checkpoint is not None or not checkpoints_in(run_dir):
+        return
+    with lock(run_dir):
+        refuse_others(run_dir)
 
 
 def leave_sign(held: IO[str]) -> str:

@@ -101,7 +101,8 @@ class RunPlan:
             ("sent by each device in sampling", self.token_traffic),
             ("sent by each device in scoring", self.score_traffic),
         ):
-            if found:
+            is_sent = title.startswith("sent")
+            if found and (not is_sent or any(found.values())):  # one device sends nothing
                 lines.append(title)
                 lines += [f"  {name:<44}{format_bytes(size):>12}" for name, size in found.items()]
         if not self.is_whole:

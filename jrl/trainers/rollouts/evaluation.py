@@ -69,6 +69,7 @@ class Evaluator:
       skip_errors: Whether figures of a `metric_fn` that raises are left out; otherwise it stops the run.
       failures: Folder of the completions that a function of the user's failed on.
       handed_tokenizer: What the user's metrics are given.
+      of_training: Whether `prompts` are some of those that the run trains on, because no others were given.
     """
 
     collect: Collector
@@ -82,6 +83,7 @@ class Evaluator:
     skip_errors: bool
     failures: Path
     handed_tokenizer: Any
+    of_training: bool = False
 
     def __call__(self, params: Params, frozen: Frozen, key: PRNGKey) -> Evaluation:
         """Runs every sweep value over every prompt; row i of the set always samples with key i."""
@@ -115,6 +117,7 @@ class Evaluator:
         settings = self.settings
         template = self.tokenizer.chat_template
         found = count_samples(texts.prompts) | {
+            "prompts": "training" if self.of_training else "evaluation",
             "do_sample": settings.do_sample,
             "temperature": settings.temperature,
             "top_k": settings.top_k,

@@ -136,6 +136,15 @@ class TestFiles:
         with pytest.raises(FileNotFoundError, match=r"there is no file nowhere\.jsonl"):
             load_prompts("nowhere.jsonl")
 
+    def test_a_misspelled_file_is_suggested_and_no_other(self, write):
+        folder = write("run4.txt", "a").parent
+        write("prompts.txt", "a")
+        with pytest.raises(FileNotFoundError, match=r"Did you mean `prompts\.txt`\?"):
+            load_prompts(folder / "promts.txt")
+        with pytest.raises(FileNotFoundError) as error:
+            load_prompts(folder / "nope.txt")
+        assert "Did you mean" not in str(error.value) and "Give its path from there" in str(error.value)
+
 
 class TestDatasets:
     @pytest.fixture

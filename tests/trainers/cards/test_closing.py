@@ -75,6 +75,14 @@ def test_the_best_checkpoint_is_named_where_it_is_not_the_last(tmp_path):
     assert "; best " not in said(tmp_path, PEAKED) and "It was best" not in report([read_run(tmp_path)])
 
 
+def test_prompts_of_the_training_are_called_so(tmp_path):
+    """Where no others were given, the run evaluates on some of them."""
+    of_training = [record | {"sampling/prompts": "training"} for record in PEAKED]
+    assert "0.5 to 1.2 on the training prompts" in said(tmp_path, of_training)
+    of_others = [record | {"sampling/prompts": "evaluation"} for record in PEAKED]
+    assert "0.5 to 1.2 on the evaluation prompts" in said(tmp_path, of_others)
+
+
 def test_a_last_checkpoint_that_is_best_is_not_named_twice(tmp_path):
     for step in (4, 8):
         (tmp_path / f"checkpoint_{step}").mkdir()

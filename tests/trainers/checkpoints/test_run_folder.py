@@ -8,13 +8,15 @@ import shutil
 import signal
 import tracemalloc
 import warnings
+from dataclasses import replace
 
 import pytest
 
+import jrl
 from jrl.trainers.checkpoints.checkpointer import Checkpointer
 from jrl.trainers.checkpoints.manifest import CheckpointError, verify_manifest, write_manifest
 from jrl.trainers.checkpoints.resume import LOCK, checkpoints_in, find_checkpoint
-from jrl.trainers.checkpoints.run_folder import InUseError, lock
+from jrl.trainers.checkpoints.run_folder import InUseError, lock, refuse_before_loading
 from jrl.trainers.loggers.jsonl import JSONLLogger
 from jrl.trainers.loggers.line_file import LineFile, read_lines
 
@@ -25,6 +27,21 @@ def steps_in(path):
 
 def begin(folder, **others):
     return JSONLLogger(folder / "metrics.jsonl", folder / "rollouts", **{"keep_records": None, **others})
+
+
+def test_a_folder_that_is_in_use_is_refused_before_anything_is_loaded(tmp_path):
+    """Unless the run resumes or overwrites; an empty folder is left as it is."""
+    train = jrl.default_ppo_config().train
+    train = replace(train, checkpoint_dir=str(tmp_path / "run"))
+    refuse_before_loading(train)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run" / "checkpoint_4").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"holds checkpoints of an earlier run \(checkpoint_4\)"):
+        refuse_before_loading(train)
+    refuse_before_loading(replace(train, overwrite=True))
+    refuse_before_loading(replace(train, resume_from_checkpoint=str(tmp_path / "elsewhere")))
+    with lock(tmp_path / "run"), pytest.raises(InUseError, match="Another run is working"):
+        refuse_before_loading(train)
 
 
 @pytest.fixture

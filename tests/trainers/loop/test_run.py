@@ -145,6 +145,13 @@ def test_what_a_function_does_to_its_tokenizer_is_not_exported(checkpoint, tmp_p
 
 
 class TestEvaluation:
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("eval_prompts", "of"), [(None, "training"), (PROMPTS[:2], "evaluation")])
+    def test_its_record_says_whose_prompts_it_was_on(self, checkpoint, tmp_path, eval_prompts, of):
+        trainer = PPOTrainer(ppo_config(checkpoint, tmp_path), reward_fn=count_vowels)
+        trainer.add_data(samples=None, rewards=None, prompts=PROMPTS, eval_prompts=eval_prompts)
+        assert trainer.run_evaluation(0).sampling["prompts"] == of
+
     @pytest.mark.parametrize("fault", [KeyError("judge"), SystemExit(0)], ids=["raises", "exits"])
     def test_one_that_failed_comes_again(self, fault, checkpoint, tmp_path, resumed):
         calls = []

@@ -21,7 +21,7 @@ from jrl.models.cost import device_bytes
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.plan.model_part import model_part
-from jrl.trainers.plan.run_plan import plan_run
+from jrl.trainers.plan.run_plan import RunPlan, plan_run
 from jrl.trainers.ppo import PPOTrainer
 from tests.models.family_cases import CASES
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, save_tiny_checkpoint
@@ -179,6 +179,18 @@ def test_held_bytes_are_those_of_a_trainer(checkpoint, tmp_path):
     assert plan.held["optimizer"] == device_bytes(train.opt_state)
     assert plan.held["frozen parameters"] == device_bytes(trainer.frozen)
     assert set(plan.step_traffic.values()) == set(plan.token_traffic.values()) == {0}
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+def test_what_is_never_sent_is_not_listed(sent):
+    """As on one device; whatever is held is listed, be it nothing."""
+    traffic = {"fsdp: parameters gathered": sent, "tensor: activations summed": 0}
+    plan = RunPlan(
+        "m", {"data": 1}, 1, {"frozen parameters": 0}, {"in a layer": {}}, {}, traffic, traffic, traffic
+    )
+    table = plan.table()
+    assert table.count("sent by each device") == table.count("activations summed") == 3 * sent
+    assert "frozen parameters" in table
 
 
 @pytest.mark.slow
