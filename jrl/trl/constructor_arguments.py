@@ -63,7 +63,7 @@ def flat_copy(args: TrainingArguments, config_class: type[FlatArguments]) -> Fla
 
 
 def shared_fields(config: FlatArguments, method: type[MethodConfig]) -> dict[str, Any]:
-    """The values of a flat configuration that the method's section has under the same names, and that have an effect."""
+    """The values of a flat configuration that have an effect and, in the method's section, the same name."""
     names = {entry.name for entry in dataclasses.fields(method)} & vars(config).keys()
     return {name: vars(config)[name] for name in names if config.MEANINGS[name].kind != "ignored"}
 
