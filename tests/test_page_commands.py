@@ -38,6 +38,8 @@ OTHERS = {"export", "gcloud", "hf", "mkdocs", "mpirun", "pygount", "sh", "srun"}
 SHELL = ("bash", "sh", "console", "")
 OWN_FILES = ("ppo.yaml", "recipe.yaml", "run.yaml")
 """What a page calls the recipe of its reader."""
+SLOW = "benchmarks/policy_gradients.py"
+"""Imports Reasoning Gym: 5 to 9 s on two cores with other work."""
 ASSIGNMENT = re.compile(r"[A-Z][A-Z_]*=")
 
 
@@ -247,7 +249,14 @@ def write_recipe(folder: Path, words: Sequence[str]) -> None:
             (folder / file).write_text(yaml.safe_dump(entry.default().to_dict()), encoding="utf-8")
 
 
-@pytest.mark.parametrize(("page", "words"), page_commands(), ids=lambda found: " ".join(found)[:60])
+def cases() -> Iterator[Any]:
+    """Commands as arguments of a test; a script whose imports take seconds is `slow`."""
+    for page, words in page_commands():
+        marks = [pytest.mark.slow] if SLOW in words else []
+        yield pytest.param(page, words, marks=marks, id=f"{page}: {' '.join(words)[:60]}")
+
+
+@pytest.mark.parametrize(("page", "words"), cases())
 @pytest.mark.filterwarnings("ignore")
 def test_the_parser_takes_it(page, words, workplace, monkeypatch):
     monkeypatch.chdir(workplace)

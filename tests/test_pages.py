@@ -48,7 +48,27 @@ RUNNABLE = (
     "docs/rewards.md",
     "docs/rft.md",
 )
-"""Those whose Python needs nothing but a checkpoint; other pages have tests of their own, or only compile."""
+"""Those whose Python needs nothing but a checkpoint."""
+ELSEWHERE = {
+    "docs/migrating/from_trl.md": "tests/trl/test_from_trl.py",
+    "docs/migrating/trl_grpo.md": "tests/trl/test_trl_grpo_page.py",
+}
+"""Those whose scripts have tests of their own."""
+COMPILED = (
+    "docs/ddpo.md",
+    "docs/environments.md",
+    "docs/episodes.md",
+    "docs/grpo.md",
+    "docs/migrating/trl_ppo.md",
+    "docs/migrating/trlx_surface.md",
+    "docs/performance.md",
+    "docs/reward_models.md",
+    "docs/sft.md",
+    "docs/sweeps.md",
+    "docs/verifiers.md",
+    "CONTRIBUTING.md",
+)
+"""Those whose Python is compiled and not run: it leaves out names that its reader has."""
 CHECKPOINT = re.compile(r"path/to/checkpoint|(?<=\")gpt2(?=\")")
 """What a page calls its checkpoint."""
 MEAN_WORDS, LONG_WORDS, LONG_SHARE = 18, 30, 0.1
@@ -129,6 +149,13 @@ def blocks(page: str) -> list[str]:
 def test_python_compiles(page):
     for code in blocks(page):
         ast.parse(code)
+
+
+def test_every_page_with_python_is_in_one_list():
+    lists = (*MATHS, *RUNNABLE, *ELSEWHERE, *COMPILED)
+    assert sorted(lists) == sorted(page for page in PAGES if re.search(r"^ *```python", read(page), re.M))
+    for page, test in ELSEWHERE.items():
+        assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", MATHS)

@@ -63,9 +63,9 @@ def flat_copy(args: TrainingArguments, config_class: type[FlatArguments]) -> Fla
 
 
 def shared_fields(config: FlatArguments, method: type[MethodConfig]) -> dict[str, Any]:
-    """The values of a flat configuration that the method's section has under the same names."""
+    """The values of a flat configuration that have an effect and, in the method's section, the same name."""
     names = {entry.name for entry in dataclasses.fields(method)} & vars(config).keys()
-    return {name: vars(config)[name] for name in names}
+    return {name: vars(config)[name] for name in names if config.MEANINGS[name].kind != "ignored"}
 
 
 def with_classic(config: FlatArguments, classic: Mapping[str, Any]) -> FlatArguments:
