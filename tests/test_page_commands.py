@@ -256,7 +256,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(page, words, marks=marks, id=f"{page}: {' '.join(words)[:60]}")
 
 
-@pytest.mark.parametrize(("page", "words"), cases())
+@pytest.mark.parametrize(("page", "words"), list(cases()))
 @pytest.mark.filterwarnings("ignore")
 def test_the_parser_takes_it(page, words, workplace, monkeypatch):
     monkeypatch.chdir(workplace)

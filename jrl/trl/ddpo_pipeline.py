@@ -23,7 +23,7 @@ from jrl.models.safetensors_io import TensorFiles
 from jrl.ops.ddim import ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
 from jrl.ops.flow_schedule import Schedule
 from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
-from jrl.trainers.loop.activity import says_what_takes_long
+from jrl.trainers.loop import says_what_takes_long
 from jrl.trl.ddpo_native import OwnedDDPO
 from jrl.trl.ddpo_sampler import ImageCall, Parts, channels_last
 from jrl.typing import Params

@@ -36,8 +36,7 @@ from jrl.learners.dpo import PairsLoss
 from jrl.models.adapters import plain_peft_config
 from jrl.trainers.checkpoints import STATE, CheckpointError, checkpoints_in, read_state
 from jrl.trainers.config import ModelConfig, OptimizerConfig, TokenizerConfig, TRLConfig
-from jrl.trainers.loop import Hooks
-from jrl.trainers.loop.activity import says_what_takes_long
+from jrl.trainers.loop import Hooks, says_what_takes_long
 from jrl.trainers.offline import HELD_OUT, OfflineTrainer
 from jrl.trainers.rollouts import Evaluation
 from jrl.trl.arguments import FlatArguments, check_meanings, train_section, word

@@ -23,7 +23,7 @@ from jrl.models.model_object import ModelObject, as_source
 from jrl.notebook import Model, save_model
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import ModelConfig
-from jrl.trainers.loop.activity import says_what_takes_long
+from jrl.trainers.loop import says_what_takes_long
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trl.generation import read_generation_kwargs
 from jrl.trl.hub import push_folder

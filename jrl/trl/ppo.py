@@ -30,7 +30,7 @@ from jrl.learners.online import OnlineState
 from jrl.ops.metrics import finalize
 from jrl.placement import place_rows
 from jrl.trainers.cards import model_card
-from jrl.trainers.loop.activity import says_what_takes_long
+from jrl.trainers.loop import says_what_takes_long
 from jrl.trl.handles import same_source, say_untrained
 from jrl.trl.hub import push_folder
 from jrl.trl.loaded_model import TemporaryFolder

@@ -22,7 +22,7 @@ from jrl.distributed import join
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.ilql import ILQLTrainer
-from jrl.trainers.loop.activity import says_what_takes_long
+from jrl.trainers.loop import says_what_takes_long
 from jrl.trainers.ppo import PPOTrainer
 from jrl.trainers.rft import RFTTrainer
 from jrl.trainers.rollouts import document_start, prompt_budget

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop around an algorithm: steps, metrics, signals, clocks."""
 
+from jrl.trainers.loop.activity import says_what_takes_long
 from jrl.trainers.loop.hooks import Hooks
 from jrl.trainers.loop.metrics_queue import TrainingDivergedError
 from jrl.trainers.loop.run import Run
@@ -11,4 +12,5 @@ __all__ = [
     "Run",
     "Stopwatch",
     "TrainingDivergedError",
+    "says_what_takes_long",
 ]

@@ -43,7 +43,7 @@ from jrl.trainers.checkpoints import CheckpointError, checkpoints_in, read_manif
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.loading import PolicyBundle, load_policy, mesh_of
 from jrl.trainers.loggers import SAMPLING
-from jrl.trainers.loop.activity import says_what_takes_long
+from jrl.trainers.loop import says_what_takes_long
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trainers.rollouts import prompt_budget
 from jrl.trlx.decoding import decode_samples
