@@ -171,6 +171,7 @@ class _ScriptTrainer:
 
     def __init__(self, policy: PolicyFns, minibatch_size: int) -> None:
         self.opt, self.mb_size, self.model = adam(), minibatch_size, self
+        self.config = jrl.default_sft_config()
         self._policy = policy
         self._bound: tuple[Any, Frozen] | None = None
 

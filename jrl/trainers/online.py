@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl.compilation import COMPILER_OPTIONS
 from jrl.data.prompts import PromptSet
 from jrl.learners.config import MethodConfig, OnlineConfig
 from jrl.learners.online import OnlineState, init_online_state
@@ -219,7 +220,7 @@ class OnlineTrainer(SamplingTrainer):
     @functools.cached_property
     def _compiled_figures(self) -> Callable[..., TokenFigures]:
         found = partial(token_figures, self.recipe, num_rows=ROWS)
-        return jax.jit(found, out_shardings=replicated(self.mesh))
+        return jax.jit(found, out_shardings=replicated(self.mesh), compiler_options=COMPILER_OPTIONS)
 
     def _token_figures(self, rollouts: Rollouts) -> TokenFigures:
         """Figures of the tokens of a few rollouts, on their way; before the update, which donates the state."""

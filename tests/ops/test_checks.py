@@ -350,10 +350,13 @@ class TestPublicFunctionsCheck:
 
 
 SIZES = {"B": 3, "N": 3, "T": 3, "L": 3, "V": 5, "D": 2, "F": 2, "Y": 2, "X": 2, "C": 2, "Q": 2, "1": 1}
+SIZES |= {"E": 4, "M": 1, "P": 2, "k": 2}
 SIZES |= {"*shape": 3, "*rows": 3}
 ANY_DTYPE = {
     ("states_at", "hidden"): "a gather: trlX's `batched_index_select` takes it of ids, too",
     ("window_states", "hidden"): "the same gather",
+    ("guided_output", "timesteps"): "whole numbers, or those of a flow",
+    ("step_of_timesteps", "timesteps"): "the same",
     ("join", "completions.logprobs"): "moved to its columns, and not computed with",
     **{
         (ratio, "advantages"): "not read: there because `geometric_clipped_ratio` reads it"

@@ -95,7 +95,7 @@ def reference(family: str, beta: float) -> tuple[np.ndarray, np.ndarray]:
             padded = np.zeros((1, width), np.int32)
             padded[0, : len(ids)] = ids
             context = (
-                (None, None) if prompts.context_tokens is None else (x[row : row + 1] for x in prompts[3:])
+                (None, None) if prompts.context_tokens is None else (x[row : row + 1] for x in prompts[3:5])
             )
             logits, values, q = read(ModelInputs(jnp.asarray(padded), jnp.asarray(columns), None, *context))
             z, v, best = (np.float64(x[len(ids) - 1]) for x in (logits, values, q))

@@ -20,6 +20,10 @@ RUNS = {"eval", "exec", "compile", "__import__", "execfile"}
 # Each takes a name that the command line, or jrl itself, gives; tests of the folder hold that.
 IMPORTERS = {
     "__init__.py",  # its own modules
+    "cli/run.py",  # commands, from a fixed table; --import
+    "trainers/config/layouts.py",  # its own modules, from a fixed table
+    "trainers/config/method.py",  # the same
+    "trainers/config/registry.py",  # the same
     "trl/__init__.py",  # its own modules
     "trl/module_paths.py",  # its own modules, from a fixed table
     "trlx/__init__.py",  # names of a fixed module

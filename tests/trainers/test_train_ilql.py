@@ -200,7 +200,7 @@ class TestBeta:
 
     @pytest.mark.parametrize("beta", [-1.0, float("nan"), float("inf")])
     def test_values_out_of_range_are_named(self, beta):
-        with pytest.raises(ValueError, match="`beta` must be at least 0 and finite"):
+        with pytest.raises(ValueError, match=r"`gen_kwargs\.beta` must be at least 0 and finite"):
             parse_gen_kwargs({"max_new_tokens": 4, "beta": beta}, **SPECIAL, steers=True)
 
     def test_other_algorithms_refuse_it(self, checkpoint, tmp_path):

@@ -229,7 +229,7 @@ def test_a_path_without_a_checkpoint_is_no_fresh_run(trained, tmp_path):
         trainer.train(resume_from_checkpoint=tmp_path / "nothing")
     with pytest.raises(
         CheckpointError,
-        match=r"`resume_from_checkpoint` to continue it, `overwrite_output_dir=True` of `jrl\.trl\.RewardConfig`",
+        match=r"set `resume_from_checkpoint: .*set `overwrite_output_dir=True` of `jrl\.trl\.RewardConfig`",
     ):
         trainer.train()
 

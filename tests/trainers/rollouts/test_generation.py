@@ -30,7 +30,7 @@ class TestParseGenKwargs:
             parse_gen_kwargs({"max_new_tokens": 4, "top_p": [0.5, 1.0], "temperature": [0.7, 1.0]}, **SPECIAL)
 
     def test_every_value_of_a_sweep_is_checked_before_the_run(self):
-        with pytest.raises(ValueError, match="`temperature` must be positive"):
+        with pytest.raises(ValueError, match=r"`gen_kwargs\.temperature` must be positive"):
             parse_gen_kwargs({"max_new_tokens": 4, "temperature": [0.7, 0.0]}, **SPECIAL)
 
     def test_unknown_names_name_the_closest(self):
@@ -53,7 +53,7 @@ class TestParseGenKwargs:
         ],
     )
     def test_values_out_of_range_are_named(self, name, value):
-        with pytest.raises(ValueError, match=f"`{name}` must be"):
+        with pytest.raises(ValueError, match=rf"`gen_kwargs\.{name}` must be"):
             parse_gen_kwargs({"max_new_tokens": 4, name: value}, **SPECIAL)
 
     @pytest.mark.parametrize(
