@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jrl.ops.checks import check_float
 from jrl.typing import ExpertLoad
 
 
@@ -21,12 +22,15 @@ def expert_load(
       mask: True on tokens that count.
     Returns:
       Visits and shares of each expert, and the number of tokens.
+    Raises:
+      TypeError: If `shares` are whole numbers.
     Reference: Fedus et al. 2021, arXiv:2101.03961, equations 5 and 6, before their division by the tokens.
     Example:
       >>> load = expert_load(jnp.array([[[0.75, 0.25]]]), jnp.array([[[0]]]), jnp.array([[True]]))
       >>> load.visits.tolist(), load.shares.tolist(), load.tokens.tolist()
       ([[1.0, 0.0]], [[0.75, 0.25]], [1.0])
     """
+    check_float("shares", shares)
     counts = mask.astype(jnp.float32)
     visits = jax.nn.one_hot(chosen, shares.shape[-1], dtype=jnp.float32).sum(axis=-2)
     # Where padding holds what is no number, it counts nothing all the same.

@@ -350,7 +350,7 @@ class TestPublicFunctionsCheck:
 
 
 SIZES = {"B": 3, "N": 3, "T": 3, "L": 3, "V": 5, "D": 2, "F": 2, "Y": 2, "X": 2, "C": 2, "Q": 2, "1": 1}
-SIZES |= {"E": 4, "M": 1, "P": 2, "k": 2}
+SIZES |= {"E": 4, "M": 1, "P": 2, "S": 5, "k": 2}
 SIZES |= {"*shape": 3, "*rows": 3}
 ANY_DTYPE = {
     ("states_at", "hidden"): "a gather: trlX's `batched_index_select` takes it of ids, too",
@@ -367,6 +367,7 @@ ANY_DTYPE = {
 MADE_BY_JRL = {
     jrl.losses.Pairs: "`make_pairs` and `pairs_from_logprobs` look at what they make it of",
     jrl.ops.DenoisingSteps: "`denoising_steps` makes it",
+    jrl.typing.ExpertLoad: "`expert_load` makes it",
     jrl.ops.RunningMoments: "`init_moments` and `update_moments` make it",
 }
 """Tuples of arrays that nobody fills by hand, and so nobody looks at again."""
