@@ -181,7 +181,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, jrl.DDPOConfig]:
 
 def pretrained(console: Console, folder: Path, task: Task, options: Pretraining) -> DiffusionModel:
     """The toy model, as an earlier call with this folder left it or trained now."""
-    path = folder / ("model.npz" if task.schedule is None else "model_flow.npz")
+    path = folder / ("model_flow.npz" if isinstance(task.schedule, FlowSchedule) else "model.npz")
     if path.exists():
         model = toy_model(task.size, seed=None, schedule=task.schedule)
         return dataclasses.replace(model, weights=load_weights(path, model.weights))
