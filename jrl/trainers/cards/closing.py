@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jrl.trainers.cards.report import best_evaluation, change_of_reward, read_run, report
+from jrl.trainers.cards.report import best_evaluation, change_of_reward, read_run, report, start_was_best
 from jrl.trainers.checkpoints.draft import MODEL
 from jrl.trainers.checkpoints.resume import checkpoints_in
 from jrl.trainers.loggers.safe_text import one_line
@@ -83,6 +83,9 @@ def closing_sentence(history: Sequence[Mapping[str, Any]], ending: Ending) -> st
     if newest is None:
         return f"{'; '.join(parts)}."
     model, to_try = saved[newest] / MODEL, ending.run_dir
+    start = start_was_best(history)
+    if start is not None:
+        parts.append(f"no evaluation was better than the one before training, {start:.3g}")
     best = best_evaluation(history, saved.keys())
     if best is not None:
         step, reward = best

@@ -283,6 +283,14 @@ def best_evaluation(history: Sequence[Record], saved: Collection[int]) -> tuple[
     return None if best is None or best[1] <= rewards[-1][1] else best
 
 
+def start_was_best(history: Sequence[Record]) -> float | None:
+    """Mean reward of the first evaluation, made before any step, where every later one is below it; else None."""
+    rewards = series(history, "reward/mean", "evaluation")
+    if len(rewards) < 2 or rewards[0][0] != 0 or max(value for _, value in rewards[1:]) >= rewards[0][1]:
+        return None
+    return rewards[0][1]
+
+
 def series(history: Sequence[Record], name: str, kind: str) -> list[tuple[float, float]]:
     """Finite values of a metric by step; `kind` is "iteration" or "evaluation"."""
     found = [(record["step"], record[name]) for record in history if kind in record and name in record]
@@ -302,6 +310,9 @@ def _verdict(run: RunRecords) -> str:
     first, last, where = found
     change = f"{_number(first)} to {_number(last)}"
     said = f"{run.name}: the mean reward went from {change} {where}, in {steps} optimizer steps."
+    start = start_was_best(run.history)
+    if start is not None:
+        said = f"{said} No evaluation was better than the one before training, {_number(start)}."
     best = best_evaluation(run.history, run.saved)
     if best is None:
         return said

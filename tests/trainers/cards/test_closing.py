@@ -75,6 +75,19 @@ def test_the_best_checkpoint_is_named_where_it_is_not_the_last(tmp_path):
     assert "; best " not in said(tmp_path, PEAKED) and "It was best" not in report([read_run(tmp_path)])
 
 
+def test_a_run_that_made_the_model_worse_says_so(tmp_path):
+    for step in (4, 8):
+        (tmp_path / f"checkpoint_{step}").mkdir()
+    worse = [PEAKED[0] | {"reward/mean": 1.5}, *PEAKED[1:]]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, worse)))
+    assert "no evaluation was better than the one before training, 1.5; best 1.3 at step 4" in said(
+        tmp_path, worse
+    )
+    assert "No evaluation was better than the one before training, 1.5." in report([read_run(tmp_path)])
+    equal = [PEAKED[0] | {"reward/mean": 1.3}, *PEAKED[1:]]
+    assert "before training" not in said(tmp_path, PEAKED) + said(tmp_path, equal)
+
+
 def test_prompts_of_the_training_are_called_so(tmp_path):
     """Where no others were given, the run evaluates on some of them."""
     of_training = [record | {"sampling/prompts": "training"} for record in PEAKED]
