@@ -162,7 +162,7 @@ def jrl_greedy(model: Any, params: Any, inputs: ModelInputs) -> np.ndarray:
     )
     count = len(inputs.tokens)
     start = jnp.full((count, 1), model.config.decoder_start_token_id)
-    prompts = ModelInputs(start, jnp.ones((count, 1), bool), None, *map(jnp.asarray, inputs[3:]))
+    prompts = ModelInputs(start, jnp.ones((count, 1), bool), None, *map(jnp.asarray, inputs[3:5]))
     knobs = SamplingKnobs(jnp.array(1.0), jnp.array(1.0))
     return np.asarray(
         jax.jit(generate)(params, {}, prompts, jnp.arange(count), knobs, jax.random.key(0)).tokens

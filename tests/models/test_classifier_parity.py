@@ -27,6 +27,7 @@ ALONE = (
     "glm4_moe_lite",
     "granite",
     "lfm2",
+    "llama4_text",
     "nemotron_h",
     "qwen3_5_moe_text",
 )
