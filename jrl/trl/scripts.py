@@ -110,7 +110,7 @@ class ModelConfig:
       lora_alpha: Scale is `lora_alpha / lora_r`.
       lora_dropout: Has no effect in PPO and evaluation.
       lora_target_modules: Ends of names, or "all-linear"; None: the attention projections.
-      lora_target_parameters: Ends of names of parameters that stack experts; `lora_dropout` must be 0 with them.
+      lora_target_parameters: Ends of names of stacked experts; needs `lora_dropout` 0.
       lora_modules_to_save: Modules that train whole beside it, such as `score`.
       lora_task_type: PEFT's name of what the model does.
       use_rslora: Scale is `lora_alpha / sqrt(lora_r)`.
