@@ -286,9 +286,9 @@ def best_evaluation(history: Sequence[Record], saved: Collection[int]) -> tuple[
 def start_was_best(history: Sequence[Record]) -> float | None:
     """Mean reward of the first evaluation, made before any step, where every later one is below it; else None."""
     rewards = series(history, "reward/mean", "evaluation")
-    if len(rewards) < 2 or rewards[0][0] != 0 or max(value for _, value in rewards[1:]) >= rewards[0][1]:
-        return None
-    return rewards[0][1]
+    start = next((value for step, value in rewards if step == 0), None)
+    later = [value for step, value in rewards if step > 0]
+    return start if start is not None and later and max(later) < start else None
 
 
 def series(history: Sequence[Record], name: str, kind: str) -> list[tuple[float, float]]:
