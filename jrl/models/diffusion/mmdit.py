@@ -8,7 +8,7 @@ adapters of images, residuals of ControlNet, and layers that are skipped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Num
 
-from jrl.mesh import constrain, constrain_rows, path_name
+from jrl.mesh import constrain, constrain_rows
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import Lora
-from jrl.models.adapters.targets import bind_lora
+from jrl.models.diffusion.denoiser import bind_denoiser_lora, check_latents, run_denoiser
 from jrl.models.diffusion.layers import (
     LONGEST_PERIOD,
     Conv,
@@ -380,11 +380,7 @@ class MMDiT:
           ValueError: If latents or context have another width than the network reads, or the image is too large.
         """
         config = self.config
-        if latents.ndim != 4 or latents.shape[-1] != config.in_channels:
-            raise ValueError(
-                f"`latents` must have shape (rows, height, width, {config.in_channels}), got {latents.shape}. Are the "
-                "channels first?"
-            )
+        check_latents(latents, config.in_channels)
         largest = config.pos_embed_max_size * config.patch_size
         if any(edge % config.patch_size or edge > largest for edge in latents.shape[1:3]):
             raise ValueError(
@@ -396,10 +392,7 @@ class MMDiT:
                 f"`context` must have shape (rows, tokens + 1, {config.joint_attention_dim}), got {context.shape}. "
                 "Is the pooled prompt its last row, as `join_context` makes it?"
             )
-        variables = {"params": params} if lora is None else {"params": params, "lora": lora}
-        rows = jnp.broadcast_to(timesteps, latents.shape[:1])
-        output: Any = MMDiTModule(config, dtype, remat).apply(variables, latents, rows, context)
-        return output
+        return run_denoiser(MMDiTModule(config, dtype, remat), params, lora, latents, timesteps, context)
 
     def bind_lora(self, config: LoraConfig) -> Lora:
         """The adapter that a configuration makes of this network; by default of its joint attention (`LORA_TARGETS`).
@@ -407,11 +400,7 @@ class MMDiT:
         Raises:
           ValueError: If it matches nothing, or the embedding of patches: only linear maps are adapted.
         """
-        if config.target_modules is None:
-            config = replace(config, target_modules=LORA_TARGETS)
-        leaves = jax.tree_util.tree_leaves_with_path(self.shapes)
-        shapes = {path_name(path): leaf.shape for path, leaf in leaves}
-        return bind_lora(config, self.entries(), shapes, CLASS_NAME)
+        return bind_denoiser_lora(config, self.shapes, self.entries(), CLASS_NAME, targets=LORA_TARGETS)
 
     def entries(self) -> list[Entry]:
         """Every tensor of its file."""

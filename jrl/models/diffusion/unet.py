@@ -8,7 +8,7 @@ and pooled prompts (Stable Diffusion XL), class labels, dropout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Num
 
-from jrl.mesh import constrain_rows, path_name
+from jrl.mesh import constrain_rows
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import Lora
-from jrl.models.adapters.targets import bind_lora
+from jrl.models.diffusion.denoiser import bind_denoiser_lora, check_latents, run_denoiser
 from jrl.models.diffusion.layers import Conv, GroupNorm, TimestepEmbedding, sinusoids
 from jrl.models.diffusion.resnet import Downsample, ResnetBlock, Upsample
 from jrl.models.diffusion.transformer import SpatialTransformer
@@ -231,20 +231,13 @@ class UNet:
           ValueError: If the latents or the context have another width than the network reads.
         """
         config = self.config
-        if latents.ndim != 4 or latents.shape[-1] != config.in_channels:
-            raise ValueError(
-                f"`latents` must have shape (rows, height, width, {config.in_channels}), got {latents.shape}. Are the "
-                "channels first?"
-            )
+        check_latents(latents, config.in_channels)
         if context.ndim != 3 or context.shape[-1] != config.cross_attention_dim:
             raise ValueError(
                 f"`context` must have shape (rows, positions, {config.cross_attention_dim}), got {context.shape}. Does "
                 "the text encoder belong to this network?"
             )
-        variables = {"params": params} if lora is None else {"params": params, "lora": lora}
-        rows = jnp.broadcast_to(timesteps, latents.shape[:1])
-        output: Any = UNetModule(config, dtype, remat).apply(variables, latents, rows, context)
-        return output
+        return run_denoiser(UNetModule(config, dtype, remat), params, lora, latents, timesteps, context)
 
     def bind_lora(self, config: LoraConfig) -> Lora:
         """The adapter that a configuration makes of this network; by default of its attentions (`LORA_TARGETS`).
@@ -252,11 +245,7 @@ class UNet:
         Raises:
           ValueError: If it matches nothing, or a convolution: only linear maps are adapted.
         """
-        if config.target_modules is None:
-            config = replace(config, target_modules=LORA_TARGETS)
-        leaves = jax.tree_util.tree_leaves_with_path(self.shapes)
-        shapes = {path_name(path): leaf.shape for path, leaf in leaves}
-        return bind_lora(config, self.entries(), shapes, CLASS_NAME)
+        return bind_denoiser_lora(config, self.shapes, self.entries(), CLASS_NAME, targets=LORA_TARGETS)
 
     def entries(self) -> list[Entry]:
         """Every tensor of its file."""
