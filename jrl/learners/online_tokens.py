@@ -25,7 +25,7 @@ class TokenFigures(NamedTuple):
       tokens: Ids of the completion window.
       mask: True on the policy's actions. Elsewhere no figure means anything.
       logprobs: log π of the actions, in nats.
-      advantages: As the loss reads them.
+      advantages: As the loss reads them; NaN in a row that it leaves out.
       kl: log π − log π_ref, or the KL of whole distributions where the recipe computes it; None without a reference.
       values: Of the state before each action; None without a critic.
     """

@@ -49,3 +49,11 @@ def test_grpo_compares_the_group_and_has_no_value():
     assert found.values is None and found.kl is None
     expected = np.array([1.0, 2.0, -1.0]) - 2 / 3  # nothing divides by default
     np.testing.assert_allclose(found.advantages[MASK], np.repeat(expected, [3, 2, 2]), rtol=1e-5)
+
+
+def test_a_row_that_the_loss_leaves_out_has_no_advantage():
+    recipe = grpo_recipe(jrl.GRPOConfig(num_rollouts=3, chunk_size=3, num_generations=3))
+    batch = rollouts()._replace(groups=jnp.zeros(3, jnp.int32), kept=jnp.array([True, False, True]))
+    found = token_figures(recipe, recipe.scaling.init(), jnp.float32(0.0), batch, num_rows=3)
+    has_one = np.isfinite(found.advantages).any(axis=1)
+    assert has_one.tolist() == [True, False, True]
