@@ -3,9 +3,15 @@
 
 from xml.etree import ElementTree
 
+import pytest
+
+pytest.importorskip("torch")  # the other tables of the page, which give it cells, are made with it
+
 from tests.models import family_table
 from tests.models.family_table import BEGIN, END, PAGE, cells, insert, outcomes, row
 from tests.models.family_training import CONFIGS
+
+pytestmark = pytest.mark.parity
 
 REPORT = """<testsuite>
 <testcase name="test_one_ppo_iteration[gpt2-hydra]"/><testcase name="test_one_ppo_iteration[gpt2-lora]"/>
