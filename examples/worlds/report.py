@@ -105,7 +105,7 @@ def draw(path: Path, panels: Sequence[Panel], *, title: str, label: str, bottom:
         axis.axhline(panel.maximum, color="black", lw=0.8, ls="--")
         axis.set(title=panel.title, xlabel="optimizer steps", ylim=(bottom, 0))
         if panel.runs:
-            axis.legend(loc="lower right", fontsize=8)
+            axis.legend(loc="best", fontsize=8)
     axes[0][0].set_ylabel(label)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=110)
