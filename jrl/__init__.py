@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from jrl.trl.ddpo_pipeline import DefaultDDPOStableDiffusionPipeline
     from jrl.trl.dpo import DPOTrainer
     from jrl.trl.reward import RewardTrainer
+    from jrl.upload import push_to_hub
 
 # transformers would otherwise greet everybody who has no torch with a line that says models cannot be used.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -145,6 +146,7 @@ __all__ = [
     "load_tokenizer",
     "losses",
     "ops",
+    "push_to_hub",
     "read_records",
     "register",
     "register_method",
@@ -243,6 +245,7 @@ _HOMES = {
     "jrl.trl.ddpo_pipeline": ("DefaultDDPOStableDiffusionPipeline",),
     "jrl.trl.dpo": ("DPOTrainer",),
     "jrl.trl.reward": ("RewardTrainer",),
+    "jrl.upload": ("push_to_hub",),
 }
 """Module → public names that it defines; the other public names are modules themselves."""
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

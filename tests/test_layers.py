@@ -23,6 +23,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.isolation": (set(), set()),
     "jrl.isolation_worker": (set(), set()),
     "jrl.image_rewards": (set(), {"numpy", "PIL"}),
+    "jrl.upload": (set(), {"huggingface_hub"}),
     "jrl.ops": ({"jrl.typing", "jrl.ops"}, JAX),
     "jrl.losses": ({"jrl.typing", "jrl.suggestions", "jrl.ops", "jrl.losses"}, JAX),
     "jrl.models": (

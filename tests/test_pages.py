@@ -4,14 +4,20 @@
 import ast
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import jrl
-from tests.trainers.runs import save_tiny_checkpoint
+from jrl import trlx
+from jrl.trl import DDPOConfig
+from tests.environments.chat_models import chat_tokenizer, save_chat_model
+from tests.models.diffusion.tiny_folder import save_tiny_folder
+from tests.trainers.loading.reward_models import save_reward_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
@@ -25,52 +31,58 @@ PAGES = (
     "benchmarks/README.md",
 )
 """Held to the rules below: all of them."""
-MATHS = (
+QUICK = (
+    "CONTRIBUTING.md",
     "docs/api.md",
     "docs/internals/0001-shift-once.md",
     "docs/internals/0002-one-update.md",
     "docs/internals/0003-vocabulary-padding.md",
     "docs/internals/0004-model-contract.md",
     "docs/internals/0005-decoder-by-kinds.md",
+    "docs/internals/0006-two-faces.md",
     "docs/metrics.md",
+    "docs/migrating/trl_surface.md",
+    "docs/models.md",
+    "docs/performance.md",
+    "docs/rewards.md",
     "docs/words.md",
 )
 """Those whose Python trains nothing."""
-RUNNABLE = (
+TRAINING = (
     "README.md",
     "docs/data.md",
+    "docs/ddpo.md",
     "docs/dpo.md",
+    "docs/episodes.md",
     "docs/getting_started.md",
+    "docs/grpo.md",
     "docs/ilql.md",
     "docs/index.md",
-    "docs/models.md",
+    "docs/migrating/from_trlx.md",
+    "docs/migrating/trl_ppo.md",
+    "docs/migrating/trlx_surface.md",
     "docs/ppo.md",
-    "docs/rewards.md",
+    "docs/reward_models.md",
     "docs/rft.md",
+    "docs/sft.md",
+    "docs/sweeps.md",
+    "docs/verifiers.md",
 )
-"""Those whose Python needs nothing but a checkpoint."""
+"""Those whose Python trains; `tests/tiers/broad.txt` names their test."""
+SLOW = "docs/environments.md"
+"""The one of them whose five runs take a minute."""
 ELSEWHERE = {
     "docs/migrating/from_trl.md": "tests/trl/test_from_trl.py",
     "docs/migrating/trl_grpo.md": "tests/trl/test_trl_grpo_page.py",
 }
 """Those whose scripts have tests of their own."""
-COMPILED = (
-    "docs/ddpo.md",
-    "docs/environments.md",
-    "docs/episodes.md",
-    "docs/grpo.md",
-    "docs/migrating/trl_ppo.md",
-    "docs/migrating/trlx_surface.md",
-    "docs/performance.md",
-    "docs/reward_models.md",
-    "docs/sft.md",
-    "docs/sweeps.md",
-    "docs/verifiers.md",
-    "CONTRIBUTING.md",
-)
-"""Those whose Python is compiled and not run: it leaves out names that its reader has."""
-CHECKPOINT = re.compile(r"path/to/checkpoint|(?<=\")gpt2(?=\")")
-"""What a page calls its checkpoint."""
+LANGUAGE = (*("path/to/checkpoint", "gpt2", "lvwerra/gpt2-imdb", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B"),)
+CLASSIFIER, DIFFUSION = "lvwerra/distilbert-imdb", "path/to/stable-diffusion-v1-5"
+"""What pages call their models."""
+NEEDS = {"AutoModelForCausalLM.": "torch", "import Verifiers": "verifiers", "import verifiers": "verifiers"}
+"""Words of a block, and the package that it needs and the extra `test` does not bring."""
+MODULE = re.compile(r"# (\w+)\.py$", re.MULTILINE)
+"""First line of a block that is a module of its own."""
 MEAN_WORDS, LONG_WORDS, LONG_SHARE = 18, 30, 0.1
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -152,45 +164,107 @@ def test_python_compiles(page):
 
 
 def test_every_page_with_python_is_in_one_list():
-    lists = (*MATHS, *RUNNABLE, *ELSEWHERE, *COMPILED)
-    assert sorted(lists) == sorted(page for page in PAGES if re.search(r"^ *```python", read(page), re.M))
+    lists = (*QUICK, *TRAINING, SLOW, *ELSEWHERE)
+    assert sorted(lists) == sorted(page for page in PAGES if re.search(r"^ *```py", read(page), re.M))
     for page, test in ELSEWHERE.items():
         assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", MATHS)
-def test_python_that_trains_nothing_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ckpts").mkdir()
-    (tmp_path / "ckpts" / "metrics.jsonl").write_text('{"step": 8, "reward/mean": 0.5}\n', encoding="utf-8")
-    names: dict[str, object] = {}
-    for code in blocks(page):
-        exec(compile(code, page, "exec"), names)
+def test_python_is_marked_as_such():
+    """A block under another word is run by no test."""
+    for page in PAGES:
+        assert not re.search(r"^ *```(?!python\n)py", read(page), re.M), page
 
 
-def in_few_steps(train: Callable[..., jrl.Trainer]) -> Callable[..., jrl.Trainer]:
-    """`jrl.train` with a run of two iterations on few rows, whatever the page's own configuration says."""
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What pages call their models, and the tiny one that takes its place."""
+    folder = tmp_path_factory.mktemp("models")
+    language = save_chat_model(folder / "language", chat_tokenizer(()))
+    others = {CLASSIFIER: save_reward_model(folder / "classifier"), DIFFUSION: str(folder / "diffusion")}
+    save_tiny_folder(folder / "diffusion")
+    return {**dict.fromkeys(LANGUAGE, language), **others}
 
-    def shortened(*arguments: Any, config: jrl.TRLConfig, **others: Any) -> jrl.Trainer:
+
+def in_few_steps(train: Callable[..., Any]) -> Callable[..., Any]:
+    """`jrl.train` with a short run on few rows, in the place of the one before, whatever the page's configuration."""
+
+    def shortened(*arguments: Any, config: jrl.TRLConfig, **others: Any) -> Any:
         rows = {"num_rollouts": 16, "chunk_size": 16, "n_generations_per_prompt": 4}
         method = {name: value for name, value in rows.items() if hasattr(config.method, name)}
-        config = config.evolve(
-            train={"total_steps": 4, "batch_size": 2, "minibatch_size": 2, "seq_length": 96}, method=method
-        )
-        return train(*arguments, config=config, **others)
+        steps = {"total_steps": 4, "batch_size": 2, "minibatch_size": 2, "overwrite": True}
+        return train(*arguments, config=config.evolve(train=steps, method=method), **others)
 
     return shortened
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", RUNNABLE)
-def test_python_runs(page, tmp_path, monkeypatch):
-    """The blocks of a page, one after the other, on a small checkpoint and for few steps."""
-    monkeypatch.chdir(tmp_path)
+def in_one_epoch(**fields: Any) -> jrl.DDPOConfig:
+    """`jrl.DDPOConfig` of an epoch of four samples."""
+    sizes = {
+        "num_epochs": 1,
+        "sample_num_steps": 2,
+        "sample_batch_size": 2,
+        "sample_num_batches_per_epoch": 2,
+    }
+    updates = {"train_batch_size": 2, "train_gradient_accumulation_steps": 1, "allow_tf32": False}
+    return DDPOConfig(**(fields | sizes | updates))
+
+
+def run(
+    page: str, models: dict[str, str], monkeypatch: pytest.MonkeyPatch, package: str | None = None
+) -> dict:
+    """The names that the blocks of a page leave, one after the other in an empty folder, as one script.
+
+    Args:
+      page: From the root.
+      models: What stands in the page, and what is read in its place.
+      monkeypatch: Shortens the runs.
+      package: Blocks that need it run, too.
+    """
     monkeypatch.setattr(jrl, "train", in_few_steps(jrl.train))
-    checkpoint = save_tiny_checkpoint(tmp_path / "model")
-    names: dict[str, object] = {"jrl": jrl}
+    monkeypatch.setattr(trlx, "train", in_few_steps(trlx.train))
+    monkeypatch.setattr(jrl, "DDPOConfig", in_one_epoch)
+    monkeypatch.syspath_prepend(os.getcwd())
+    absent = {word for word, needed in NEEDS.items() if needed != package}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for code in blocks(page):
-        exec(compile(CHECKPOINT.sub(lambda _: checkpoint, code), page, "exec"), names)
-    if "trainer" in names:
-        assert os.path.exists("ckpts/metrics.jsonl")
+        for name, folder in models.items():
+            code = code.replace(f'"{name}"', repr(folder))
+        if any(word in code for word in absent):
+            continue
+        if module := MODULE.match(code):
+            Path(module[0].removeprefix("# ")).write_text(code, encoding="utf-8")
+            made = ModuleType(module[1])
+            exec(compile(code, page, "exec"), vars(made))
+            monkeypatch.setitem(sys.modules, module[1], made)
+        else:
+            exec(compile(code, page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", QUICK)
+def test_python_that_trains_nothing_runs(page, models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ckpts").mkdir()
+    (tmp_path / "ckpts" / "metrics.jsonl").write_text('{"step": 8, "reward/mean": 0.5}\n', encoding="utf-8")
+    run(page, models, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [
+        *((page, None) for page in TRAINING),
+        pytest.param(SLOW, None, marks=pytest.mark.slow),
+        pytest.param(SLOW, "verifiers", marks=pytest.mark.slow),
+        pytest.param("docs/getting_started.md", "torch", marks=pytest.mark.parity),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Iteration .. no prompt has two samples")  # weights are random
+def test_python_runs(page, package, models, tmp_path, monkeypatch):
+    if package is not None:
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    names = run(page, models, monkeypatch, package)
+    if "main" in names:  # a sweep's script: it gets the values of a trial
+        names["main"]({"optimizer.kwargs.lr": 1e-4, "method.target": None})
+    assert list(tmp_path.rglob("metrics.jsonl")) or list(tmp_path.rglob("model.safetensors"))

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ from jrl.trainers.rollouts.draws import Draws
 from jrl.trainers.rollouts.evaluation import Evaluation
 from jrl.trainers.rollouts.rehearsal import Rehearsal
 from jrl.typing import Frozen, Params, Update
+from jrl.upload import push_to_hub
 
 Method = TypeVar("Method", bound=MethodConfig)
 
@@ -287,6 +289,36 @@ class Trainer(abc.ABC):
         write = self.export_writer(merge_adapter=merge_adapter, heads="inside" if heads else "left_out")
         on_main(lambda: write(target))
         return target
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        merge_adapter: bool = False,
+        private: bool | None = None,
+        token: Any = None,
+        commit_message: str = "End of training",
+        revision: str | None = None,
+    ) -> str:
+        """Uploads what `save_pretrained` writes, the model card included; returns the address on the hub.
+
+        Of several processes all call it, and process 0 uploads.
+
+        Args:
+          repo_id: "organisation/name"; made if missing.
+          merge_adapter: Uploads the whole model instead of the adapter.
+          private: Whether a repository that is made is private.
+          token: Of the hub; None: the one of this machine.
+          commit_message: Of the upload.
+          revision: Branch that gets it, made if missing; None: the main one.
+        Raises:
+          ValueError: If there is no adapter that can be merged.
+          RuntimeError: If the hub cannot be reached, or refuses.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, merge_adapter=merge_adapter)
+            options = {"private": private, "token": token, "revision": revision}
+            return on_main(lambda: push_to_hub(folder, repo_id, commit_message=commit_message, **options))
 
     @property
     def has_heads(self) -> bool:

@@ -68,7 +68,6 @@ _HOMES = {
     "group_configs": ("GRPOConfig", "RLOOConfig"),
     "group_trainers": ("GRPOTrainer", "RLOOTrainer"),
     "handles": ("resolve_model",),
-    "hub": ("push_folder",),
     "iterative_sft": ("IterativeSFTTrainer",),
     "models": (
         "AutoModelForCausalLM",

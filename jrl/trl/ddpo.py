@@ -37,8 +37,8 @@ from jrl.trl.ddpo_config import DDPOConfig
 from jrl.trl.ddpo_native import OwnedDDPO, native_config, steps_per_epoch
 from jrl.trl.ddpo_pipeline import DDPOStableDiffusionPipeline
 from jrl.trl.ddpo_sampler import channels_last
-from jrl.trl.hub import push_folder
 from jrl.trl.refusals import DDPO
+from jrl.upload import push_to_hub
 
 __all__ = ["DDPOTrainer"]
 
@@ -347,4 +347,4 @@ class DDPOTrainer:
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            return push_folder(folder, repo_id, commit_message=commit_message, private=private, token=token)
+            return push_to_hub(folder, repo_id, commit_message=commit_message, private=private, token=token)

@@ -26,12 +26,12 @@ from jrl.trainers.config import ModelConfig
 from jrl.trainers.loop import says_what_takes_long
 from jrl.trainers.policy_trainer import PolicyTrainer
 from jrl.trl.generation import read_generation_kwargs
-from jrl.trl.hub import push_folder
 from jrl.trl.loaded_model import TemporaryFolder, linked, load_unbound
 from jrl.trl.module_surface import ModuleSurface, check_rows
 from jrl.trl.named_tensors import Held
 from jrl.trl.reward_adapter import RewardAdapter
 from jrl.typing import ModelInputs
+from jrl.upload import push_to_hub
 
 __all__ = ["resolve_model"]
 
@@ -221,10 +221,10 @@ class ModelHandle(ModuleSurface):
         self._weights().save_pretrained(save_directory, merge_adapter=merge_adapter)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Uploads what `save_pretrained` writes; returns the address. See `push_folder`."""
+        """Uploads what `save_pretrained` writes; returns the address. See `jrl.push_to_hub`."""
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            return push_folder(folder, repo_id, **options)
+            return push_to_hub(folder, repo_id, **options)
 
     def _weights(self) -> PolicyTrainer | UntrainedModel:
         """Model that samples and saves: the trainer's, or one that is loaded for this purpose."""

@@ -32,7 +32,6 @@ from jrl.placement import place_rows
 from jrl.trainers.cards import model_card
 from jrl.trainers.loop import says_what_takes_long
 from jrl.trl.handles import same_source, say_untrained
-from jrl.trl.hub import push_folder
 from jrl.trl.loaded_model import TemporaryFolder
 from jrl.trl.models import ModelHandle
 from jrl.trl.ppo_config import (
@@ -59,6 +58,7 @@ from jrl.trl.ppo_overrides import LIVE
 from jrl.trl.ppo_stats import Clock, StatsLog, reward_stats, step_stats, train_stats
 from jrl.trl.refusals import PPO
 from jrl.typing import Rollouts
+from jrl.upload import push_to_hub
 
 __all__ = ["PPOConfig", "PPOTrainer"]
 
@@ -395,10 +395,10 @@ class PPOTrainer(RolloutMethods, ManualSteps):
         self.native.save_pretrained(save_directory, merge_adapter=merge_adapter, heads=True)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Uploads what `save_pretrained` writes; returns the address. Options of `push_folder`."""
+        """Uploads what `save_pretrained` writes; returns the address. Options of `jrl.push_to_hub`."""
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            return push_folder(folder, repo_id, **options)
+            return push_to_hub(folder, repo_id, **options)
 
     def create_model_card(self, path: str | os.PathLike[str], model_name: str | None = "TRL Model") -> None:
         """Writes the model card, `README.md`, into a folder.

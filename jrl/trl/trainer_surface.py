@@ -20,9 +20,9 @@ from jrl.interop import Accelerator, DataLoader, refuse_while_traced
 from jrl.trainers.cards import model_card
 from jrl.trainers.offline import OfflineTrainer
 from jrl.trl.arguments import FlatArguments
-from jrl.trl.hub import push_folder
 from jrl.trl.models import ModelHandle
 from jrl.trl.run_state import Watcher, make_callback
+from jrl.upload import push_to_hub
 
 
 class TrainerSurface:
@@ -255,7 +255,7 @@ class TrainerSurface:
             )
         folder = Path(str(self.config.output_dir))
         self.save_model(folder / "hf_model")
-        return push_folder(
+        return push_to_hub(
             folder / "hf_model",
             kwargs.get("repo_id") or self.config.hub_model_id or folder.name,
             private=kwargs.get("private", self.config.hub_private_repo),

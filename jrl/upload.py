@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads to the Hugging Face hub."""
+"""Uploads of a model's folder to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["push_folder"]
 
-
-def push_folder(
+def push_to_hub(
     folder: str | os.PathLike[str],
     repo_id: str,
     *,
@@ -22,7 +20,7 @@ def push_folder(
     """Uploads a folder to the Hugging Face hub and returns its address.
 
     Args:
-      folder: With the model.
+      folder: That `save_pretrained` wrote, or `hf_model` of a checkpoint; its README.md is the model card.
       repo_id: "organisation/name"; made if missing.
       private: Whether a repository that is made is private.
       token: Of the hub; None: the one of this machine.
@@ -30,11 +28,16 @@ def push_folder(
       revision: Branch that gets it, made if missing; None: the main one.
 
     Raises:
+      ValueError: If there is no such folder, before anything is asked of the hub.
       RuntimeError: If the hub cannot be reached, or refuses; the message has the hub's reason.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
+    if not Path(folder).is_dir():
+        raise ValueError(
+            f"`folder` must be a folder that holds a model, got {os.fspath(folder)!r}, which is none. "
+            "`trainer.save_pretrained(folder)` writes one."
+        )
     api = HfApi(token=token)
     try:
         address = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -43,7 +46,7 @@ def push_folder(
         api.upload_folder(
             repo_id=repo_id, folder_path=Path(folder), commit_message=commit_message, revision=revision
         )
-    except (OSError, HfHubHTTPError) as error:
+    except Exception as error:  # a connection's errors are of a client that huggingface_hub is free to change
         reason = " ".join(str(error).split())
         raise RuntimeError(f"`repo_id` {repo_id!r} could not be pushed to: {reason}") from error
     return str(address)
