@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jrl.mesh import constrain
+from jrl.mesh import constrain, parts_of, rows_of_device
 from jrl.models.products import Kernel, StoredKernel, contract, multiply_table
 from jrl.models.quantize import QuantizedKernel
 
@@ -200,17 +200,33 @@ class Table(nn.Module):
         init = nn.initializers.normal(self.init_range)
         self.embedding = self.param("embedding", init, (self.num_rows, self.width), jnp.float32)
 
-    def __call__(self, ids: Int[Array, "B Q"], dtype: Any = None) -> Float[Array, "B Q D"]:
+    def __call__(
+        self, ids: Int[Array, "B Q"], dtype: Any = None, *, is_whole: bool = False
+    ) -> Float[Array, "B Q D"]:
         """The rows of these ids; NaN outside the table, so that a bad id is seen and not clipped.
+
+        Over `fsdp` either the table moves or what is found in it, whichever has fewer vectors. Where what is found
+        moves, each device looks up its own columns for the rows of all devices that share a copy of the table. Its
+        gradient goes the same way back, into these columns alone.
 
         Args:
           ids: To look up.
           dtype: What rows are rounded to; None: they keep their own.
+          is_whole: Whether every device of the fsdp axis has whole rows already, so that nothing need move.
         """
-        # Whole rows on every device of the fsdp axis: a lookup in split rows would move the batch instead.
-        table = constrain(self.embedding if dtype is None else self._rounded(), self.rows, None)
+        moves_table = is_whole or not self._is_larger(ids)
+        rows, columns = ("batch", None) if moves_table else ("replica", "embed")
+        table = constrain(self.embedding if dtype is None else self._rounded(), self.rows, columns)
         found = jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
-        return constrain(found if dtype is None else found.astype(dtype), "batch", None, None)
+        found = constrain(found if dtype is None else found.astype(dtype), rows, None, columns)
+        return constrain(found, "batch", None, None)
+
+    def _is_larger(self, ids: Int[Array, "B Q"]) -> bool:
+        """True where the fsdp axis splits the table, and a device has more of its rows than ids."""
+        if parts_of("embed", self.width) == 1:
+            return False
+        rows = self.num_rows // (1 if self.rows is None else parts_of(self.rows, self.num_rows))
+        return rows_of_device(ids.shape[0]) * ids.shape[1] < rows
 
     def transposed(self, hidden: Float[Array, "*rows D"], dtype: Any) -> Float[Array, "*rows V"]:
         """Products with every row of the table, accumulated and returned in float32."""
