@@ -8,8 +8,8 @@
     python benchmarks/compiled_plans.py seconds        # prints the table of predicted seconds of docs/scaling.md
 
 `run` and `shapes` need the compilers of their targets, `pip install 'jrl-post[plan-gpu]'` or `'jrl-post[plan-tpu]'`,
-and no such device. A case that is on file already is not compiled again. `--layers` keeps so many layers of a model,
-at its own widths: whole models take hours.
+and no such device. A case that is on file already is compiled again where `--again` asks for it. `--layers` keeps so
+many layers of a model, at its own widths: whole models take hours.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ def main() -> None:
     top.add_argument("--target", nargs="+", choices=targets, default=targets)
     top.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS), help="of `shapes`")
     top.add_argument("--layers", type=int, help="of each model; default: all, and of `shapes` 2 and 3")
+    top.add_argument("--again", action="store_true", help="of `run`: what is on file, too")
     flags = top.parse_args()
     if flags.what == "seconds":
         print("\n".join(seconds_lines(list(recorded(SECONDS)))))
@@ -154,9 +155,9 @@ def main() -> None:
         rows = list(recorded(RESULTS))
         for row in (row for row in rows if row["target"] in flags.target):
             plan_again(row)
-        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(rows)
         return
-    done = {(row["recipe"], row["target"], row["layers"]) for row in recorded(RESULTS)}
+    done = set() if flags.again else {case_of(row) for row in recorded(RESULTS)}
     for target in (name for name in TARGETS if name in flags.target):
         for recipe in flags.recipe:
             if (recipe, target, flags.layers) not in done:
@@ -167,6 +168,16 @@ def recorded(path: Path) -> Iterator[dict[str, Any]]:
     """Cases that are on file."""
     if path.exists():
         yield from map(json.loads, path.read_text(encoding="utf-8").splitlines())
+
+
+def write_rows(rows: list[dict[str, Any]]) -> None:
+    """Puts these cases on file in place of all that were there."""
+    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def case_of(row: Mapping[str, Any]) -> tuple[str, str, int | None]:
+    """Recipe, target and layers of a line in the file."""
+    return row["recipe"], row["target"], row["layers"]
 
 
 def with_layers(found: Any, layers: int | None) -> Any:
@@ -202,11 +213,11 @@ def plan_again(row: dict[str, Any]) -> None:
 
 
 def run(recipe: str, name: str, layers: int | None) -> None:
-    """Compiles the programs of a recipe for a target and adds a line to the file."""
+    """Compiles the programs of a recipe for a target and puts its line into the file."""
     found = compile_run(*case(recipe, name, layers))
     row = {"recipe": recipe, "target": name, "layers": layers, **figures(found)}
-    with RESULTS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    rows = [other for other in recorded(RESULTS) if case_of(other) != case_of(row)]
+    write_rows([*rows, row])
     print(json.dumps(row), flush=True)
 
 
