@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jrl.mesh import path_name, platform, rows_of_device, tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
-from jrl.models.layers import ROUNDED
+from jrl.models.layers import ROUNDED, moves_table
 from jrl.models.products import products
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.rollout.episodes import TAIL_SHARE
@@ -275,6 +275,14 @@ class _Run(_Held):
             read["embed"] = {name: leaf for name, leaf in read["embed"].items() if name not in unread}
         return read
 
+    @property
+    def moves_table(self) -> bool:
+        """True where an update embeds with whole rows of the table: with a frozen one all its rows at once."""
+        rows = self.rows if "embed" in self.stepped else self.footprint.update_rows or self.rows
+        num_rows, width = self.everything["embed"]["embedding"].shape
+        with jax.sharding.use_abstract_mesh(self.mesh):
+            return moves_table((rows, self.length), num_rows, width, "vocab")
+
     @functools.cached_property
     def sampled(self) -> tuple[int, int]:
         """Bytes of the parameters that a sampling call makes of those that lie there, and those that it gathers."""
@@ -299,8 +307,8 @@ def _held(run: _Held) -> Bytes:
 def _learning(run: _Run) -> dict[str, Bytes]:
     """Bytes that an optimizer step takes beside them, at the moments of which one is the fullest.
 
-    A kernel's gradient is whole over fsdp until it is scattered; that of a table comes from each of its uses: it embeds
-    what each stack reads and, where it is tied, makes logits.
+    A kernel's gradient is whole over fsdp until it is scattered. That of a table comes from each of its uses: it embeds
+    what each stack reads and, where it is tied, makes logits. Of a lookup it is whole only where the table moves.
     """
     kept, recomputed = _activations(run)
     layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
@@ -315,7 +323,7 @@ def _learning(run: _Run) -> dict[str, Bytes]:
         "equal layers stacked, and their gradients": _stacked_bytes(run),
         "activations of a microbatch": kept,
     }
-    tables = _bytes({"embed": run.as_read["embed"]}, run.mesh, whole=True)
+    tables = _bytes({"embed": run.as_read["embed"]}, run.mesh, whole=True) if run.moves_table else 0
     makes_logits = "lm_head" not in run.everything and run.footprint.reads_logits
     uses = 1 + run.has_context + makes_logits
     found = {
@@ -332,7 +340,7 @@ def _learning(run: _Run) -> dict[str, Bytes]:
         },
         "in the gradient of embeddings": {
             **everywhere,
-            "gradient of the table, whole": uses * _table_gradient(run, "embed"),
+            "gradients of the table's uses": uses * _table_gradient(run, "embed", whole=run.moves_table),
         },
     }
     if run.footprint.reads_logits:
@@ -355,7 +363,8 @@ def _logits(run: _Run) -> dict[str, Bytes]:
         head = {"lm_head": read["lm_head"]}
     else:
         # A tied table that nothing changes stays as it was gathered to embed, beside its rounded copy.
-        head = {"embed": {table: read["embed"][table]} if "embed" in run.stepped else read["embed"]}
+        stays = run.moves_table and "embed" not in run.stepped
+        head = {"embed": read["embed"] if stays else {table: read["embed"][table]}}
     window = run.footprint.window or run.length
     positions = rows_of_device(run.rows, run.mesh) * window
     logits = 4 * positions * run.part.lm.config.padded_vocab_size // tensor
@@ -378,9 +387,9 @@ def _logits(run: _Run) -> dict[str, Bytes]:
     }
 
 
-def _table_gradient(run: _Run, name: str) -> int:
-    """Bytes of the gradient of a table or a head, whole over fsdp; 0 where it does not train."""
-    return _bytes({name: run.stepped[name]}, run.mesh, whole=True) if name in run.stepped else 0
+def _table_gradient(run: _Run, name: str, *, whole: bool = True) -> int:
+    """Bytes of the gradient of a table or a head, whole over fsdp or split; 0 where it does not train."""
+    return _bytes({name: run.stepped[name]}, run.mesh, whole=whole) if name in run.stepped else 0
 
 
 def _trunk_bytes(run: _Run) -> int:

@@ -285,16 +285,29 @@ def test_the_gradient_of_logits_is_as_products_read_it_beside_that_of_the_table(
     assert pieces[GRADIENT]["gradient of the kernel, whole: a piece's, and those before"] == 2 * gradient
 
 
-def test_a_tied_table_that_is_frozen_lies_whole_beside_its_rounded_copy():
-    """GPT-2 adds positions to it in float32; a table that trains is gathered anew for each use."""
+def test_a_table_is_whole_to_embed_where_a_device_has_as_many_tokens_as_it_has_rows():
+    """There GPT-2's, which is tied and adds positions in float32, stays beside its rounded copy if it is frozen.
+
+    One that trains is gathered anew for each use.
+    """
     model, config = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97), jrl.default_sft_config()
-    rounded, both = (
-        planned(config.evolve(model={"num_layers_unfrozen": unfrozen}), model=model, compute_dtype="bfloat16")
-        for unfrozen in (-1, 1)
-    )
-    name = "kernel of the vocabulary as it is read, whole"
-    assert rounded.learning[LOGITS][name] == 2 * 128 * 32
-    assert both.learning[LOGITS][name] == (2 + 4) * 128 * 32
+    found = {}
+    for unfrozen, rows in ((-1, 32), (1, 32), (-1, 28), (1, 28)):  # of 16 tokens, on four devices
+        one = config.evolve(model={"num_layers_unfrozen": unfrozen})
+        plan = planned(one, model=model, compute_dtype="bfloat16", batch_size=rows)
+        table, gradients = "tables of embeddings as they are read, whole", "gradients of the table's uses"
+        found[unfrozen, rows] = (
+            plan.learning[LOGITS]["kernel of the vocabulary as it is read, whole"],
+            plan.learning["while it embeds"][table],
+            plan.learning["in the gradient of embeddings"][gradients],
+        )
+    whole = 4 * 128 * 32
+    assert found == {
+        (-1, 32): (whole // 2, whole + whole // 2, 2 * whole),
+        (1, 32): (whole + whole // 2, whole + whole // 2, 0),
+        (-1, 28): (whole // 2, 0, 2 * whole // 4),
+        (1, 28): (whole // 2, 0, 0),
+    }
 
 
 def test_prompts_are_read_in_parts_of_a_bounded_size():
