@@ -354,12 +354,18 @@ def test_frozen_layers_are_passed_once_for_all_rows():
     assert sum(some.learning[some.fullest].values()) == some.step_bytes
 
 
+def mesh_of(device):
+    """Four devices of a platform; None: of no known one."""
+    mesh = abstract_mesh(fsdp=4, num_devices=4)
+    if device is None:
+        return mesh
+    return mesh.update(abstract_device=AbstractDevice(device, num_cores=None, platform=device))
+
+
 @pytest.mark.parametrize(("device", "frozen"), [("gpu", 2), ("tpu", 1), (None, 2)])
 def test_frozen_layers_lie_twice_but_on_tpus(device, frozen):
     """A shared body reads a stack of them; on a TPU it picks one at a time. Of three layers the last trains."""
-    mesh = abstract_mesh(fsdp=4, num_devices=4)
-    if device is not None:
-        mesh = mesh.update(abstract_device=AbstractDevice(device, num_cores=None, platform=device))
+    mesh = mesh_of(device)
     config = jrl.default_ppo_config().evolve(
         model={"model_path": TINY, "num_layers_unfrozen": 1}, train={"batch_size": 4, "seq_length": 16}
     )
@@ -370,6 +376,18 @@ def test_frozen_layers_lie_twice_but_on_tpus(device, frozen):
     stacked = [plan.learning[AT_WORK]["equal layers stacked, and their gradients"] for plan in found.values()]
     layer = stacked[1] // 6
     assert stacked == [(2 + frozen) * layer, 6 * layer]
+
+
+def test_narrow_heads_fill_the_tiles_of_a_tpu():
+    """Each of 16 keys or values of 8 numbers takes 128."""
+    config = jrl.default_ppo_config().evolve(
+        model={"model_path": TINY},
+        train={"batch_size": 4, "seq_length": 16},
+        method={"num_rollouts": 4, "chunk_size": 4},
+    )
+    plain, tpu = (plan_run(config, mesh_of(device)).sampling["cache"] for device in ("gpu", "tpu"))
+    buffers = 4 * 2 * 3 * 4 * 16  # of a row: bytes, keys and values, layers, heads, columns
+    assert tpu - plain == buffers * (128 - 8)
 
 
 def test_slots_have_the_cache_of_their_rows_and_of_the_last_ones():
