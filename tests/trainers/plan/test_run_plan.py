@@ -314,13 +314,33 @@ def test_prompts_are_read_in_parts_of_a_bounded_size():
     config, name = jrl.default_ppo_config(), "activations of a layer that reads the prompts"
     mesh = {"data": 4}
 
-    def found(rows):
-        one = config.evolve(method={"chunk_size": rows, "num_rollouts": rows})
-        return planned(one, mesh=mesh, seq_length=64).sampling[name]
+    def found(rows, completion):
+        method = {"chunk_size": rows, "num_rollouts": rows, "gen_kwargs": {"max_new_tokens": completion}}
+        return planned(config.evolve(method=method), mesh=mesh, seq_length=64).sampling[name]
 
     # Rows of 64 tokens, a quarter of them on a device: twice the MLP's inside and the stream.
-    assert found(8) == 2 * found(4) == 2 * 64 * (2 * 64 + 2 * 32) * 4
-    assert found(4 * 256) == found(4 * 512) == 16384 * (2 * 64 + 2 * 32) * 4
+    assert found(8, 60) == 2 * found(4, 60) == 2 * 64 * (2 * 64 + 2 * 32) * 4
+    assert found(4 * 256, 60) == found(4 * 512, 60) == 16384 * (2 * 64 + 2 * 32) * 4
+    # Longer prompts: queries, keys, values and result; the scores of four heads, and as many weights.
+    assert found(4, 24) == 64 * 4 * 32 * 4 + 2 * 4 * 40 * 40 * 4
+
+
+def test_a_tpu_has_kernels_on_chip_while_a_sampling_call_gathers():
+    """Where prompts are short, the table to which GPT-2 adds positions is then there twice, and nothing else."""
+    config = jrl.default_ppo_config().evolve(
+        model={"model_path": GPT2Config(n_layer=2, n_embd=256, n_head=4), "num_layers_unfrozen": -1},
+        train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"},
+        method={"num_rollouts": 4, "chunk_size": 4, "gen_kwargs": {"max_new_tokens": 8}},
+    )
+    table = 4 * 50304 * 256
+    found = {}
+    for kind in ("TPU v5 lite", "TPU v6 lite"):
+        device = AbstractDevice(kind, num_cores=1, platform="tpu")
+        mesh = abstract_mesh(fsdp=4, num_devices=4).update(abstract_device=device)
+        found[kind] = sum(plan_run(config, mesh).sampling.values())
+    assert 2 * table <= found["TPU v6 lite"] < 2.02 * table
+    # Its copy for the head beside it, and two layers.
+    assert found["TPU v5 lite"] - found["TPU v6 lite"] > table // 2 + 2 * 2 * 12 * 256**2
 
 
 @pytest.mark.parametrize("case", ["mixtral", "lfm2", "falcon_h1", "nemotron_h"])
