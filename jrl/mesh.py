@@ -22,6 +22,7 @@ _AXIS_TYPES = (AxisType.Auto,) * len(AXES)
 
 LOGICAL_TO_MESH: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
+    "replica": ("data",),
     "vocab": ("tensor",),
     "embed": ("fsdp",),
     "heads": ("tensor",),
@@ -166,6 +167,15 @@ def partition_spec(
         else:
             spec.append(axes)
     return PartitionSpec(*spec), replicated
+
+
+def parts_of(name: str, size: int) -> int:
+    """Into how many parts the mesh in force splits a dimension of this logical name; 1 where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return 1
+    parts = math.prod(mesh.shape[axis] for axis in LOGICAL_TO_MESH[name])
+    return 1 if size % parts else parts
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, Mesh
 
-from jrl.mesh import partition_spec, rows_of_device, tree_shardings
+from jrl.mesh import partition_spec, platform, rows_of_device, tree_shardings
 from jrl.models.adapters.config import AdapterConfig
 from jrl.models.entries_io import flat_tree, parameter_targets
 from jrl.models.heads import HEADS
@@ -142,7 +142,7 @@ def cache_bytes(
     length: int,
     has_context: bool,
 ) -> int:
-    """Bytes of the cache of these shapes on one device.
+    """Bytes of the cache of these shapes on one device; on a TPU, whose tiles are filled up, more for narrow heads.
 
     Args:
       policy: Whose cache it is.
@@ -163,6 +163,9 @@ def cache_bytes(
         inputs = ModelInputs(row(length), row(length))
     # The number of cached heads is that of the mesh in force.
     with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        has_tiles = (
+            mesh is not None and mesh.abstract_mesh.abstract_device is not None and platform() == "tpu"
+        )
         cache = jax.eval_shape(
             lambda params, frozen, inputs: policy.init_cache(params, frozen, inputs, length),
             params,
@@ -176,9 +179,20 @@ def cache_bytes(
         named: dict[int, list[str | None]] = {4: ["batch", "kv_heads", None, None], 3: ["batch", None, "mlp"]}
         axes = named.get(leaf.ndim, ["batch"] + [None] * (leaf.ndim - 1))
         spec, _ = partition_spec(mesh, axes, leaf.shape)
-        return _size(leaf, jax.sharding.NamedSharding(mesh, spec).shard_shape(leaf.shape))
+        own = jax.sharding.NamedSharding(mesh, spec).shard_shape(leaf.shape)
+        return _size(leaf, in_tiles(own) if has_tiles and leaf.ndim == 4 else own)
 
     return sum(size(leaf) for leaf in jax.tree.leaves(cache))
+
+
+def in_tiles(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of an array as a TPU lays it out: its last two axes filled up to tiles of 8 x 128.
+
+    https://openxla.org/xla/tiled_layout
+    """
+    if len(shape) < 2:
+        return shape
+    return (*shape[:-2], -(-shape[-2] // 8) * 8, -(-shape[-1] // 128) * 128)
 
 
 def activation_bytes(

@@ -167,10 +167,11 @@ class DecoderPolicy:
         variables = self._variables(params, frozen)
         start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
         if vectors is not None:
-            x = self._run(variables, vectors, positions, method="embed_vectors", dropout_key=dropout_key)
+            arguments = vectors, positions, True
+            x = self._run(variables, *arguments, method="embed_vectors", dropout_key=dropout_key)
         else:
             assert tokens is not None
-            x = self._embed(variables, ModelInputs(tokens, mask), positions, dropout_key)
+            x = self._embed(variables, ModelInputs(tokens, mask), positions, dropout_key, is_whole=True)
 
         def run(variables: Variables, x: Array, start: int, stop: int, caches: Any) -> Any:
             return self._run(
@@ -278,7 +279,13 @@ class DecoderPolicy:
         return fused_context(self.config, mask, positions, segment_ids, self.attention), positions
 
     def _embed(
-        self, variables: Variables, inputs: ModelInputs, positions: Array, key: PRNGKey | None = None
+        self,
+        variables: Variables,
+        inputs: ModelInputs,
+        positions: Array,
+        key: PRNGKey | None = None,
+        *,
+        is_whole: bool = False,
     ) -> Array:
         # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
         tokens = jnp.where(inputs.attention_mask, inputs.tokens, 0)
@@ -286,7 +293,8 @@ class DecoderPolicy:
         if self.noise is not None and key is not None:
             width = self.config.embedding_width or self.config.width
             noise = self.noise(jax.random.fold_in(key, NOISE_STREAM), tokens, width)
-        return self._run(variables, tokens, positions, noise, method="embed_tokens", dropout_key=key)
+        arguments = tokens, positions, noise, is_whole
+        return self._run(variables, *arguments, method="embed_tokens", dropout_key=key)
 
     def _run(self, variables: Variables, *args: Any, method: str, dropout_key: PRNGKey | None = None) -> Any:
         return self.decoder.apply(variables, *args, method=method, rngs=self._rngs(dropout_key))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jrl.mesh import constrain
+from jrl.mesh import constrain, parts_of, rows_of_device
 from jrl.models.products import Kernel, StoredKernel, contract, multiply_table
 from jrl.models.quantize import QuantizedKernel
 
@@ -180,6 +180,21 @@ class Norm(nn.Module):
         return x.astype(self.dtype)
 
 
+def moves_table(ids_shape: tuple[int, ...], num_rows: int, width: int, rows: str | None) -> bool:
+    """True where a lookup on the mesh in force reads whole rows of a table: where it has no more of them than ids.
+
+    Args:
+      ids_shape: Rows of a batch, and ids of each.
+      num_rows: Of the table.
+      width: Of the table, which the fsdp axis splits where it divides it.
+      rows: As of `Table`.
+    """
+    if parts_of("embed", width) == 1:
+        return True
+    own_rows = num_rows if rows is None else num_rows // parts_of(rows, num_rows)
+    return rows_of_device(ids_shape[0]) * ids_shape[1] >= own_rows
+
+
 class Table(nn.Module):
     """A table of vectors looked up by id.
 
@@ -200,17 +215,26 @@ class Table(nn.Module):
         init = nn.initializers.normal(self.init_range)
         self.embedding = self.param("embedding", init, (self.num_rows, self.width), jnp.float32)
 
-    def __call__(self, ids: Int[Array, "B Q"], dtype: Any = None) -> Float[Array, "B Q D"]:
+    def __call__(
+        self, ids: Int[Array, "B Q"], dtype: Any = None, *, is_whole: bool = False
+    ) -> Float[Array, "B Q D"]:
         """The rows of these ids; NaN outside the table, so that a bad id is seen and not clipped.
+
+        Over `fsdp` either the table moves or what is found in it: see `moves_table`. Where what is found moves, each
+        device looks up its own columns for the rows of all devices that share a copy of the table. Its gradient goes
+        the same way back, into these columns alone.
 
         Args:
           ids: To look up.
           dtype: What rows are rounded to; None: they keep their own.
+          is_whole: Whether every device of the fsdp axis has whole rows already, so that nothing need move.
         """
-        # Whole rows on every device of the fsdp axis: a lookup in split rows would move the batch instead.
-        table = constrain(self.embedding if dtype is None else self._rounded(), self.rows, None)
+        whole = is_whole or moves_table(ids.shape, self.num_rows, self.width, self.rows)
+        rows, columns = ("batch", None) if whole else ("replica", "embed")
+        table = constrain(self.embedding if dtype is None else self._rounded(), self.rows, columns)
         found = jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
-        return constrain(found if dtype is None else found.astype(dtype), "batch", None, None)
+        found = constrain(found if dtype is None else found.astype(dtype), rows, None, columns)
+        return constrain(found, "batch", None, None)
 
     def transposed(self, hidden: Float[Array, "*rows D"], dtype: Any) -> Float[Array, "*rows V"]:
         """Products with every row of the table, accumulated and returned in float32."""

@@ -184,13 +184,15 @@ class EncoderDecoder(nn.Module):
         self.encoder_relative_bias(columns, columns), self.decoder_relative_bias(columns, columns)
         return self.logits(self.norm(self.encoder_final_norm(self.embed_tokens(ids))))
 
-    def embed_tokens(self, tokens: Int[Array, "B Q"]) -> Stream:
-        """The residual stream before the first layer of either stack."""
-        return self._drop(self.embed(tokens, self.dtype))
+    def embed_tokens(self, tokens: Int[Array, "B Q"], is_whole: bool = False) -> Stream:
+        """The residual stream before the first layer of either stack; `is_whole` as of `jrl.models.layers.Table`."""
+        return self._drop(self.embed(tokens, self.dtype, is_whole=is_whole))
 
-    def encode(self, tokens: Int[Array, "B C"], mask: Bool[Array, "B C"]) -> Float[Array, "B C D"]:
-        """The encoder's output, which the decoder reads: garbage where padded."""
-        x, columns = self.embed_tokens(tokens), jnp.arange(tokens.shape[1])
+    def encode(
+        self, tokens: Int[Array, "B C"], mask: Bool[Array, "B C"], is_whole: bool = False
+    ) -> Float[Array, "B C D"]:
+        """The encoder's output, which the decoder reads: garbage where padded. `is_whole` as of `embed_tokens`."""
+        x, columns = self.embed_tokens(tokens, is_whole), jnp.arange(tokens.shape[1])
         bias = self.encoder_relative_bias(columns, columns)
         visible = jnp.broadcast_to(mask[:, None, :], (*tokens.shape, tokens.shape[1]))
 

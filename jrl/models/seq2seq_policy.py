@@ -164,7 +164,8 @@ class _Seq2SeqPolicy:
         """Runs the encoder, and keeps of it what every decoder layer reads; the decoder's own buffers are empty."""
         config, rows = self.config, prompts.tokens.shape[0]
         variables = self._variables(params, frozen)
-        sources = self._run(variables, self._encode(variables, prompts), method="read_context")
+        encoded = self._encode(variables, prompts, is_whole=True)
+        sources = self._run(variables, encoded, method="read_context")
         shape = (rows, cached_kv_heads(config.num_heads, config.num_heads), length, config.head_dim)
         return Seq2SeqCache(
             layers=tuple(empty_buffers(shape, 1, self.model.dtype) for _ in range(config.num_layers)),
@@ -182,16 +183,19 @@ class _Seq2SeqPolicy:
         mask = jax.lax.dynamic_update_slice(cache.mask, inputs.attention_mask, (0, cache.column))
         queries = cache.column + jnp.arange(width)
         rows = Rows(_causal(queries, mask), queries, cache.context_mask, cache.column)
-        x = self._run(variables, _visible(inputs.tokens, inputs.attention_mask), method="embed_tokens")
+        visible = _visible(inputs.tokens, inputs.attention_mask)
+        x = self._run(variables, visible, True, method="embed_tokens")
         count = self.config.num_layers
         x, layers = self._run(variables, x, cache.sources, rows, 0, count, cache.layers, method="run_layers")
         hidden = self._run(variables, x, method="norm")
         cache = cache._replace(layers=layers, mask=mask, column=cache.column + width)
         return Features(hidden, hidden), cache
 
-    def _encode(self, variables: Variables, inputs: ModelInputs, key: PRNGKey | None = None) -> Array:
+    def _encode(
+        self, variables: Variables, inputs: ModelInputs, key: PRNGKey | None = None, *, is_whole: bool = False
+    ) -> Array:
         tokens, mask = _context(inputs)
-        return self._run(variables, _visible(tokens, mask), mask, method="encode", dropout_key=key)
+        return self._run(variables, _visible(tokens, mask), mask, is_whole, method="encode", dropout_key=key)
 
     def _layers(
         self,

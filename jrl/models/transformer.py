@@ -127,23 +127,30 @@ class Decoder(nn.Module):
         tokens: Int[Array, "B Q"],
         positions: Int[Array, "B Q"],
         noise: Float[Array, "B Q W"] | None = None,
+        is_whole: bool = False,
     ) -> Float[Array, "B Q D"]:
-        """The residual stream before the first layer; `noise` is added to the embeddings."""
-        x = self.embed(tokens, self.dtype if noise is None and self.config.rounds_embeddings else None)
+        """The residual stream before the first layer; `noise` is added to the embeddings.
+
+        `is_whole` as of `jrl.models.layers.Table`.
+        """
+        dtype = self.dtype if noise is None and self.config.rounds_embeddings else None
+        x = self.embed(tokens, dtype, is_whole=is_whole)
         if noise is not None:
             x = x + noise
         if self.config.embedding_scale is not None:
             # Rounded to the compute dtype first, as in the torch implementations.
             x = x.astype(self.dtype) * jnp.asarray(self.config.embedding_scale, self.dtype)
-        return self.embed_vectors(x, positions)
+        return self.embed_vectors(x, positions, is_whole)
 
-    def embed_vectors(self, x: Float[Array, "B Q W"], positions: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
+    def embed_vectors(
+        self, x: Float[Array, "B Q W"], positions: Int[Array, "B Q"], is_whole: bool = False
+    ) -> Float[Array, "B Q D"]:
         """Embeds vectors: embeddings that are already scaled, or vectors that stand in their place."""
         config = self.config
         if config.embedding_width is not None:
             x = self.embed_in(x)
         if config.learned_positions:
-            x = x + self.position(positions + config.position_offset).astype(x.dtype)
+            x = x + self.position(positions + config.position_offset, is_whole=is_whole).astype(x.dtype)
         if config.embedding_norm:
             x = self.embed_norm(x)
         return self.dropout(x.astype(self.dtype), deterministic=not self.has_rng("dropout"))

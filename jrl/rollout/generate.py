@@ -234,7 +234,7 @@ def prefill(
       Features of the last column (B 1 D), and the cache.
     """
     num_rows, width = prompts.tokens.shape
-    columns = -(-width // min(-(-rows_of_device(num_rows) * width // PREFILL_TOKENS), width))
+    columns = prefill_columns(num_rows, width)
     count = -(-width // columns)
 
     def read(inputs: ModelInputs, cache: Cache) -> tuple[Features, Cache]:
@@ -256,6 +256,11 @@ def prefill(
     nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     found: tuple[Features, Cache] = jax.lax.fori_loop(0, count, read_part, (nothing, cache))
     return found
+
+
+def prefill_columns(num_rows: int, width: int) -> int:
+    """Columns that `prefill` reads at a time of so many prompts of this width, on the mesh in force."""
+    return -(-width // min(-(-rows_of_device(num_rows) * width // PREFILL_TOKENS), width))
 
 
 def repeat_rows(tree: Tree, count: int) -> Tree:

@@ -19,11 +19,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jrl.mesh import path_name, platform, rows_of_device, tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
-from jrl.models.layers import ROUNDED
+from jrl.models.layers import ROUNDED, moves_table
 from jrl.models.products import products
+from jrl.models.score_blocks import ScoreBlocks
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.rollout.episodes import TAIL_SHARE
-from jrl.rollout.generate import PREFILL_TOKENS
+from jrl.rollout.generate import PREFILL_TOKENS, prefill_columns
 from jrl.trainers.config.method import Footprint, entries, footprint_of
 from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
@@ -32,6 +33,11 @@ from jrl.trainers.programs import optimizer_of, placed_bytes
 from jrl.typing import ModelInputs
 
 Bytes = dict[str, int]
+ON_CHIP_BYTES = {"TPU v5": 48 << 20, "TPU v6 lite": 112 << 20}
+"""On-chip memory in which a sampling call has kernels before it reads the prompts, by the kind of device.
+
+They are v5p's 64 MiB of a core and v6e's 128 MiB, without 16 MiB for what a kernel works on. Nothing is reserved for
+what lies there. v5e has as much as v6e, but its compiler has no large kernel there then."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +282,20 @@ class _Run(_Held):
         return read
 
     @functools.cached_property
+    def platform(self) -> str | None:
+        """Of the devices; None: it is not known."""
+        with jax.sharding.use_abstract_mesh(self.mesh):
+            return platform() if self.mesh.abstract_device is not None else None
+
+    @property
+    def moves_table(self) -> bool:
+        """True where an update embeds with whole rows of the table: with a frozen one all its rows at once."""
+        rows = self.rows if "embed" in self.stepped else self.footprint.update_rows or self.rows
+        num_rows, width = self.everything["embed"]["embedding"].shape
+        with jax.sharding.use_abstract_mesh(self.mesh):
+            return moves_table((rows, self.length), num_rows, width, "vocab")
+
+    @functools.cached_property
     def sampled(self) -> tuple[int, int]:
         """Bytes of the parameters that a sampling call makes of those that lie there, and those that it gathers."""
         return _sampled(self.part, self.everything, self.as_read)
@@ -299,29 +319,32 @@ def _held(run: _Held) -> Bytes:
 def _learning(run: _Run) -> dict[str, Bytes]:
     """Bytes that an optimizer step takes beside them, at the moments of which one is the fullest.
 
-    A kernel's gradient is whole over fsdp until it is scattered; that of a table comes from each of its uses: it embeds
-    what each stack reads and, where it is tied, makes logits.
+    A kernel's gradient is whole over fsdp until it is scattered. That of a table comes from each of its uses: it embeds
+    what each stack reads and, where it is tied, makes logits. Of a lookup it is whole only where the table moves.
     """
     kept, recomputed = _activations(run)
     layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
     whole = {name: _bytes(tree, run.mesh, whole=True) for name, tree in layers.items()}
-    everywhere = {
-        "gradients, summed over microbatches": _bytes(run.stepped, run.mesh),
+    sums = {"gradients, summed over microbatches": _bytes(run.stepped, run.mesh)}
+    forward = {
+        # A single microbatch has none before its backward pass.
+        **(sums if run.microbatches > 1 else {}),
         "output of the frozen layers, all rows": _trunk_bytes(run),
         **_slots_ahead(run, "slots that sample meanwhile", max(1, run.footprint.slots_beside)),
     }
     at_work = {
-        **everywhere,
+        **forward,
         "equal layers stacked, and their gradients": _stacked_bytes(run),
         "activations of a microbatch": kept,
     }
-    tables = _bytes({"embed": run.as_read["embed"]}, run.mesh, whole=True)
+    tables = _bytes({"embed": run.as_read["embed"]}, run.mesh, whole=True) if run.moves_table else 0
     makes_logits = "lm_head" not in run.everything and run.footprint.reads_logits
     uses = 1 + run.has_context + makes_logits
     found = {
-        "while it embeds": {**everywhere, "tables of embeddings as they are read, whole": tables},
+        "while it embeds": {**forward, "tables of embeddings as they are read, whole": tables},
         "in a layer": {
             **at_work,
+            **sums,
             "activations of the layer computed again": recomputed,
             "kernels of a layer as they are read, whole": max(whole.values())
             if run.mesh.shape["fsdp"] > 1
@@ -331,8 +354,9 @@ def _learning(run: _Run) -> dict[str, Bytes]:
             ),
         },
         "in the gradient of embeddings": {
-            **everywhere,
-            "gradient of the table, whole": uses * _table_gradient(run, "embed"),
+            **forward,
+            **sums,
+            "gradients of the table's uses": uses * _table_gradient(run, "embed", whole=run.moves_table),
         },
     }
     if run.footprint.reads_logits:
@@ -355,32 +379,41 @@ def _logits(run: _Run) -> dict[str, Bytes]:
         head = {"lm_head": read["lm_head"]}
     else:
         # A tied table that nothing changes stays as it was gathered to embed, beside its rounded copy.
-        head = {"embed": {table: read["embed"][table]} if "embed" in run.stepped else read["embed"]}
+        stays = run.moves_table and "embed" not in run.stepped
+        head = {"embed": read["embed"] if stays else {table: read["embed"][table]}}
     window = run.footprint.window or run.length
     positions = rows_of_device(run.rows, run.mesh) * window
     logits = 4 * positions * run.part.lm.config.padded_vocab_size // tensor
     most = run.config.train.logprob_chunk_bytes
     kernel = {"kernel of the vocabulary as it is read, whole": _bytes(head, run.mesh, whole=True)}
-    gradient = _table_gradient(run, next(iter(head)))
+    name = next(iter(head))
+    gradient = {"gradient of the kernel, whole": _table_gradient(run, name)}
+    as_read = {
+        "gradient of logits, as products read it": logits * jnp.dtype(run.part.dtype).itemsize // 4,
+    }
+    # What XLA's schedules for TPUs and GPUs show; elsewhere all of it may lie together.
     if logits > most:
         backward = kernel | {
             "logits of a piece, their gradient, and it laid out anew": 3 * most,
-            "gradient of the kernel, whole: a piece's, and those before": 2 * gradient,
+            "gradient of the kernel, whole: a piece's, and those before": 2 * _table_gradient(run, name),
+        }
+        moments = {"in the gradient of logits": backward}
+    elif run.platform == "gpu":
+        # The gradient of what it multiplies comes first, and the kernel is not read again.
+        moments = {
+            "in the gradient of logits": kernel | as_read,
+            "in the gradient of the vocabulary's kernel": gradient | as_read,
+            "while that is scattered": gradient
+            | {"a device's part of it": _table_gradient(run, name, whole=False)},
         }
     else:
-        backward = kernel | {
-            "gradient of logits, as products read it": logits * jnp.dtype(run.part.dtype).itemsize // 4,
-            "gradient of the kernel, whole": gradient,
-        }
-    return {
-        "while it reads logits": kernel | {"logits": min(most, logits)},
-        "in the gradient of logits": backward,
-    }
+        moments = {"in the gradient of logits": kernel | as_read | gradient}
+    return {"while it reads logits": kernel | {"logits": min(most, logits)}, **moments}
 
 
-def _table_gradient(run: _Run, name: str) -> int:
-    """Bytes of the gradient of a table or a head, whole over fsdp; 0 where it does not train."""
-    return _bytes({name: run.stepped[name]}, run.mesh, whole=True) if name in run.stepped else 0
+def _table_gradient(run: _Run, name: str, *, whole: bool = True) -> int:
+    """Bytes of the gradient of a table or a head, whole over fsdp or split; 0 where it does not train."""
+    return _bytes({name: run.stepped[name]}, run.mesh, whole=whole) if name in run.stepped else 0
 
 
 def _trunk_bytes(run: _Run) -> int:
@@ -404,11 +437,9 @@ def _stacked_bytes(run: _Run) -> int:
 
     Where the platform is not known they count: accelerators have that form. TPUs pick one frozen layer at a time.
     """
-    is_known = run.mesh.abstract_device is not None
     with jax.sharding.use_abstract_mesh(run.mesh):
-        if is_known and not products().shares_layers:
+        if run.platform is not None and not products().shares_layers:
             return 0
-        picks_frozen = is_known and platform() == "tpu"
     layers = {
         name: _bytes({name: tree}, run.mesh)
         for name, tree in run.as_read.items()
@@ -416,7 +447,7 @@ def _stacked_bytes(run: _Run) -> int:
     }
     frozen = [size for name, size in layers.items() if name not in run.stepped]
     trained = sum(layers.values()) - sum(frozen)
-    return 2 * trained + (max(frozen, default=0) if picks_frozen else sum(frozen))
+    return 2 * trained + (max(frozen, default=0) if run.platform == "tpu" else sum(frozen))
 
 
 def _sampling(run: _Run) -> Bytes:
@@ -439,11 +470,22 @@ def _sampling(run: _Run) -> Bytes:
             "parameters, as sampling reads them": run.sampled[0],
             "cache, or activations of the encoder": max(cache, reading),
         }
-    # The compiler lays out anew what it has gathered.
-    largest = max(_leaf_bytes(run.as_read, run.mesh, whole=True)) if run.mesh.shape["fsdp"] > 1 else 0
-    return {
+    is_split = run.mesh.shape["fsdp"] > 1
+    device = run.mesh.abstract_device
+    on_chip = ON_CHIP_BYTES.get(device.device_kind, 0) if is_split and device is not None else 0
+    ahead = _slots_ahead(run, "slots of the other rollouts ahead", footprint.slots_beside)
+    gathering = {
+        "parameters, as sampling reads them": run.sampled[0] - min(_kernel_bytes(run), on_chip),
+        # The compiler lays out anew what it has gathered.
+        "the largest of them once more, while it is laid out": max(
+            _leaf_bytes(run.as_read, run.mesh, whole=True)
+        )
+        if is_split
+        else 0,
+        **ahead,
+    }
+    reading_prompts = {
         "parameters, as sampling reads them": run.sampled[0],
-        "the largest of them once more, while it is laid out": largest,
         "cache": cache,
         # Fewer hold prompts that are read before they are put into slots.
         **({"slots of the last rows": _cache(run, -(-rows // TAIL_SHARE))} if moves else {}),
@@ -452,9 +494,16 @@ def _sampling(run: _Run) -> Bytes:
             if moves and footprint.plays
             else {}
         ),
-        **_slots_ahead(run, "slots of the other rollouts ahead", footprint.slots_beside),
+        **ahead,
         "activations of a layer that reads the prompts": reading,
     }
+    return max(gathering, reading_prompts, key=lambda moment: sum(moment.values()))
+
+
+def _kernel_bytes(run: _Run) -> int:
+    """Bytes of the parameters that a sampling call reads for each token, without the table that it looks up in."""
+    table = {name: leaf for name, leaf in run.as_read["embed"].items() if name != "embedding"}
+    return _bytes({**run.as_read, "embed": table}, run.mesh, whole=True)
 
 
 def _cache(run: _Run, rows: int) -> int:
@@ -485,13 +534,30 @@ def _slots_ahead(run: _Run, name: str, collections: int) -> Bytes:
 
 
 def _prefill_bytes(run: _Run, rows: int) -> int:
-    """Bytes of the inside of an MLP and of attention where prompts are read, a part of them at a time."""
+    """Bytes at work where prompts are read, a part of them at a time: the inside of an MLP, or attention.
+
+    Attention has queries, keys, values and result, and of a block of rows the scores in float32 beside the weights that
+    they become.
+    """
     config, tensor = run.part.lm.config, run.mesh.shape["tensor"]
+    itemsize = jnp.dtype(run.part.dtype).itemsize
     tokens = rows_of_device(rows, run.mesh) * run.length
-    if not run.has_context:  # an encoder reads all rows at once
-        tokens = min(tokens, PREFILL_TOKENS)
-    width = 2 * config.mlp_width // tensor + 2 * run.part.lm.feature_width
-    return tokens * width * jnp.dtype(run.part.dtype).itemsize
+    mlp_width = 2 * config.mlp_width // tensor + 2 * run.part.lm.feature_width
+    if not isinstance(config, TransformerConfig):  # an encoder reads all rows at once
+        return tokens * mlp_width * itemsize
+    tokens = min(tokens, PREFILL_TOKENS)
+    attention_width = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim // tensor
+    prompt = max(run.length - run.footprint.window, 1)
+    with jax.sharding.use_abstract_mesh(run.mesh):
+        queries = prefill_columns(rows, prompt)
+        sizes = {"num_rows": rows, "num_heads": config.num_heads, "num_keys": prompt}
+        blocks = ScoreBlocks.fitting(**sizes, num_queries=queries)
+        scores = rows_of_device(rows) // blocks.rows * -(-queries // blocks.queries) * prompt
+    own_heads = config.num_heads if config.num_heads % tensor else config.num_heads // tensor
+    return max(
+        tokens * mlp_width * itemsize,
+        tokens * attention_width * itemsize + own_heads * scores * (4 + itemsize),
+    )
 
 
 def _activations(run: _Run) -> tuple[int, int]:

@@ -285,29 +285,62 @@ def test_the_gradient_of_logits_is_as_products_read_it_beside_that_of_the_table(
     assert pieces[GRADIENT]["gradient of the kernel, whole: a piece's, and those before"] == 2 * gradient
 
 
-def test_a_tied_table_that_is_frozen_lies_whole_beside_its_rounded_copy():
-    """GPT-2 adds positions to it in float32; a table that trains is gathered anew for each use."""
+def test_a_table_is_whole_to_embed_where_a_device_has_as_many_tokens_as_it_has_rows():
+    """There GPT-2's, which is tied and adds positions in float32, stays beside its rounded copy if it is frozen.
+
+    One that trains is gathered anew for each use.
+    """
     model, config = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97), jrl.default_sft_config()
-    rounded, both = (
-        planned(config.evolve(model={"num_layers_unfrozen": unfrozen}), model=model, compute_dtype="bfloat16")
-        for unfrozen in (-1, 1)
-    )
-    name = "kernel of the vocabulary as it is read, whole"
-    assert rounded.learning[LOGITS][name] == 2 * 128 * 32
-    assert both.learning[LOGITS][name] == (2 + 4) * 128 * 32
+    found = {}
+    for unfrozen, rows in ((-1, 32), (1, 32), (-1, 28), (1, 28)):  # of 16 tokens, on four devices
+        one = config.evolve(model={"num_layers_unfrozen": unfrozen})
+        plan = planned(one, model=model, compute_dtype="bfloat16", batch_size=rows)
+        table, gradients = "tables of embeddings as they are read, whole", "gradients of the table's uses"
+        found[unfrozen, rows] = (
+            plan.learning[LOGITS]["kernel of the vocabulary as it is read, whole"],
+            plan.learning["while it embeds"][table],
+            plan.learning["in the gradient of embeddings"][gradients],
+        )
+    whole = 4 * 128 * 32
+    assert found == {
+        (-1, 32): (whole // 2, whole + whole // 2, 2 * whole),
+        (1, 32): (whole + whole // 2, whole + whole // 2, 0),
+        (-1, 28): (whole // 2, 0, 2 * whole // 4),
+        (1, 28): (whole // 2, 0, 0),
+    }
 
 
 def test_prompts_are_read_in_parts_of_a_bounded_size():
     config, name = jrl.default_ppo_config(), "activations of a layer that reads the prompts"
     mesh = {"data": 4}
 
-    def found(rows):
-        one = config.evolve(method={"chunk_size": rows, "num_rollouts": rows})
-        return planned(one, mesh=mesh, seq_length=64).sampling[name]
+    def found(rows, completion):
+        method = {"chunk_size": rows, "num_rollouts": rows, "gen_kwargs": {"max_new_tokens": completion}}
+        return planned(config.evolve(method=method), mesh=mesh, seq_length=64).sampling[name]
 
     # Rows of 64 tokens, a quarter of them on a device: twice the MLP's inside and the stream.
-    assert found(8) == 2 * found(4) == 2 * 64 * (2 * 64 + 2 * 32) * 4
-    assert found(4 * 256) == found(4 * 512) == 16384 * (2 * 64 + 2 * 32) * 4
+    assert found(8, 60) == 2 * found(4, 60) == 2 * 64 * (2 * 64 + 2 * 32) * 4
+    assert found(4 * 256, 60) == found(4 * 512, 60) == 16384 * (2 * 64 + 2 * 32) * 4
+    # Longer prompts: queries, keys, values and result; the scores of four heads, and as many weights.
+    assert found(4, 24) == 64 * 4 * 32 * 4 + 2 * 4 * 40 * 40 * 4
+
+
+def test_a_tpu_has_kernels_on_chip_while_a_sampling_call_gathers():
+    """Where prompts are short, the table to which GPT-2 adds positions is then there twice, and nothing else."""
+    config = jrl.default_ppo_config().evolve(
+        model={"model_path": GPT2Config(n_layer=2, n_embd=256, n_head=4), "num_layers_unfrozen": -1},
+        train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"},
+        method={"num_rollouts": 4, "chunk_size": 4, "gen_kwargs": {"max_new_tokens": 8}},
+    )
+    table = 4 * 50304 * 256
+    found = {}
+    for kind in ("TPU v5 lite", "TPU v6 lite"):
+        device = AbstractDevice(kind, num_cores=1, platform="tpu")
+        mesh = abstract_mesh(fsdp=4, num_devices=4).update(abstract_device=device)
+        found[kind] = sum(plan_run(config, mesh).sampling.values())
+    assert 2 * table <= found["TPU v6 lite"] < 2.02 * table
+    # Its copy for the head beside it, and two layers.
+    assert found["TPU v5 lite"] - found["TPU v6 lite"] > table // 2 + 2 * 2 * 12 * 256**2
 
 
 @pytest.mark.parametrize("case", ["mixtral", "lfm2", "falcon_h1", "nemotron_h"])
@@ -341,12 +374,18 @@ def test_frozen_layers_are_passed_once_for_all_rows():
     assert sum(some.learning[some.fullest].values()) == some.step_bytes
 
 
+def mesh_of(device):
+    """Four devices of a platform; None: of no known one."""
+    mesh = abstract_mesh(fsdp=4, num_devices=4)
+    if device is None:
+        return mesh
+    return mesh.update(abstract_device=AbstractDevice(device, num_cores=None, platform=device))
+
+
 @pytest.mark.parametrize(("device", "frozen"), [("gpu", 2), ("tpu", 1), (None, 2)])
 def test_frozen_layers_lie_twice_but_on_tpus(device, frozen):
     """A shared body reads a stack of them; on a TPU it picks one at a time. Of three layers the last trains."""
-    mesh = abstract_mesh(fsdp=4, num_devices=4)
-    if device is not None:
-        mesh = mesh.update(abstract_device=AbstractDevice(device, num_cores=None, platform=device))
+    mesh = mesh_of(device)
     config = jrl.default_ppo_config().evolve(
         model={"model_path": TINY, "num_layers_unfrozen": 1}, train={"batch_size": 4, "seq_length": 16}
     )
@@ -357,6 +396,18 @@ def test_frozen_layers_lie_twice_but_on_tpus(device, frozen):
     stacked = [plan.learning[AT_WORK]["equal layers stacked, and their gradients"] for plan in found.values()]
     layer = stacked[1] // 6
     assert stacked == [(2 + frozen) * layer, 6 * layer]
+
+
+def test_narrow_heads_fill_the_tiles_of_a_tpu():
+    """Each of 16 keys or values of 8 numbers takes 128."""
+    config = jrl.default_ppo_config().evolve(
+        model={"model_path": TINY},
+        train={"batch_size": 4, "seq_length": 16},
+        method={"num_rollouts": 4, "chunk_size": 4},
+    )
+    plain, tpu = (plan_run(config, mesh_of(device)).sampling["cache"] for device in ("gpu", "tpu"))
+    buffers = 4 * 2 * 3 * 4 * 16  # of a row: bytes, keys and values, layers, heads, columns
+    assert tpu - plain == buffers * (128 - 8)
 
 
 def test_slots_have_the_cache_of_their_rows_and_of_the_last_ones():
