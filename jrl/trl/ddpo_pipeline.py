@@ -213,7 +213,8 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         self.pretrained_model = model.name
         self.pretrained_revision, self.use_lora = pretrained_model_revision, use_lora
         self.model = model if use_lora else model.merged()
-        self._scheduler = DDIMScheduler(self.model.schedule)
+        # A shift that depends on the size is that of the model's own.
+        self._scheduler = DDIMScheduler(self.model.at_size(self.model.latent_shape()).schedule)
         self._trainer: OwnedDDPO | None = None
         self._parts: Parts | None = None
         self._call = ImageCall(self.model)
@@ -458,7 +459,7 @@ def read_trained(model: DiffusionModel, folder: Path, lora: Lora | None) -> Para
 
     Args:
       model: Whose it is.
-      folder: Holds `pytorch_lora_weights.safetensors`, or the folder `unet`.
+      folder: Holds `pytorch_lora_weights.safetensors`, or the denoiser's folder (`unet`, or `transformer`).
       lora: The adapter that trains; None: the denoiser does.
     Raises:
       FileNotFoundError: If the folder holds no such thing.
@@ -466,7 +467,7 @@ def read_trained(model: DiffusionModel, folder: Path, lora: Lora | None) -> Para
     """
     if lora is not None:
         return {LORA: _adapters(model, folder, lora)}
-    files = TensorFiles(folder / UNET, DIFFUSERS_STEM)
+    files = TensorFiles(folder / model.unet.folder_name, DIFFUSERS_STEM)
     entries = model.unet.entries()
     names = {entry.name: entry.name for entry in entries if entry.name in files}
     check_entries(files, entries, names, is_ignored=lambda _: False, what="denoiser")

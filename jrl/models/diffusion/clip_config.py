@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jrl.models.diffusion.config_values import COUNT, POSITIVE, Kind, one_of, read_values, require
+from jrl.models.diffusion.config_values import (
+    COUNT,
+    POSITIVE,
+    UNREAD,
+    WHOLE,
+    Kind,
+    one_of,
+    read_values,
+    require,
+)
 
 MODEL_TYPE, CLASS_NAME = "clip_text_model", "CLIPTextModel"
+PROJECTED_CLASS = "CLIPTextModelWithProjection"
 _WHAT = "CLIP text encoder"
 _KINDS: Mapping[str, Kind] = {
     "vocab_size": COUNT,
@@ -22,47 +32,9 @@ _KINDS: Mapping[str, Kind] = {
     "layer_norm_eps": POSITIVE,
 }
 _FIXED: Mapping[str, tuple[Any, ...]] = {"model_type": (MODEL_TYPE,)}
-# Of training, of a pooled output, of classes and of generated text, which nobody reads here; ids that the tokenizer's
-# overrule; notes. Most are keys that transformers gives to the configs of all models.
-_SILENT = frozenset(
-    {
-        "architectures",
-        "attention_dropout",
-        "attn_implementation",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dropout",
-        "dtype",
-        "eos_token_id",
-        "finetuning_task",
-        "gradient_checkpointing",
-        "id2label",
-        "initializer_factor",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "prefix",
-        "problem_type",
-        "projection_dim",
-        "pruned_heads",
-        "return_dict",
-        "sep_token_id",
-        "task_specific_params",
-        "tf_legacy_loss",
-        "tie_encoder_decoder",
-        "tie_word_embeddings",
-        "tokenizer_class",
-        "torch_dtype",
-        "torchscript",
-        "transformers_version",
-        "use_bfloat16",
-        "use_cache",
-    }
-)
+# Of training, and of a pooled output, which nobody reads here.
+_SILENT = UNREAD | {"attention_dropout", "dropout", "initializer_factor", "initializer_range"}
+_POOLED = ("projection_dim", "eos_token_id")
 
 
 @dataclass(frozen=True)
@@ -97,15 +69,36 @@ class ClipTextConfig:
         )
 
 
+@dataclass(frozen=True)
+class ClipProjectedConfig(ClipTextConfig):
+    """A text encoder of CLIP that also makes one vector of the whole text. Names and defaults are transformers'.
+
+    Attributes:
+      projection_dim: Width of that vector.
+      eos_token_id: Id of the token whose state it is made of, the first of its kind. At 2, which old files say, it
+        is the token with the largest id.
+    """
+
+    projection_dim: int = 512
+    eos_token_id: int = 49407
+
+
 def read_clip_config(values: Mapping[str, Any]) -> ClipTextConfig:
     """The encoder that a `config.json` describes; keys that are missing have transformers' defaults.
 
     Raises:
       ValueError: If a key is unknown, or asks for what is not implemented; the message names it.
     """
-    return ClipTextConfig(**read_values(_WHAT, values, _KINDS, _FIXED, _SILENT))
+    return ClipTextConfig(**read_values(_WHAT, values, _KINDS, _FIXED, {*_SILENT, *_POOLED}))
+
+
+def read_clip_projected_config(values: Mapping[str, Any]) -> ClipProjectedConfig:
+    """The encoder of a `CLIPTextModelWithProjection`'s `config.json`; for the rest as `read_clip_config`."""
+    kinds = {**_KINDS, "projection_dim": COUNT, "eos_token_id": WHOLE}
+    return ClipProjectedConfig(**read_values(_WHAT, values, kinds, _FIXED, _SILENT))
 
 
 def stored_clip_config(config: ClipTextConfig, dtype: str = "float32") -> dict[str, Any]:
     """The `config.json` from which transformers builds the same encoder."""
-    return {"architectures": [CLASS_NAME], "model_type": MODEL_TYPE, "dtype": dtype, **asdict(config)}
+    name = PROJECTED_CLASS if isinstance(config, ClipProjectedConfig) else CLASS_NAME
+    return {"architectures": [name], "model_type": MODEL_TYPE, "dtype": dtype, **asdict(config)}

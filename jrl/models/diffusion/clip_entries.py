@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jrl.models.diffusion.clip_config import ClipTextConfig
+from jrl.models.diffusion.clip_config import ClipProjectedConfig, ClipTextConfig
 from jrl.models.diffusion.entries import linear_entries, norm_entries, path_of
 from jrl.models.families.base import Entry, table
 
-PREFIX = "text_model."
+PREFIX, PROJECTION = "text_model.", "text_projection"
 _IGNORED = "embeddings.position_ids"
 
 
@@ -33,9 +33,15 @@ def clip_entries(config: ClipTextConfig) -> list[Entry]:
     return [replace(entry, name=PREFIX + entry.name) for entry in found]
 
 
+def clip_projected_entries(config: ClipProjectedConfig) -> list[Entry]:
+    """The table of a `CLIPTextModelWithProjection`."""
+    projection = linear_entries(PROJECTION, config.hidden_size, config.projection_dim, bias=False)
+    return [*clip_entries(config), *projection]
+
+
 def current_name(name: str) -> str:
     """The table's name of a tensor: transformers from 5.6 on leaves the prefix away."""
-    return name if name.startswith(PREFIX) else PREFIX + name
+    return name if name.startswith((PREFIX, PROJECTION)) else PREFIX + name
 
 
 def is_ignored(name: str) -> bool:

@@ -90,9 +90,9 @@ class Layer(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """The residual stream behind the block."""
-        h = _norm(self.config, self.dtype, "layer_norm1")(x)
+        h = stack_norm(self.config, self.dtype, "layer_norm1")(x)
         x = x + CausalAttention(self.config.num_attention_heads, self.dtype, name="self_attn")(h)
-        h = _norm(self.config, self.dtype, "layer_norm2")(x)
+        h = stack_norm(self.config, self.dtype, "layer_norm2")(x)
         return constrain_rows(x + FeedForward(self.config, self.dtype, name="mlp")(h))
 
 
@@ -129,11 +129,12 @@ class LayerStack(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """The residual stream behind all of them."""
+    def __call__(self, x: Float[Array, "B Q D"]) -> tuple[Float[Array, "B Q D"], Float[Array, "B Q D"]]:
+        """The residual stream before the last of them, and behind it."""
+        before = x
         for index in range(self.config.num_hidden_layers):
-            x = Layer(self.config, self.dtype, name=f"layers_{index}")(x)
-        return x
+            before, x = x, Layer(self.config, self.dtype, name=f"layers_{index}")(x)
+        return before, x
 
 
 class ClipTextModule(nn.Module):
@@ -151,8 +152,8 @@ class ClipTextModule(nn.Module):
     def __call__(self, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
         """Hidden states of the last block, normed."""
         x = Embeddings(self.config, name="embeddings")(tokens).astype(self.dtype)
-        x = LayerStack(self.config, self.dtype, name="encoder")(x)
-        return _norm(self.config, self.dtype, "final_layer_norm")(x)
+        _, x = LayerStack(self.config, self.dtype, name="encoder")(x)
+        return stack_norm(self.config, self.dtype, "final_layer_norm")(x)
 
 
 @dataclass(frozen=True)
@@ -180,12 +181,7 @@ class ClipText:
         Raises:
           ValueError: If a row is longer than the table of positions.
         """
-        limit = self.config.max_position_embeddings
-        if tokens.shape[1] > limit:
-            raise ValueError(
-                f"`tokens` must have at most {limit} columns, the positions of the text encoder, got "
-                f"{tokens.shape[1]}. Does the tokenizer belong to it?"
-            )
+        check_length(self.config, tokens)
         context: Any = ClipTextModule(self.config, dtype).apply({"params": params}, tokens)
         return context
 
@@ -198,5 +194,20 @@ class ClipText:
         return stored_clip_config(self.config)
 
 
-def _norm(config: ClipTextConfig, dtype: Any, name: str) -> Norm:
+def check_length(config: ClipTextConfig, tokens: Int[Array, "B Q"]) -> None:
+    """Refuses rows that are longer than the table of positions.
+
+    Raises:
+      ValueError: Naming the limit.
+    """
+    limit = config.max_position_embeddings
+    if tokens.shape[1] > limit:
+        raise ValueError(
+            f"`tokens` must have at most {limit} columns, the positions of the text encoder, got "
+            f"{tokens.shape[1]}. Does the tokenizer belong to it?"
+        )
+
+
+def stack_norm(config: ClipTextConfig, dtype: Any, name: str) -> Norm:
+    """A norm over the residual stream."""
     return Norm("layer", config.layer_norm_eps, (config.hidden_size,), dtype, name=name)

@@ -33,6 +33,10 @@ def _is_number(value: Any) -> bool:
 
 
 COUNT = Kind("a positive whole number", _is_count)
+WHOLE = Kind(
+    "a whole number of at least 0",
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+)
 COUNTS = Kind(
     "a list of positive whole numbers",
     lambda value: isinstance(value, tuple) and bool(value) and all(map(_is_count, value)),
@@ -45,6 +49,41 @@ SIZE = Kind(
 )
 POSITIVE = Kind("a positive number", _is_number)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+UNREAD = frozenset(
+    {
+        "architectures",
+        "attn_implementation",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "finetuning_task",
+        "gradient_checkpointing",
+        "id2label",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "prefix",
+        "problem_type",
+        "pruned_heads",
+        "return_dict",
+        "sep_token_id",
+        "task_specific_params",
+        "tf_legacy_loss",
+        "tie_encoder_decoder",
+        "tie_word_embeddings",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "use_bfloat16",
+        "use_cache",
+    }
+)
+"""Keys that transformers gives to the configs of all models, of which none is computed with here: of training, of
+classes, of generated text, ids that the tokenizer's overrule, notes."""
 # How alike an unknown key and a known one must be for a slip of the pen: at 0.6, difflib's own, most names are alike.
 NEAR = 0.85
 

@@ -4,55 +4,47 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+from flax import traverse_util
 
-from jrl.models.diffusion.clip_config import read_clip_config
-from jrl.models.diffusion.clip_text import ClipText
-from jrl.models.diffusion.lora_files import LORA_FILE, has_lora, read_lora
-from jrl.models.diffusion.part_files import PART_FILES, VARIANT, Network, read_part
-from jrl.models.diffusion.pipeline import TEXT_ENCODER, UNET, VAE_PART, DiffusionModel
-from jrl.models.diffusion.saving import (
-    CONFIG,
+from jrl.models.diffusion.components import (
     MODEL_INDEX,
     SCHEDULER,
-    SCHEDULER_CONFIG,
+    STABLE_DIFFUSION_3,
     TOKENIZER,
-    FolderFiles,
-    StoredPart,
+    check_components,
+    kept_index,
+    pipeline_kind,
 )
-from jrl.models.diffusion.tokenizer import load_clip_tokenizer
-from jrl.models.diffusion.unet import UNet
-from jrl.models.diffusion.unet_config import read_unet_config
-from jrl.models.diffusion.vae import VAE
-from jrl.models.diffusion.vae_config import read_vae_config
-from jrl.models.hub import download, local_folder, named_folder, no_weights_on_hub, read_json
+from jrl.models.diffusion.described import CONFIG, SCHEDULER_CONFIG, DescribedFolder, read_config
+from jrl.models.diffusion.lora_files import LORA_FILE, has_lora, read_lora
+from jrl.models.diffusion.part_files import PART_FILES, VARIANT, Network, read_part
+from jrl.models.diffusion.pipeline import DiffusionModel
+from jrl.models.diffusion.saving import FolderFiles, StoredPart
+from jrl.models.diffusion.sd3_folder import describe_sd3_folder
+from jrl.models.diffusion.sd_folder import describe_sd_folder
+from jrl.models.hub import download, local_folder, no_weights_on_hub, read_json
 from jrl.models.safetensors_io import SUFFIX
-from jrl.ops.noise_schedule import make_noise_schedule
 
-# What each component has to be; None: anything, for its config is read whatever class it names.
-_CLASSES: Mapping[str, tuple[str, ...] | None] = {
-    UNET: ("UNet2DConditionModel",),
-    VAE_PART: ("AutoencoderKL",),
-    TEXT_ENCODER: ("CLIPTextModel",),
-    TOKENIZER: ("CLIPTokenizer", "CLIPTokenizerFast"),
-    SCHEDULER: None,
-}
-_BESIDE_PARTS = (MODEL_INDEX, LORA_FILE, f"{SCHEDULER}/*.json", f"{TOKENIZER}/*.json", f"{TOKENIZER}/*.txt")
+_BESIDE_PARTS = (
+    MODEL_INDEX,
+    LORA_FILE,
+    f"{SCHEDULER}/*.json",
+    *(f"{TOKENIZER}{number}/*.{end}" for number in ("", "_2", "_3") for end in ("json", "txt", "model")),
+)
 _DESCRIBING = (*_BESIDE_PARTS, *(f"{part}/{CONFIG}" for part in PART_FILES))
 """Files of a repository that tell what its model is."""
-_LEAST_SAMPLE_SIZE, _LEAST_VERSION = 64, (0, 9)
 
 
 def load_diffusion_model(
     path_or_repo: str | os.PathLike[str], *, revision: str = "main", variant: str | None = None
 ) -> DiffusionModel:
-    """Reads Stable Diffusion from a folder as diffusers writes it, or from the Hugging Face hub.
+    """Reads Stable Diffusion 1, 2, 3 or 3.5 from a folder as diffusers writes it, or from the Hugging Face hub.
 
     The weights stay on the host, in the dtype of their files. A safety checker and whatever else the folder holds is
     skipped, with a warning. A LoRA file in it becomes `found_lora`.
@@ -67,11 +59,10 @@ def load_diffusion_model(
         damaged or not finite.
     """
     folder = _find(path_or_repo, lambda: _fetch(str(path_or_repo), revision, variant))
-    model, parts = _described(folder, str(path_or_repo))
-    weights = {
-        name: read_part(folder / name, part, PART_FILES[name], variant) for name, part in parts.items()
-    }
-    return replace(model, weights=weights)
+    model, described = _described(folder, str(path_or_repo))
+    return _with_weights(
+        model, described, lambda name, part: read_part(folder / name, part, PART_FILES[name], variant)
+    )
 
 
 def describe_diffusion_model(
@@ -90,51 +81,47 @@ def describe_diffusion_model(
     """
     name = str(path_or_repo)
     folder = _find(path_or_repo, lambda: download(name, _DESCRIBING, ignored=(), revision=revision))
-    model, parts = _described(folder, name)
+    model, described = _described(folder, name)
     # Nothing is computed, no key either: devices may be absent that the mesh in force is of.
     key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = {name: jax.eval_shape(part.init, key) for name, part in parts.items()}
-    return replace(model, weights=shapes)
+    return _with_weights(model, described, lambda _, part: jax.eval_shape(part.init, key))
 
 
-def _described(folder: Path, name: str) -> tuple[DiffusionModel, dict[str, Network]]:
-    """(the model of a folder without weights, its parts that have some)."""
+def _described(folder: Path, name: str) -> tuple[DiffusionModel, DescribedFolder]:
+    """(the model of a folder without weights, what its configs say)."""
     index = read_json(folder / MODEL_INDEX)
-    _check_components(folder, index)
-    configs = {name: _config(folder / name) for name in PART_FILES}
-    with named_folder(folder / UNET):
-        unet = UNet(read_unet_config(_sized(folder, configs[UNET])))
-    with named_folder(folder / VAE_PART):
-        vae = VAE(read_vae_config(configs[VAE_PART]))
-    with named_folder(folder / TEXT_ENCODER):
-        text_encoder = ClipText(read_clip_config(configs[TEXT_ENCODER]))
-    _check_widths(folder, unet, vae, text_encoder)
-    scheduler = _config(folder / SCHEDULER, SCHEDULER_CONFIG)
-    with named_folder(folder / SCHEDULER):
-        schedule = make_noise_schedule(scheduler)
-    tokenizer = load_clip_tokenizer(
-        folder / TOKENIZER,
-        max_length=text_encoder.config.max_position_embeddings,
-        vocab_size=text_encoder.config.vocab_size,
-    )
-    parts: dict[str, Network] = {UNET: unet, VAE_PART: vae, TEXT_ENCODER: text_encoder}
+    kind = pipeline_kind(folder, index)
+    components = check_components(folder, index, kind)
+    describe = describe_sd3_folder if kind is STABLE_DIFFUSION_3 else describe_sd_folder
+    found = describe(folder, components)
     stored = {
-        name: StoredPart(part.stored_config(), part.entries(), PART_FILES[name].stem)
-        for name, part in parts.items()
+        part: StoredPart(
+            network.stored_config(), network.entries(), PART_FILES[part].stem, found.places[part]
+        )
+        for part, network in found.parts.items()
     }
+    scheduler = read_config(folder / SCHEDULER, SCHEDULER_CONFIG)
     model = DiffusionModel(
         name=name,
-        unet=unet,
-        vae=vae,
-        text_encoder=text_encoder,
-        tokenizer=tokenizer,
-        schedule=schedule,
+        unet=found.unet,
+        vae=found.vae,
+        text_encoder=found.text_encoder,
+        tokenizer=found.tokenizer,
+        schedule=found.schedule,
         weights={},
-        sample_size=_sample_size(unet),
-        found_lora=read_lora(folder, unet) if has_lora(folder) else None,
-        files=FolderFiles(_kept_index(index), stored, scheduler, tokenizer),
+        sample_size=found.sample_size,
+        found_lora=read_lora(folder, found.unet) if has_lora(folder) else None,
+        files=FolderFiles(kept_index(index, components, kind), stored, scheduler, found.tokenizers),
     )
-    return model, parts
+    return model, found
+
+
+def _with_weights(
+    model: DiffusionModel, described: DescribedFolder, make: Callable[[str, Network], Any]
+) -> DiffusionModel:
+    """The model with what `make` gives for each folder, in its place."""
+    weights = {described.places[name]: make(name, part) for name, part in described.parts.items()}
+    return replace(model, weights=traverse_util.unflatten_dict(weights))
 
 
 def _find(path_or_repo: str | os.PathLike[str], fetch: Callable[[], Path]) -> Path:
@@ -185,94 +172,3 @@ def _hint(folder: Path) -> str:
         f" It holds {single[0]}, all parts in one file; make a folder of it where diffusers is: "
         f"StableDiffusionPipeline.from_single_file('{folder / single[0]}').save_pretrained(...)"
     )
-
-
-def _check_components(folder: Path, index: Mapping[str, Any]) -> None:
-    """All that is needed is there and of a known kind; what else there is, is said."""
-    path = folder / MODEL_INDEX
-    present = {
-        name: str(value[1])
-        for name, value in index.items()
-        if isinstance(value, list) and len(value) == 2 and value[1] is not None
-    }
-    missing = [name for name in _CLASSES if name not in present]
-    if missing:
-        raise ValueError(
-            f"{path} names no {missing[0]}: a model must have {', '.join(_CLASSES)}, got "
-            f"{', '.join(present) or 'none of them'}."
-        )
-    for name, classes in _CLASSES.items():
-        if classes is not None and present[name] not in classes:
-            raise ValueError(
-                f"{path}: `{name}` must be {' or '.join(classes)}, got {present[name]!r}. Is it Stable Diffusion 1 or "
-                "2?"
-            )
-        if not (folder / name).is_dir():
-            raise FileNotFoundError(
-                f"{folder / name} is missing, though {MODEL_INDEX} names it. Is the download complete?"
-            )
-    skipped = [f"`{name}` ({kind})" for name, kind in present.items() if name not in _CLASSES]
-    if skipped:
-        warnings.warn(
-            f"{path}: {', '.join(skipped)} skipped: neither training nor its images use what is not the model.",
-            stacklevel=4,
-        )
-
-
-def _config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
-    path = folder / name
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing. Is the download complete?")
-    return read_json(path)
-
-
-def _sized(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The denoiser's config with the size that diffusers gives to the folders of its first versions."""
-    size, version = config.get("sample_size"), str(config.get("_diffusers_version", ""))
-    parts = version.split(".")[:2]
-    is_old = (
-        len(parts) == 2
-        and all(part.isdecimal() for part in parts)
-        and tuple(map(int, parts)) < _LEAST_VERSION
-    )
-    if not is_old or not isinstance(size, int) or size >= _LEAST_SAMPLE_SIZE:
-        return dict(config)
-    warnings.warn(
-        f"{folder / UNET / CONFIG}: `sample_size` {size} of a folder from diffusers {version} is read as "
-        f"{_LEAST_SAMPLE_SIZE}, as diffusers does: its first versions wrote a wrong one.",
-        stacklevel=4,
-    )
-    return {**config, "sample_size": _LEAST_SAMPLE_SIZE}
-
-
-def _sample_size(unet: UNet) -> tuple[int, int]:
-    size = unet.config.sample_size or _LEAST_SAMPLE_SIZE
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def _check_widths(folder: Path, unet: UNet, vae: VAE, text_encoder: ClipText) -> None:
-    """The parts belong to each other."""
-    pairs = (
-        ("in_channels", unet.config.in_channels, "latent_channels of vae", vae.channels),
-        ("out_channels", unet.config.out_channels, "in_channels", unet.config.in_channels),
-        (
-            "cross_attention_dim",
-            unet.config.cross_attention_dim,
-            "hidden_size of text_encoder",
-            text_encoder.config.hidden_size,
-        ),
-    )
-    for key, got, other, expected in pairs:
-        if got != expected:
-            raise ValueError(
-                f"{folder / UNET / CONFIG}: `{key}` must be {expected}, the {other}; got {got}. Is it a model for "
-                "text to image, and are all parts of one model?"
-            )
-
-
-def _kept_index(index: Mapping[str, Any]) -> dict[str, Any]:
-    """model_index.json with what was skipped marked as absent."""
-    return {
-        name: [None, None] if isinstance(value, list) and name not in _CLASSES else value
-        for name, value in index.items()
-    } | {"requires_safety_checker": False}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from flax import traverse_util
 
-from jrl.models.diffusion import clip_entries, vae_entries
+from jrl.models.diffusion import clip_entries, t5_encoder, vae_entries
 from jrl.models.diffusion.entries import as_stored
 from jrl.models.entries_io import check_entries, flat_tree, initial_shapes, some
 from jrl.models.families.base import Entry, Shape
@@ -40,8 +40,11 @@ class PartFiles(NamedTuple):
 
 PART_FILES: Mapping[str, PartFiles] = {
     "unet": PartFiles("diffusion_pytorch_model"),
+    "transformer": PartFiles("diffusion_pytorch_model"),
     "vae": PartFiles("diffusion_pytorch_model", vae_entries.current_name),
     "text_encoder": PartFiles("model", clip_entries.current_name, clip_entries.is_ignored),
+    "text_encoder_2": PartFiles("model", clip_entries.current_name, clip_entries.is_ignored),
+    "text_encoder_3": PartFiles("model", is_ignored=t5_encoder.is_ignored),
 }
 
 

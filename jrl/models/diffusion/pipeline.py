@@ -215,7 +215,7 @@ class DiffusionModel:
         return write
 
     def save(self, directory: Path) -> None:
-        """Writes the whole folder, which `diffusers.StableDiffusionPipeline.from_pretrained` reads.
+        """Writes the whole folder, which `from_pretrained` of its pipeline in diffusers reads.
 
         A found adapter is written beside the weights, as it was found: `merged()` first for one model without it.
 
@@ -226,7 +226,9 @@ class DiffusionModel:
             raise ValueError(
                 f"{self.name} came from no folder, so only its denoiser can be written; use `writer`."
             )
-        write_model_folder(directory, self.files, self.weights, self.found_lora)
+        write_model_folder(
+            directory, self.files, self.weights, self.found_lora, denoiser=self.unet.folder_name
+        )
 
 
 def decoding_dtype(compute_dtype: Any) -> Any:

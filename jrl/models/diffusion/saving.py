@@ -6,6 +6,7 @@ A folder changes in one step: killed at any moment, this leaves the old one or t
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from jrl.models.adapters.lora import Lora
+from jrl.models.diffusion.components import MODEL_INDEX, SCHEDULER
+from jrl.models.diffusion.described import CONFIG, SCHEDULER_CONFIG
 from jrl.models.diffusion.lora_files import LORA_FILE, FoundLora, write_lora
 from jrl.models.entries_io import entry_tensors
 from jrl.models.families.base import Entry
@@ -21,9 +24,7 @@ from jrl.models.folders import replace_folder
 from jrl.models.safetensors_write import write_tensors
 from jrl.typing import Params
 
-CONFIG, MODEL_INDEX = "config.json", "model_index.json"
-SCHEDULER, TOKENIZER, UNET = "scheduler", "tokenizer", "unet"
-SCHEDULER_CONFIG = "scheduler_config.json"
+UNET = "unet"
 DIFFUSERS_STEM, TRANSFORMERS_STEM = "diffusion_pytorch_model", "model"
 # What diffusers itself splits at.
 MAX_SHARD_BYTES = 10 * 10**9
@@ -37,11 +38,13 @@ class StoredPart:
       config: Its config.json.
       entries: Its tensors.
       stem: Of its tensor files.
+      place: Where its parameters are in the weights of the whole model.
     """
 
     config: Mapping[str, Any]
     entries: Sequence[Entry]
     stem: str
+    place: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +55,13 @@ class FolderFiles:
       index: model_index.json.
       parts: What has weights, by folder.
       scheduler: scheduler_config.json, as it was read.
-      tokenizer: A transformers tokenizer.
+      tokenizers: Tokenizers by folder; each can `save_pretrained`.
     """
 
     index: Mapping[str, Any]
     parts: Mapping[str, StoredPart]
     scheduler: Mapping[str, Any]
-    tokenizer: Any
+    tokenizers: Mapping[str, Any]
 
 
 def write_lora_folder(
@@ -95,7 +98,7 @@ def write_unet_folder(
       name: Of its folder: "unet", or "transformer".
       max_shard_bytes: Larger ones are split into several files with an index.
     """
-    part = StoredPart(config, entries, DIFFUSERS_STEM)
+    part = StoredPart(config, entries, DIFFUSERS_STEM, ())
     with replace_folder(directory, obsolete=_lies_in(LORA_FILE, name)) as staging:
         _write_part(staging / name, part, params, max_shard_bytes)
 
@@ -106,6 +109,7 @@ def write_model_folder(
     weights: Mapping[str, Params],
     adapter: FoundLora | None,
     *,
+    denoiser: str = UNET,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes a whole pipeline.
@@ -113,20 +117,23 @@ def write_model_folder(
     Args:
       directory: Made if missing. What an older pipeline left in the folders written stays nowhere.
       files: All but the arrays.
-      weights: One tree for each of `files.parts`.
+      weights: Of the whole model; `files.parts` say where each part's are.
       adapter: Written as a LoRA file beside; None: there is none, and an old one goes.
+      denoiser: Folder of what the adapter adapts.
       max_shard_bytes: Larger parts are split into several files with an index.
     """
-    obsolete = _lies_in(LORA_FILE, SCHEDULER, TOKENIZER, *files.parts)
+    obsolete = _lies_in(LORA_FILE, SCHEDULER, *files.tokenizers, *files.parts)
     with replace_folder(directory, obsolete=obsolete) as staging:
         _write_json(staging / MODEL_INDEX, files.index)
         for name, part in files.parts.items():
-            _write_part(staging / name, part, weights[name], max_shard_bytes)
+            params = functools.reduce(lambda tree, key: tree[key], part.place, weights)
+            _write_part(staging / name, part, params, max_shard_bytes)
         (staging / SCHEDULER).mkdir()
         _write_json(staging / SCHEDULER / SCHEDULER_CONFIG, files.scheduler)
-        files.tokenizer.save_pretrained(staging / TOKENIZER)
+        for name, tokenizer in files.tokenizers.items():
+            tokenizer.save_pretrained(staging / name)
         if adapter is not None:
-            write_lora(staging / LORA_FILE, adapter.lora, adapter.adapters, part=UNET)
+            write_lora(staging / LORA_FILE, adapter.lora, adapter.adapters, part=denoiser)
 
 
 def _lies_in(*names: str) -> Callable[[str], bool]:
@@ -137,7 +144,7 @@ def _lies_in(*names: str) -> Callable[[str], bool]:
 def _write_part(folder: Path, part: StoredPart, params: Params, max_shard_bytes: int) -> None:
     folder.mkdir()
     _write_json(folder / CONFIG, part.config)
-    # No vocabulary here is padded, so its size cuts nothing off.
+    # An entry whose vocabulary is padded cuts off what is too much itself.
     tensors = entry_tensors(part.entries, params, vocab_size=0)
     write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes, stem=part.stem)
 

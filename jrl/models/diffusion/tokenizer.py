@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer of CLIP's text encoder: transformers' own, under the rule that diffusion models were trained with."""
+"""Tokenizers of text encoders: transformers' own, under the rules that diffusion models were trained with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 
 @dataclass(frozen=True, eq=False)
-class ClipTokenizer:
+class PaddedTokenizer:
     """Texts to rows of one length: what is too long is cut, what is short is padded.
 
     Attributes:
@@ -25,7 +25,7 @@ class ClipTokenizer:
     length: int
 
     def __call__(self, texts: Sequence[str]) -> Int[np.ndarray, "B Q"]:
-        """Ids of the texts, int32, each with a start and at least one end."""
+        """Ids of the texts, int32, with the special tokens that the tokenizer adds."""
         rows = self.tokenizer(list(texts), padding="max_length", truncation=True, max_length=self.length)
         return np.asarray(rows["input_ids"], np.int32).reshape(-1, self.length)
 
@@ -34,7 +34,7 @@ class ClipTokenizer:
         self.tokenizer.save_pretrained(folder)
 
 
-def load_clip_tokenizer(folder: Path, *, max_length: int, vocab_size: int) -> ClipTokenizer:
+def load_clip_tokenizer(folder: Path, *, max_length: int, vocab_size: int) -> PaddedTokenizer:
     """Reads a tokenizer's folder.
 
     Args:
@@ -45,15 +45,46 @@ def load_clip_tokenizer(folder: Path, *, max_length: int, vocab_size: int) -> Cl
       FileNotFoundError: If the folder holds no tokenizer.
       ValueError: If it is damaged, or does not belong to the text encoder.
     """
-    if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
-        raise FileNotFoundError(
-            f"{folder} holds no tokenizer: it has neither tokenizer.json nor vocab.json with merges.txt."
-        )
     # Only here: importing jrl does not import transformers.
     from transformers import CLIPTokenizer
 
+    tokenizer = _load(
+        folder,
+        ("tokenizer.json", "vocab.json"),
+        vocab_size,
+        lambda: CLIPTokenizer.from_pretrained(folder, local_files_only=True),
+    )
+    return PaddedTokenizer(tokenizer, min(int(tokenizer.model_max_length), max_length))
+
+
+def load_t5_tokenizer(folder: Path, *, length: int, vocab_size: int) -> PaddedTokenizer:
+    """Reads the folder of a T5's tokenizer.
+
+    Args:
+      folder: With tokenizer.json, or with spiece.model, which transformers reads with sentencepiece.
+      length: Q of every row.
+      vocab_size: Entries of the text encoder's table.
+    Raises:
+      FileNotFoundError: If the folder holds no tokenizer.
+      ValueError: If it is damaged, or does not belong to the text encoder.
+    """
+    from transformers import T5TokenizerFast
+
+    tokenizer = _load(
+        folder,
+        ("tokenizer.json", "spiece.model"),
+        vocab_size,
+        lambda: T5TokenizerFast.from_pretrained(folder, local_files_only=True),
+    )
+    return PaddedTokenizer(tokenizer, length)
+
+
+def _load(folder: Path, files: tuple[str, ...], vocab_size: int, read: Callable[[], Any]) -> Any:
+    """A tokenizer of transformers, all of whose ids are below `vocab_size`; it needs one of the files."""
+    if not any((folder / name).is_file() for name in files):
+        raise FileNotFoundError(f"{folder} holds no tokenizer: it has neither {' nor '.join(files)}.")
     try:
-        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = read()
     except Exception as error:  # tokenizers raises bare ones
         reason = " ".join(str(error).split())
         raise ValueError(f"{folder} is refused by transformers: {type(error).__name__}: {reason}") from error
@@ -63,4 +94,4 @@ def load_clip_tokenizer(folder: Path, *, max_length: int, vocab_size: int) -> Cl
             f"{folder}: ids must be below {vocab_size}, the entries of the text encoder's table, got {largest}. Does "
             "the tokenizer belong to it?"
         )
-    return ClipTokenizer(tokenizer, min(int(tokenizer.model_max_length), max_length))
+    return tokenizer

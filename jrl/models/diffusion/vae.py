@@ -245,7 +245,7 @@ class VAE:
           latents: What the sampler ends with.
           dtype: Of the computation; float16 overflows in the decoder of Stable Diffusion.
         """
-        code = latents / self.config.scaling_factor
+        code = latents / self.config.scaling_factor + self.config.shift
         images: Any = VAEModule(self.config, dtype).apply({"params": params}, code, method=VAEModule.decode)
         return jnp.clip(images.astype(jnp.float32) / 2 + 0.5, 0.0, 1.0)
 
@@ -262,7 +262,7 @@ class VAE:
         mean, log_variance = jnp.split(code.astype(jnp.float32), 2, axis=-1)
         deviation = jnp.exp(jnp.clip(log_variance, SMALLEST, LARGEST) / 2)
         scale = self.config.scaling_factor
-        return LatentMoments(scale * mean, scale * deviation)
+        return LatentMoments(scale * (mean - self.config.shift), scale * deviation)
 
     def entries(self) -> list[Entry]:
         """Every tensor of its file."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -23,6 +24,12 @@ from jrl.models.diffusion.config_values import (
 CLASS_NAME = "AutoencoderKL"
 _WHAT = "VAE"
 _DOWN, _UP = "DownEncoderBlock2D", "UpDecoderBlock2D"
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 _KINDS: Mapping[str, Kind] = {
     "in_channels": COUNT,
     "out_channels": COUNT,
@@ -34,6 +41,7 @@ _KINDS: Mapping[str, Kind] = {
     "norm_num_groups": COUNT,
     "sample_size": SIZE,
     "scaling_factor": POSITIVE,
+    "shift_factor": Kind("a number, or null", lambda value: value is None or _is_finite(value)),
     "force_upcast": FLAG,
     "use_quant_conv": FLAG,
     "use_post_quant_conv": FLAG,
@@ -42,7 +50,6 @@ _KINDS: Mapping[str, Kind] = {
 # Keys with one supported value, the first; others that mean the same follow it.
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "act_fn": ("silu", "swish"),
-    "shift_factor": (None, 0, 0.0),
     "latents_mean": (None,),
     "latents_std": (None,),
 }
@@ -62,7 +69,8 @@ class VAEConfig:
       latent_channels: Of the code.
       norm_num_groups: Of all group norms.
       sample_size: Pixels along an edge of the images it was trained on; says nothing here.
-      scaling_factor: The denoiser's latents are the code times this.
+      scaling_factor: The denoiser's latents are the code, less the shift, times this.
+      shift_factor: That shift; None: 0.
       force_upcast: float16 overflows in it. Nothing is decoded in float16 in any case.
       use_quant_conv: The encoder ends with a 1 × 1 convolution.
       use_post_quant_conv: The decoder begins with one.
@@ -79,6 +87,7 @@ class VAEConfig:
     norm_num_groups: int = 32
     sample_size: int | tuple[int, int] = 32
     scaling_factor: float = 0.18215
+    shift_factor: float | None = None
     force_upcast: bool = True
     use_quant_conv: bool = True
     use_post_quant_conv: bool = True
@@ -94,6 +103,11 @@ class VAEConfig:
             require(_WHAT, key, len(types) == len(widths), f"{len(widths)} names, one for each width", types)
         fits = all(width % self.norm_num_groups == 0 for width in widths)
         require(_WHAT, "block_out_channels", fits, f"multiples of {self.norm_num_groups} groups", widths)
+
+    @property
+    def shift(self) -> float:
+        """`shift_factor`, with None resolved."""
+        return self.shift_factor or 0.0
 
     @property
     def factor(self) -> int:

@@ -203,6 +203,16 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
         index_of(text_encoder=["t", "T5EncoderModel"]),
         r"`text_encoder` must be CLIPTextModel",
     ),
+    "Stable Diffusion XL": (
+        index_of(
+            _class_name="StableDiffusionXLPipeline", text_encoder_2=["t", "CLIPTextModelWithProjection"]
+        ),
+        r"must be Stable Diffusion 1 or 2, or Stable Diffusion 3 .*got StableDiffusionXLPipeline",
+    ),
+    "Flux": (
+        index_of(_class_name="FluxPipeline", unet=None, transformer=["d", "FluxTransformer2DModel"]),
+        r"got FluxPipeline, which has `transformer`. Folders of .*Flux and others are not read",
+    ),
     "an empty folder": (
         lambda folder: shutil.rmtree(folder / "vae"),
         r"vae is missing, though model_index.json",
@@ -221,8 +231,8 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
         r"`up_block_types` must be .*'UpDecoderBlock2D'.*got",
     ),
     "shifted latents": (
-        config("vae", shift_factor=0.1),
-        r"`shift_factor` must be None .*not implemented.*got 0.1",
+        config("vae", latents_mean=[0.1]),
+        r"`latents_mean` must be None .*not implemented.*got \[0.1\]",
     ),
     "an activation": (
         config("text_encoder", hidden_act="relu"),

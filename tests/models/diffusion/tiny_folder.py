@@ -97,11 +97,11 @@ def save_tiny_folder(folder: Path) -> Path:
     files = FolderFiles(
         INDEX,
         {
-            name: StoredPart(part.stored_config(), part.entries(), PART_FILES[name].stem)
+            name: StoredPart(part.stored_config(), part.entries(), PART_FILES[name].stem, (name,))
             for name, part in parts.items()
         },
         SCHEDULER,
-        load_clip_tokenizer(tokens, max_length=16, vocab_size=600),
+        {"tokenizer": load_clip_tokenizer(tokens, max_length=16, vocab_size=600)},
     )
     write_model_folder(folder, files, {name: random_weights(part) for name, part in parts.items()}, None)
     return folder
