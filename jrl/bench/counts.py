@@ -89,10 +89,10 @@ class Counts:
 
     def __init__(self, subject: Subject) -> None:
         lm, options = subject.lm, subject.options
-        if any(layer.mixer is not None for layer in lm.config.layers):
+        if not all(layer.has_keys_alone for layer in lm.config.layers):
             raise ValueError(
                 f"`jrl bench` counts the operations of plain attention, and {lm.family.model_type} has layers of "
-                "another kind: a share of the peak would be wrong. Take a model of another family."
+                "another kind or size: a share of the peak would be wrong. Take a model of another family."
             )
         self.config, self.itemsize = lm.config, jnp.dtype(options.compute_dtype).itemsize
         shapes = initial_shapes(lm.init)

@@ -19,7 +19,15 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain
-from jrl.models.cache import Column, LayerCache, NewTokens, Places, attend_written, spread_kv_heads
+from jrl.models.cache import (
+    Column,
+    LayerCache,
+    LayerEntry,
+    NewTokens,
+    Places,
+    attend_written,
+    spread_kv_heads,
+)
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.fused_attention import FusedRows, KernelImplementation, attend_fused, fused_rows
 from jrl.models.layers import Norm, Projection
@@ -43,6 +51,8 @@ class AttentionContext(NamedTuple):
       column: Where the cache takes the next keys; None without a cache.
       fused: Rows that go through one kernel; None: through einsums and `masks`.
       recurrent: Real tokens in the order of a recurrence; None where no layer has one.
+      lent: Keys and values of earlier layers, by the number of the layer, for those that have none; None: no layer
+        lends any.
     """
 
     masks: tuple[Bool[Array, "B Q S"], ...] | None
@@ -51,6 +61,7 @@ class AttentionContext(NamedTuple):
     column: Column | Places | None = None
     fused: FusedRows | SplashRows | None = None
     recurrent: RecurrentRows | None = None
+    lent: dict[int, LayerCache] | None = None
 
 
 def full_context(
@@ -150,14 +161,7 @@ class Attention(nn.Module):
         """Names the projections."""
         config = self.config
 
-        def project(num_heads: int) -> Projection:
-            return Projection(
-                (config.width,), (num_heads, config.head_dim), config.qkv_bias, config.init_range, self.dtype
-            )
-
-        self.q = project(config.num_heads)
-        self.k = project(config.num_kv_heads)
-        self.v = project(config.num_kv_heads)
+        self.q = self._project(config.num_heads)
         self.o = Projection(
             (config.num_heads, config.head_dim),
             (config.width,),
@@ -167,42 +171,80 @@ class Attention(nn.Module):
         )
         self.normalises = config.qk_norm is not None and (config.qk_norm != "unit" or self.rotates)
         if self.normalises:
-            self.q_norm, self.k_norm = (
-                self._head_norm(heads) for heads in (config.num_heads, config.num_kv_heads)
-            )
+            self.q_norm = self._head_norm(config.num_heads)
+        if self.layer.keys_of is None:
+            self._name_keys_and_values()
         if config.attention_gate:
-            self.gate = project(config.num_heads)
+            self.gate = self._project(config.num_heads)
         if config.attention_sinks:
             init = nn.initializers.normal(config.init_range)
             self.sinks = self.param("sinks", init, (config.num_heads,), jnp.float32)
         self.dropout = nn.Dropout(config.attention_dropout)
 
+    def _name_keys_and_values(self) -> None:
+        config = self.config
+        self.k = self._project(config.num_kv_heads)
+        if not self.layer.keys_as_values:
+            self.v = self._project(config.num_kv_heads)
+        if self.normalises:
+            self.k_norm = self._head_norm(config.num_kv_heads)
+        if config.value_norm:
+            self.v_norm = Norm("rms_no_scale", config.norm_epsilon, (config.head_dim,), self.dtype)
+
+    def _project(self, num_heads: int) -> Projection:
+        config = self.config
+        return Projection(
+            (config.width,), (num_heads, config.head_dim), config.qkv_bias, config.init_range, self.dtype
+        )
+
     def __call__(
-        self, x: Float[Array, "B Q D"], context: AttentionContext, cache: LayerCache | None
-    ) -> tuple[Float[Array, "B Q D"], LayerCache | None]:
-        """Output of attention, to be added to the residual stream, and the cache with the new keys and values."""
-        config, rope = self.config, self.layer.rope
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        if self.normalises and not config.qk_norm_last:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            rotation = context.rotations[config.ropes.index(rope)]
-            if rope.rotates:
-                q, k = (rotate(part, rotation, interleaved=rope.interleaved) for part in (q, k))
-            if rotation.growth is not None:
-                q = q * rotation.growth[:, :, None, None].astype(q.dtype)
-        if self.normalises and config.qk_norm_last:
-            q, k = self.q_norm(q), self.k_norm(k)
+        self, x: Float[Array, "B Q D"], context: AttentionContext, cache: LayerEntry | None
+    ) -> tuple[Float[Array, "B Q D"], LayerEntry | None]:
+        """Output of attention, to be added to the residual stream, and the cache with the new keys and values.
+
+        Without a cache a layer that lends its keys and values returns these in its place.
+        """
+        config, layer = self.config, self.layer
+        q = self._placed(self.q(x), self.q_norm if self.normalises else None, context, grows=True)
         q = constrain(q, "batch", None, "heads", None)
-        k, v = spread_kv_heads(config.num_heads, k), spread_kv_heads(config.num_heads, v)
-        read = LayerCache((k,), (v,))
-        if cache is not None:
-            assert context.column is not None
-            read = cache = cache.append(read, context.column)
+        if layer.keys_of is not None:
+            assert context.lent is not None
+            read = context.lent[layer.keys_of]
+        else:
+            read = self._keys_and_values(x, context)
+            if cache is not None:
+                assert context.column is not None and isinstance(cache, LayerCache)
+                read = cache = cache.append(read, context.column)
+            elif layer.lends_keys:
+                cache = read
         out = self._attend(q, read, context)
         if config.attention_gate:
             out = out * jax.nn.sigmoid(self.gate(x))
         return self.o(constrain(out, "batch", None, "heads", None)), cache
+
+    def _keys_and_values(self, x: Float[Array, "B Q D"], context: AttentionContext) -> LayerCache:
+        k = self.k(x)
+        v = k if self.layer.keys_as_values else self.v(x)
+        if self.config.value_norm:
+            v = self.v_norm(v)
+        k = self._placed(k, self.k_norm if self.normalises else None, context, grows=False)
+        num_heads = self.config.num_heads
+        return LayerCache((spread_kv_heads(num_heads, k),), (spread_kv_heads(num_heads, v),))
+
+    def _placed(
+        self, x: Float[Array, "B Q N H"], norm: Norm | None, context: AttentionContext, *, grows: bool
+    ) -> Float[Array, "B Q N H"]:
+        """Queries or keys, normalised and rotated; queries may grow with their position."""
+        config, rope = self.config, self.layer.rope
+        if norm is not None and not config.qk_norm_last:
+            x = norm(x)
+        if rope is not None:
+            rotation = context.rotations[config.ropes.index(rope)]
+            if rope.rotates:
+                x = rotate(x, rotation, interleaved=rope.interleaved)
+            if grows and rotation.growth is not None:
+                x = x * rotation.growth[:, :, None, None].astype(x.dtype)
+        return norm(x) if norm is not None and config.qk_norm_last else x
 
     @property
     def rotates(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -91,7 +92,7 @@ class _Block(nn.Module):
     def _name_feed_forward(self) -> None:
         config, experts = self.config, self.layer.experts
         if experts is None:
-            self.mlp = Mlp(config, self.dtype)
+            self.mlp = Mlp(config, self.dtype, self.layer.mlp_width)
             return
         self.experts = ExpertsMlp(config, experts, self.dtype)
         if experts.shared_width is not None:
@@ -127,6 +128,9 @@ class _Block(nn.Module):
 class SequentialBlock(_Block):
     """x += attention(x), then x += MLP(x), with a norm before each, after each, or both. A layer may have one alone.
 
+    Where the decoder says so, x += norm(out(act(gate(x)) · what the layer reads of the token)) comes next, and last the
+    stream is scaled.
+
     Attributes:
       norm_inputs: The sublayers read a normalised stream.
       norm_outputs: What they add is normalised.
@@ -136,8 +140,9 @@ class SequentialBlock(_Block):
     norm_outputs: bool = False
 
     def setup(self) -> None:
-        """Names the norms."""
+        """Names the norms, and what follows the two sublayers."""
         super().setup()
+        config = self.config
         mixes, feeds_forward = self.layer.only != "feed_forward", self.layer.only != "mixer"
         if self.norm_inputs and mixes:
             self.attn_norm = self.norm()
@@ -145,18 +150,35 @@ class SequentialBlock(_Block):
             self.mlp_norm = self.norm()
         if self.norm_outputs:
             self.attn_out_norm, self.mlp_out_norm = self.norm(), self.norm()
+        if config.layer_input_width is not None:
+            narrow, wide = (config.layer_input_width,), (config.width,)
+            self.input_gate = Projection(wide, narrow, False, config.init_range, self.dtype)
+            self.input_out = Projection(narrow, wide, False, residual_init_range(config), self.dtype)
+            self.input_norm = self.norm()
+        if config.stream_scale:
+            self.stream_scale = self.param("stream_scale", nn.initializers.ones_init(), (1,), jnp.float32)
 
     def __call__(
-        self, x: Stream, context: AttentionContext, cache: LayerEntry | None
+        self,
+        x: Stream,
+        context: AttentionContext,
+        cache: LayerEntry | None,
+        layer_input: Float[Array, "B Q P"] | None = None,
     ) -> tuple[Stream, LayerEntry | None]:
         """The residual stream after this layer, and its cache."""
         if self.layer.only != "feed_forward":
             y, cache = self.attn(self.attn_norm(x) if self.norm_inputs else x, context, cache)
             x = self.add(x, self.attn_out_norm(y) if self.norm_outputs else y)
-        if self.layer.only == "mixer":
-            return x, cache
-        y = self.feed_forward(self.mlp_norm(x) if self.norm_inputs else x)
-        return self.add(x, self.mlp_out_norm(y) if self.norm_outputs else y), cache
+        if self.layer.only != "mixer":
+            y = self.feed_forward(self.mlp_norm(x) if self.norm_inputs else x)
+            x = self.add(x, self.mlp_out_norm(y) if self.norm_outputs else y)
+        if self.config.layer_input_width is not None:
+            assert layer_input is not None
+            y = ACTIVATIONS[self.config.activation](self.input_gate(x)) * layer_input
+            x = self.add(x, self.input_norm(self.input_out(constrain(y, "batch", None, "mlp"))))
+        if self.config.stream_scale:
+            x = x * jax.lax.stop_gradient(self.stream_scale)[None, None].astype(x.dtype)
+        return x, cache
 
 
 class ParallelBlock(_Block):

@@ -203,9 +203,9 @@ def _read_text(
     decoder: Decoder, tokens: Int[Array, "B L"], positions: Int[Array, "B L"], context: AttentionContext
 ) -> Float[Array, "B L D"]:
     """Final hidden states of a decoder, which its heads read."""
-    x = decoder.embed_tokens(tokens, positions)
-    x, _ = decoder.run_layers(x, context, 0, decoder.config.num_layers)
-    return decoder.norm(x)
+    embedded = decoder.embed_tokens(tokens, positions)
+    after, _ = decoder.run_layers(embedded, context, 0, decoder.config.num_layers)
+    return decoder.norm(after.x)
 
 
 def load_classifier(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
@@ -122,7 +122,27 @@ class LongRopeScaling:
         return frequencies / np.asarray(self.factors)
 
 
-RopeScaling = LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRopeScaling
+@dataclass(frozen=True)
+class ProportionalRopeScaling:
+    """The longest wavelengths of a whole head become infinite: their pairs stand still (Gemma 4).
+
+    Attributes:
+      pairs: So many pairs turn, those of the shortest wavelengths.
+      factor: Divides their positions.
+    """
+
+    pairs: int
+    factor: float = 1.0
+    attention_factor: ClassVar[float] = 1.0
+
+    def scale(self, frequencies: np.ndarray) -> np.ndarray:
+        """Rescales the inverse frequencies."""
+        return np.where(np.arange(len(frequencies)) < self.pairs, frequencies / self.factor, 0.0)
+
+
+RopeScaling = (
+    LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling | LongRopeScaling | ProportionalRopeScaling
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -349,6 +369,12 @@ class LayerConfig(Described):
         attention included.
       chunk: A row is cut into chunks of so many tokens, and a query reads its own chunk; None: it is not.
       only: The one sublayer that the block has: its mixer, or what feeds forward; None: it has both.
+      head_dim: H of this layer's attention; None: the decoder's. Rotary positions then say how many dimensions rotate.
+      num_kv_heads: K of this layer's attention; None: the decoder's.
+      mlp_width: Inner width of this layer's MLP; None: the decoder's.
+      keys_as_values: Values are what the keys are made from, before these are normalised and rotated.
+      keys_of: Number of an earlier layer whose keys and values are read: this one has none. None: its own.
+      lends_keys: Later layers read this one's keys and values.
     """
 
     attention_scale: float
@@ -358,6 +384,12 @@ class LayerConfig(Described):
     mixer: Mixer | None = field(default=None, metadata=LATER)
     chunk: int | None = field(default=None, metadata=LATER)
     only: Literal["mixer", "feed_forward"] | None = field(default=None, metadata=LATER)
+    head_dim: int | None = field(default=None, metadata=LATER)
+    num_kv_heads: int | None = field(default=None, metadata=LATER)
+    mlp_width: int | None = field(default=None, metadata=LATER)
+    keys_as_values: bool = field(default=False, metadata=LATER)
+    keys_of: int | None = field(default=None, metadata=LATER)
+    lends_keys: bool = field(default=False, metadata=LATER)
 
     @property
     def reach(self) -> tuple[int | None, int | None]:
@@ -371,8 +403,9 @@ class LayerConfig(Described):
 
     @property
     def has_keys_alone(self) -> bool:
-        """True where the cache holds keys and values, and nothing else."""
-        return self.mixer is None and self.only != "feed_forward"
+        """True where the cache holds the layer's own keys and values, of the decoder's sizes, and nothing else."""
+        attends = self.mixer is None and self.only != "feed_forward"
+        return attends and (self.head_dim, self.num_kv_heads, self.keys_of) == (None, None, None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -405,6 +438,7 @@ class TransformerConfig(Described):
         ("own_head"), without a scale and only in layers that rotate ("unit"), or over all heads ("all_heads"); None:
         not.
       qk_norm_last: They are normalised after they are rotated, not before.
+      value_norm: The values of each head are normalised, without a scale.
       attention_sinks: Each head has one more score, learned, whose value is 0: attention may read nothing.
       attention_softcap: Scores s become cap · tanh(s / cap); None: not.
       logit_softcap: The same for logits.
@@ -414,6 +448,10 @@ class TransformerConfig(Described):
       mlp_out_scale: Multiplies what the MLP adds; None: not.
       embedding_scale: Multiplies the embedding; None: not.
       embedding_norm: A norm follows the embedding.
+      layer_input_width: P, width of what every layer reads of a token beside the stream: a row of a table, and a
+        projection of the embedding (Gemma 3n). None: nothing.
+      layer_input_rows: Rows of that table.
+      stream_scale: The stream after a block is multiplied by a number of the checkpoint that never trains (Gemma 4).
       embedding_width: Width of embedding and head where it is not D: projections lead in and out.
       final_norm: A norm follows the last block.
       head_bias: The untied head has a bias.
@@ -449,6 +487,7 @@ class TransformerConfig(Described):
     attention_gate: bool = field(default=False, metadata=LATER)
     qk_norm: Literal["head", "own_head", "unit", "all_heads"] | None = None
     qk_norm_last: bool = field(default=False, metadata=LATER)
+    value_norm: bool = field(default=False, metadata=LATER)
     attention_sinks: bool = field(default=False, metadata=LATER)
     attention_softcap: float | None = None
     logit_softcap: float | None = None
@@ -458,6 +497,9 @@ class TransformerConfig(Described):
     mlp_out_scale: float | None = field(default=None, metadata=LATER)
     embedding_scale: float | None = None
     embedding_norm: bool = False
+    layer_input_width: int | None = field(default=None, metadata=LATER)
+    layer_input_rows: int | None = field(default=None, metadata=LATER)
+    stream_scale: bool = field(default=False, metadata=LATER)
     embedding_width: int | None = None
     final_norm: bool = True
     head_bias: bool = False
@@ -485,6 +527,53 @@ class TransformerConfig(Described):
                     f"`head_dim`, or the part of it that rotates, must be even and at least 2, got {dim}: rotary "
                     "positions rotate pairs of dimensions."
                 )
+        reads_more = self.layer_input_width is not None or self.stream_scale
+        if reads_more and self.block not in ("pre_norm", "sandwich", "output_norm"):
+            raise ValueError(
+                "`layer_input_width` and `stream_scale` must be unset where sublayers stand side by side, or norms on "
+                f"the stream; got block = {self.block!r}."
+            )
+        for index, layer in enumerate(self.layers):
+            self._check_layer(index, layer)
+
+    def _check_layer(self, index: int, layer: LayerConfig) -> None:
+        """Raises ValueError on sizes of a layer's own, or lent keys, that do not fit the rest."""
+        num_kv_heads = layer.num_kv_heads or self.num_kv_heads
+        if self.num_heads % num_kv_heads:
+            raise ValueError(
+                f"`num_kv_heads` of layer {index} must divide num_heads = {self.num_heads}, got {num_kv_heads}."
+            )
+        if layer.head_dim is not None and layer.rope is not None and layer.rope.dim is None:
+            raise ValueError(
+                f"`rope.dim` of layer {index} must be given: its heads are of a width of their own, {layer.head_dim}, "
+                "and rotary positions are told apart by themselves alone."
+            )
+        own = layer.head_dim, layer.num_kv_heads, layer.keys_of, layer.keys_as_values, layer.lends_keys
+        if layer.mixer is not None and own != (None, None, None, False, False):
+            raise ValueError(
+                f"`head_dim`, `num_kv_heads`, `keys_of`, `keys_as_values` and `lends_keys` of layer {index} must be "
+                f"unset: they are attention's alone, and its mixer is {type(layer.mixer).__name__}."
+            )
+        if layer.keys_of is None:
+            return
+        source = self.layers[layer.keys_of] if 0 <= layer.keys_of < index else None
+        sizes = layer.head_dim, layer.num_kv_heads
+        if source is None or not source.lends_keys or sizes != (source.head_dim, source.num_kv_heads):
+            raise ValueError(
+                f"`keys_of` of layer {index} must be the number of an earlier layer that lends keys and values of the "
+                f"same sizes, got {layer.keys_of}."
+            )
+
+    def for_layer(self, layer: LayerConfig) -> TransformerConfig:
+        """The decoder with the sizes of one of its layers in the place of its own."""
+        if (layer.head_dim, layer.num_kv_heads, layer.mlp_width) == (None, None, None):
+            return self
+        return replace(
+            self,
+            head_dim=layer.head_dim or self.head_dim,
+            num_kv_heads=layer.num_kv_heads or self.num_kv_heads,
+            mlp_width=layer.mlp_width or self.mlp_width,
+        )
 
     @property
     def num_layers(self) -> int:
@@ -500,6 +589,16 @@ class TransformerConfig(Described):
     def ropes(self) -> tuple[Rope, ...]:
         """The different rotary positions of the layers, in order of appearance."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """The different widths of heads of the layers, in order of appearance."""
+        return tuple(dict.fromkeys(layer.head_dim or self.head_dim for layer in self.layers))
+
+    @property
+    def mlp_widths(self) -> tuple[int, ...]:
+        """The different inner widths of the layers' MLPs, in order of appearance."""
+        return tuple(dict.fromkeys(layer.mlp_width or self.mlp_width for layer in self.layers))
 
     @property
     def is_recurrent(self) -> bool:

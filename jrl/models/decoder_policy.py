@@ -31,7 +31,7 @@ from jrl.models.routing import (
     record_shape,
     replayed,
 )
-from jrl.models.transformer import Decoder
+from jrl.models.transformer import Carried, Decoder
 from jrl.typing import Features, Frozen, ModelInputs, Params, PRNGKey, Trunk
 
 VALUE_BRANCH = "value_branch"
@@ -70,13 +70,13 @@ class DecoderPolicy:
     counts_experts: bool = False
 
     def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
-        """Hidden states before layer `cut`."""
+        """What layer `cut` reads."""
         if self.cut is None:
             return None
         context, positions = self._context(inputs)
         variables = {**self._variables({}, frozen), **replayed(self.config, inputs.experts)}
-        x = self._embed(variables, inputs, positions)
-        return self._run(variables, x, context, 0, self.cut, method="run_layers")[0]
+        embedded = self._embed(variables, inputs, positions)
+        return self._run(variables, embedded, context, 0, self.cut, method="run_layers")[0]
 
     def branch(
         self, params: Params, frozen: Frozen, trunk: Trunk, inputs: ModelInputs, dropout_key: PRNGKey | None
@@ -87,32 +87,32 @@ class DecoderPolicy:
         context, positions = self._context(inputs, dropout_key)
         key, value_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         variables = {**self._variables(params, frozen), **replayed(self.config, inputs.experts)}
-        x = jax.lax.stop_gradient(trunk)
+        carried = jax.lax.stop_gradient(trunk)
         if self.cut is None:
-            x = self._embed(variables, inputs, positions, key)
+            carried = self._embed(variables, inputs, positions, key)
         start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
 
-        def run(x: Array, start: int, stop: int) -> tuple[Array, Any]:
-            arguments: tuple[Any, ...] = (x, context, start, stop)
+        def run(carried: Carried, start: int, stop: int) -> tuple[Carried, Any]:
+            arguments: tuple[Any, ...] = (carried, context, start, stop)
             if not self.counts_experts:
                 return self._run(variables, *arguments, method="run_layers", dropout_key=key)[0], None
-            counted: tuple[Array, Any] = self._run(
+            counted: tuple[Carried, Any] = self._run(
                 variables, *arguments, inputs.attention_mask, method="run_layers_counted", dropout_key=key
             )
             return counted
 
-        shared, lower = run(x, self.cut or 0, start)
-        x, upper = run(shared, start, stop)
+        shared, lower = run(carried, self.cut or 0, start)
+        last, upper = run(shared, start, stop)
         load = jax.tree.map(jnp.add, lower, upper)
-        hidden = self._run(variables, x, method="norm")
+        hidden = self._run(variables, last.x, method="norm")
         # A reference has no value branch: nobody asks it for values.
         if VALUE_BRANCH not in params:
             return Features(hidden, hidden, load)
         own = {"params": params[VALUE_BRANCH]}
         # Its layers train, whatever those that they are copies of do, and their routers choose for themselves.
         training = replace(self, decoder=self.decoder.clone(first_trained=0))
-        x, _ = training._run(own, shared, context, start, stop, method="run_layers", dropout_key=value_key)
-        return Features(hidden, self._run(own, x, method="norm"), load)
+        last, _ = training._run(own, shared, context, start, stop, method="run_layers", dropout_key=value_key)
+        return Features(hidden, self._run(own, last.x, method="norm"), load)
 
     def logits(
         self, params: Params, frozen: Frozen, hidden: Float[Array, "*rows D"]
@@ -169,38 +169,39 @@ class DecoderPolicy:
         if vectors is not None:
             arguments = vectors, positions, True
             x = self._run(variables, *arguments, method="embed_vectors", dropout_key=dropout_key)
+            carried = Carried(x, {}, ())
         else:
             assert tokens is not None
-            x = self._embed(variables, ModelInputs(tokens, mask), positions, dropout_key, is_whole=True)
+            inputs = ModelInputs(tokens, mask)
+            carried = self._embed(variables, inputs, positions, dropout_key, is_whole=True)
 
-        def run(variables: Variables, x: Array, start: int, stop: int, caches: Any) -> Any:
-            return self._run(
-                variables, x, context, start, stop, caches, method="run_layers", dropout_key=dropout_key
-            )
+        def run(variables: Variables, carried: Carried, start: int, stop: int, caches: Any) -> Any:
+            arguments = (carried, context, start, stop, caches)
+            return self._run(variables, *arguments, method="run_layers", dropout_key=dropout_key)
 
-        def run_recorded(x: Array, start: int, stop: int) -> Any:
+        def run_recorded(carried: Carried, start: int, stop: int) -> Any:
             """The stream, the entries, and one array of choices for all layers that have some."""
             layers, caches = [index for index in recorded if start <= index < stop], cache.layers[start:stop]
             if not layers:
-                return *run(variables, x, start, stop, caches), []
-            (x, entries), routed = self.decoder.apply(
+                return *run(variables, carried, start, stop, caches), []
+            (carried, entries), routed = self.decoder.apply(
                 variables,
-                *(x, context, start, stop, caches),
+                *(carried, context, start, stop, caches),
                 method="run_layers",
                 rngs=self._rngs(dropout_key),
                 mutable=[ROUTED],
             )
-            return x, entries, [chosen_of(self.config, routed[ROUTED], layers)]
+            return carried, entries, [chosen_of(self.config, routed[ROUTED], layers)]
 
         recorded = () if cache.experts is None else expert_layers(self.config)
-        shared, lower, lower_chosen = run_recorded(x, 0, start)
-        x, upper, upper_chosen = run_recorded(shared, start, stop)
-        value = hidden = self._run(variables, x, method="norm")
+        shared, lower, lower_chosen = run_recorded(carried, 0, start)
+        last, upper, upper_chosen = run_recorded(shared, start, stop)
+        value = hidden = self._run(variables, last.x, method="norm")
         value_layers = cache.value_layers
         if VALUE_BRANCH in params:
             own = {"params": params[VALUE_BRANCH]}
-            x, value_layers = run(own, shared, start, stop, value_layers)
-            value = self._run(own, x, method="norm")
+            last, value_layers = run(own, shared, start, stop, value_layers)
+            value = self._run(own, last.x, method="norm")
         after = new.after._replace(layers=lower + upper, value_layers=value_layers)
         if recorded:
             chosen = jnp.concatenate([*lower_chosen, *upper_chosen], axis=2)
@@ -286,7 +287,7 @@ class DecoderPolicy:
         key: PRNGKey | None = None,
         *,
         is_whole: bool = False,
-    ) -> Array:
+    ) -> Carried:
         # Padding may hold any id, even one outside the vocabulary: nothing of it may reach a result.
         tokens = jnp.where(inputs.attention_mask, inputs.tokens, 0)
         noise = None
@@ -294,7 +295,8 @@ class DecoderPolicy:
             width = self.config.embedding_width or self.config.width
             noise = self.noise(jax.random.fold_in(key, NOISE_STREAM), tokens, width)
         arguments = tokens, positions, noise, is_whole
-        return self._run(variables, *arguments, method="embed_tokens", dropout_key=key)
+        found: Carried = self._run(variables, *arguments, method="embed_tokens", dropout_key=key)
+        return found
 
     def _run(self, variables: Variables, *args: Any, method: str, dropout_key: PRNGKey | None = None) -> Any:
         return self.decoder.apply(variables, *args, method=method, rngs=self._rngs(dropout_key))

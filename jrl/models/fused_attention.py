@@ -183,13 +183,22 @@ def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
     if jnp.dtype(compute_dtype) not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 or float16, and `train.compute_dtype` is {jnp.dtype(compute_dtype).name}"
     widest = 256 if capability[0] == 9 else 128
-    if config.head_dim % 8 or config.head_dim > widest:
+    if reason := _no_such_heads(config, widest):
+        return reason
+    widest = max(config.head_dims)
+    if is_absent and widest > 128:  # jax 0.10 asks the process's own devices how wide heads may be
         return (
-            f"its heads are a multiple of 8 and at most {widest} wide, and the model's are {config.head_dim}"
+            f"JAX compiles its kernel for heads wider than 128, here {widest}, only where the GPU itself is"
         )
-    if is_absent and config.head_dim > 128:  # jax 0.10 asks the process's own devices how wide heads may be
-        return f"JAX compiles its kernel for heads wider than 128, here {config.head_dim}, only where the GPU itself is"
     return None
+
+
+def _no_such_heads(config: TransformerConfig, widest: int) -> str | None:
+    """Why a kernel does not serve the widths of the model's heads; None where it does."""
+    if all(size % 8 == 0 and size <= widest for size in config.head_dims):
+        return None
+    sizes = " and ".join(str(size) for size in config.head_dims)
+    return f"its heads are a multiple of 8 and at most {widest} wide, and the model's are {sizes}"
 
 
 def _no_splash(config: TransformerConfig, compute_dtype: Any) -> str | None:
@@ -200,9 +209,7 @@ def _no_splash(config: TransformerConfig, compute_dtype: Any) -> str | None:
         return f"it needs a TPU, and the model computes on a {here}"
     if jnp.dtype(compute_dtype) not in (jnp.bfloat16, jnp.float32):
         return f"it computes in bfloat16 or float32, and `train.compute_dtype` is {jnp.dtype(compute_dtype).name}"
-    if config.head_dim % 8 or config.head_dim > 256:
-        return f"its heads are a multiple of 8 and at most 256 wide, and the model's are {config.head_dim}"
-    return None
+    return _no_such_heads(config, 256)
 
 
 _NO_KERNEL: Mapping[KernelImplementation, Callable[[TransformerConfig, Any], str | None]] = {

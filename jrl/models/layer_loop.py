@@ -80,13 +80,14 @@ def _repeats(kinds: Sequence[Hashable], start: int, period: int) -> int:
 
 def run_blocks(
     blocks: Sequence[nn.Module],
-    call: Callable[[Any, Stream], Any],
+    call: Callable[..., Any],
     x: Stream,
     *,
     alike: Callable[[int], tuple[Hashable, nn.Module]],
     share: bool | None,
     remat: bool,
     num_frozen: int = 0,
+    given: Sequence[tuple[Any, ...]] | None = None,
 ) -> Stream:
     """The residual stream after blocks that are called one after the other.
 
@@ -95,23 +96,25 @@ def run_blocks(
 
     Args:
       blocks: Bound to their variables.
-      call: Calls one of them. What else it reads is the same for all.
+      call: Calls one of them, with the stream and what is given to it alone. What else it reads is the same for all.
       x: The stream before them.
       alike: Of a block's index: what must be equal beside its variables, and a module like it that is bound to nothing
         and recomputes nothing.
       share: Equal blocks share a body; None: where that is the platform's form.
       remat: The backward pass recomputes what a shared body does in each round; the blocks say it for themselves.
       num_frozen: So many of the first blocks have parameters without a gradient; adapters may have one.
+      given: Further arguments of `call` for each block, trees of arrays of the same shapes for all; None: none.
     """
     share = products().shares_layers if share is None else share
+    given = [()] * len(blocks) if given is None else given
     if not share:
-        for block in blocks:
-            x = call(block, x)
+        for block, own in zip(blocks, given, strict=True):
+            x = call(block, x, *own)
         return x
     variables = [block.variables for block in blocks]
     for run in find_runs([(alike(index)[0], _kind(tree)) for index, tree in enumerate(variables)]):
         if run.repeats == 1:
-            x = call(blocks[run.start], x)
+            x = call(blocks[run.start], x, *given[run.start])
             continue
         body: list[Any] = [alike(run.start + offset)[1] for offset in range(run.period)]
         stop = run.start + run.period * run.repeats
@@ -123,16 +126,18 @@ def run_blocks(
             lying = [[{**tree, "params": {}} for tree in trees] for trees in lying]
         stacked = [_stack([_rounded(tree, body[0].dtype) for tree in trees]) for trees in lying]
         keys = [_stack([_rngs(block) for block in blocks[each]]) for each in equal]
-        x = _scan(body, call, x, stacked, keys, frozen, repeats=run.repeats, remat=remat)
+        owned = [_stack(given[each]) for each in equal]
+        x = _scan(body, call, x, stacked, keys, owned, frozen, repeats=run.repeats, remat=remat)
     return x
 
 
 def _scan(
     body: Sequence[nn.Module],
-    call: Callable[[Any, Stream], Any],
+    call: Callable[..., Any],
     x: Stream,
     variables: Sequence[Any],
     keys: Sequence[dict[str, Array]],
+    owned: Sequence[Any],
     frozen: Sequence[Sequence[Any]] | None,
     *,
     repeats: int,
@@ -144,22 +149,28 @@ def _scan(
     """
 
     def step(x: Stream, each: Any) -> tuple[Stream, None]:
-        round_index, *given = each
-        for offset, (module, own, rngs) in enumerate(zip(body, *given, strict=True)):
+        round_index, *stacks = each
+        for offset, (module, own, rngs, given) in enumerate(zip(body, *stacks, strict=True)):
 
             def one(
-                x: Stream, own: Any, rngs: Any, index: Array, module: Any = module, offset: int = offset
+                x: Stream,
+                own: Any,
+                rngs: Any,
+                given: Any,
+                index: Array,
+                module: Any = module,
+                offset: int = offset,
             ) -> Any:
                 if frozen is not None:
                     own = _with_picked(own, frozen[offset], index, module.dtype)
-                return nn.apply(call, module)(own, x, rngs=rngs)
+                return nn.apply(call, module)(own, x, *given, rngs=rngs)
 
             # Between the rounds of a loop the compiler merges nothing, so that it need not be kept from it.
             again = jax.checkpoint(one, prevent_cse=False, policy=None if remat else _is_dear)
-            x = again(x, own, rngs, round_index)
+            x = again(x, own, rngs, given, round_index)
         return x, None
 
-    return jax.lax.scan(step, x, (jnp.arange(repeats), variables, keys))[0]
+    return jax.lax.scan(step, x, (jnp.arange(repeats), variables, keys, owned))[0]
 
 
 def _with_picked(variables: Any, frozen: Sequence[Any], index: Array, dtype: Any) -> Any:

@@ -173,14 +173,15 @@ class ObjectTensors:
         """Names of the tensors."""
         return iter(self.info)
 
-    def read(self, name: str, dtype: Any = None) -> np.ndarray:
-        """Reads a tensor, all of whose values are finite; see `TensorFiles.read`."""
+    def read(self, name: str, dtype: Any = None, *, finite: bool = True) -> np.ndarray:
+        """Reads a tensor; see `TensorFiles.read`."""
         info, tensor = self.info[name], self._tensors[name].detach().cpu()
         # NumPy's own dtypes are torch's too; the others fit into float32 without loss.
         array = (tensor if info.dtype.isbuiltin == 1 else tensor.float()).numpy()
         with np.errstate(all="ignore"):
             array = array.astype(info.dtype if dtype is None else dtype, copy=False)
-        check_finite(array, info.path, name)
+        if finite:
+            check_finite(array, info.path, name)
         return array
 
     def _describe(self, name: str) -> TensorInfo:

@@ -95,9 +95,9 @@ class TextTensors:
         """Names of the tensors."""
         return iter(self.info)
 
-    def read(self, name: str, dtype: Any = None) -> np.ndarray:
-        """Reads a tensor, all of whose values are finite; see `TensorFiles.read`."""
-        return self._files.read(self._names[name], dtype)
+    def read(self, name: str, dtype: Any = None, *, finite: bool = True) -> np.ndarray:
+        """Reads a tensor; see `TensorFiles.read`."""
+        return self._files.read(self._names[name], dtype, finite=finite)
 
 
 def check_origin(place: Place | None) -> Place:
@@ -132,7 +132,8 @@ def whole_checkpoint(
     found = {layout.file_name(name, table): tensor for name, tensor in text.items()}
     for name, info in files.info.items():
         if layout.table_name(name, table) is None:
-            found[name] = LazyTensor(info.dtype, info.shape, partial(files.read, name))
+            # Ranges of a vision tower may be unbounded.
+            found[name] = LazyTensor(info.dtype, info.shape, partial(files.read, name, finite=False))
     return found
 
 

@@ -59,14 +59,14 @@ class Mxfp4Tensors:
         """Names of the tensors."""
         return iter(self.info)
 
-    def read(self, name: str, dtype: Any = None) -> np.ndarray:
-        """Reads a tensor, all of whose values are finite; see `TensorFiles.read`."""
+    def read(self, name: str, dtype: Any = None, *, finite: bool = True) -> np.ndarray:
+        """Reads a tensor; see `TensorFiles.read`."""
         if name not in self._packed:
-            return self._files.read(name, dtype)
+            return self._files.read(name, dtype, finite=finite)
         info = self.info[name]
         blocks, scales = self._files.read(name + BLOCKS), self._files.read(name + SCALES)
         found = expand(blocks, scales, info.dtype if dtype is None else dtype)
-        for index in np.ndindex(found.shape[:-2]):
+        for index in np.ndindex(found.shape[:-2]) if finite else ():
             check_finite(found[index], info.path, name)
         return found
 

@@ -160,11 +160,11 @@ def branch_start(
             f"got {num_value_layers_unfrozen}."
         )
     if isinstance(adapter, VirtualTokens):
-        if not all(layer.has_keys_alone for layer in config.layers):
+        if not all(layer.has_keys_alone for layer in config.layers) or config.layer_input_width is not None:
             raise ValueError(
                 f"`peft_config` must not ask for {adapter.name} tuning of this model: virtual tokens are keys and "
-                "values, or stand before a row's first token, and some of its layers have a cache of another kind. "
-                "Take LoRA."
+                "values, or stand before a row's first token, and some of its layers have a cache of another kind, or "
+                "read more of a token than its embedding. Take LoRA."
             )
         if num_value_layers_unfrozen:
             raise ValueError(

@@ -76,8 +76,8 @@ class Tensors(Protocol):
     def __iter__(self) -> Iterator[str]:
         """Names of the tensors."""
 
-    def read(self, name: str, dtype: Any = None) -> np.ndarray:
-        """Reads a tensor, all of whose values are finite."""
+    def read(self, name: str, dtype: Any = None, *, finite: bool = True) -> np.ndarray:
+        """Reads a tensor, all of whose values must be finite, but where it is said that they need not be."""
 
 
 class TensorFiles:
@@ -115,14 +115,15 @@ class TensorFiles:
         """Names of the tensors."""
         return iter(self.info)
 
-    def read(self, name: str, dtype: Any = None) -> np.ndarray:
-        """Reads a tensor, all of whose values are finite.
+    def read(self, name: str, dtype: Any = None, *, finite: bool = True) -> np.ndarray:
+        """Reads a tensor.
 
         Args:
           name: Of the tensor.
           dtype: Of the result; None: the file's.
+          finite: All values must be finite.
         Raises:
-          ValueError: If the file ends early, or a value is NaN or infinite (in the file, or in `dtype`).
+          ValueError: If the file ends early, or a value is NaN or infinite (in the file, or in `dtype`) where none may.
         """
         info = self.info[name]
         tensor = np.empty(info.shape, info.dtype if dtype is None else dtype)
@@ -133,7 +134,8 @@ class TensorFiles:
                 with safe_open(info.path, "numpy") as file, np.errstate(all="ignore"):
                     for piece in _ranges(mapped.start, mapped.stop, PIECE_BYTES // row_bytes):
                         rows[piece] = file.get_slice(name)[piece] if info.shape else file.get_tensor(name)
-                        check_finite(rows[piece], info.path, name)
+                        if finite:
+                            check_finite(rows[piece], info.path, name)
         except SafetensorError as error:
             raise _unreadable(info.path, error) from error
         return tensor

@@ -59,18 +59,18 @@ class StackedExperts:
         """Names of the tensors."""
         return iter(self.info)
 
-    def read(self, name: str, dtype: Any = None) -> np.ndarray:
-        """Reads a tensor, all of whose values are finite; see `TensorFiles.read`.
+    def read(self, name: str, dtype: Any = None, *, finite: bool = True) -> np.ndarray:
+        """Reads a tensor; see `TensorFiles.read`.
 
         The last stacked tensor is kept: experts of one layer are read one after the other.
         """
         if name not in self._shares:
-            return self._files.read(name, dtype)
+            return self._files.read(name, dtype, finite=finite)
         stacked, expert, start, stop = self._shares[name]
-        key = stacked, dtype
+        key = stacked, dtype, finite
         last = self._last
         if last is None or last[0] != key:
-            last = self._last = key, self._files.read(stacked, dtype)
+            last = self._last = key, self._files.read(stacked, dtype, finite=finite)
         return last[1][expert, start:stop]
 
 

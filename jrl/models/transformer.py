@@ -8,7 +8,9 @@ float32; `dtype` is that of the computation; norms, softmax and logits are float
 from __future__ import annotations
 
 import functools
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +20,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.mesh import constrain_rows
 from jrl.models.attention import AttentionContext, full_context
 from jrl.models.blocks import equal_layers, make_block, stream_norm
-from jrl.models.cache import LayerEntry
+from jrl.models.cache import LayerCache, LayerEntry, empty_layer_cache
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.layer_loop import run_blocks
-from jrl.models.layers import Projection, Table, add_adapter, as_row, stored_kernel
+from jrl.models.layers import Norm, Projection, Table, add_adapter, as_row, stored_kernel
 from jrl.models.products import contract
 from jrl.models.routing import ROUTED, load_of, no_load
 from jrl.typing import ExpertLoad
@@ -54,6 +56,24 @@ class Head(nn.Module):
             bias = self.param("bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32)
             logits += as_row(bias.astype(jnp.float32), logits.ndim)
         return logits
+
+
+class Carried(NamedTuple):
+    """What one layer hands on to the next.
+
+    Attributes:
+      x: The residual stream.
+      lent: Keys and values of layers that lend theirs, by the number of the layer.
+      inputs: What each of the layers to come reads of the tokens beside the stream; () where they read nothing else.
+    """
+
+    x: Float[Array, "B Q D"]
+    lent: dict[int, LayerCache]
+    inputs: tuple[Float[Array, "B Q P"], ...]
+
+    def given(self, count: int) -> list[tuple[Float[Array, "B Q P"], ...]]:
+        """Further arguments of each of the next `count` layers."""
+        return [(own,) for own in self.inputs[:count]] if self.inputs else [()] * count
 
 
 def hide_padding(logits: Float[Array, "*rows V"], vocab_size: int) -> Float[Array, "*rows V"]:
@@ -92,6 +112,11 @@ class Decoder(nn.Module):
             )
         if config.embedding_norm:
             self.embed_norm = stream_norm(config, self.dtype)
+        if config.layer_input_width is not None and config.layer_input_rows is not None:
+            each = config.num_layers, config.layer_input_width
+            self.layer_embed = Table(config.layer_input_rows, math.prod(each), config.init_range, "vocab")
+            self.layer_embed_in = Projection((config.width,), each, False, config.init_range, self.dtype)
+            self.layer_embed_norm = Norm(config.norm, config.norm_epsilon, each[1:], self.dtype)
         if config.learned_positions:
             rows = config.max_positions + config.position_offset
             self.position = Table(rows, config.width, config.init_range, None)
@@ -112,15 +137,14 @@ class Decoder(nn.Module):
         self, tokens: Int[Array, "B L"], positions: Int[Array, "B L"], context: AttentionContext
     ) -> Float[Array, "B L V"]:
         """Logits of whole rows, over the padded vocabulary."""
-        x = self.embed_tokens(tokens, positions)
-        x, _ = self.run_layers(x, context, 0, self.config.num_layers)
-        return self.logits(self.norm(x))
+        after, _ = self.run_layers(self.embed_tokens(tokens, positions), context, 0, self.config.num_layers)
+        return self.logits(self.norm(after.x))
 
     def without_layers(
         self, tokens: Int[Array, "B L"], positions: Int[Array, "B L"]
     ) -> Float[Array, "B L V"]:
         """Touches every part but the layers, which is what `init` needs."""
-        return self.logits(self.norm(self.embed_tokens(tokens, positions)))
+        return self.logits(self.norm(self.embed_tokens(tokens, positions).x))
 
     def embed_tokens(
         self,
@@ -128,8 +152,8 @@ class Decoder(nn.Module):
         positions: Int[Array, "B Q"],
         noise: Float[Array, "B Q W"] | None = None,
         is_whole: bool = False,
-    ) -> Float[Array, "B Q D"]:
-        """The residual stream before the first layer; `noise` is added to the embeddings.
+    ) -> Carried:
+        """What the first layer reads; `noise` is added to the embeddings.
 
         `is_whole` as of `jrl.models.layers.Table`.
         """
@@ -140,7 +164,20 @@ class Decoder(nn.Module):
         if self.config.embedding_scale is not None:
             # Rounded to the compute dtype first, as in the torch implementations.
             x = x.astype(self.dtype) * jnp.asarray(self.config.embedding_scale, self.dtype)
-        return self.embed_vectors(x, positions, is_whole)
+        x = self.embed_vectors(x, positions, is_whole)
+        return Carried(x, {}, self._layer_inputs(tokens, x, is_whole))
+
+    def _layer_inputs(
+        self, tokens: Int[Array, "B Q"], x: Float[Array, "B Q D"], is_whole: bool
+    ) -> tuple[Float[Array, "B Q P"], ...]:
+        """(norm(projection(x)) + √P · row of the token) / √2 for each layer."""
+        width = self.config.layer_input_width
+        if width is None:
+            return ()
+        read = self.layer_embed_norm(self.layer_embed_in(x) * jnp.asarray(x.shape[-1] ** -0.5, self.dtype))
+        rows = self.layer_embed(tokens, self.dtype, is_whole=is_whole) * jnp.asarray(width**0.5, self.dtype)
+        both = (read + rows.reshape(read.shape)) * jnp.asarray(2**-0.5, self.dtype)
+        return tuple(both[:, :, index] for index in range(self.config.num_layers))
 
     def embed_vectors(
         self, x: Float[Array, "B Q W"], positions: Int[Array, "B Q"], is_whole: bool = False
@@ -157,62 +194,86 @@ class Decoder(nn.Module):
 
     def run_layers(
         self,
-        x: Float[Array, "B Q D"],
+        carried: Carried,
         context: AttentionContext,
         start: int,
         stop: int,
         caches: tuple[LayerEntry, ...] | None = None,
-    ) -> tuple[Float[Array, "B Q D"], tuple[LayerEntry, ...]]:
+    ) -> tuple[Carried, tuple[LayerEntry, ...]]:
         """Layers `start` to `stop − 1`; `caches` has one entry for each of them, or is None.
 
         With caches every layer has its own body: so each cache is written in place, token by token.
         """
         if caches is None:
 
-            def call(block: Any, x: Array) -> Any:
-                return block(x, context, None)[0]
+            def call(block: Any, x: Array, context: AttentionContext, *own: Array) -> Any:
+                return block(x, context, None, *own)
 
-            alike = equal_layers(self.config, start, self.dtype, self.first_trained)
-            layers, share = self.layers[start:stop], self.share_layers
-            frozen = max(self.first_trained - start, 0)
-            return run_blocks(
-                layers, call, x, alike=alike, share=share, remat=self.remat, num_frozen=frozen
-            ), ()
-        updated = []
-        for layer, cache in zip(self.layers[start:stop], caches, strict=True):
-            x, cache = layer(x, context, cache)
-            updated.append(cache)
-        return x, tuple(updated)
+            x, lent = self._run_rows(call, carried.x, carried, context, start, stop)
+            return Carried(x, lent, carried.inputs[stop - start :]), ()
+        x, lent, updated = carried.x, dict(carried.lent), []
+        given = carried.given(stop - start)
+        for index, cache, own in zip(range(start, stop), caches, given, strict=True):
+            x, entry = self.layers[index](x, context._replace(lent=lent), cache, *own)
+            if self.config.layers[index].lends_keys:
+                lent[index] = entry
+            updated.append(entry)
+        return Carried(x, lent, carried.inputs[stop - start :]), tuple(updated)
 
     def run_layers_counted(
         self,
-        x: Float[Array, "B Q D"],
+        carried: Carried,
         context: AttentionContext,
         start: int,
         stop: int,
         mask: Bool[Array, "B Q"],
-    ) -> tuple[Float[Array, "B Q D"], ExpertLoad]:
+    ) -> tuple[Carried, ExpertLoad]:
         """Layers `start` to `stop − 1` of whole rows, and the load of their experts by the tokens of a mask."""
 
-        def call(block: Any, carried: Any) -> Any:
-            x, load = carried
+        def call(block: Any, counted: Any, context: AttentionContext, *own: Array) -> Any:
+            x, load = counted
             module, variables = block.unbind()
             rngs = {"dropout": block.make_rng("dropout")} if block.has_rng("dropout") else {}
-            (x, _), routed = module.apply(variables, x, context, None, rngs=rngs, mutable=[ROUTED])
-            return x, jax.tree.map(jnp.add, load, load_of(routed, mask, self.config))
+            (x, entry), routed = module.apply(variables, x, context, None, *own, rngs=rngs, mutable=[ROUTED])
+            return (x, jax.tree.map(jnp.add, load, load_of(routed, mask, self.config))), entry
 
-        alike = equal_layers(self.config, start, self.dtype, self.first_trained)
-        carried: Any = x, no_load(self.config, x.shape[0])
-        found: Any = run_blocks(
-            self.layers[start:stop],
-            call,
-            carried,
-            alike=alike,
-            share=self.share_layers,
-            remat=self.remat,
-            num_frozen=max(self.first_trained - start, 0),
-        )
-        return found
+        counted = carried.x, no_load(self.config, carried.x.shape[0])
+        (x, load), lent = self._run_rows(call, counted, carried, context, start, stop)
+        return Carried(x, lent, carried.inputs[stop - start :]), load
+
+    def _run_rows(
+        self,
+        call: Callable[..., Any],
+        x: Any,
+        carried: Carried,
+        context: AttentionContext,
+        start: int,
+        stop: int,
+    ) -> tuple[Any, dict[int, LayerCache]]:
+        """What the layers make of x, and the keys and values that are lent after them; layers that lend stand alone."""
+        lent, given = dict(carried.lent), carried.given(stop - start)
+        lenders = [index for index in range(start, stop) if self.config.layers[index].lends_keys]
+        for first, lender in zip([start, *(index + 1 for index in lenders)], [*lenders, None], strict=True):
+            last = stop if lender is None else lender
+            own_context = context._replace(lent=lent or None)
+
+            def step(block: Any, x: Any, *own: Array, context: AttentionContext = own_context) -> Any:
+                return call(block, x, context, *own)[0]
+
+            x = run_blocks(
+                self.layers[first:last],
+                step,
+                x,
+                alike=equal_layers(self.config, first, self.dtype, self.first_trained),
+                share=self.share_layers,
+                remat=self.remat,
+                num_frozen=max(self.first_trained - first, 0),
+                given=given[first - start : last - start],
+            )
+            if lender is not None:
+                x, entry = call(self.layers[lender], x, own_context, *given[lender - start])
+                lent = {**lent, lender: entry}
+        return x, lent
 
     def norm(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Final norm of the stream, in the embedding's width, which the heads read."""
@@ -251,8 +312,12 @@ def init_decoder(config: TransformerConfig, key: Array) -> dict[str, Any]:
 def _init_block(config: TransformerConfig, layer: LayerConfig, key: Array) -> dict[str, Any]:
     ids = jnp.zeros((1, 1), jnp.int32)
     context = full_context(config, jnp.ones((1, 1), bool), ids)
-    block = make_block(config, layer, jnp.float32)
-    variables = block.init(key, jnp.zeros((1, 1, config.width)), context, None)
+    if layer.keys_of is not None:
+        keys = empty_layer_cache(config.for_layer(layer), 1, 1, jnp.float32)
+        context = context._replace(lent={layer.keys_of: keys})
+    block, own = make_block(config, layer, jnp.float32), config.layer_input_width
+    given = () if own is None else (jnp.zeros((1, 1, own)),)
+    variables = block.init(key, jnp.zeros((1, 1, config.width)), context, None, *given)
     return dict(variables["params"])
 
 

@@ -20,7 +20,13 @@ from transformers import (
     Phi3Config,
 )
 
-from tests.models import family_cases_b, family_cases_c, family_cases_mixers, family_cases_moe
+from tests.models import (
+    family_cases_b,
+    family_cases_c,
+    family_cases_gemma4,
+    family_cases_mixers,
+    family_cases_moe,
+)
 from tests.models.case_fields import GPT, IDS, MODERN
 
 NEO: dict[str, Any] = dict(hidden_size=32, num_layers=4, num_heads=4, initializer_range=0.1, **IDS)
@@ -63,4 +69,5 @@ CASES: dict[str, Any] = {
     **family_cases_moe.CASES,
     **family_cases_c.CASES,
     **family_cases_mixers.CASES,
+    **family_cases_gemma4.CASES,
 }

@@ -11,6 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from transformers import (
     Gemma3Config,
+    Gemma4Config,
     Llama4Config,
     Mistral3Config,
     Qwen2_5_VLConfig,
@@ -24,6 +25,7 @@ from jrl.models.multimodal import TextLayout
 from tests.models.case_fields import MODERN
 from tests.models.family_cases_b import GEMMA3, WIDE_HEADS, WINDOW
 from tests.models.family_cases_c import GROWTH, LLAMA4
+from tests.models.family_cases_gemma4 import GEMMA4
 from tests.models.family_cases_mixers import DELTA, MOE
 
 PROCESSOR = json.dumps({"image_processor_type": "Gemma3ImageProcessor"})
@@ -46,6 +48,14 @@ CASES: dict[str, Any] = {
         image_token_index=90,
         boi_token_index=91,
         eoi_token_index=92,
+    ),
+    "gemma4": Gemma4Config(
+        text_config=GEMMA4,
+        vision_config=EYES
+        | dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8)
+        | dict(position_embedding_size=16),
+        audio_config=dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, output_proj_dims=16)
+        | dict(subsampling_conv_channels=[4, 2]),
     ),
     "llama4": Llama4Config(
         text_config=LLAMA4,

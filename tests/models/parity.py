@@ -134,9 +134,9 @@ def perturbed(hf_config: Any, seed: int) -> Any:
             # Its scale multiplies as 1 + scale and begins at 1 in torch; trained ones are about 0.
             if type(module).__name__ == "NemotronLayerNorm1P":
                 module.weight.sub_(1.0)
-        # What steers the choice of experts is no parameter there.
+        # What steers the choice of experts, and what scales the stream, is no parameter there.
         for name, buffer in oracle.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 buffer.add_(0.2 * torch.randn_like(buffer))
         # Blocks speak louder than the embedding, or a tied head repeats the last token for ever.
         oracle.get_input_embeddings().weight.mul_(0.3)
@@ -202,11 +202,11 @@ def jrl_stream(model: Any, params: Any, tokens: np.ndarray, mask: np.ndarray) ->
 
         positions = token_positions(mask)
         context = full_context(model.config, mask, positions)
-        found = [call(tokens, positions, method="embed_tokens")]
+        carried = [call(tokens, positions, method="embed_tokens")]
         for index in range(model.config.num_layers):
-            found.append(call(found[-1], context, index, index + 1, method="run_layers")[0])
-        hidden = call(found[-1], method="norm")
-        return [*found, hidden, call(hidden, method="logits")[..., : model.vocab_size]]
+            carried.append(call(carried[-1], context, index, index + 1, method="run_layers")[0])
+        hidden = call(carried[-1].x, method="norm")
+        return [*(each.x for each in carried), hidden, call(hidden, method="logits")[..., : model.vocab_size]]
 
     return [np.asarray(part) for part in run(params, tokens, mask)]
 

@@ -59,7 +59,9 @@ def test_peft_finds_the_modules_that_are_adapted_under_the_same_names(family):
     _, _, names = lora_report(family)
     with torch.device("meta"):
         oracle = auto_class(CONFIGS[family]).from_config(CONFIGS[family])
-        peft = get_peft_model(oracle, LoraConfig(r=2, target_modules=list(DEFAULT_TARGETS[family])))
+        targets = DEFAULT_TARGETS[family]
+        targets = targets if isinstance(targets, str) else list(targets)
+        peft = get_peft_model(oracle, LoraConfig(r=2, target_modules=targets))
     theirs = {name.replace(".default.", ".") for name, _ in peft.named_parameters() if ".lora_" in name}
     # PEFT matches the eyes of a multimodal model by the same names.
     text = {name for name in theirs if "vision" not in name and "visual" not in name}

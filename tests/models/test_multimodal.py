@@ -23,6 +23,7 @@ def vision(prefix):
         f"{prefix}layers.0.self_attn.q_proj.weight": rng.normal(size=(6, 4)).astype(ml_dtypes.bfloat16),
         f"{prefix}steps": np.arange(3, dtype=np.int64),
         f"{prefix}scale": np.asarray(0.3, np.float32),
+        f"{prefix}input_max": np.asarray(np.inf, np.float32),
     }
 
 

@@ -55,7 +55,9 @@ def test_a_stacked_tensor_is_read_once_for_all_experts(folder, monkeypatch):
     stack(folder / "model.safetensors", 5)
     read, plain = [], TensorFiles.read
     monkeypatch.setattr(
-        TensorFiles, "read", lambda self, name, dtype=None: read.append(name) or plain(self, name, dtype)
+        TensorFiles,
+        "read",
+        lambda self, name, dtype=None, **options: read.append(name) or plain(self, name, dtype, **options),
     )
     load_checkpoint(folder)
     counts = [read.count(name) for name in {*read} if ".experts." in name]

@@ -27,7 +27,12 @@ from jrl.typing import Params, PRNGKey
 
 _ABOVE = int(np.iinfo(np.int32).max)
 # What acts before the layers counts as the first of them, what acts after them is above all.
-_OUTSIDE_LAYERS: Mapping[str, int] = {"embed_in": 0, "embed_out": _ABOVE, "lm_head": _ABOVE}
+_OUTSIDE_LAYERS: Mapping[str, int] = {
+    "embed_in": 0,
+    "layer_embed_in": 0,
+    "embed_out": _ABOVE,
+    "lm_head": _ABOVE,
+}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from jrl.models.adapters.target_parameters import (
 from jrl.models.families import find_family
 from jrl.models.families.base import Entry, Shape
 
-DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
+DEFAULT_TARGETS: Mapping[str, tuple[str, ...] | str] = {
     "t5": ("q", "v"),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
     **dict.fromkeys(("bloom", "gpt_neox"), ("query_key_value",)),
@@ -47,7 +47,9 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("nemotron", "olmo3", "phi", "qwen2_moe", "seed_oss"), ("q_proj", "v_proj")),
     **dict.fromkeys(("stablelm", "starcoder2"), ("q_proj", "v_proj")),
     **dict.fromkeys(("llama4", "llama4_text"), ("q_proj", "v_proj")),
-    **dict.fromkeys(("gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("gemma3", "gemma4_text", "mistral3", "qwen2_5_vl", "qwen3_vl"), ("q_proj", "v_proj")),
+    # In torch the eyes have modules of these names that PEFT cannot adapt.
+    "gemma4": r".*language_model\..*\.(q_proj|v_proj)",
     "falcon": ("query_key_value",),
     **dict.fromkeys(("bert", "roberta"), ("query", "value")),
     "distilbert": ("q_lin", "v_lin"),

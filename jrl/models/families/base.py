@@ -228,6 +228,7 @@ class Family:
       base_prefix: Prefix that checkpoints of the bare body lack.
       file_prefix: What files have in its place; None: the same.
       ignored: Patterns of tensors that old checkpoints hold and nobody needs (masks, inverse frequencies).
+      ignored_in: The same for models of a config.
       has_prediction_layer: Checkpoints hold one layer behind the last, `model.layers.<num_layers>`: that of multi-token
         prediction, which serves speculative decoding alone.
       kind: What the architecture is for.
@@ -244,6 +245,7 @@ class Family:
     base_prefix: str
     file_prefix: str | None = None
     ignored: tuple[str, ...] = ()
+    ignored_in: Callable[[Any], tuple[str, ...]] = lambda config: ()
     has_prediction_layer: bool = False
     kind: Literal["causal", "seq2seq", "encoder"] = "causal"
     classifier: str | None = None
@@ -270,7 +272,7 @@ class Family:
         """True where a tensor of this name holds nothing that a model of this config learns."""
         if self.has_prediction_layer and name.startswith(f"model.layers.{config.num_layers}."):
             return True
-        return any(re.search(pattern, name) for pattern in self.ignored)
+        return any(re.search(pattern, name) for pattern in (*self.ignored, *self.ignored_in(config)))
 
 
 ACTIVATIONS: Mapping[str, str] = {

@@ -127,6 +127,7 @@ def read_config(
     norm_epsilon: float | None = None,
     attention_dropout: float | None = None,
     mlp_width: int | None = None,
+    num_kv_heads: int | None = None,
 ) -> TransformerConfig:
     """A decoder of the plain kind: RMSNorm before attention and gated MLP, no biases.
 
@@ -138,6 +139,7 @@ def read_config(
       norm_epsilon: Of the norms; None: `rms_norm_eps`.
       attention_dropout: Rate on the attention weights; None: the config's.
       mlp_width: Inner width of the MLP; None: `intermediate_size`.
+      num_kv_heads: Key/value heads; None: `num_key_value_heads`.
     Raises:
       ValueError: If the activation is unknown.
     """
@@ -146,7 +148,7 @@ def read_config(
         width=hf.hidden_size,
         layers=layers,
         num_heads=hf.num_attention_heads,
-        num_kv_heads=hf.num_key_value_heads,
+        num_kv_heads=hf.num_key_value_heads if num_kv_heads is None else num_kv_heads,
         head_dim=read_head_dim(hf),
         mlp_width=hf.intermediate_size if mlp_width is None else mlp_width,
         max_positions=hf.max_position_embeddings,
@@ -167,9 +169,10 @@ def read_config(
 def entries(config: TransformerConfig, names: Names = LLAMA) -> list[Entry]:
     """Every tensor of a checkpoint with LLaMA's names, or those that a family has for some of them."""
     found = outer_entries(config, names)
-    for index in range(config.num_layers):
+    for index, layer in enumerate(config.layers):
+        name, path = f"model.layers.{index}.mlp", f"layers_{index}/mlp"
         found += attention_block_entries(config, index, names)
-        found += gated_mlp_entries(config, f"model.layers.{index}.mlp", f"layers_{index}/mlp", names)
+        found += gated_mlp_entries(config.for_layer(layer), name, path, names)
     return found
 
 
@@ -195,14 +198,17 @@ def gated_mlp_entries(config: TransformerConfig, name: str, path: str, names: Na
 
 def attention_block_entries(config: TransformerConfig, index: int, names: Names = LLAMA) -> list[Entry]:
     """Entries of a block without its MLP: its norms, and attention with the norms of queries and keys."""
-    name, path = f"model.layers.{index}", f"layers_{index}"
-    found = attention_entries(config, f"{name}.self_attn", f"{path}/attn", out=names.out)
+    name, path, layer = f"model.layers.{index}", f"layers_{index}", config.layers[index]
+    config = config.for_layer(layer)
+    parts = "q" if layer.keys_of is not None else "qk" if layer.keys_as_values else "qkv"
+    found = attention_entries(config, f"{name}.self_attn", f"{path}/attn", out=names.out, parts=parts)
     found += block_norm_entries(config, index, names)
     if config.qk_norm is not None:
-        counts = config.num_heads, config.num_kv_heads
-        for hf_norm, part, heads in zip(names.qk_norms, "qk", counts, strict=True):
-            norm_path = f"{path}/attn/{part}_norm"
-            found += qk_norm_entries(config, f"{name}.self_attn.{hf_norm}", norm_path, heads)
+        counts = {"q": config.num_heads, "k": config.num_kv_heads}
+        for hf_norm, part in zip(names.qk_norms, "qk", strict=True):
+            if part in parts:
+                norm_path = f"{path}/attn/{part}_norm"
+                found += qk_norm_entries(config, f"{name}.self_attn.{hf_norm}", norm_path, counts[part])
     return found
 
 

@@ -25,6 +25,7 @@ def text_model(
     entries: Callable[[TransformerConfig], list[Entry]] = llama_like.entries,
     ignored: tuple[str, ...] = llama_like.IGNORED,
     prefixes: tuple[str, str] = PREFIXES,
+    ignored_in: Callable[[TransformerConfig], tuple[str, ...]] = lambda config: (),
 ) -> Family:
     """The family of a multimodal model.
 
@@ -35,6 +36,7 @@ def text_model(
       entries: Every tensor of the text model alone.
       ignored: Patterns of tensors of the text model that nobody needs.
       prefixes: Of the text model's body and of its head in memory of torch.
+      ignored_in: Patterns of tensors of the text model that nobody needs in models of a config.
     """
 
     def read_config(hf: Any) -> TransformerConfig:
@@ -47,6 +49,7 @@ def text_model(
         entries=lambda config: [_renamed(entry, *prefixes) for entry in entries(config)],
         base_prefix="model.",
         ignored=ignored,
+        ignored_in=ignored_in,
         is_multimodal=True,
         text_prefixes=prefixes,
     )

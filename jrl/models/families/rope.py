@@ -16,6 +16,7 @@ from jrl.models.config import (
     LinearRopeScaling,
     Llama3RopeScaling,
     LongRopeScaling,
+    ProportionalRopeScaling,
     QueryGrowth,
     Rope,
     RopeScaling,
@@ -56,6 +57,21 @@ def read_rope(
         )
     rope = _rope(model_type, parameters, scaling, head_dim, partial, interleaved)
     return replace(rope, is_bounded=kind == "dynamic")
+
+
+def read_proportional_rope(model_type: str, parameters: Mapping[str, Any], head_dim: int) -> Rope:
+    """Maps `rope_parameters` of the type proportional: all of a head sets the wavelengths, and a part of it turns.
+
+    Raises:
+      ValueError: If a number is not positive, or the share is above 1.
+    """
+    share = _optional(model_type, parameters, "partial_rotary_factor", 1.0)
+    if share > 1:
+        raise ValueError(f"{model_type}: `partial_rotary_factor` must be at most 1, got {share!r}.")
+    scaling = ProportionalRopeScaling(
+        int(share * head_dim // 2), _optional(model_type, parameters, "factor", 1.0)
+    )
+    return Rope(_number(model_type, parameters, "rope_theta"), scaling)
 
 
 def without_truncate(parameters: Mapping[str, Any]) -> dict[str, Any]:

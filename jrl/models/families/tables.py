@@ -93,7 +93,12 @@ def linear_entries(
 
 
 def attention_entries(
-    config: TransformerConfig, name: str, path: str, out: str = "o_proj", qkv: str = "{}_proj"
+    config: TransformerConfig,
+    name: str,
+    path: str,
+    out: str = "o_proj",
+    qkv: str = "{}_proj",
+    parts: str = "qkv",
 ) -> list[Entry]:
     """Attention with q, k, v and o in tensors of their own.
 
@@ -103,10 +108,12 @@ def attention_entries(
       path: Of its parameters, "layers_0/attn".
       out: Name of o there.
       qkv: Names of the others there, with {} for the letter.
+      parts: Letters of those that there are.
     """
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     found = []
-    for part, size in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+    for part in parts:
+        size = heads if part == "q" else kv_heads
         module = f"{name}.{qkv.format(part)}"
         found += linear_entries(module, (f"{path}/{part}",), config.width, size, bias=config.qkv_bias)
     return found + attention_out_entries(config, f"{name}.{out}", path)

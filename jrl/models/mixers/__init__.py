@@ -38,7 +38,7 @@ def make_mixer(config: TransformerConfig, layer: LayerConfig, dtype: Any) -> nn.
     """The module of a layer, called with `(x, context, cache entry or None)`."""
     match layer.mixer:
         case None:
-            return Attention(config, layer, dtype)
+            return Attention(config.for_layer(layer), layer, dtype)
         case LatentAttention() as sizes:
             return LatentMixer(config, layer, sizes, dtype)
         case GatedDelta() as sizes:
@@ -55,11 +55,11 @@ def empty_entry(
     config: TransformerConfig, layer: LayerConfig, batch_size: int, length: int, dtype: Any
 ) -> LayerEntry:
     """The cache's entry of a layer before the first token, with `length` columns where it has any."""
-    if layer.only == "feed_forward":
+    if layer.only == "feed_forward" or layer.keys_of is not None:
         return StateCache(())
     match layer.mixer:
         case None:
-            return empty_layer_cache(config, batch_size, length, dtype)
+            return empty_layer_cache(config.for_layer(layer), batch_size, length, dtype)
         case LatentAttention() as sizes:
             shape = (batch_size, 1, length, sizes.rank + sizes.rope_dim)
             return empty_latents(shape, config.num_heads, dtype)

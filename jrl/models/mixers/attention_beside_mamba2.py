@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jrl.models.attention import Attention, AttentionContext
-from jrl.models.cache import AttentionStateCache
+from jrl.models.cache import AttentionStateCache, LayerCache
 from jrl.models.config import AttentionBesideMamba2, LayerConfig, TransformerConfig
 from jrl.models.mixers.mamba2 import Mamba2Mixer
 
@@ -41,5 +41,7 @@ class AttentionBesideMamba2Mixer(nn.Module):
         keys, state = (None, None) if cache is None else cache
         recurred, state = self.mamba(x, context, state)
         attended, keys = self.attn(x * self.sizes.attention_in_scale, context, keys)
-        after = None if keys is None or state is None else AttentionStateCache(keys, state)
+        after = (
+            AttentionStateCache(keys, state) if isinstance(keys, LayerCache) and state is not None else None
+        )
         return recurred + attended * self.sizes.attention_out_scale, after

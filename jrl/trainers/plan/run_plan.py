@@ -337,7 +337,8 @@ def _learning(run: _Run) -> dict[str, Bytes]:
         "equal layers stacked, and their gradients": _stacked_bytes(run),
         "activations of a microbatch": kept,
     }
-    tables = _bytes({"embed": run.as_read["embed"]}, run.mesh, whole=True) if run.moves_table else 0
+    embeds = {name: tree for name, tree in run.as_read.items() if name in ("embed", "layer_embed")}
+    tables = _bytes(embeds, run.mesh, whole=True) if run.moves_table else 0
     makes_logits = "lm_head" not in run.everything and run.footprint.reads_logits
     uses = 1 + run.has_context + makes_logits
     found = {
@@ -542,11 +543,15 @@ def _prefill_bytes(run: _Run, rows: int) -> int:
     config, tensor = run.part.lm.config, run.mesh.shape["tensor"]
     itemsize = jnp.dtype(run.part.dtype).itemsize
     tokens = rows_of_device(rows, run.mesh) * run.length
-    mlp_width = 2 * config.mlp_width // tensor + 2 * run.part.lm.feature_width
+    mlp_width = 2 * max(_mlp_widths(config)) // tensor + 2 * run.part.lm.feature_width
     if not isinstance(config, TransformerConfig):  # an encoder reads all rows at once
         return tokens * mlp_width * itemsize
     tokens = min(tokens, PREFILL_TOKENS)
-    attention_width = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim // tensor
+    mlp_width += config.num_layers * (config.layer_input_width or 0)
+    heads = (
+        (config.num_heads + (layer.num_kv_heads or config.num_kv_heads), layer) for layer in config.layers
+    )
+    attention_width = 2 * max(count * (layer.head_dim or config.head_dim) for count, layer in heads) // tensor
     prompt = max(run.length - run.footprint.window, 1)
     with jax.sharding.use_abstract_mesh(run.mesh):
         queries = prefill_columns(rows, prompt)
@@ -652,10 +657,15 @@ def _split_sizes(part: LanguageShapes) -> tuple[int, ...]:
     ones fall to a device.
     """
     config, tensor = part.lm.config, part.mesh.shape["tensor"]
-    sizes = (config.num_heads, config.mlp_width)
-    if not isinstance(config, TransformerConfig) or tensor == 1 or config.num_kv_heads % tensor:
+    sizes = (config.num_heads, *_mlp_widths(config))
+    if not isinstance(config, TransformerConfig) or tensor == 1:
         return sizes
-    return (*sizes, config.num_kv_heads)
+    kv_heads = {layer.num_kv_heads or config.num_kv_heads for layer in config.layers}
+    return (*sizes, *sorted(count for count in kv_heads if count % tensor == 0))
+
+
+def _mlp_widths(config: TransformerConfig | Seq2SeqConfig) -> tuple[int, ...]:
+    return config.mlp_widths if isinstance(config, TransformerConfig) else (config.mlp_width,)
 
 
 def _pass_traffic(part: LanguageShapes, read: list[Any], layers: int, *, rows: int, length: int) -> Bytes:
