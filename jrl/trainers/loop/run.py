@@ -355,8 +355,7 @@ class Run:
         record = {"step": self.step, "evaluation": self.num_evaluations, **found.metrics}
         self.num_evaluations += 1
         full = record | {f"{SAMPLING}{name}": value for name, value in (found.sampling or {}).items()}
-        self.history.append(full)
-        self.loggers.log(full, self.step)
+        self._log_watched(full, self.step)
         self.loggers.log_table(SAMPLES, found.columns, found.rows, self.step)
         improved = self._improves(found.score)
         self.best_score = found.score if improved else self.best_score
@@ -380,14 +379,18 @@ class Run:
         )
         self._iteration_began = time.perf_counter()
         self._agreed_to_stop |= pending.is_stop()
-        for entry in (record, *(found.record() for found in self._watch.see(record))):
-            self.history.append(entry)
-            self.loggers.log(entry, pending.step)
+        self._log_watched(record, pending.step)
         if pending.tokens is not None:
             self.loggers.log_tokens(token_log(pending.tokens, self.trainer.tokenizer), pending.step)
         self.trainer.hooks.log(record)
         if check:
             check_steps(record, self.config.max_bad_steps)
+
+    def _log_watched(self, record: dict[str, Any], step: int) -> None:
+        """Logs a record, and what the watch finds in it."""
+        for entry in (record, *(found.record() for found in self._watch.see(record))):
+            self.history.append(entry)
+            self.loggers.log(entry, step)
 
     def save(self) -> None:
         """Starts writing a checkpoint of the state as it is now; its callers have flushed the metrics."""
