@@ -131,7 +131,9 @@ class Test:
         compared = {"value": "", "ratio": " times its first values", "change": " more than its first values"}
         if self.of in ("fall", "fall_from_best"):
             origin = "first" if self.of == "fall" else "best"
-            return f"{name} more than {self.above:g} standard errors of the difference below its {origin} value"
+            return (
+                f"{name} more than {self.above:g} standard errors of the difference below its {origin} value"
+            )
         if self.of == "first":
             return f"first values of {name} {' and '.join(bounds)}"
         if self.per is not None:

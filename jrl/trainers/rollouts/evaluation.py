@@ -37,8 +37,8 @@ class Evaluation:
 
     Attributes:
       metrics: `reward/mean` and its `reward/standard_error` (of several functions also `reward/<name>/mean`),
-        `metrics/<name>` and `completion/length_mean`, each with the suffix `@name=value` where a generation argument is swept. Under
-        `train.reward_errors: skip` also `reward/failed`, and rows that failed are in no mean.
+        `metrics/<name>` and `completion/length_mean`, each with the suffix `@name=value` where a generation argument is
+        swept. Under `train.reward_errors: skip` also `reward/failed`, and rows that failed are in no mean.
       score: What `save_best` compares: `reward/mean`, else `metrics/reward`, else None; of the first value of a sweep,
         which is what rollouts use.
       columns: Of the table.

@@ -265,12 +265,27 @@ class TestRules:
     @pytest.mark.parametrize(
         ("history", "step", "least", "cause"),
         [
-            (evaluated(0.5, 0.51, 0.5, 0.4, 0.38, training=[0.5, 0.5, 0.7, 0.7]), 4, 0.5, "only the reward of"),
+            (
+                evaluated(0.5, 0.51, 0.5, 0.4, 0.38, training=[0.5, 0.5, 0.7, 0.7]),
+                4,
+                0.5,
+                "only the reward of",
+            ),
             (evaluated(0.5, 0.4, 0.38, training=[0.5, 0.5]), 2, 0.5, "learning rate is too high"),
             (evaluated(0.5, 0.4, 0.38, training=[0.5, 0.2]), 2, 0.5, "learning rate is too high"),
-            (evaluated(0.5, 0.4, 0.38), 2, 0.5, "learning rate is too high"),  # offline: no reward of training
+            (
+                evaluated(0.5, 0.4, 0.38),
+                2,
+                0.5,
+                "learning rate is too high",
+            ),  # offline: no reward of training
             # Better than the start, and falling: from the best on it is told.
-            (evaluated(0.5, 0.9, 0.8, 0.75, 0.7, training=[0.5, 0.5, 0.9, 0.9]), 4, 0.9, "fall from their best"),
+            (
+                evaluated(0.5, 0.9, 0.8, 0.75, 0.7, training=[0.5, 0.5, 0.9, 0.9]),
+                4,
+                0.9,
+                "fall from their best",
+            ),
         ],
     )
     def test_an_evaluation_reward_that_falls_is_told(self, history, step, least, cause):
@@ -302,7 +317,11 @@ class TestRules:
 
     def test_a_flat_reward_is_told_without_a_kl(self):
         """GRPO at beta 0 measures none."""
-        flat = {"reward/mean": [0.3, 0.5] * 20, "reward/std": [0.4] * 40, "group/zero_std_fraction": [0.1] * 40}
+        flat = {
+            "reward/mean": [0.3, 0.5] * 20,
+            "reward/std": [0.4] * 40,
+            "group/zero_std_fraction": [0.1] * 40,
+        }
         assert names(records(**flat)) == [("flat_reward", 160)]
         assert names(records(**flat | {"kl/per_sequence": [1.0] * 40})) == []  # rules of a KL judge it
         rising = flat | {"reward/mean": [0.3 + 0.004 * i for i in range(40)]}
