@@ -78,6 +78,21 @@ def mean_and_std(scores: Float[np.ndarray, "N"]) -> tuple[float, float]:
     return float(scores.mean()), float(scores.std(ddof=1)) if len(scores) > 1 else 0.0
 
 
+def standard_error(scores: Float[np.ndarray, "N"]) -> float | None:
+    """Standard error of the mean of independent scores: their deviation (ddof 1) over the root of their number.
+
+    Args:
+      scores: Those that are known, without NaN.
+    Returns:
+      None of fewer than two, which have no deviation.
+
+    Example:
+      >>> standard_error(np.array([1.0, 3.0]))
+      1.0
+    """
+    return mean_and_std(scores)[1] / math.sqrt(len(scores)) if len(scores) > 1 else None
+
+
 def reward_columns(names: Sequence[str], rewards: Sequence[Sequence[Reward]]) -> RewardColumns:
     """The rewards of functions as columns; of rewards per token, their sums.
 

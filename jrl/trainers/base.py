@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 import optax
@@ -66,6 +66,7 @@ class Trainer(abc.ABC):
       dataset_names: What the data are called, for the model card; whoever read them by name sets it.
       tags: Of the model card, beside its own.
       resume_argument: What a command calls the checkpoint that a run goes on from; a flat one has another name for it.
+      epoch: What `train.epochs` counts.
     """
 
     state: Any
@@ -73,6 +74,7 @@ class Trainer(abc.ABC):
     dataset_names: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     resume_argument: str = "train.resume_from_checkpoint"
+    epoch: ClassVar[Literal["pass", "iteration"]] = "pass"
 
     def __init__(self, config: TRLConfig, *, optimizer: optax.GradientTransformation | None = None) -> None:
         join()  # before anything of JAX is computed

@@ -60,6 +60,7 @@ class OnlineTrainer(SamplingTrainer):
     sampling_mesh: Mesh
     policies: Policies | None
     refusal = "learns online"
+    epoch = "iteration"
     keep_ratios: ClassVar[bool] = False
     """Whether the update's metrics hold the ratio of every action."""
 
@@ -208,7 +209,8 @@ class OnlineTrainer(SamplingTrainer):
             with self._rollouts(run) as rollouts:
                 for iteration in run.remaining():
                     experience = rollouts(iteration)
-                    if experience.degenerate:  # before the update: a warning may be an error
+                    # Once, and before the update: a warning may be an error.
+                    if experience.degenerate and (iteration == 0 or not self._num_degenerate):
                         self._warn_of_equal_scores(iteration)
                     tokens = self._token_figures(experience.rollouts) if is_kept(iteration) else None
                     metrics = self._learn_from(experience, iteration, run.end_of_state)
@@ -344,9 +346,10 @@ class OnlineTrainer(SamplingTrainer):
         what = "The update is skipped." if self.recipe.sampling.mixed_only else "Advantages of groups are 0."
         warnings.warn(
             f"Iteration {iteration}: no prompt has two samples that count and differ in their scores, so nothing can "
-            f"be learned from comparing them. {what} If it goes on, take prompts that are neither too easy nor too "
-            "hard, more samples of each (`method.num_generations`), or a reward that tells completions apart; where "
-            "`mask_truncated_completions` leaves most of them out, raise `max_new_tokens`.",
+            f"be learned from comparing them. {what} This is said once; `group/degenerate_iterations` counts on, and "
+            "the end of the run says how often it was so. If it goes on, take prompts that are neither too easy nor "
+            "too hard, more samples of each (`method.num_generations`), or a reward that tells completions apart; "
+            "where `mask_truncated_completions` leaves most of them out, raise `max_new_tokens`.",
             stacklevel=3,
         )
 

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from jrl.rollout.reward_call import RewardCall
-from jrl.rollout.reward_columns import check_weights, combined_rewards, mean_and_std, reward_columns
+from jrl.rollout.reward_columns import (
+    check_weights,
+    combined_rewards,
+    mean_and_std,
+    reward_columns,
+    standard_error,
+)
 from jrl.rollout.rewards import RewardError
 from jrl.rollout.text import Texts
 
@@ -122,3 +128,11 @@ def test_completions_are_kept_where_one_fails(tmp_path):
 def test_weights_of_a_wrong_length_are_refused_before_a_call(tmp_path):
     with pytest.raises(ValueError, match="one entry a reward function, 2, got 3"):
         call(tmp_path, [right, broken], weights=[1.0] * 3)
+
+
+def test_the_standard_error_of_a_mean() -> None:
+    # Mean 3, deviations -2, -1, 0, 3: variance 14 / 3, over four scores 14 / 12.
+    np.testing.assert_allclose(standard_error(np.array([1.0, 2.0, 3.0, 6.0])), np.sqrt(14 / 12), rtol=1e-12)
+    assert (
+        standard_error(np.array([2.0])) is None and standard_error(np.array([])) is None
+    )  # nothing to tell it from

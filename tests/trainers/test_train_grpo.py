@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,20 @@ class TestRun:
 def dynamic(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     config = dynamic_config(checkpoint, tmp_path_factory.mktemp("dynamic") / "run")
     return jrl.train(reward_fn=odd_vowels, prompts=PROMPTS, config=config)
+
+    def test_iterations_without_a_lesson_are_told_once_and_counted(
+        self, checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        config = grpo_config(checkpoint, tmp_path / "run", "dr_grpo", train={"total_steps": 3, "epochs": 3})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer = jrl.train(
+                reward_fn=lambda outputs: [1.0] * len(outputs), prompts=PROMPTS, config=config
+            )
+        (told,) = [str(one.message) for one in caught if "no prompt has two samples" in str(one.message)]
+        assert told.startswith("Iteration 0") and "said once" in told
+        assert [record["group/degenerate_iterations"] for record in updates(trainer)] == [1, 2, 3]
+        assert "in 3 of 3 iterations no prompt had samples whose scores differ" in capsys.readouterr().out
 
 
 class TestDynamicSampling:

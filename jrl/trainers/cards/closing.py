@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jrl.trainers.cards.report import best_evaluation, change_of_reward, read_run, report, start_was_best
+from jrl.trainers.cards.report import (
+    best_evaluation,
+    change_of_reward,
+    read_run,
+    report,
+    start_was_best,
+    within_error,
+)
 from jrl.trainers.checkpoints.draft import MODEL
 from jrl.trainers.checkpoints.resume import checkpoints_in
 from jrl.trainers.loggers.safe_text import one_line
 from jrl.trainers.loggers.watch import FOUND
+
+DEGENERATE = "group/degenerate_iterations"
+"""Metric that counts the iterations in which no samples of a prompt differed in their scores."""
 
 REPORT = "report.html"
 """Name of the page in a run's folder."""
@@ -45,6 +55,8 @@ class Ending:
       first_step: Optimizer steps before this process resumed it; 0: it began here.
       step: Optimizer steps that were made in all.
       last_step: Those that were wanted, or the most of them.
+      total_steps: `train.total_steps`.
+      epochs: `train.epochs` in words, such as "3 passes over the samples".
       is_over: Whether there is nothing left to do; else it was stopped.
       unsaved: Whether the disk refused the last checkpoint.
       seconds: What this process took.
@@ -57,6 +69,8 @@ class Ending:
     first_step: int
     step: int
     last_step: int
+    total_steps: int
+    epochs: str
     is_over: bool
     unsaved: bool
     seconds: float
@@ -74,7 +88,7 @@ def closing_sentence(history: Sequence[Mapping[str, Any]], ending: Ending) -> st
     """
     saved = checkpoints_in(ending.run_dir)
     newest = max(saved, default=None)
-    parts = [f"{_steps(ending)}{_reward(history)}"]
+    parts = [f"{_steps(ending)}{_reward(history)}", *_without_lesson(history)]
     if ending.unsaved:
         lost = "nothing was saved" if newest is None else f"steps after {newest} are lost"
         parts.append(f"the last checkpoint could not be written, so {lost}: make room on the disk")
@@ -84,13 +98,12 @@ def closing_sentence(history: Sequence[Mapping[str, Any]], ending: Ending) -> st
         return f"{'; '.join(parts)}."
     model, to_try = saved[newest] / MODEL, ending.run_dir
     start = start_was_best(history)
-    if start is not None:
-        parts.append(f"no evaluation was better than the one before training, {start:.3g}")
+    parts += [start] if start else []
     best = best_evaluation(history, saved.keys())
     if best is not None:
-        step, reward = best
-        to_try = saved[step] / MODEL
-        parts.append(f"best {reward:.3g} at step {step}: {to_try}")
+        to_try = saved[best.step] / MODEL
+        unsure = within_error(best, history, ", within error of the last")
+        parts.append(f"best {best.figure} at step {best.step}{unsure}: {to_try}")
     said = f"{'; '.join(parts)}; model in {model}, report: {ending.report}."
     if ending.unsaved or not ending.is_over:
         return f"{said} To go on: --{ending.resume_argument} {ending.run_dir}"
@@ -106,16 +119,27 @@ def _steps(ending: Ending) -> str:
         taken += f" since the resume at step {ending.first_step}"
     if not ending.is_over:
         return f"stopped at step {ending.step} of {ending.last_step} after {taken}"
-    most = f" of at most {ending.last_step}" if ending.step < ending.last_step else ""
-    return f"done: {ending.step}{most} steps in {taken}"
+    cap = ""
+    if ending.step < ending.total_steps:
+        cap = f"; ended after {ending.epochs} (train.epochs), train.total_steps {ending.total_steps:,} was not reached"
+    return f"done: {ending.step} steps in {taken}{cap}"
 
 
 def _reward(history: Sequence[Mapping[str, Any]]) -> str:
     """What the reward did, and what the watch warned of."""
     change = change_of_reward(history)
-    went = "" if change is None else f", mean reward {change[0]:.3g} to {change[1]:.3g} {change[2]}"
+    went = f", mean reward {change}" if change else ""
     told = sorted({str(record[FOUND]) for record in history if FOUND in record})
     return f"{went}; warned of {', '.join(told)}" if told else went
+
+
+def _without_lesson(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many iterations had only groups of equal scores; [] where none had."""
+    counts = [record[DEGENERATE] for record in history if DEGENERATE in record]
+    if not counts or not counts[-1]:
+        return []
+    of = f"in {counts[-1]:g} of {len(counts)} iterations"
+    return [f"{of} no prompt had samples whose scores differ, so they taught nothing"]
 
 
 def _duration(seconds: float) -> str:

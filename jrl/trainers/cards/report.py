@@ -21,6 +21,7 @@ from jrl.trainers.cards.colored_tokens import MAX_ROWS, SCRIPT, STYLE, colored_t
 from jrl.trainers.checkpoints.resume import checkpoints_in
 from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loggers.evaluated_reward import EvaluatedReward
 from jrl.trainers.loggers.jsonl import ROLLOUTS, SAMPLES, SAMPLING, TOKENS
 from jrl.trainers.loggers.safe_text import one_line
 from jrl.trainers.loggers.watch import FOUND, HEALTHY, say
@@ -255,8 +256,8 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def change_of_reward(history: Sequence[Record]) -> tuple[float, float, str] | None:
-    """Mean reward at the beginning and at the end, and where it was measured; None: there are not two.
+def change_of_reward(history: Sequence[Record]) -> str:
+    """Mean reward at the beginning and at the end, and where it was measured; "" where there are not two.
 
     Args:
       history: Records of a run; its evaluations go first, for the others are of other prompts each time.
@@ -264,31 +265,51 @@ def change_of_reward(history: Sequence[Record]) -> tuple[float, float, str] | No
     of_training = any(record.get(f"{SAMPLING}prompts") == "training" for record in history)
     evaluated = f"on the {'training' if of_training else 'evaluation'} prompts"
     for kind, where in (("evaluation", evaluated), ("iteration", "over the rollouts")):
-        values = [value for _, value in series(history, "reward/mean", kind)]
-        if len(values) > 1:
-            return values[0], values[-1], where
-    return None
+        rewards = mean_rewards(history, kind)
+        if len(rewards) > 1:
+            first, last = rewards[0], rewards[-1]
+            unsure = ", a difference within error" if last.is_within_error(first) else ""
+            return f"{first.figure} to {last} {where}{unsure}"
+    return ""
 
 
-def best_evaluation(history: Sequence[Record], saved: Collection[int]) -> tuple[int, float] | None:
-    """Step and mean reward of the first best evaluation; None where the last one is as good.
+def best_evaluation(history: Sequence[Record], saved: Collection[int]) -> EvaluatedReward | None:
+    """Mean reward of the first best evaluation; None where the last one is as good.
 
     Args:
       history: Records of a run.
       saved: Steps of its checkpoints: others are passed over, for their models are gone.
     """
-    rewards = series(history, "reward/mean", "evaluation")
-    kept = [(int(step), value) for step, value in rewards if int(step) in saved]
-    best = max(kept, key=lambda pair: pair[1], default=None)
-    return None if best is None or best[1] <= rewards[-1][1] else best
+    rewards = mean_rewards(history, "evaluation")
+    kept = [reward for reward in rewards if reward.step in saved]
+    best = max(kept, key=lambda reward: reward.mean, default=None)
+    if best is None or best.mean <= rewards[-1].mean:
+        return None
+    return best
 
 
-def start_was_best(history: Sequence[Record]) -> float | None:
-    """Mean reward of the first evaluation, made before any step, where every later one is below it; else None."""
-    rewards = series(history, "reward/mean", "evaluation")
-    start = next((value for step, value in rewards if step == 0), None)
-    later = [value for step, value in rewards if step > 0]
-    return start if start is not None and later and max(later) < start else None
+def within_error(best: EvaluatedReward, history: Sequence[Record], words: str) -> str:
+    """The words where an evaluation differs from the last one by no more than the error; else ""."""
+    return words if best.is_within_error(mean_rewards(history, "evaluation")[-1]) else ""
+
+
+def start_was_best(history: Sequence[Record]) -> str:
+    """Words on the first evaluation, made before any step, where every later one is below it; else ""."""
+    rewards = mean_rewards(history, "evaluation")
+    start = next((reward for reward in rewards if reward.step == 0), None)
+    best = max(
+        (reward for reward in rewards if reward.step > 0), key=lambda reward: reward.mean, default=None
+    )
+    if start is None or best is None or best.mean >= start.mean:
+        return ""
+    unsure = ", but within error" if best.is_within_error(start) else ""
+    return f"no evaluation was better than the one before training, {start.figure}{unsure}"
+
+
+def mean_rewards(history: Sequence[Record], kind: str) -> list[EvaluatedReward]:
+    """Finite mean rewards with their errors; `kind` is "iteration" or "evaluation"."""
+    found = [EvaluatedReward.of(record) for record in history if kind in record]
+    return [reward for reward in found if reward is not None]
 
 
 def series(history: Sequence[Record], name: str, kind: str) -> list[tuple[float, float]]:
@@ -304,20 +325,18 @@ def series(history: Sequence[Record], name: str, kind: str) -> list[tuple[float,
 def _verdict(run: RunRecords) -> str:
     """Summary of a run in a sentence."""
     steps = max((record.get("step", 0) for record in run.history), default=0)
-    found = change_of_reward(run.history)
-    if found is None:
+    change = change_of_reward(run.history)
+    if not change:
         return f"{run.name}: {steps} optimizer steps."
-    first, last, where = found
-    change = f"{_number(first)} to {_number(last)}"
-    said = f"{run.name}: the mean reward went from {change} {where}, in {steps} optimizer steps."
+    said = f"{run.name}: the mean reward went from {change}, in {steps} optimizer steps."
     start = start_was_best(run.history)
-    if start is not None:
-        said = f"{said} No evaluation was better than the one before training, {_number(start)}."
+    if start:
+        said = f"{said} {start[0].upper()}{start[1:]}."
     best = best_evaluation(run.history, run.saved)
     if best is None:
         return said
-    step, value = best
-    return f"{said} It was best at step {step}, {_number(value)}: checkpoint_{step}/hf_model."
+    unsure = within_error(best, run.history, ", within error of the last")
+    return f"{said} It was best at step {best.step}, {best.figure}{unsure}: checkpoint_{best.step}/hf_model."
 
 
 def _findings(run: RunRecords, *, named: bool) -> str:

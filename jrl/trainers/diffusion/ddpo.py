@@ -76,6 +76,7 @@ class DDPOTrainer(DiffusionTrainer):
     """
 
     state: DDPOState
+    epoch = "iteration"
 
     def __init__(
         self,

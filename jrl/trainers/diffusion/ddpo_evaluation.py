@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.learners.ddpo_config import DDPOConfig
-from jrl.rollout.reward_columns import mean_and_std
+from jrl.rollout.reward_columns import mean_and_std, standard_error
 from jrl.trainers.diffusion.ddpo_experience import ComputeRewards
 from jrl.trainers.diffusion.ddpo_rewards import check_rewards
 from jrl.trainers.diffusion.ddpo_sampling import Sampler, to_host
@@ -34,15 +34,16 @@ class Judged(NamedTuple):
         """Converts to the form that a run logs: rewards that are missing are in no mean."""
         known = self.rewards[np.isfinite(self.rewards)].astype(np.float64)
         mean, std = mean_and_std(known)
+        error = standard_error(known)
+        metrics = {"reward/mean": mean, "reward/std": std}
+        metrics |= {} if error is None else {"reward/standard_error": error}
         sampling = count_samples(self.prompts) | {
             "num_steps": method.eval_num_steps or method.sample_num_steps,
             "eta": method.eval_eta,
             "guidance_scale": method.sample_guidance_scale,
         }
         rows = [[prompt, float(reward)] for prompt, reward in zip(self.prompts, self.rewards, strict=True)]
-        return Evaluation(
-            {"reward/mean": mean, "reward/std": std}, mean, ["prompt", "reward"], rows, sampling
-        )
+        return Evaluation(metrics, mean, ["prompt", "reward"], rows, sampling)
 
 
 def evaluate_prompts(

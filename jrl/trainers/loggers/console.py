@@ -19,7 +19,8 @@ from rich.text import Text
 
 from jrl.trainers.config.method import entries
 from jrl.trainers.config.secrets import hide_secrets
-from jrl.trainers.loggers.description import WARNING
+from jrl.trainers.loggers.description import END, WARNING
+from jrl.trainers.loggers.evaluated_reward import ERROR, MEAN, EvaluatedReward
 from jrl.trainers.loggers.jsonl import SAMPLING
 from jrl.trainers.loggers.safe_text import for_terminal, one_line
 from jrl.trainers.loggers.standard_outputs import mute_lost
@@ -85,7 +86,7 @@ class RichConsole:
 
     def start(self, description: Mapping[str, Any], *, total_steps: int, step: int) -> None:
         """Prints what runs; starts the live line where the output is a terminal."""
-        self._clock = _Clock(total_steps, step)
+        self._clock = _Clock(total_steps, step, ended_by=" (train.epochs)" if END in description else "")
         for name, value in description.items():
             self._described(name, one_line(hide_secrets(str(value))), "yellow" if name == WARNING else "")
         began = f", resumed at {step}" if step else ""
@@ -158,9 +159,7 @@ class RichConsole:
         Without a terminal, training records are lines too, but not all of them: a log file is read by people.
         """
         if "evaluation" in record:
-            names = (name for name in record if name not in COUNTERS and not name.startswith(SAMPLING))
-            found = "  ".join(f"{name} {_number(record[name])}" for name in names)
-            self._line(f"evaluation at step {step}  {one_line(found)}")
+            self._line(f"evaluation at step {step}  {one_line('  '.join(_evaluated(record)))}")
             return
         if FOUND in record:
             self._console.print(
@@ -210,6 +209,15 @@ class RichConsole:
         return text if len(text) <= self._cell_width else text[: self._cell_width - 1] + "…"
 
 
+def _evaluated(record: Mapping[str, Any]) -> Iterable[str]:
+    """Figures of an evaluation, each as "name value"; a mean reward has its error and its samples beside it."""
+    for name, value in record.items():
+        if name in COUNTERS or name.startswith((SAMPLING, ERROR)):
+            continue
+        reward = EvaluatedReward.of(record, suffix=name.removeprefix(MEAN)) if name.startswith(MEAN) else None
+        yield f"{name} {_number(value) if reward is None else reward}"
+
+
 def headlines(record: Mapping[str, Any]) -> list[str]:
     """The leading figures of a training record, each as "name value"; of a method of a user's own its losses."""
     names = {name: short for name, short in headline_names().items() if name in record}
@@ -224,10 +232,11 @@ class _Clock:
     Args:
       total_steps: Where it ends.
       step: Where it begins.
+      ended_by: Stands behind the steps, and names what ends the run before `train.total_steps`.
     """
 
-    def __init__(self, total_steps: int, step: int) -> None:
-        self.total_steps, self._began = total_steps, time.monotonic()
+    def __init__(self, total_steps: int, step: int, *, ended_by: str = "") -> None:
+        self.total_steps, self._began, self._ended_by = total_steps, time.monotonic(), ended_by
         self._seen = deque([(step, self._began)], REMEMBERED)
 
     def see(self, step: int) -> None:
@@ -243,7 +252,7 @@ class _Clock:
 
     def steps(self) -> str:
         """Such as "12/250"."""
-        return f"{self.step}/{self.total_steps}"
+        return f"{self.step}/{self.total_steps}{self._ended_by}"
 
     def times(self) -> str:
         """Such as "0:12, 1:05 left"."""

@@ -177,6 +177,27 @@ def describe_intervals(
     return {"intervals": "; ".join(parts)}
 
 
+END = "ends"
+"""Name of the line that says which limit ends a run before `train.total_steps`."""
+
+
+def describe_end(last_step: int, *, total_steps: int, epochs: str) -> dict[str, str]:
+    """A line where `train.epochs` ends a run before `train.total_steps`; {} where the steps do.
+
+    Args:
+      last_step: Optimizer steps at the end.
+      total_steps: `train.total_steps`.
+      epochs: `train.epochs` in words.
+    Example:
+      >>> describe_end(12, total_steps=1000, epochs="3 iterations")["ends"]
+      'at step 12, after 3 iterations (train.epochs); train.total_steps 1,000 is not reached'
+    """
+    if last_step >= total_steps:
+        return {}
+    said = f"at step {last_step:,}, after {epochs} (train.epochs); train.total_steps {total_steps:,} is not reached"
+    return {END: said}
+
+
 class Sized(Protocol):
     """Tokenised data, and what did not fit.
 

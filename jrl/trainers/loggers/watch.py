@@ -3,8 +3,8 @@
 
 `HEALTHY` holds the ranges of `docs/metrics.md`. A `Rule` says how far and for how long a metric must be outside before
 a user is told: runs that learn leave their ranges now and then, so a rule is wider than the range and more patient.
-Everything here reads finished training records and nothing else: no device, no clock, no configuration. So a resumed
-run says what the uninterrupted one would, and `find` can judge any `metrics.jsonl`.
+Everything here reads finished records and nothing else: no device, no clock, no configuration. So a resumed run says
+what the uninterrupted one would, and `find` can judge any `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Record = Mapping[str, Any]
 FOUND = "watch"
 """Key of a finding's name in its record; no other record has it."""
 BASELINE = 2
-"""First values of a metric of which the mean is its baseline."""
+"""First values of a metric of which the mean is its baseline; of an evaluation's, the first alone."""
+EVAL = "eval/"
+"""Stands before the name of an evaluation's metric, as in trackers."""
+_REWARD, _ERROR = f"{EVAL}reward/mean", f"{EVAL}reward/standard_error"
 
 
 @dataclass(frozen=True)
@@ -83,15 +86,16 @@ class Test:
       metric: Its name; "steps" is the optimizer steps since the record before.
       above: The value must be larger; None: not asked.
       below: The value must be smaller; None: not asked.
-      of: What is compared: the "value", its "ratio" to the baseline, its "change" from it, or the baseline itself, the
-        mean of the metric's "first" values.
-      per: Of a "change": another metric, in whose first values it is measured; None: as it is.
+      of: What is compared: the "value", its "ratio" to the baseline, its "change" from it, the baseline itself, the
+        mean of the metric's "first" values; of evaluations the "fall" below the first one, or the "fall_from_best".
+      per: Of a "change": another metric, in whose first values it is measured; None: as it is. Of a fall: the metric
+        of the standard error, in that of the difference.
     """
 
     metric: str
     above: float | None = None
     below: float | None = None
-    of: Literal["value", "ratio", "change", "first"] = "value"
+    of: Literal["value", "ratio", "change", "first", "fall", "fall_from_best"] = "value"
     per: str | None = None
 
     @property
@@ -104,7 +108,7 @@ class Test:
 
         Args:
           value: Of the metric.
-          baseline: Mean of its first values.
+          baseline: Mean of its first values; of a fall, the value from which it falls.
           unit: That of `per`.
         """
         if (self.of == "ratio" and baseline <= 0) or unit <= 0:
@@ -114,6 +118,8 @@ class Test:
             "ratio": value / (baseline or 1.0),
             "change": (value - baseline) / unit,
             "first": baseline,
+            "fall": (baseline - value) / unit,
+            "fall_from_best": (baseline - value) / unit,
         }[self.of]
         return (self.above is None or compared > self.above) and (self.below is None or compared < self.below)
 
@@ -123,6 +129,11 @@ class Test:
         bounds = [f"above {self.above:g}"] if self.above is not None else []
         bounds += [f"below {self.below:g}"] if self.below is not None else []
         compared = {"value": "", "ratio": " times its first values", "change": " more than its first values"}
+        if self.of in ("fall", "fall_from_best"):
+            origin = "first" if self.of == "fall" else "best"
+            return (
+                f"{name} more than {self.above:g} standard errors of the difference below its {origin} value"
+            )
         if self.of == "first":
             return f"first values of {name} {' and '.join(bounds)}"
         if self.per is not None:
@@ -151,6 +162,11 @@ class Rule:
     remedy: str
     unless: str | None = None
     level: str | None = None
+
+    @property
+    def of_evaluations(self) -> bool:
+        """Whether it judges evaluations, beside the last training record, and not training records."""
+        return self.tests[0].metric.startswith(EVAL)
 
     def condition(self) -> str:
         """Condition of the rule in words."""
@@ -208,6 +224,51 @@ RULES: tuple[Rule, ...] = (
         "read the samples; average over more rollouts (method.num_rollouts), lower the learning rate, and look whether "
         "the reward tells completions of one prompt apart",
         level="reward/mean",
+    ),
+    Rule(
+        "flat_reward",
+        (
+            Test("reward/mean", below=0.5, of="change", per="reward/std"),
+            Test("group/zero_std_fraction", below=0.9),
+            Test("reward/std", above=1e-6),
+        ),
+        40,
+        "the reward has not risen by half of its deviation and does not rise now: updates are too small, or follow "
+        "noise, or the reward is as good as it gets; without a KL to a reference, nothing tells which",
+        "read the samples; if they have hardly changed, raise the learning rate (optimizer.kwargs.lr) three times; if "
+        "they have become worse, lower it three times, or take more samples of each prompt (method.num_generations)",
+        unless="kl/per_sequence",
+        level="reward/mean",
+    ),
+    Rule(
+        "falling_evaluation",
+        (
+            Test(_REWARD, above=2, of="fall", per=_ERROR),
+            Test("reward/mean", above=0.3, of="change", per="reward/std"),
+        ),
+        2,
+        "evaluations are worse than before training, and only the reward of training rises: the policy learns its few "
+        "prompts by heart, or exploits a reward that evaluations do not share",
+        "read the samples; take more prompts, fewer steps and a lower learning rate, and raise the weight of the KL "
+        "penalty (method.init_kl_coef, or method.beta)",
+    ),
+    Rule(
+        "falling_evaluation",
+        (Test(_REWARD, above=2, of="fall", per=_ERROR),),
+        2,
+        "evaluations are worse than before training: most often the learning rate is too high for this model; else "
+        "training and evaluation differ in prompts or sampling",
+        "lower the learning rate (optimizer.kwargs.lr) three to ten times; read the samples; raise the weight of the "
+        "KL penalty (method.init_kl_coef, or method.beta)",
+    ),
+    Rule(
+        "falling_evaluation",
+        (Test(_REWARD, above=3, of="fall_from_best", per=_ERROR),),
+        3,
+        "evaluations fall from their best: the policy learns its prompts by heart, exploits the reward of training, or "
+        "the learning rate is too high by now",
+        "read the samples; take the best checkpoint and stop earlier, let the learning rate fall (scheduler), take "
+        "more prompts, or raise the weight of the KL penalty (method.init_kl_coef, or method.beta)",
     ),
     Rule(
         "equal_groups",
@@ -529,11 +590,13 @@ class Finding:
       rule: The rule that was met.
       step: Optimizer step of the record that completed it.
       value: Of the rule's first metric there.
+      least: The value from which it fell, where the rule is of a fall.
     """
 
     rule: Rule
     step: int
     value: float
+    least: float | None = None
 
     @property
     def metric(self) -> str:
@@ -543,12 +606,13 @@ class Finding:
     def record(self) -> dict[str, Any]:
         """Record of the finding, for `metrics.jsonl` and `history`."""
         healthy = HEALTHY.get(self.metric)
+        said = None if healthy is None else str(healthy)
         return {
             "step": self.step,
             FOUND: self.rule.name,
             "metric": self.metric,
             "value": self.value,
-            "healthy": None if healthy is None else str(healthy),
+            "healthy": said if self.least is None else f"{self.least:.3g} or more",
             "cause": self.rule.cause,
             "remedy": self.rule.remedy,
         }
@@ -568,18 +632,20 @@ class Watch:
         self._recent = [deque[bool]([], rule.patience) for rule in rules]
         self._levels = [deque[float]([], rule.patience) for rule in rules]
         self._step, self._told = 0, set[str]()
+        self._last: dict[str, float] = {}
+        self._best: tuple[float, float] | None = None
         for record in history:
             self._follow(record)
             if FOUND in record:
                 self._told.add(record[FOUND])
 
     def see(self, record: Record) -> list[Finding]:
-        """Findings that this record completes, in the order of the rules; only records of training have any."""
+        """Findings that this record of training, or of an evaluation, completes, in the order of the rules."""
         found = []
         for rule, value in self._follow(record):
             if rule.name not in self._told:
                 self._told.add(rule.name)
-                found.append(Finding(rule, int(record["step"]), value))
+                found.append(Finding(rule, int(record["step"]), value, self._least(rule.tests[0])))
         return found
 
     def state(self) -> dict[str, Any]:
@@ -588,7 +654,15 @@ class Watch:
         levels = {rule.condition(): list(seen) for rule, seen in zip(self._rules, self._levels, strict=True)}
         first = {name: list(values) for name, values in self._first.items()}
         told = sorted(self._told)
-        return {"step": self._step, "first": first, "recent": recent, "levels": levels, "told": told}
+        return {
+            "step": self._step,
+            "first": first,
+            "recent": recent,
+            "levels": levels,
+            "told": told,
+            "last": dict(self._last),
+            "best": self._best,
+        }
 
     def load(self, found: Mapping[str, Any]) -> None:
         """Goes on where `state` was asked; a rule that was not there then begins anew.
@@ -598,6 +672,9 @@ class Watch:
         """
         self._step, self._told = int(found["step"]), set(found["told"])
         self._first = {name: list(values) for name, values in found["first"].items()}
+        # Older states knew of no evaluations.
+        self._last, best = dict(found.get("last", {})), found.get("best")
+        self._best = None if best is None else (best[0], best[1])
         self._recent = [
             deque(found["recent"].get(rule.condition(), ()), rule.patience) for rule in self._rules
         ]
@@ -607,20 +684,36 @@ class Watch:
 
     def _follow(self, record: Record) -> list[tuple[Rule, float]]:
         """Takes a record in; the rules that are met now, with the value of their metric."""
-        if "iteration" not in record:
+        of_evaluation = "evaluation" in record
+        if not of_evaluation and "iteration" not in record:
             return []
         values = {name: value for name, value in record.items() if _is_finite(value)}
-        values["steps"] = values["step"] - self._step
-        self._step = record["step"]
+        if of_evaluation:
+            values = {f"{EVAL}{name.removeprefix(EVAL)}": value for name, value in values.items()}
+            self._compare(values)
+        else:
+            values["steps"] = values["step"] - self._step
+            self._step = record["step"]
         for name, value in values.items():
             first = self._first.setdefault(name, [])
-            if len(first) < BASELINE:
+            if len(first) < (1 if of_evaluation else BASELINE):
                 first.append(value)
+        if of_evaluation:
+            return self._met(self._last | values, of_evaluation=True)
+        self._last = values
+        return self._met(values, of_evaluation=False)
+
+    def _compare(self, values: Mapping[str, float]) -> None:
+        """Keeps the best evaluation's reward, with its error."""
+        if _REWARD in values and _ERROR in values and (self._best is None or values[_REWARD] > self._best[0]):
+            self._best = values[_REWARD], values[_ERROR]
+
+    def _met(self, values: Mapping[str, float], *, of_evaluation: bool) -> list[tuple[Rule, float]]:
+        """Takes figures into the windows of the rules that judge them; the rules that are met, with their values."""
         met = []
         for rule, recent, level in zip(self._rules, self._recent, self._levels, strict=True):
-            if rule.unless not in values and all(
-                name in values for test in rule.tests for name in test.metrics
-            ):
+            known = all(name in values for test in rule.tests for name in test.metrics)
+            if rule.of_evaluations == of_evaluation and rule.unless not in values and known:
                 recent.append(all(self._holds(test, values) for test in rule.tests))
                 if rule.level is not None:
                     level.append(values[rule.level])
@@ -628,7 +721,17 @@ class Watch:
                     met.append((rule, values[rule.tests[0].metric]))
         return met
 
+    def _least(self, test: Test) -> float | None:
+        """Value from which a fall is measured; None of other tests."""
+        if test.of == "fall_from_best":
+            return None if self._best is None else self._best[0]
+        return self._baseline(test.metric) if test.of == "fall" else None
+
     def _holds(self, test: Test, values: Mapping[str, float]) -> bool:
+        least = self._least(test)
+        if least is not None and test.per is not None:
+            error = self._best[1] if test.of == "fall_from_best" and self._best else self._baseline(test.per)
+            return test.holds(values[test.metric], least, math.hypot(error, values[test.per]))
         unit = 1.0 if test.per is None else self._baseline(test.per)
         return test.holds(values[test.metric], self._baseline(test.metric), unit)
 

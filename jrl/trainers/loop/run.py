@@ -26,7 +26,7 @@ from jrl.trainers.cards.closing import Ending, closing_sentence, write_report
 from jrl.trainers.checkpoints.checkpointer import Checkpointer
 from jrl.trainers.checkpoints.cursor import check_data, make_cursor
 from jrl.trainers.config.method import entry_of
-from jrl.trainers.loggers.description import describe_intervals
+from jrl.trainers.loggers.description import describe_end, describe_intervals
 from jrl.trainers.loggers.jsonl import SAMPLES, SAMPLING
 from jrl.trainers.loggers.loggers import Loggers, make_loggers
 from jrl.trainers.loggers.standard_outputs import mute_lost
@@ -178,6 +178,7 @@ class Run:
         if jax.process_count() > 1:
             description["processes"] = f"{jax.process_count()}; if one is lost, all end"
             description["afterwards"] = f"train.resume_from_checkpoint: {self.checkpoints.run_dir}"
+        description |= describe_end(self.last_step, total_steps=self.config.total_steps, epochs=self._epochs)
         description |= describe_intervals(
             self.step,
             self.last_step,
@@ -224,6 +225,8 @@ class Run:
             first_step=self._first_step,
             step=self.step,
             last_step=self.last_step,
+            total_steps=self.config.total_steps,
+            epochs=self._epochs,
             is_over=self.iteration >= self.num_iterations,
             unsaved=self.unsaved,
             seconds=time.perf_counter() - self._began,
@@ -234,6 +237,13 @@ class Run:
         sentence = closing_sentence(self.history, ending)
         for live in self.loggers.live:
             live.finish(sentence)
+
+    @property
+    def _epochs(self) -> str:
+        """`train.epochs` in words."""
+        count = self.config.epochs
+        one, several = ("pass", "passes") if self.trainer.epoch == "pass" else ("iteration", "iterations")
+        return f"{count:,} {one if count == 1 else several}"
 
     def _unfinished(self, error: SystemExit) -> UnfinishedError:
         """Error in place of a `sys.exit` in the middle of a run, whose status would say that the run is done."""
@@ -355,8 +365,7 @@ class Run:
         record = {"step": self.step, "evaluation": self.num_evaluations, **found.metrics}
         self.num_evaluations += 1
         full = record | {f"{SAMPLING}{name}": value for name, value in (found.sampling or {}).items()}
-        self.history.append(full)
-        self.loggers.log(full, self.step)
+        self._log_watched(full, self.step)
         self.loggers.log_table(SAMPLES, found.columns, found.rows, self.step)
         improved = self._improves(found.score)
         self.best_score = found.score if improved else self.best_score
@@ -380,14 +389,18 @@ class Run:
         )
         self._iteration_began = time.perf_counter()
         self._agreed_to_stop |= pending.is_stop()
-        for entry in (record, *(found.record() for found in self._watch.see(record))):
-            self.history.append(entry)
-            self.loggers.log(entry, pending.step)
+        self._log_watched(record, pending.step)
         if pending.tokens is not None:
             self.loggers.log_tokens(token_log(pending.tokens, self.trainer.tokenizer), pending.step)
         self.trainer.hooks.log(record)
         if check:
             check_steps(record, self.config.max_bad_steps)
+
+    def _log_watched(self, record: dict[str, Any], step: int) -> None:
+        """Logs a record, and what the watch finds in it."""
+        for entry in (record, *(found.record() for found in self._watch.see(record))):
+            self.history.append(entry)
+            self.loggers.log(entry, step)
 
     def save(self) -> None:
         """Starts writing a checkpoint of the state as it is now; its callers have flushed the metrics."""

@@ -21,7 +21,7 @@ from jrl.placement import DISPATCH
 from jrl.rollout.collect import Collector
 from jrl.rollout.gathering import Judgement, Judging, Part, totals
 from jrl.rollout.reward_call import RewardCall, keep_failed
-from jrl.rollout.reward_columns import RewardColumns
+from jrl.rollout.reward_columns import RewardColumns, standard_error
 from jrl.rollout.rewards import MetricError, RewardError, call_metric_fn
 from jrl.rollout.sampler import GenerationSettings
 from jrl.rollout.text import Texts
@@ -36,9 +36,9 @@ class Evaluation:
     """Result of one evaluation.
 
     Attributes:
-      metrics: `reward/mean` (of several functions also `reward/<name>/mean`), `metrics/<name>` and
-        `completion/length_mean`, each with the suffix `@name=value` where a generation argument is swept. Under
-        `train.reward_errors: skip` also `reward/failed`, and rows that failed are in no mean.
+      metrics: `reward/mean` and its `reward/standard_error` (of several functions also `reward/<name>/mean`),
+        `metrics/<name>` and `completion/length_mean`, each with the suffix `@name=value` where a generation argument is
+        swept. Under `train.reward_errors: skip` also `reward/failed`, and rows that failed are in no mean.
       score: What `save_best` compares: `reward/mean`, else `metrics/reward`, else None; of the first value of a sweep,
         which is what rollouts use.
       columns: Of the table.
@@ -150,6 +150,8 @@ class Evaluator:
         means: dict[str, float] = {}
         if self.rewards is not None and scores is not None:
             means["reward/mean"] = _mean_of_known(scores)
+            error = standard_error(np.asarray([score for score in scores if not math.isnan(score)]))
+            means |= {} if error is None else {"reward/standard_error": error}
             if self.rewards.skip_errors:
                 means["reward/failed"] = float(np.sum(np.isnan(scores)))
         columns: dict[str, list[Any]] = {}

@@ -30,6 +30,8 @@ ENDING = Ending(
     first_step=0,
     step=8,
     last_step=8,
+    total_steps=8,
+    epochs="100 iterations",
     is_over=True,
     unsaved=False,
     seconds=42.0,
@@ -40,7 +42,8 @@ ENDING = Ending(
 
 
 def said(tmp_path, history=HISTORY, **ending):
-    return closing_sentence(history, replace(ENDING, run_dir=tmp_path, **ending))
+    total = ending.pop("total_steps", ending.get("step", ENDING.step))
+    return closing_sentence(history, replace(ENDING, run_dir=tmp_path, total_steps=total, **ending))
 
 
 def test_what_happened_where_things_are_and_what_to_do_next(tmp_path):
@@ -115,8 +118,62 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path, argument):
 def test_a_run_that_ends_before_its_most_steps_is_done(tmp_path):
     """So does RFT after its epochs: there is nothing to resume."""
     (tmp_path / "checkpoint_4").mkdir()
-    text = said(tmp_path, [], step=4, last_step=20)
-    assert text.startswith("done: 4 of at most 20 steps in 42 s; model in") and "To go on" not in text
+    text = said(tmp_path, [], step=4, last_step=20, total_steps=20, epochs="1 pass")
+    ended = "ended after 1 pass (train.epochs), train.total_steps 20 was not reached"
+    assert text.startswith(f"done: 4 steps in 42 s; {ended}; model in") and "To go on" not in text
+
+
+def test_which_cap_ended_a_run_is_told(tmp_path):
+    (tmp_path / "checkpoint_8").mkdir()
+    text = said(tmp_path, [], total_steps=1000, epochs="3 iterations")
+    assert text.startswith(
+        "done: 8 steps in 42 s; ended after 3 iterations (train.epochs), train.total_steps 1,000 was not reached; model"
+    )
+    assert "train.epochs" not in said(tmp_path, []), "the steps themselves"
+    stopped = said(tmp_path, [], step=4, total_steps=1000, is_over=False)
+    assert "train.epochs" not in stopped, "a signal ended it"
+
+
+def measured(*rewards, error=0.03):
+    facts = {"reward/standard_error": error, "sampling/num_prompts": 64, "sampling/samples_per_prompt": 1}
+    return [
+        {"step": 4 * i, "evaluation": i, "reward/mean": reward, **facts} for i, reward in enumerate(rewards)
+    ]
+
+
+def test_rewards_have_their_errors(tmp_path):
+    for step in (4, 8):
+        (tmp_path / f"checkpoint_{step}").mkdir()
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, measured(0.5, 0.52))))
+    rises, wavers = said(tmp_path, measured(0.5, 0.6)), said(tmp_path, measured(0.5, 0.52))
+    assert "mean reward 0.5 +- 0.03 to 0.6 +- 0.03 (64 prompts) on the evaluation prompts; model" in rises
+    assert (
+        "to 0.52 +- 0.03 (64 prompts) on the evaluation prompts, a difference within error; model" in wavers
+    )
+    page = report([read_run(tmp_path)])
+    assert (
+        "from 0.5 +- 0.03 to 0.52 +- 0.03 (64 prompts) on the evaluation prompts, a difference within error"
+        in page
+    )
+    best = said(tmp_path, measured(0.5, 0.7, 0.68))
+    assert "best 0.7 +- 0.03 at step 4, within error of the last: " in best
+    assert "best 0.9 +- 0.03 at step 4: " in said(tmp_path, measured(0.5, 0.9, 0.6))
+    worse = "no evaluation was better than the one before training, 0.5 +- 0.03"
+    assert f"{worse}, but within error; " in said(tmp_path, measured(0.5, 0.49))
+    assert f"{worse}; " in said(tmp_path, measured(0.5, 0.4))
+
+
+def test_iterations_without_a_lesson_are_counted(tmp_path):
+    (tmp_path / "checkpoint_8").mkdir()
+    history = [
+        {"step": i, "iteration": i, "group/degenerate_iterations": float(count)}
+        for i, count in enumerate([0, 1, 2, 2], start=1)
+    ]
+    text = "in 2 of 4 iterations no prompt had samples whose scores differ, so they taught nothing"
+    assert text in said(tmp_path, history)
+    assert "taught nothing" not in said(
+        tmp_path, [record | {"group/degenerate_iterations": 0.0} for record in history]
+    )
 
 
 def test_the_time_after_a_resume_is_told_as_such(tmp_path):

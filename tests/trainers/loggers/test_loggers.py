@@ -18,6 +18,7 @@ from rich.console import Console
 from jrl.methods import default_ppo_config
 from jrl.trainers.loggers import console as console_module
 from jrl.trainers.loggers.console import LastingConsole, RichConsole
+from jrl.trainers.loggers.description import describe_end
 from jrl.trainers.loggers.jsonl import JSONLLogger
 from jrl.trainers.loggers.loggers import Loggers, make_loggers
 from jrl.trainers.loggers.standard_outputs import mute_lost
@@ -238,6 +239,23 @@ class TestConsole:
         assert "resumed at 2" in text
         assert "unknown" not in text
         assert "\x1b" not in text
+
+    def test_what_ends_a_run_before_its_steps_and_the_error_of_a_reward_are_shown(self):
+        out = io.StringIO()
+        console = RichConsole(Console(file=out, width=160))
+        console.start(describe_end(10, total_steps=1000, epochs="5 iterations"), total_steps=10, step=0)
+        console.log({"step": 4, "iteration": 2, "reward/mean": 0.25}, 4)
+        facts = {"reward/standard_error": 0.031, "sampling/num_prompts": 64, "sampling/samples_per_prompt": 1}
+        console.log({"step": 4, "evaluation": 1, "reward/mean": 0.594, **facts, "metrics/a": 1.0}, 4)
+        console.close()
+        text = out.getvalue()
+        assert (
+            "ends  at step 10, after 5 iterations (train.epochs); train.total_steps 1,000 is not reached"
+            in text
+        )
+        assert "step 4/10 (train.epochs)  0:0" in text
+        assert "evaluation at step 4  reward/mean 0.594 +- 0.031 (64 prompts) metrics/a 1\n" in text
+        assert describe_end(1000, total_steps=1000, epochs="2000 iterations") == {}
 
     def test_a_live_bar_on_a_terminal(self):
         text = self.run(terminal=True)

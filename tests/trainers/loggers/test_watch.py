@@ -47,6 +47,18 @@ def records(**metrics):
     ]
 
 
+def evaluated(*rewards, error=0.02, training=(), std=0.4):
+    """Evaluations, one after each training record of these mean rewards; the first stands before all."""
+    history = [{"step": 0, "evaluation": 0, "reward/mean": rewards[0], "reward/standard_error": error}]
+    for number, reward in enumerate(rewards[1:], start=1):
+        if training:
+            mean = training[number - 1]
+            history.append({"step": number, "iteration": number, "reward/mean": mean, "reward/std": std})
+        figures = {"reward/mean": reward, "reward/standard_error": error}
+        history.append({"step": number, "evaluation": number, **figures})
+    return history
+
+
 def names_of(findings):
     return [(found.step, found.value) for found in findings]
 
@@ -249,6 +261,71 @@ class TestRules:
     )
     def test_what_is_meant_so_is_left_alone(self, metrics):
         assert names(records(**metrics)) == []
+
+    @pytest.mark.parametrize(
+        ("history", "step", "least", "cause"),
+        [
+            (
+                evaluated(0.5, 0.51, 0.5, 0.4, 0.38, training=[0.5, 0.5, 0.7, 0.7]),
+                4,
+                0.5,
+                "only the reward of",
+            ),
+            (evaluated(0.5, 0.4, 0.38, training=[0.5, 0.5]), 2, 0.5, "learning rate is too high"),
+            (evaluated(0.5, 0.4, 0.38, training=[0.5, 0.2]), 2, 0.5, "learning rate is too high"),
+            (
+                evaluated(0.5, 0.4, 0.38),
+                2,
+                0.5,
+                "learning rate is too high",
+            ),  # offline: no reward of training
+            # Better than the start, and falling: from the best on it is told.
+            (
+                evaluated(0.5, 0.9, 0.8, 0.75, 0.7, training=[0.5, 0.5, 0.9, 0.9]),
+                4,
+                0.9,
+                "fall from their best",
+            ),
+        ],
+    )
+    def test_an_evaluation_reward_that_falls_is_told(self, history, step, least, cause):
+        (found,) = find(history)
+        assert (found.rule.name, found.step) == ("falling_evaluation", step) and cause in found.rule.cause
+        said = say(found.record())
+        assert f"eval/reward/mean is {found.value:.3g} (healthy: {least} or more) at step {step}. " in said
+        assert "read the samples" in found.rule.remedy
+
+    @pytest.mark.parametrize(
+        "history",
+        [
+            evaluated(0.5, 0.47, 0.47, 0.47),  # within the error of the difference
+            evaluated(0.5, 0.4, 0.6, 0.4, 0.6),  # not twice in a row
+            evaluated(0.5, 0.9, 0.86, 0.86, 0.86, 0.86),  # a little below the best
+            evaluated(0.5, 0.4, 0.3, error=0.0),  # nothing to compare with
+        ],
+    )
+    def test_an_evaluation_reward_that_wavers_is_not(self, history):
+        assert find(history) == []
+
+    def test_a_resumed_watch_remembers_evaluations(self):
+        history = evaluated(0.5, 0.9, 0.8, 0.75, 0.7, training=[0.5, 0.5, 0.9, 0.9])
+        for cut in range(len(history)):
+            first, again = Watch(), Watch()
+            assert [found for record in history[:cut] for found in first.see(record)] == []
+            again.load(json.loads(json.dumps(first.state())))
+            assert len([found for record in history[cut:] for found in again.see(record)]) == 1
+
+    def test_a_flat_reward_is_told_without_a_kl(self):
+        """GRPO at beta 0 measures none."""
+        flat = {
+            "reward/mean": [0.3, 0.5] * 20,
+            "reward/std": [0.4] * 40,
+            "group/zero_std_fraction": [0.1] * 40,
+        }
+        assert names(records(**flat)) == [("flat_reward", 160)]
+        assert names(records(**flat | {"kl/per_sequence": [1.0] * 40})) == []  # rules of a KL judge it
+        rising = flat | {"reward/mean": [0.3 + 0.004 * i for i in range(40)]}
+        assert names(records(**rising)) == []
 
     def test_a_rise_is_more_than_noise(self):
         """Two halves of 20 values, whose noise of 0.1 gives their difference an error of 0.1 times sqrt(2 / 20)."""
