@@ -389,11 +389,17 @@ def _logits(run: _Run) -> dict[str, Bytes]:
     kernel = {"kernel of the vocabulary as it is read, whole": _bytes(head, run.mesh, whole=True)}
     name = next(iter(head))
     gradient = {"gradient of the kernel, whole": _table_gradient(run, name)}
-    as_read = {
-        "gradient of logits, as products read it": logits * jnp.dtype(run.part.dtype).itemsize // 4,
-    }
+    itemsize = jnp.dtype(run.part.dtype).itemsize
+    as_read = {"gradient of logits, as products read it": logits * itemsize // 4}
     # What XLA's schedules for TPUs and GPUs show; elsewhere all of it may lie together.
-    if logits > most:
+    if logits > most and run.platform == "tpu":
+        # A piece's gradient is scattered before it is added to those before.
+        piece = {"gradient of a piece's logits, as products read it": most * itemsize // 4}
+        moments = {
+            "in the gradient of logits": kernel | {"logits of a piece": most} | piece,
+            "in the gradient of the vocabulary's kernel": kernel | gradient | piece,
+        }
+    elif logits > most:
         backward = kernel | {
             "logits of a piece, their gradient, and it laid out anew": 3 * most,
             "gradient of the kernel, whole: a piece's, and those before": 2 * _table_gradient(run, name),

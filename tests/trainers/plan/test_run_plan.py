@@ -285,6 +285,40 @@ def test_the_gradient_of_logits_is_as_products_read_it_beside_that_of_the_table(
     assert pieces[GRADIENT]["gradient of the kernel, whole: a piece's, and those before"] == 2 * gradient
 
 
+def test_what_lies_beside_the_gradient_of_the_vocabulary_is_by_platform():
+    """GPUs are done with the kernel by then; TPUs add a piece's gradient to those before after it is scattered."""
+    kernel, gradient, logits = 2 * 128 * 32, 4 * 128 * 32, 4 * 16 * 128
+    config = jrl.default_sft_config().evolve(
+        model={"model_path": TINY},
+        train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"},
+    )
+    names = (LOGITS, GRADIENT, "in the gradient of the vocabulary's kernel", "while that is scattered")
+    found = {}
+    for device in ("gpu", "tpu"):
+        for most in (logits, logits // 4):
+            learning = plan_run(config.evolve(train={"logprob_chunk_bytes": most}), mesh_of(device)).learning
+            shared = set(learning[LOGITS]) - {"kernel of the vocabulary as it is read, whole", "logits"}
+            own = (
+                {name: size for name, size in moment.items() if name not in shared}
+                for moment in learning.values()
+            )
+            sums = dict(zip(learning, (sum(moment.values()) for moment in own), strict=True))
+            found[device, most] = [sums[name] for name in names if name in sums]
+    half, piece = logits // 2, logits // 4
+    assert found == {
+        ("gpu", logits): [kernel + logits, kernel + half, gradient + half, gradient + gradient // 4],
+        ("gpu", piece): [kernel + piece, kernel + 3 * piece + 2 * gradient],
+        ("tpu", logits): [kernel + logits, kernel + half + gradient],
+        ("tpu", piece): [kernel + piece, kernel + piece + piece // 2, kernel + gradient + piece // 2],
+    }
+
+
+def test_a_single_microbatch_has_no_sum_of_gradients_before_its_backward_pass():
+    config, name = jrl.default_sft_config(), "gradients, summed over microbatches"
+    one, two = (planned(config, minibatch_size=rows).learning for rows in (4, 2))
+    assert name not in one[LOGITS] and one[AT_WORK][name] == two[LOGITS][name] == two[AT_WORK][name] > 0
+
+
 def test_a_table_is_whole_to_embed_where_a_device_has_as_many_tokens_as_it_has_rows():
     """There GPT-2's, which is tied and adds positions in float32, stays beside its rounded copy if it is frozen.
 
