@@ -8,6 +8,7 @@ float32; `dtype` is that of the computation; norms, softmax and logits are float
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -21,7 +22,15 @@ from jrl.models.blocks import equal_layers, make_block, stream_norm
 from jrl.models.cache import LayerEntry
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.layer_loop import run_blocks
-from jrl.models.layers import Projection, Table, add_adapter, as_row, stored_kernel
+from jrl.models.layers import (
+    OUTPUTS,
+    Projection,
+    Table,
+    add_adapter,
+    as_row,
+    stored_kernel,
+    with_token_logits,
+)
 from jrl.models.products import contract
 from jrl.models.routing import ROUTED, load_of, no_load
 from jrl.typing import ExpertLoad
@@ -50,6 +59,9 @@ class Head(nn.Module):
         hidden = hidden.astype(self.dtype)
         kernel = stored_kernel(self, (self.width, self.vocab_size), self.init_range)
         logits = add_adapter(self, hidden, kernel, contract(hidden, kernel, 1, jnp.float32))
+        own: Mapping[str, Array] = self.get_variable("lora", OUTPUTS, {})
+        if "rows" in own:
+            logits = with_token_logits(logits, hidden, own, kernel.astype(jnp.float32)[:, own["ids"]].T)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32)
             logits += as_row(bias.astype(jnp.float32), logits.ndim)

@@ -185,6 +185,6 @@ def test_adapters_that_do_not_fit_are_refused(adapter: Any, message: str) -> Non
 
 def test_the_misspelt_head_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"`modules_to_save` must be off, or name a classifier's head, as in \['score'\]"
+        ValueError, match=r"`modules_to_save` must name nothing but the head, score, .* got scores"
     ):
-        LoraConfig(modules_to_save=("scores",))
+        bind_classifier(classifier("gpt2")[0], LoraConfig(modules_to_save=("scores",)))
