@@ -175,6 +175,10 @@ def test_layers_out_of_range_are_refused(name: str) -> None:
         ),
         (LoraConfig(modules_to_save=("pooler",)), "nothing but the head, score, .* got pooler"),
         (LoraConfig(target_modules=("score",)), "`target_modules` .* matches no module"),
+        (
+            LoraConfig(trainable_token_indices=(3,)),
+            "`trainable_token_indices` must be off for a gpt2 classifier",
+        ),
     ],
 )
 def test_adapters_that_do_not_fit_are_refused(adapter: Any, message: str) -> None:

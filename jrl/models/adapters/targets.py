@@ -73,6 +73,25 @@ def check_task(config: AdapterConfig, model_type: str) -> None:
         )
 
 
+def check_maps_alone(config: LoraConfig, kind: str, *, modules: bool = False) -> None:
+    """Refuses what only language models train beside the updates of maps.
+
+    Args:
+      config: The configuration.
+      kind: Of the model, for the error.
+      modules: The caller keeps the modules of `modules_to_save`, and checks their names.
+    Raises:
+      ValueError: If it asks for rows of tokens, or for whole modules that nobody keeps.
+    """
+    asked = {
+        "trainable_token_indices": config.trainable_token_indices,
+        "modules_to_save": None if modules else config.modules_to_save,
+    }
+    for name, value in asked.items():
+        if value is not None:
+            raise ValueError(f"peft_config: `{name}` must be off for a {kind}, got {value!r}.")
+
+
 def bind_lora(
     config: LoraConfig, entries: Sequence[Entry], shapes: Mapping[str, Shape], model_type: str
 ) -> Lora:
