@@ -2,7 +2,8 @@
 """The device mesh and the one table that says which array dimension lives on which mesh axis.
 
 Axes: `data` replicates parameters and splits rows, `fsdp` splits both, `tensor` splits heads, MLP width and
-vocabulary. All are `AxisType.Auto`: the compiler places the collectives, the table here places the arrays.
+vocabulary. `expert` splits rows, and the experts of a mixture; a mesh has it where it is larger than 1. All are
+`AxisType.Auto`: the compiler places the collectives, the table here places the arrays.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
-_AXIS_TYPES = (AxisType.Auto,) * len(AXES)
+EXPERT = "expert"
+"""Axis of a mixture's experts, between `fsdp` and `tensor`."""
 
 LOGICAL_TO_MESH: dict[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp"),
+    "batch": ("data", "fsdp", EXPERT),
     "replica": ("data",),
+    "experts": (EXPERT,),
     "vocab": ("tensor",),
     "embed": ("fsdp",),
     "heads": ("tensor",),
@@ -62,9 +65,9 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"input_out/kernel$", ("mlp", "embed")),
     (r"layer_embed_in/kernel$", ("embed", None, "mlp")),
     (r"experts/router/kernel$", ("embed", None)),
-    (r"experts/(up|gate)$", (None, "embed", "mlp")),
-    (r"experts/down$", (None, "mlp", "embed")),
-    (r"experts/(up|gate)_bias$", (None, "mlp")),
+    (r"experts/(up|gate)$", ("experts", "embed", "mlp")),
+    (r"experts/down$", ("experts", "mlp", "embed")),
+    (r"experts/(up|gate)_bias$", ("experts", "mlp")),
     (r"experts/down_bias$", (None, "embed")),
     (r"v_head/hidden/kernel$", ("embed", "mlp")),
     (r"(q_heads|target_params)/\d/hidden/kernel$", ("embed", "mlp")),
@@ -88,27 +91,30 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 )
 
 
-def mesh_sizes(data: int, fsdp: int, tensor: int, *, num_devices: int) -> tuple[int, int, int]:
-    """Sizes of the axes, with −1 replaced by what the others leave.
+def mesh_sizes(
+    data: int, fsdp: int, tensor: int, expert: int = 1, *, num_devices: int
+) -> tuple[int, int, int, int]:
+    """Sizes of the axes data, fsdp, tensor and expert, with −1 replaced by what the others leave.
 
     Raises:
       ValueError: If the product of the sizes is not the number of devices.
     """
-    sizes = [data, fsdp, tensor]
+    sizes = [data, fsdp, tensor, expert]
     known = math.prod(size for size in sizes if size != -1)
     if sizes.count(-1) == 1 and num_devices % known == 0:
         sizes[sizes.index(-1)] = num_devices // known
     if -1 in sizes or math.prod(sizes) != num_devices:
+        more = "" if expert == 1 else f", expert={expert}"
         raise ValueError(
             f"`mesh` must multiply to the number of devices, {num_devices}; got data={data}, fsdp={fsdp}, "
-            f"tensor={tensor}. At most one size may be -1 (the rest): `train.mesh: {{data: -1}}` takes all devices. "
-            "Are there more than JAX sees? `jrl doctor` lists them."
+            f"tensor={tensor}{more}. At most one size may be -1 (the rest): `train.mesh: {{data: -1}}` takes all "
+            "devices. Are there more than JAX sees? `jrl doctor` lists them."
         )
-    return sizes[0], sizes[1], sizes[2]
+    return sizes[0], sizes[1], sizes[2], sizes[3]
 
 
 def make_mesh(
-    data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None
+    data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
     """The mesh over all devices, or over those given.
 
@@ -116,27 +122,44 @@ def make_mesh(
       data: Size of the data axis; −1 takes what the others leave.
       fsdp: Size of the fully-sharded axis.
       tensor: Size of the tensor axis.
+      expert: Size of the axis of experts.
       devices: Defaults to `jax.devices()`.
     Raises:
       ValueError: If the product of the sizes is not the number of devices.
     """
     devices = list(devices) if devices is not None else jax.devices()
-    sizes = mesh_sizes(data, fsdp, tensor, num_devices=len(devices))
+    sizes, axes = _named_sizes(*mesh_sizes(data, fsdp, tensor, expert, num_devices=len(devices)))
+    types = (AxisType.Auto,) * len(axes)
     try:
-        return jax.make_mesh(sizes, AXES, devices=devices, axis_types=_AXIS_TYPES)
+        return jax.make_mesh(sizes, axes, devices=devices, axis_types=types)
     except NotImplementedError:
         # A torus whose axes do not multiply to these, such as 2 x 8 on 4 x 4 chips of v6e: an axis of it is cut.
         split = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-        return Mesh(split, AXES, axis_types=_AXIS_TYPES)
+        return Mesh(split, axes, axis_types=types)
 
 
-def abstract_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, num_devices: int) -> AbstractMesh:
+def abstract_mesh(
+    data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, *, num_devices: int
+) -> AbstractMesh:
     """A mesh of devices that are only imagined; the sizes are those of `make_mesh`.
 
     Raises:
       ValueError: If the product of the sizes is not the number of devices.
     """
-    return AbstractMesh(mesh_sizes(data, fsdp, tensor, num_devices=num_devices), AXES, axis_types=_AXIS_TYPES)
+    sizes, axes = _named_sizes(*mesh_sizes(data, fsdp, tensor, expert, num_devices=num_devices))
+    return AbstractMesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def _named_sizes(data: int, fsdp: int, tensor: int, expert: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Sizes and names of the axes that a mesh has."""
+    if expert == 1:
+        return (data, fsdp, tensor), AXES
+    return (data, fsdp, expert, tensor), (*AXES[:2], EXPERT, AXES[2])
+
+
+def experts_parts(mesh: Mesh | AbstractMesh) -> int:
+    """Into how many parts the experts of a mixture are split."""
+    return 1 if mesh.empty else mesh.shape.get(EXPERT, 1)
 
 
 def platform() -> str:
@@ -156,14 +179,22 @@ def partition_spec(
     """Mesh axes of an array's dimensions, and the logical names that had to be replicated.
 
     A dimension that the mesh axes do not divide is replicated: right, only larger, so it is reported and not refused.
+
+    Raises:
+      ValueError: If `expert` does not divide the experts: then the axis would do nothing.
     """
     spec: list[tuple[str, ...] | None] = []
     replicated = []
     for name, size in zip(logical, shape, strict=True):
-        axes = LOGICAL_TO_MESH[name] if name else ()
+        axes = _axes(mesh, name) if name else ()
         parts = math.prod(mesh.shape[axis] for axis in axes)
         if parts == 1:
             spec.append(None)
+        elif size % parts and name == "experts":
+            raise ValueError(
+                f"`mesh` must have an `expert` axis that divides the model's {size} experts, got expert={parts}. Put "
+                "the other devices on `data`, `fsdp` or `tensor`."
+            )
         elif size % parts:
             spec.append(None)
             replicated.append(f"{name} ({size} over {parts})")
@@ -177,8 +208,13 @@ def parts_of(name: str, size: int) -> int:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return 1
-    parts = math.prod(mesh.shape[axis] for axis in LOGICAL_TO_MESH[name])
+    parts = math.prod(mesh.shape[axis] for axis in _axes(mesh, name))
     return 1 if size % parts else parts
+
+
+def _axes(mesh: Mesh | AbstractMesh, name: str) -> tuple[str, ...]:
+    """The axes of a mesh that a logical name stands for."""
+    return tuple(axis for axis in LOGICAL_TO_MESH[name] if axis in mesh.shape)
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -222,7 +258,7 @@ def _rounded_axes(
 
 def rows_parts(mesh: Mesh | AbstractMesh) -> int:
     """Into how many parts the rows of a batch are split; 1 without a mesh, which is an empty one."""
-    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in LOGICAL_TO_MESH["batch"])
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in _axes(mesh, "batch"))
 
 
 def split_evenly(num_rows: int) -> int:
@@ -258,8 +294,8 @@ def logits_parts(num_rows: int, vocab_size: int) -> int:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows split over the data and fsdp axes, everything else whole."""
-    return NamedSharding(mesh, PartitionSpec(LOGICAL_TO_MESH["batch"]))
+    """Rows split over the data, fsdp and expert axes, everything else whole."""
+    return NamedSharding(mesh, PartitionSpec(_axes(mesh, "batch")))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -7,8 +7,9 @@ import itertools
 from dataclasses import dataclass
 
 import pytest
+from jax.sharding import PartitionSpec
 
-from jrl.mesh import make_mesh
+from jrl.mesh import abstract_mesh, experts_parts, make_mesh, partition_spec, rows_parts
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,25 @@ def test_axes_that_a_torus_has_not_are_cut_out_of_its_own(sizes: tuple[int, int,
     mesh = make_mesh(*sizes, devices=chips)
     assert mesh.devices.shape == sizes
     assert sorted(chip.id for chip in mesh.devices.flat) == list(range(16))
+
+
+def test_a_mesh_has_an_axis_of_experts_where_it_is_asked_for() -> None:
+    plain, split = abstract_mesh(num_devices=8), abstract_mesh(fsdp=2, expert=2, num_devices=8)
+    assert dict(plain.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(split.shape) == {"data": 2, "fsdp": 2, "expert": 2, "tensor": 1}
+    assert (experts_parts(plain), experts_parts(split)) == (1, 2)
+    assert rows_parts(plain) == rows_parts(split) == 8
+    rows, _ = partition_spec(split, ("batch", None), (16, 3))
+    kernels, _ = partition_spec(split, ("experts", "embed", "mlp"), (8, 32, 64))
+    assert rows == PartitionSpec(("data", "fsdp", "expert"), None)
+    assert kernels == PartitionSpec(("expert",), ("fsdp",), None)
+    assert partition_spec(plain, ("experts", "embed", "mlp"), (5, 32, 64))[0] == PartitionSpec(
+        None, None, None
+    )
+
+
+def test_sizes_and_experts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="number of devices, 8; got data=-1, fsdp=1, tensor=1, expert=3"):
+        abstract_mesh(expert=3, num_devices=8)
+    with pytest.raises(ValueError, match="divides the model's 5 experts, got expert=2"):
+        partition_spec(abstract_mesh(expert=2, num_devices=8), ("experts", None), (5, 32))

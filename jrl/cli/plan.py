@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 
 from jrl.cli.flat import is_flat
-from jrl.mesh import abstract_mesh, make_mesh, mesh_sizes, rows_parts
+from jrl.mesh import AXES, EXPERT, abstract_mesh, make_mesh, mesh_sizes, rows_parts
 from jrl.trainers.config.coercion import read_yaml
 from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.trl_config import TRLConfig
@@ -138,9 +138,9 @@ def _sizes(text: str) -> dict[str, int]:
     found = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
-        if name not in ("data", "fsdp", "tensor") or not size.lstrip("-").isdigit():
+        if name not in (*AXES, EXPERT) or not size.lstrip("-").isdigit():
             raise ValueError(
-                f"`--mesh` must be sizes of data, fsdp and tensor, as data=2,fsdp=8; got {text!r}."
+                f"`--mesh` must be sizes of data, fsdp, expert and tensor, as data=2,fsdp=8; got {text!r}."
             )
         found[name] = int(size)
     return found

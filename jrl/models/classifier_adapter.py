@@ -21,7 +21,7 @@ from jrl.models.adapters.peft_format import (
     read_adapter_folder,
     save_adapter,
 )
-from jrl.models.adapters.targets import bind_lora
+from jrl.models.adapters.targets import bind_lora, check_maps_alone
 from jrl.models.classifier import HEADS, Classifier
 from jrl.models.classifier_start import describe_start, load_start
 from jrl.models.entries_io import initial_shapes, some
@@ -49,6 +49,7 @@ def bind_classifier(model: Classifier, adapter: AdapterConfig | None) -> Lora | 
             f"peft_config: `task_type` must be {SEQ_CLS} for a {kind} classifier, got {adapter.task_type!r}. Is it an "
             "adapter of a language model? Merge that one into its base first."
         )
+    check_maps_alone(adapter, f"{kind} classifier", modules=True)
     # PEFT itself adds both usual names.
     others = set(adapter.modules_to_save or ()) - {*model.head_modules, "score", "classifier"}
     if others:

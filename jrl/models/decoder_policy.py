@@ -265,6 +265,7 @@ class DecoderPolicy:
         if LORA in params:
             assert isinstance(self.adapter, Lora)
             variables[LORA] = self.adapter.variables(params[LORA])
+            variables["params"] = self.adapter.overlay(variables["params"], params[LORA])
         return variables
 
     def _context(

@@ -218,28 +218,39 @@ def mix_experts(
     *,
     glu: Callable[[Array, Array], Array],
     scale_inputs: bool = False,
+    all_here: bool = True,
 ) -> Float[Array, "B Q D"]:
     """Σ over the chosen experts e of weight · down_e(glu(gate_e(x), up_e(x))), summed in float32.
 
     Gate and up are (E, D, F), down is (E, F, D). Where it is to scale inputs, the weight multiplies x and not the
-    answer.
+    answer. Unless all experts are here, ids below 0 and above E are of others: they sort to the end, and add nothing.
     """
     per_token = chosen.shape[-1]
+    count = _stacked(gate).shape[0]
+    if not all_here:
+        chosen = jnp.where((chosen >= 0) & (chosen < count), chosen, count)
     visits = chosen.reshape(-1)
     order = jnp.argsort(visits, stable=True)
     place = jnp.argsort(order)
-    sizes = jnp.bincount(visits, length=_stacked(gate).shape[0])
+    sizes = jnp.bincount(visits, length=count)
     tokens = x.reshape(-1, 1, x.shape[-1])
     rows = jnp.broadcast_to(tokens, (tokens.shape[0], per_token, x.shape[-1])).reshape(-1, x.shape[-1])
     if scale_inputs:
         rows = rows * weights.reshape(-1, 1).astype(rows.dtype)
         weights = jnp.ones_like(weights)
     rows = _permute(rows, order, place)
+    # No product is promised of rows beyond the last group, nor a gradient of them: neither goes in or out.
+    is_here = (visits[order] < count)[:, None]
+    if not all_here:
+        rows = jnp.where(is_here, rows, 0)
     gates, ups = _multiply(rows, gate, sizes), _multiply(rows, up, sizes)
     if gate_bias is not None and up_bias is not None:
         gates, ups = gates + gate_bias[visits[order], 0], ups + up_bias[visits[order], 0]
     hidden = glu(gates, ups)
-    answers = _permute(_multiply(hidden, down, sizes), place, order)
+    answers = _multiply(hidden, down, sizes)
+    if not all_here:
+        answers = jnp.where(is_here, answers, 0)
+    answers = _permute(answers, place, order)
     answers = answers.reshape(*chosen.shape, x.shape[-1]).astype(jnp.float32)
     # A product and a sum would be fused with the gather above, which takes a CPU as long as the experts themselves.
     return jnp.einsum("bqkd,bqk->bqd", answers, weights, precision=jax.lax.Precision.HIGHEST)
@@ -283,21 +294,37 @@ def _on_shards(
     down: ExpertKernels,
     *wide_biases: Float[Array, "E 1 F"],
 ) -> Float[Array, "B Q D"]:
-    """`mix` on the mesh in force: every device sorts its own tokens and holds its part of every expert's width."""
+    """`mix` on the mesh in force: every device sorts its own tokens and holds its part of every expert's width.
+
+    Devices along `expert` hold whole experts, and gather each other's tokens: each adds up the answers of its experts,
+    and these are summed where the tokens came from.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return mix(x, weights, chosen, gate, up, down, *wide_biases)
     rows, _ = partition_spec(mesh, ("batch", None, None), x.shape)
-    wide, _ = partition_spec(mesh, (None, None, "mlp"), _stacked(gate).shape)
-    narrow, _ = partition_spec(mesh, (None, "mlp", None), _stacked(down).shape)
-    whole = jax.sharding.PartitionSpec()
+    wide, _ = partition_spec(mesh, ("experts", None, "mlp"), _stacked(gate).shape)
+    narrow, _ = partition_spec(mesh, ("experts", "mlp", None), _stacked(down).shape)
+    whole = jax.sharding.PartitionSpec(wide[0])
 
     def specs(kernels: ExpertKernels, own: Any, a: Any, b: Any) -> Any:
         return AdaptedKernels(own, a, b) if isinstance(kernels, AdaptedKernels) else own
 
-    def local(*parts: ExpertKernels) -> Array:
-        y = mix(*parts)
+    def local(x: Array, weights: Array, chosen: Array, *kernels: ExpertKernels) -> Array:
+        if wide[0] is None:
+            y = mix(x, weights, chosen, *kernels)
+        elif rows[0] is None:
+            y = jax.lax.psum(of_experts(x, weights, chosen, *kernels), wide[0])
+        else:
+            tokens = (jax.lax.all_gather(part, wide[0], tiled=True) for part in (x, weights, chosen))
+            y = jax.lax.psum_scatter(of_experts(*tokens, *kernels), wide[0], tiled=True)
         return y if wide[2] is None else jax.lax.psum(y, wide[2])
+
+    def of_experts(
+        x: Array, weights: Array, chosen: Array, gate: ExpertKernels, *kernels: ExpertKernels
+    ) -> Array:
+        first = jax.lax.axis_index(wide[0]) * _stacked(gate).shape[0]
+        return mix(x, weights, chosen - first, gate, *kernels, all_here=False)
 
     # The partitioner cannot split a sort or a ragged product: it would gather all tokens on every device.
     split = jax.shard_map(

@@ -17,6 +17,8 @@ from jrl.models.quantize import QuantizedKernel
 
 ROUNDED = "rounded"
 """Name of a table's copy in the dtype of the computation, beside `embedding`."""
+INPUTS, OUTPUTS, WHOLE = "inputs", "outputs", "whole"
+"""Ends of a table, and what an adapter may hold of one; see `Table`."""
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": jax.nn.gelu,
@@ -124,6 +126,29 @@ def add_adapter(
     return y * as_row(_norm_ratio(kernel, leaf).astype(y.dtype), y.ndim)
 
 
+def with_token_rows(
+    found: Float[Array, "B Q D"], ids: Int[Array, "B Q"], own: Mapping[str, Array]
+) -> Float[Array, "B Q D"]:
+    """Vectors of ids, those of an adapter's ids from its own rows. Other rows get no gradient from them."""
+    is_own = ids[..., None] == as_row(own["ids"], ids.ndim + 1)
+    rows = own["rows"].astype(found.dtype)[jnp.argmax(is_own, axis=-1)]
+    return jnp.where(is_own.any(axis=-1, keepdims=True), rows, found)
+
+
+def with_token_logits(
+    logits: Float[Array, "*rows V"],
+    hidden: Float[Array, "*rows D"],
+    own: Mapping[str, Array],
+    old: Float[Array, "n D"],
+) -> Float[Array, "*rows V"]:
+    """Logits with the columns of an adapter's ids as its own rows make them.
+
+    The difference to the old rows is added: where there is none, the logits are the base model's to the bit.
+    """
+    change = own["rows"].astype(hidden.dtype) - old.astype(hidden.dtype)
+    return logits.at[..., own["ids"]].add(multiply_table(hidden, change), unique_indices=True)
+
+
 def adapted_kernel(kernel: Kernel, leaf: Mapping[str, Array]) -> Float[Array, "..."]:
     """The kernel with which a plain projection does what `add_adapter` does, float32."""
     whole = kernel.astype(jnp.float32) + jnp.tensordot(leaf["a"], leaf["b"], 1)
@@ -198,6 +223,9 @@ def moves_table(ids_shape: tuple[int, ...], num_rows: int, width: int, rows: str
 class Table(nn.Module):
     """A table of vectors looked up by id.
 
+    Where the variables hold an adapter of it (collection "lora"), each end, `inputs` and `outputs`, may have a table of
+    its own (`whole`), or trained `rows` in the place of those of some `ids`.
+
     Attributes:
       num_rows: Number of ids.
       width: D.
@@ -229,16 +257,23 @@ class Table(nn.Module):
           dtype: What rows are rounded to; None: they keep their own.
           is_whole: Whether every device of the fsdp axis has whole rows already, so that nothing need move.
         """
+        own: Mapping[str, Array] = self.get_variable("lora", INPUTS, {})
         whole = is_whole or moves_table(ids.shape, self.num_rows, self.width, self.rows)
         rows, columns = ("batch", None) if whole else ("replica", "embed")
-        table = constrain(self.embedding if dtype is None else self._rounded(), self.rows, columns)
+        table = self.embedding if dtype is None else self._rounded()
+        table = constrain(own.get(WHOLE, table), self.rows, columns)
         found = jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
         found = constrain(found if dtype is None else found.astype(dtype), rows, None, columns)
-        return constrain(found, "batch", None, None)
+        found = constrain(found, "batch", None, None)
+        return with_token_rows(found, ids, own) if "rows" in own else found
 
     def transposed(self, hidden: Float[Array, "*rows D"], dtype: Any) -> Float[Array, "*rows V"]:
         """Products with every row of the table, accumulated and returned in float32."""
-        return multiply_table(hidden.astype(dtype), self._rounded().astype(dtype))
+        own: Mapping[str, Array] = self.get_variable("lora", OUTPUTS, {})
+        hidden = hidden.astype(dtype)
+        table = own.get(WHOLE, self._rounded())
+        logits = multiply_table(hidden, table.astype(dtype))
+        return with_token_logits(logits, hidden, own, table[own["ids"]]) if "rows" in own else logits
 
     def _rounded(self) -> Float[Array, "V D"]:
         """The copy that `jrl.models.rounding` left, or the table."""

@@ -22,8 +22,8 @@ import numpy as np
 from jrl.models.safetensors_io import TensorInfo, check_finite
 
 _LORA = ".lora_"
-_WRAPPERS = re.compile(r"\.(base_layer\.)+")
-_KEPT, _SAVED = ".original_module.", ".modules_to_save."
+_WRAPPERS = re.compile(r"\.((token_adapter|base_layer)\.)+")
+_KEPT, _SAVED, _ROWS = ".original_module.", ".modules_to_save.", ".trainable_tokens_"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class ModelObject:
             own = {
                 _WRAPPERS.sub(".", name).replace(_KEPT, "."): tensor
                 for name, tensor in own.items()
-                if _LORA not in name and _SAVED not in name
+                if not any(part in name for part in (_LORA, _SAVED, _ROWS))
             }
         elif any(_LORA in name for name in own):
             raise ValueError(

@@ -90,6 +90,8 @@ def make_policy(
     cut = branch_start(config, num_layers_unfrozen, num_value_layers_unfrozen, adapter)
     num_trained = 0 if adapter is not None else num_layers_unfrozen
     first_trained = 0 if num_trained == -1 else config.num_layers - num_trained
+    if isinstance(adapter, Lora):
+        first_trained = min(first_trained, adapter.first_whole_layer)
     decoder = Decoder(config, compute_dtype, remat, share_layers, first_trained)
     if counts_experts:
         _check_counted(config, cut or 0, noise)

@@ -33,6 +33,22 @@ def expert_layers(config: TransformerConfig) -> tuple[int, ...]:
     return tuple(index for index, layer in enumerate(config.layers) if layer.experts is not None)
 
 
+def check_expert_axis(config: Any, parts: int) -> None:
+    """Refuses to split the experts of a model that has none.
+
+    Args:
+      config: The architecture, of a decoder or an encoder and decoder.
+      parts: Size of the mesh's axis `expert`.
+    Raises:
+      ValueError: If it is larger than 1, and there are none.
+    """
+    if parts > 1 and not (isinstance(config, TransformerConfig) and expert_layers(config)):
+        raise ValueError(
+            f"`mesh` must have no axis `expert` for a model without a mixture of experts, got expert={parts}: put the "
+            "devices on `data`, `fsdp` or `tensor`."
+        )
+
+
 def record_shape(config: TransformerConfig) -> tuple[int, int]:
     """(M, k): layers with experts, and experts that a token visits in each.
 

@@ -8,15 +8,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.mesh import path_name
+from jrl.models.adapters.bind import bind_language_lora
 from jrl.models.adapters.config import AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import Lora
-from jrl.models.adapters.targets import bind_lora, check_task
-from jrl.models.entries_io import initial_shapes
+from jrl.models.adapters.targets import check_task
 from jrl.models.families import find_family
 from jrl.models.families.base import check_direction
 from jrl.models.families.config_keys import read_all_keys
@@ -119,6 +117,4 @@ class Seq2SeqLM(BaseLM):
                 f"alone. Got {type(adapter).__name__}."
             )
         check_task(adapter, self.family.model_type)
-        leaves = jax.tree_util.tree_leaves_with_path(initial_shapes(self.init))
-        shapes = {path_name(path): leaf.shape for path, leaf in leaves}
-        return bind_lora(adapter, self.entries(), shapes, self.family.model_type)
+        return bind_language_lora(adapter, self.config, self.entries(), self.init, self.family.model_type)

@@ -219,6 +219,7 @@ class _Seq2SeqPolicy:
         if LORA in params:
             assert self.adapter is not None
             variables[LORA] = self.adapter.variables(params[LORA])
+            variables["params"] = self.adapter.overlay(variables["params"], params[LORA])
         return variables
 
     def _run(self, variables: Variables, *args: Any, method: str, dropout_key: PRNGKey | None = None) -> Any:
@@ -279,8 +280,7 @@ def branch_start(
             f"of the model, got {num_layers_unfrozen}."
         )
     if adapter is not None:
-        parts = [part.path[0] for module in adapter.modules for part in module.parts]
-        in_encoder = any(name.startswith("encoder_") for name in parts)
+        in_encoder = any(name.startswith("encoder_") for _, name in adapter.tops)
         return None if in_encoder else min(adapter.first_layer, config.num_layers) or None
     return None if num_layers_unfrozen == -1 else config.num_layers - num_layers_unfrozen
 

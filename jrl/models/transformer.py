@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,16 @@ from jrl.models.blocks import equal_layers, make_block, stream_norm
 from jrl.models.cache import LayerCache, LayerEntry, empty_layer_cache
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.layer_loop import run_blocks
-from jrl.models.layers import Norm, Projection, Table, add_adapter, as_row, stored_kernel
+from jrl.models.layers import (
+    OUTPUTS,
+    Norm,
+    Projection,
+    Table,
+    add_adapter,
+    as_row,
+    stored_kernel,
+    with_token_logits,
+)
 from jrl.models.products import contract
 from jrl.models.routing import ROUTED, load_of, no_load
 from jrl.typing import ExpertLoad
@@ -52,6 +61,9 @@ class Head(nn.Module):
         hidden = hidden.astype(self.dtype)
         kernel = stored_kernel(self, (self.width, self.vocab_size), self.init_range)
         logits = add_adapter(self, hidden, kernel, contract(hidden, kernel, 1, jnp.float32))
+        own: Mapping[str, Array] = self.get_variable("lora", OUTPUTS, {})
+        if "rows" in own:
+            logits = with_token_logits(logits, hidden, own, kernel.astype(jnp.float32)[:, own["ids"]].T)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32)
             logits += as_row(bias.astype(jnp.float32), logits.ndim)

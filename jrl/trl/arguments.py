@@ -70,7 +70,7 @@ class FlatArguments(TrainingArguments):
     save_safetensors: bool = described(True, "Has no effect: models are always safetensors.", kw_only=True)
     mesh: dict[str, Any] | str | None = field(
         default=None,
-        metadata={"help": 'Devices along the axes data, fsdp and tensor, as JSON: {"fsdp": 4}.'},
+        metadata={"help": 'Devices along the axes data, fsdp, expert and tensor, as JSON: {"fsdp": 4}.'},
         kw_only=True,
     )
 

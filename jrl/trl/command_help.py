@@ -27,7 +27,7 @@ _USUAL: Mapping[str, str] = {
     "max_grad_norm": "the gradient is clipped to this norm; 0 never clips",
     "bf16": "compute in bfloat16; by default on an accelerator, not on a CPU",
     "gradient_checkpointing": "recompute activations in the backward pass",
-    "mesh": 'devices along the axes data, fsdp and tensor, as JSON: {"fsdp": 4}',
+    "mesh": 'devices along the axes data, fsdp, expert and tensor, as JSON: {"fsdp": 4}',
     "seed": "root of every random number",
     "logging_steps": "optimizer steps of one logged window",
     "eval_strategy": "no, steps or epoch",

@@ -175,6 +175,10 @@ def test_layers_out_of_range_are_refused(name: str) -> None:
         ),
         (LoraConfig(modules_to_save=("pooler",)), "nothing but the head, score, .* got pooler"),
         (LoraConfig(target_modules=("score",)), "`target_modules` .* matches no module"),
+        (
+            LoraConfig(trainable_token_indices=(3,)),
+            "`trainable_token_indices` must be off for a gpt2 classifier",
+        ),
     ],
 )
 def test_adapters_that_do_not_fit_are_refused(adapter: Any, message: str) -> None:
@@ -185,6 +189,6 @@ def test_adapters_that_do_not_fit_are_refused(adapter: Any, message: str) -> Non
 
 def test_the_misspelt_head_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"`modules_to_save` must be off, or name a classifier's head, as in \['score'\]"
+        ValueError, match=r"`modules_to_save` must name nothing but the head, score, .* got scores"
     ):
-        LoraConfig(modules_to_save=("scores",))
+        bind_classifier(classifier("gpt2")[0], LoraConfig(modules_to_save=("scores",)))

@@ -302,10 +302,32 @@ def test_a_run_in_which_nothing_would_train_is_refused(checkpoint, without_weigh
         prepared(checkpoint, tmp_path, None, model_path=without_weights, num_layers_unfrozen=0)
 
 
+BESIDE = LORA | {"modules_to_save": ["ln_f"], "trainable_token_indices": [5, 40]}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["float32", "nf4"])
+def test_tokens_and_modules_train_beside_an_adapter(checkpoint, tmp_path):
+    run = ppo(checkpoint, tmp_path / "run", peft_config=BESIDE)
+    own, before = run.params["lora"], load_checkpoint(checkpoint).params
+    assert own["transformer.wte"]["rows"].shape == (2, 32) and run.ref_params == {}
+    assert next(record for record in run.history if "kl/per_token" in record)["kl/per_token"] == 0.0
+    assert tree_sha256(run.frozen) == tree_sha256(before)
+    assert np.abs(own["transformer.wte"]["rows"] - before["embed"]["embedding"][np.array([5, 40])]).max() > 0
+    assert np.abs(own["transformer.ln_f"]["final_norm"]["scale"] - before["final_norm"]["scale"]).max() > 0
+
+    folder = str(run.save_pretrained(tmp_path / "adapter", heads=True))
+    again = prepared(checkpoint, tmp_path / "again", None, model_path=folder)
+    jax.tree.map(np.testing.assert_array_equal, again.params["lora"], own)
+    merged = load_checkpoint(run.save_pretrained(tmp_path / "merged", merge_adapter=True)).params
+    np.testing.assert_array_equal(merged["final_norm"]["bias"], own["transformer.ln_f"]["final_norm"]["bias"])
+    changed = np.flatnonzero((merged["embed"]["embedding"] != before["embed"]["embedding"]).any(axis=1))
+    assert list(changed) == [5, 40]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float32", "nf4", "beside"])
 def test_resumed_equals_never_stopped_bit_for_bit(checkpoint, tmp_path, kind):
-    model = {"frozen_dtype": kind}
+    model = {"peft_config": BESIDE} if kind == "beside" else {"frozen_dtype": kind}
     whole = ppo(checkpoint, tmp_path / "whole", **model)
     ppo(checkpoint, tmp_path / "part", train={"total_steps": 4}, **model)
     resumed = ppo(

@@ -20,7 +20,6 @@ import jrl.trl
 from jrl.interop import arguments
 from jrl.learners.optimizers import make_optimizer, make_schedule
 from jrl.losses.reward_model import reward_model_loss
-from jrl.models.adapters.config import LoraConfig
 from jrl.trl.models import AutoModelForCausalLMWithValueHead, create_reference_model
 from jrl.trl.ppo_stats import reward_stats
 from tests.tiny import tiny_hf_config, tiny_policy, tiny_t5_tokenizer, tiny_tokenizer
@@ -39,6 +38,7 @@ SHOWN = {
     "B13": "tests/trl/test_dpo.py::test_a_run",
     "B14": "tests/trl/test_dpo.py::test_an_adapter_has_its_base_as_reference",
     "B15": "tests/trainers/diffusion/test_train_ddpo.py::test_threads_give_the_same_numbers_in_the_same_order",
+    "B16": "tests/models/test_scorer.py::test_the_misspelt_head_is_refused",
     "B18": "tests/learners/test_ppo_options.py::test_the_controller_and_the_metrics_see_the_penalty",
     "B20": "tests/trlx/test_ledger.py::test_d17_the_first_output_token_of_a_seq2seq_sample_is_an_action",
     "B21": "tests/learners/test_ppo_options.py::test_the_epochs_after_the_first_excess_are_left_out",
@@ -92,11 +92,6 @@ def test_b12_a_margin_belongs_to_its_own_pair():
     pair = jnp.array([1.0, 0.5]), jnp.array([0.2, 0.7]), jnp.array([0.3, 0.0]), jnp.array([True, True])
     found = reward_model_loss(*pair, center_coef=0.0)
     assert float(found.loss_sum / found.weight) == pytest.approx(0.6361079, rel=1e-6)
-
-
-def test_b16_a_module_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"`modules_to_save` must be .* as in \['score'\]"):
-        LoraConfig(modules_to_save=("scores",))
 
 
 def test_b17_the_value_head_has_no_dropout(monkeypatch):

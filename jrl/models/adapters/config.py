@@ -17,9 +17,8 @@ from typing import Any, Literal
 from jrl.models.adapters.field_types import TYPES
 from jrl.suggestions import did_you_mean
 
+TOKENS = "TRAINABLE_TOKENS"
 CAUSAL, SEQ2SEQ, SEQ_CLS = "CAUSAL_LM", "SEQ_2_SEQ_LM", "SEQ_CLS"
-HEAD_MODULES = ("classifier", "pooler", "pre_classifier", "score")
-"""Heads of classifiers, which train and are saved whole beside an adapter; nothing else is."""
 # Said elsewhere (base model), derived from the model (layout, sizes), or of no consequence (versions).
 _SILENT = {
     "auto_mapping",
@@ -85,7 +84,10 @@ class LoraConfig:
       init_lora_weights: True: A is uniform in ±1/√in; "gaussian": normal with deviation 1/r. B is 0 in both. False: A
         as for True, and B uniform in ±1/√r, so that the policy does not start as the base model.
       task_type: PEFT's name of what the base model does, checked where the adapter is bound; no part of what it is.
-      modules_to_save: The head of a classifier, which is saved whether it is named or not; no part of what it is.
+      modules_to_save: Ends of names of modules whose copies train whole beside the adapter. A classifier's head is
+        saved whether it is named or not.
+      trainable_token_indices: Ids whose rows of the embedding train, of a tied head too; or ends of names of embedding
+        and head → ids. With an empty `target_modules` nothing else trains: PEFT's TRAINABLE_TOKENS.
     """
 
     r: int = 8
@@ -102,7 +104,8 @@ class LoraConfig:
     init_lora_weights: Literal[True, False, "gaussian"] = True
     target_parameters: tuple[str, ...] | None = None
     task_type: str | None = field(default=None, compare=False, repr=False, kw_only=True)
-    modules_to_save: tuple[str, ...] | None = field(default=None, compare=False, repr=False, kw_only=True)
+    modules_to_save: tuple[str, ...] | None = None
+    trainable_token_indices: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError on ranks and rates out of range."""
@@ -123,12 +126,34 @@ class LoraConfig:
                 "update of a parameter is no layer of its own",
                 self.lora_dropout if name == "lora_dropout" else self.use_dora,
             )
-        _require(
-            set(self.modules_to_save or ()) <= set(HEAD_MODULES),
-            "modules_to_save",
-            "off, or name a classifier's head, as in ['score']: jrl saves no other module",
-            self.modules_to_save,
-        )
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        given = self.trainable_token_indices
+        if given is None:
+            return
+        lists = list(given.values()) if isinstance(given, Mapping) else [given]
+        is_sound = lists and all(ids and len(set(ids)) == len(ids) and min(ids) >= 0 for ids in lists)
+        _require(bool(is_sound), "trainable_token_indices", "ids of tokens, each once", given)
+        if self.trains_tokens_alone:
+            _require(
+                all(ids == lists[0] for ids in lists),
+                "trainable_token_indices",
+                "the same ids for all modules under TRAINABLE_TOKENS",
+                given,
+            )
+            _require(
+                not self.modules_to_save,
+                "modules_to_save",
+                "off under TRAINABLE_TOKENS",
+                self.modules_to_save,
+            )
+
+    @property
+    def trains_tokens_alone(self) -> bool:
+        """True where rows of tokens train and no map is adapted: TRAINABLE_TOKENS to PEFT, whose LORA needs maps."""
+        adapts = self.target_modules != () or bool(self.target_parameters)
+        return self.trainable_token_indices is not None and not adapts
 
     def rank_and_scale(self, name: str) -> tuple[int, float]:
         """Rank and scale of the update of a module, or of a parameter."""
@@ -220,8 +245,19 @@ def read_adapter_config(given: Any) -> AdapterConfig:
         return given
     values = plain_peft_config(given)
     kind = str(values.get("peft_type"))
-    if kind not in KINDS:
-        raise ValueError(f"peft_config: `peft_type` must be one of {', '.join(KINDS)}; got {kind!r}.")
+    if kind not in (*KINDS, TOKENS):
+        raise ValueError(
+            f"peft_config: `peft_type` must be one of {', '.join((*KINDS, TOKENS))}; got {kind!r}."
+        )
+    if kind == TOKENS:
+        kind, values = "LORA", _tokens_alone(values)
+    elif kind == "LORA" and values.get("target_modules") in ([], ()):
+        _require(
+            bool(values.get("target_parameters")),
+            "target_modules",
+            f"names of maps; tokens train without any under `peft_type: {TOKENS}`",
+            values["target_modules"],
+        )
     task = values.get("task_type")
     if task not in (None, CAUSAL, SEQ2SEQ, SEQ_CLS):
         raise ValueError(f"peft_config: `task_type` must be {CAUSAL}, {SEQ2SEQ} or {SEQ_CLS}; got {task!r}.")
@@ -251,6 +287,39 @@ def read_adapter_config(given: Any) -> AdapterConfig:
     return KINDS[kind](**arguments)
 
 
+def _tokens_alone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of TRAINABLE_TOKENS as those of a LoRA that adapts no map."""
+    own = {"token_indices", "target_modules", "init_weights"}
+    known = own | {"task_type", "revision"}
+    unknown = [key for key, value in values.items() if key not in known | _SILENT and value]
+    if unknown:
+        raise ValueError(
+            f"peft_config: {TOKENS} has no key `{unknown[0]}`.{did_you_mean(unknown[0], sorted(known))}"
+        )
+    ids, targets = values.get("token_indices"), values.get("target_modules")
+    if isinstance(targets, str) and re.fullmatch(r"[\w.]+", targets):
+        targets = [targets]  # as PEFT writes the embedding that it found; such a pattern fits its own name
+    integers = TYPES["trainable_token_indices"]
+    _require(
+        isinstance(ids, list | tuple) and integers.holds(ids), "token_indices", "a list of integers", ids
+    )
+    _require(
+        targets is None or (isinstance(targets, list | tuple) and bool(targets)),
+        "target_modules",
+        f"None, a name or a list of names under {TOKENS}",
+        targets,
+    )
+    _require(
+        values.get("init_weights") in (None, True),
+        "init_weights",
+        f"true under {TOKENS}: rows start as those of the base model",
+        values.get("init_weights"),
+    )
+    rest = {key: value for key, value in values.items() if key not in own}
+    rows = ids if targets is None else {str(name): ids for name in targets}
+    return {**rest, "peft_type": "LORA", "target_modules": [], "trainable_token_indices": rows}
+
+
 def plain_peft_config(given: Any) -> dict[str, Any]:
     """A mapping, or a PEFT config object, as plain JSON.
 
@@ -274,15 +343,27 @@ def plain_peft_config(given: Any) -> dict[str, Any]:
 def to_peft_dict(config: AdapterConfig) -> dict[str, Any]:
     """The keys of `adapter_config.json` that this adapter decides, as plain JSON."""
     kind = next(name for name, made in KINDS.items() if isinstance(config, made))
-    values = {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in asdict(config).items()
-        if key not in ("task_type", "modules_to_save")
-    }
+    values = {key: _plain(value) for key, value in asdict(config).items() if key != "task_type"}
+    if isinstance(config, LoraConfig) and config.trains_tokens_alone:
+        rows = values["trainable_token_indices"]
+        named = isinstance(rows, dict)
+        return {
+            "peft_type": TOKENS,
+            "token_indices": next(iter(rows.values())) if named else rows,
+            "target_modules": list(rows) if named else None,
+            "init_weights": True,
+        }
     if isinstance(config, PromptConfig):
         # How a prompt began is of no use to its reader, and PEFT would ask for the tokenizer that made it.
         values = {"num_virtual_tokens": config.num_virtual_tokens, "prompt_tuning_init": "RANDOM"}
     return {"peft_type": kind, **values}
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, in a dict as well."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _required(entry: Any) -> bool:
@@ -295,6 +376,8 @@ def _value(key: str, value: Any) -> Any:
         return (value,)
     if key == "modules_to_save" and isinstance(value, str):
         return (value,)
+    if key == "trainable_token_indices" and isinstance(value, Mapping):
+        return {name: tuple(ids) for name, ids in value.items()}
     return tuple(value) if isinstance(value, list) else value
 
 

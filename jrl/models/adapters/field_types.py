@@ -50,6 +50,14 @@ def _named(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     )
 
 
+def _many(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(map(holds, value))
+
+
+def _named_or_many(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: _named(_many(holds))(value) or _many(holds)(value)
+
+
 BOOL = Type(_is_bool, "true or false")
 TEXT = Type(_is_text, "a text")
 TEXTS = Type(_one_or_many(_is_text), "a text or a list of texts")
@@ -65,8 +73,9 @@ TYPES: Mapping[str, Type] = {
     "lora_alpha": NUMBER,
     "lora_dropout": NUMBER,
     "target_modules": TEXTS,
-    "target_parameters": Type(
-        lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)), "a list of texts"
+    "target_parameters": Type(_many(_is_text), "a list of texts"),
+    "trainable_token_indices": Type(
+        _named_or_many(_is_integer), "a list of integers or a dict of texts to such lists"
     ),
     "exclude_modules": TEXTS,
     "layers_to_transform": INTEGERS,

@@ -19,6 +19,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jrl.models.adapters.config import LoraConfig
+from jrl.models.adapters.token_rows import TokenRows
+from jrl.models.adapters.whole_modules import WholeModule
 from jrl.models.families.base import Shape
 from jrl.models.layers import adapted_kernel
 from jrl.models.products import loop_weights
@@ -28,10 +30,12 @@ from jrl.typing import Params, PRNGKey
 _ABOVE = int(np.iinfo(np.int32).max)
 # What acts before the layers counts as the first of them, what acts after them is above all.
 _OUTSIDE_LAYERS: Mapping[str, int] = {
-    "embed_in": 0,
-    "layer_embed_in": 0,
-    "embed_out": _ABOVE,
-    "lm_head": _ABOVE,
+    **dict.fromkeys(
+        ("embed", "embed_in", "embed_norm", "layer_embed", "layer_embed_in", "layer_embed_norm", "position"),
+        0,
+    ),
+    "decoder_relative_bias": 0,
+    **dict.fromkeys(("final_norm", "embed_out", "lm_head"), _ABOVE),
 }
 
 
@@ -94,11 +98,26 @@ class Lora:
     Attributes:
       config: The configuration.
       modules: What it adapts.
+      tokens: Rows of tokens that train beside.
+      whole: Modules whose copies train beside.
     """
 
     config: LoraConfig
     modules: tuple[AdaptedModule, ...]
+    tokens: tuple[TokenRows, ...] = ()
+    whole: tuple[WholeModule, ...] = ()
     name: ClassVar[str] = "lora"
+
+    @property
+    def beside(self) -> tuple[TokenRows | WholeModule, ...]:
+        """What trains beside the maps' updates, and takes the place of the base model's."""
+        return (*self.tokens, *self.whole)
+
+    @property
+    def tops(self) -> list[tuple[str, str]]:
+        """Module, and first step of the path of a parameter, of all that it touches."""
+        maps = [(module.name, part.path[0]) for module in self.modules for part in module.parts]
+        return maps + [(each.name, top) for each in self.beside for top in each.tops]
 
     @property
     def first_layer(self) -> int:
@@ -107,7 +126,13 @@ class Lora:
         Raises:
           ValueError: If a module belongs to no layer, and is not known to lie below or above them.
         """
-        return min(_layer(module, part) for module in self.modules for part in module.parts)
+        return min(_layer(*each) for each in self.tops)
+
+    @property
+    def first_whole_layer(self) -> int:
+        """Index of the lowest layer with parameters that train whole; a number above all layers where none has."""
+        names = [top for each in self.whole for top in each.tops if top.startswith("layers_")]
+        return min((_layer("", name) for name in names), default=_ABOVE)
 
     def init(self, key: PRNGKey, params: Params) -> dict[str, Any]:
         """Fresh adapters, float32: B is 0, so that the policy starts as the base model to the bit.
@@ -116,14 +141,18 @@ class Lora:
           key: For A.
           params: The base model: DoRA's norms start as those of its weights.
         """
-        return {
+        maps = {
             module.name: _init_module(self.config, module, jax.random.fold_in(key, index), params)
             for index, module in enumerate(self.modules)
         }
+        return maps | {each.name: each.init(params) for each in self.beside}
 
     def variables(self, adapters: Params) -> dict[str, Any]:
-        """The collection "lora" that `Projection` reads: one entry a projection, nested as the parameters are."""
+        """The collection "lora" that layers read: one entry a projection or table, nested as the parameters are."""
         tree: dict[str, Any] = {}
+        for each in self.beside:
+            for path, leaf in each.leaves(adapters[each.name]).items():
+                _place(tree, path, leaf)
         for module in self.modules:
             weights = adapters[module.name]
             if module.experts is not None:
@@ -142,6 +171,13 @@ class Lora:
                 _place(tree, part.path, leaf)
         return tree
 
+    def overlay(self, params: Params, adapters: Params) -> dict[str, Any]:
+        """The model's parameters, those of modules that train whole from the adapter."""
+        found = dict(params)
+        for each in self.whole:
+            found = each.overlay(found, adapters[each.name])
+        return found
+
     def loop_weights(self, weights: Params, num_rows: int, num_tokens: int) -> Params:
         """`PolicyFns.loop_weights`. DoRA reads the norms of kernels for every token: they stay as they are trained."""
         return weights if self.config.use_dora else loop_weights(weights, num_rows, num_tokens)
@@ -151,21 +187,41 @@ class Lora:
         return weights if self.config.use_dora else round_kernels(weights, dtype)
 
     def merge(self, params: Params, adapters: Params) -> dict[str, Any]:
-        """The whole model with W + s·B·A in place of every adapted W, computed in float32, in the dtype of W."""
+        """The whole model with W + s·B·A in place of every adapted W, computed in float32, in the dtype of W.
+
+        Raises:
+          ValueError: If one end of a tied table trains: the whole model has no second one.
+        """
+        untied = [each.name for each in self.beside if each.untied]
+        if untied:
+            raise ValueError(
+                f"`merge_adapter` must be False where {untied[0]} trains apart: this model's head is tied to its "
+                "embedding, and the merged one would have two tables. Give both the same "
+                "`trainable_token_indices`, or write the adapter."
+            )
 
         def merged(module: AdaptedModule, kernel: Array, leaf: Mapping[str, Array]) -> Array:
             if module.experts is None:
                 return adapted_kernel(kernel, leaf).astype(kernel.dtype)
             return (kernel.astype(jnp.float32) + _update(module, leaf)).astype(kernel.dtype)
 
-        return self._mapped(merged, params, adapters)
+        found = self._mapped(merged, params, adapters)
+        for each in self.beside:
+            found = each.merge(found, adapters[each.name])
+        return found
 
     def unmerge(self, params: Params, adapters: Params) -> dict[str, Any]:
         """Undoes `merge`, up to rounding.
 
         Raises:
-          ValueError: Under DoRA: the merged weight has lost the norm it had before.
+          ValueError: Under DoRA, whose merged weight has lost the norm it had before, and where rows or modules were
+            replaced.
         """
+        if self.beside:
+            raise ValueError(
+                f"`unmerge_adapter` cannot undo {self.beside[0].name}, which the adapter replaced: keep the base "
+                "parameters that `merge_adapter` was given; it leaves them as they are."
+            )
         if self.config.use_dora:
             raise ValueError(
                 "`unmerge_adapter` cannot undo DoRA, which replaces the norms of the weights: keep the base parameters "
@@ -205,13 +261,12 @@ def _update(module: AdaptedModule, leaf: Mapping[str, Array]) -> Array:
     return jnp.einsum("eir,ero->eio", leaf["a"], leaf["b"])
 
 
-def _layer(module: AdaptedModule, part: AdaptedProjection) -> int:
-    """Layer of a projection: the first one stands for everything below all."""
-    name = part.path[0]
+def _layer(module: str, name: str) -> int:
+    """Layer of a parameter, by the first step of its path: the first one stands for everything below all."""
     match = re.fullmatch(r"layers_(\d+)", name)
     if match is None and name not in _OUTSIDE_LAYERS:
         raise ValueError(
-            f"peft_config: `target_modules`: {module.name} holds the parameter {name!r}, which is neither a layer's "
+            f"peft_config: `target_modules`: {module} holds the parameter {name!r}, which is neither a layer's "
             f"nor one of {', '.join(_OUTSIDE_LAYERS)}: whether it lies below or above the layers is not known."
         )
     return int(match[1]) if match else _OUTSIDE_LAYERS[name]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrl.models.adapters.bind import Adapter
 from jrl.models.adapters.config import (
@@ -30,6 +31,8 @@ from jrl.models.adapters.config import (
     to_peft_dict,
 )
 from jrl.models.adapters.lora import Lora
+from jrl.models.adapters.target_parameters import name_in_memory
+from jrl.models.adapters.whole_modules import WholeModule
 from jrl.models.entries_io import check_entries, entry_tensors, initial_shapes, load_entries
 from jrl.models.families.base import Entry, Shape, table
 from jrl.models.folders import replace_folder
@@ -42,6 +45,7 @@ from jrl.typing import Params, PRNGKey
 CONFIG, WEIGHTS, HEAD_FILE = "adapter_config.json", "adapter_model", "model"
 _WRAPPED = "base_model.model."
 _BASE_WEIGHTS = (".base_layer.weight", ".base_layer.bias")
+_ROWS, _ROWS_BESIDE = "trainable_tokens_delta", "token_adapter.trainable_tokens_delta"
 _LORA_NAMES = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
@@ -134,18 +138,41 @@ def load_adapter(
     """
     files, entries = adapter_tensors(folder), _entries(adapter, saved)
     names = {name: name for name in files}
+    _check_rows(files)
+    copies = _copies_of_rows(files, adapter)
     # Of an adapted head PEFT stores the base weight too.
     check_entries(
         files,
         entries,
         names,
-        is_ignored=lambda name: name.endswith(_BASE_WEIGHTS),
+        is_ignored=lambda name: name.endswith(_BASE_WEIGHTS) or name in copies,
         what=f"{adapter.name} adapter",
     )
     shapes = {} if saved is None else dict(saved.shapes)
-    found = load_entries(files, entries, _like(_entries(adapter, None)) | shapes)
+    found = load_entries(files, entries, _like(adapter) | shapes)
     whole = {name: found.pop(name) for name in shapes}
     return {adapter.name: found} | whole
+
+
+def _check_rows(files: Tensors) -> None:
+    """Refuses the adapter of an embedding that was resized: PEFT stores the larger table beside the rows."""
+    resized = sorted(name for name in files if name.endswith(".token_adapter.base_layer.weight"))
+    if resized:
+        raise ValueError(
+            f"{files.info[resized[0]].path}: {resized[0]} is a whole table of embeddings, which PEFT stores where the "
+            "vocabulary of the base model was resized. jrl trains rows of the table that the base model has: save the "
+            "resized base model, name it in `base_model_name_or_path`, and leave this tensor away."
+        )
+
+
+def _copies_of_rows(files: Tensors, adapter: Adapter) -> set[str]:
+    """Tensors in which TRAINABLE_TOKENS of PEFT stores the rows of a tied table once more, under the head's name."""
+    if not isinstance(adapter, Lora) or not adapter.config.trains_tokens_alone:
+        return set()
+    own = {f"{_WRAPPED}{each.name}.{_ROWS}" for each in adapter.tokens if len(each.ends) > 1}
+    others = {name for name in files if name.endswith(f".{_ROWS}")} - own
+    first = next(iter(own & set(files)), None)
+    return {name for name in others if first and np.array_equal(files.read(name), files.read(first))}
 
 
 def load_heads(
@@ -253,11 +280,35 @@ def adapter_entries(adapter: Adapter) -> list[Entry]:
         for leaf, shape in shapes.items():
             name = f"{_WRAPPED}{module.name}.{_LORA_NAMES[leaf]}"
             found.append(Entry(name, (f"{module.name}/{leaf}",), table(), shape))
+    rows = _ROWS if adapter.config.trains_tokens_alone else _ROWS_BESIDE
+    for each in adapter.tokens:
+        found.append(Entry(f"{_WRAPPED}{each.name}.{rows}", (f"{each.name}/rows",), table(), each.shape))
+    for module in adapter.whole:
+        found += [_entry_of_whole(module, entry) for entry in module.entries]
     return found
 
 
-def _like(entries: Sequence[Entry]) -> dict[str, Any]:
-    return _structs({entry.paths[0]: entry.shape for entry in entries})
+def _entry_of_whole(module: WholeModule, entry: Entry) -> Entry:
+    """A tensor of the model's table as one of an adapter's."""
+
+    def save(arrays: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+        return entry.transform.save(
+            arrays, entry.shape[0]
+        )  # where it counts, that is the vocabulary's real size
+
+    name, paths = name_in_memory(entry.name), tuple(f"{module.name}/{path}" for path in entry.paths)
+    return replace(
+        entry, name=f"{_WRAPPED}{name}", paths=paths, transform=replace(entry.transform, save=save)
+    )
+
+
+def _like(adapter: Adapter) -> dict[str, Any]:
+    shapes = {entry.paths[0]: entry.shape for entry in adapter_entries(adapter)}
+    if isinstance(adapter, Lora):
+        # Whole modules lie in memory as the model's parameters do, which may be several a tensor.
+        for module in adapter.whole:
+            shapes |= {f"{module.name}/{path}": shape for path, shape in module.shapes.items()}
+    return _structs(shapes)
 
 
 def _structs(shapes: dict[str, Shape]) -> dict[str, Any]:
@@ -274,6 +325,8 @@ def _structs(shapes: dict[str, Shape]) -> dict[str, Any]:
 def _facts(adapter: Adapter) -> dict[str, Any]:
     """Facts of the base model that PEFT's configuration holds."""
     if isinstance(adapter, Lora):
+        if adapter.config.trains_tokens_alone:
+            return {}
         # What a family's default targets are is PEFT's affair, and may change: they are named.
         targets = adapter.config.target_modules
         if targets is None:

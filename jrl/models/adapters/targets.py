@@ -73,11 +73,25 @@ def check_task(config: AdapterConfig, model_type: str) -> None:
             f"peft_config: `task_type` must be {own} for a {model_type} model; got {config.task_type!r}: the adapter "
             "is meant for another kind of model."
         )
-    if isinstance(config, LoraConfig) and config.modules_to_save:
-        raise ValueError(
-            f"peft_config: `modules_to_save` must be off for a {model_type} language model, got "
-            f"{list(config.modules_to_save)}: only the head of a reward model is saved whole."
-        )
+
+
+def check_maps_alone(config: LoraConfig, kind: str, *, modules: bool = False) -> None:
+    """Refuses what only language models train beside the updates of maps.
+
+    Args:
+      config: The configuration.
+      kind: Of the model, for the error.
+      modules: The caller keeps the modules of `modules_to_save`, and checks their names.
+    Raises:
+      ValueError: If it asks for rows of tokens, or for whole modules that nobody keeps.
+    """
+    asked = {
+        "trainable_token_indices": config.trainable_token_indices,
+        "modules_to_save": None if modules else config.modules_to_save,
+    }
+    for name, value in asked.items():
+        if value is not None:
+            raise ValueError(f"peft_config: `{name}` must be off for a {kind}, got {value!r}.")
 
 
 def bind_lora(
@@ -142,12 +156,22 @@ def bind_lora(
             f"peft_config: `target_modules` names {HEAD}, which this model does not have: its head is tied to the "
             "embedding."
         )
-    if not found:
+    if not found and not config.trains_tokens_alone:
         raise ValueError(
             f"peft_config: `target_modules` {targets!r} matches no module of this {model_type} model; its modules are "
             f"called {_module(entries[0])}, ..., {_module(entries[-1])}."
         )
     return Lora(config, tuple(found))
+
+
+def modules_of(entries: Sequence[Entry]) -> dict[str, tuple[Entry, ...]]:
+    """All modules of a model, as transformers holds them: name → tensors below it."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        steps = name_in_memory(entry.name).split(".")
+        for depth in range(1, len(steps)):
+            found.setdefault(".".join(steps[:depth]), []).append(entry)
+    return {module: tuple(below) for module, below in found.items()}
 
 
 def _module(entry: Entry) -> str:
@@ -161,6 +185,9 @@ def _is_linear(entry: Entry) -> bool:
 def _is_target(config: LoraConfig, targets: tuple[str, ...] | str, entry: Entry) -> bool:
     name = _module(entry)
     if config.exclude_modules is not None and _matches(config.exclude_modules, name):
+        return False
+    # As in PEFT, what is saved whole has no adapter, nor has what lies in it.
+    if any(re.match(rf"(^|.*\.){whole}($|\..*)", name) for whole in config.modules_to_save or ()):
         return False
     if _is_all_linear(targets):
         path = entry.paths[0]

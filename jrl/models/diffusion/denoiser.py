@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Num
 from jrl.mesh import path_name
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import Lora
-from jrl.models.adapters.targets import bind_lora
+from jrl.models.adapters.targets import bind_lora, check_maps_alone
 from jrl.models.families.base import Entry
 from jrl.typing import Params
 
@@ -65,6 +65,7 @@ def bind_denoiser_lora(
     Raises:
       ValueError: If it matches nothing, or what is no linear map.
     """
+    check_maps_alone(config, f"{class_name} of a diffusion model")
     if config.target_modules is None:
         config = replace(config, target_modules=targets)
     leaves = jax.tree_util.tree_leaves_with_path(shapes)

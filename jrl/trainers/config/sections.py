@@ -185,7 +185,7 @@ class TrainConfig(Section):
       tags: Of the tracker.
       seed: Root of every random number.
       minibatch_size: Rows of one forward and backward pass; divides `batch_size`. None: all of them.
-      mesh: Sizes of the axes `data`, `fsdp`, `tensor`; −1 is what the others leave. None: all devices on
+      mesh: Sizes of the axes `data`, `fsdp`, `expert`, `tensor`; −1 is what the others leave. None: all devices on
         `data`.
       max_grad_norm: The gradient's global norm is clipped to this, before any optimizer; None never clips.
       compute_dtype: Of activations and matrix products; parameters and losses stay float32. "auto" is bfloat16 on a
@@ -203,7 +203,7 @@ class TrainConfig(Section):
       rollouts_ahead: Iterations of an online algorithm whose rollouts are collected while earlier ones are learned
         from: those of iteration n are sampled by the policy after update n - `rollouts_ahead`, and corrected for
         (docs/rollouts_ahead.md). 0: each waits for the update before.
-      sampling_mesh: Sizes of the axes `data`, `fsdp`, `tensor` of devices that sample and do nothing else, the last
+      sampling_mesh: Sizes of the same axes of devices that sample and do nothing else, the last
         ones; `mesh` has the others. None: all devices do both in turn. Needs `rollouts_ahead`.
       watch: Whether the run says, once each, what its metrics show to be wrong (docs/metrics.md).
     """
@@ -284,7 +284,7 @@ class TrainConfig(Section):
             f"a divisor of `train.batch_size` = {self.batch_size}, or null",
             size,
         )
-        axes = {"data", "fsdp", "tensor"}
+        axes = {"data", "expert", "fsdp", "tensor"}
         sizes = self.mesh or {}
         _require(
             set(sizes) <= axes and all(size >= 1 or size == -1 for size in sizes.values()),

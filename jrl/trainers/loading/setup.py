@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jrl.data.tokenizer import check_vocabulary
 from jrl.distributed import join
 from jrl.learners.config import LanguageConfig, MethodConfig, OnlineConfig
-from jrl.mesh import make_mesh, place, platform, tree_shardings
+from jrl.mesh import experts_parts, make_mesh, place, platform, tree_shardings
 from jrl.models.adapters.bind import Adapter
 from jrl.models.checkpoint import load_checkpoint, read_model
 from jrl.models.entries_io import initial_shapes
@@ -26,6 +26,7 @@ from jrl.models.multimodal import check_origin
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.policy import ADAPTERS, init_reference
 from jrl.models.quantize import quantize_frozen
+from jrl.models.routing import check_expert_axis
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.adapters import AdapterPlan, plan_adapter
 from jrl.trainers.loading.heads import WantedHeads, with_heads
@@ -104,7 +105,7 @@ def mesh_of(config: TRLConfig) -> Mesh:
                 f"`train.sampling_mesh` must leave a device to learn on, got {own}, and there are {len(devices)}."
             )
         devices = devices[: -math.prod(own.values())]
-    return make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"], devices=devices)
+    return make_mesh(**sizes, devices=devices)
 
 
 def sampling_mesh_of(config: TRLConfig) -> Mesh | None:
@@ -114,7 +115,7 @@ def sampling_mesh_of(config: TRLConfig) -> Mesh | None:
         return None
     sizes = {"data": 1, "fsdp": 1, "tensor": 1} | own
     devices = jax.devices()[-math.prod(own.values()) :]
-    return make_mesh(sizes["data"], sizes["fsdp"], sizes["tensor"], devices=devices)
+    return make_mesh(**sizes, devices=devices)
 
 
 def reward_mesh(config: TRLConfig) -> Mesh:
@@ -159,6 +160,7 @@ def load_policy(
     check_what_trains(config, plan, with_value_head=with_value_head)
     described = described_model(config, plan)
     check_vocabulary(tokenizer, described.vocab_size)
+    check_expert_axis(described.config, experts_parts(mesh))
     computed: dict[str, Any] = options | {
         "compute_dtype": COMPUTE_DTYPES[compute_dtype(config)],
         "attn_implementation": config.model.attn_implementation,

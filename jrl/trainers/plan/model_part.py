@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh
 
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.reward_model_config import RewardConfig
+from jrl.mesh import experts_parts
 from jrl.models.classifier import Classifier
 from jrl.models.classifier_adapter import bind_classifier
 from jrl.models.config import TransformerConfig
@@ -22,6 +23,7 @@ from jrl.models.heads import HEADS
 from jrl.models.model import CausalLM, LanguageModel
 from jrl.models.policy import ADAPTERS, init_reference, make_policy
 from jrl.models.quantize import quantize_frozen
+from jrl.models.routing import check_expert_axis
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.trainers.config.method import Footprint, entry_of
 from jrl.trainers.config.trl_config import TRLConfig
@@ -154,6 +156,7 @@ def _language_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) 
     adapter = plan_adapter(config.model, None)
     check_what_trains(config, adapter, with_value_head=footprint.value_head)
     lm = described_model(config, adapter)
+    check_expert_axis(lm.config, experts_parts(mesh))
     value_head = config.model.value_head if footprint.value_head else None
     lm = replace(lm, value_head=value_head, num_q_heads=footprint.num_q_heads)
     split: dict[str, Any] = {"num_layers_unfrozen": config.model.num_layers_unfrozen}

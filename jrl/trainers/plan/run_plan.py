@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jrl.mesh import path_name, platform, rows_of_device, tree_shardings
+from jrl.mesh import EXPERT, experts_parts, path_name, platform, rows_of_device, tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED, moves_table
 from jrl.models.products import products
+from jrl.models.routing import expert_layers
 from jrl.models.score_blocks import ScoreBlocks
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.rollout.episodes import TAIL_SHARE
@@ -610,14 +611,52 @@ def _step_traffic(run: _Run) -> Bytes:
     data, tensor = run.mesh.shape["data"], run.mesh.shape["tensor"]
     gathered = _bytes(run.everything, run.mesh, whole=True) - _bytes(run.everything, run.mesh)
     own = _bytes(run.stepped, run.mesh)
-    sums = (6 if run.config.train.remat else 4) * run.part.lm.config.num_layers
+    passes = 3 if run.config.train.remat else 2
+    sums = 2 * passes * run.part.lm.config.num_layers
+    parts = experts_parts(run.mesh)
+    of_experts = {
+        "expert: gradients of all but experts summed": _ring(
+            own - _expert_bytes(run.stepped, run.mesh), parts
+        ),
+        **_exchanged(run.part, rows=run.rows, length=run.length, passes=passes),
+    }
     return {
         "fsdp: parameters gathered, forward and backward": 2 * gathered,
         "fsdp: gradients scattered": _bytes(run.stepped, run.mesh, whole=True) - own,
         "data: gradients summed": _ring(own, data),
         "tensor: activations summed": sums
         * _ring(_stream_bytes(run.part, rows=run.rows, length=run.length), tensor),
+        **(of_experts if parts > 1 else {}),
     }
+
+
+def _exchanged(part: LanguageShapes, *, rows: int, length: int, passes: int) -> Bytes:
+    """Bytes that a device sends so that tokens reach the experts of others, and answers come back.
+
+    Along `expert` tokens are gathered, and float32 sums of answers are scattered; a backward pass does the reverse.
+    """
+    parts = experts_parts(part.mesh)
+    if parts == 1:
+        return {}
+    tokens = _stream_bytes(part, rows=rows, length=length)
+    answers = tokens * 4 // jnp.dtype(part.dtype).itemsize
+    layers = len(expert_layers(part.lm.config))
+    return {"expert: tokens gathered, answers summed": passes * layers * (parts - 1) * (tokens + answers)}
+
+
+def _expert_bytes(tree: Any, mesh: AbstractMesh) -> int:
+    """Bytes on one device of the arrays of a tree that are split by expert."""
+    places = tree_shardings(mesh, tree)[0]
+    sizes = jax.tree.map(
+        lambda leaf, place: (
+            math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            if any(EXPERT in (axes or ()) for axes in place.spec)
+            else 0
+        ),
+        tree,
+        places,
+    )
+    return sum(jax.tree.leaves(sizes))
 
 
 def _reference_traffic(run: _Run) -> Bytes:
@@ -639,7 +678,12 @@ def _token_traffic(run: _Run) -> Bytes:
     return {
         "fsdp: parameters gathered, once a call": run.sampled[1],
         "tensor: activations summed, each token": 2 * run.part.lm.config.num_layers * stream,
+        **_renamed(_exchanged(run.part, rows=rows, length=1, passes=1), ", each token"),
     }
+
+
+def _renamed(sizes: Bytes, end: str) -> Bytes:
+    return {f"{name}{end}": size for name, size in sizes.items()}
 
 
 def _scoring_traffic(run: _Run) -> Bytes:
@@ -682,6 +726,7 @@ def _pass_traffic(part: LanguageShapes, read: list[Any], layers: int, *, rows: i
             _bytes(tree, part.mesh, whole=True) - _bytes(tree, part.mesh) for tree in read
         ),
         "tensor: activations summed": 2 * layers * stream,
+        **_exchanged(part, rows=rows, length=length, passes=1),
     }
 
 

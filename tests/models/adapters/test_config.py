@@ -36,7 +36,16 @@ def test_the_dict_of_trlx_is_read():
 
 
 @pytest.mark.parametrize(
-    "config", [LoraConfig(rank_pattern={"q": 2}, target_modules=("q",)), PrefixConfig(3), PromptConfig(2)]
+    "config",
+    [
+        LoraConfig(rank_pattern={"q": 2}, target_modules=("q",)),
+        LoraConfig(modules_to_save=("norm",), trainable_token_indices=(5, 3)),
+        LoraConfig(trainable_token_indices={"embed_tokens": (5,), "lm_head": (3, 4)}),
+        LoraConfig(target_modules=(), trainable_token_indices=(5, 3)),
+        LoraConfig(target_modules=(), trainable_token_indices={"embed_tokens": (5,), "lm_head": (5,)}),
+        PrefixConfig(3),
+        PromptConfig(2),
+    ],
 )
 def test_written_and_read_again(config):
     assert read_adapter_config(to_peft_dict(config)) == config
@@ -47,7 +56,7 @@ def test_written_and_read_again(config):
     [
         (
             {"peft_type": "ADALORA"},
-            "`peft_type` must be one of LORA, PREFIX_TUNING, PROMPT_TUNING; got 'ADALORA'",
+            "`peft_type` must be one of LORA, PREFIX_TUNING, PROMPT_TUNING, TRAINABLE_TOKENS; got 'ADALORA'",
         ),
         (
             {"task_type": "TOKEN_CLS"},
@@ -55,7 +64,23 @@ def test_written_and_read_again(config):
         ),
         ({"lora_alfa": 3}, "LORA has no key `lora_alfa`. Did you mean `lora_alpha`?"),
         ({"bias": "all"}, "`bias` must be off: jrl has no such feature; got 'all'"),
-        ({"modules_to_save": ["lm_head"]}, "`modules_to_save` must be off"),
+        ({"trainable_token_indices": [3, 3]}, "`trainable_token_indices` must be ids of tokens, each once"),
+        (
+            {"trainable_token_indices": {"lm_head": [-1]}},
+            "must be ids of tokens, each once; got {'lm_head': (-1,)}",
+        ),
+        ({"trainable_token_indices": []}, "must be ids of tokens, each once; got ()"),
+        ({"target_modules": [], "trainable_token_indices": [3]}, "under `peft_type: TRAINABLE_TOKENS`"),
+        ({"peft_type": "TRAINABLE_TOKENS"}, "`token_indices` must be a list of integers; got None"),
+        ({"peft_type": "TRAINABLE_TOKENS", "token_index": [3]}, "Did you mean `token_indices`?"),
+        (
+            {"peft_type": "TRAINABLE_TOKENS", "token_indices": [3], "target_modules": ".*embed"},
+            "`target_modules` must be None, a name or a list of names under TRAINABLE_TOKENS",
+        ),
+        (
+            {"peft_type": "TRAINABLE_TOKENS", "token_indices": [3], "init_weights": False},
+            "`init_weights` must be true under TRAINABLE_TOKENS",
+        ),
         ({"layer_replication": [[0, 2]]}, "`layer_replication` must be off"),
         ({"r": 0}, "`r` must be at least 1; got 0"),
         ({"rank_pattern": {"q": 0}}, "`r` must be at least 1; got 0"),
@@ -94,6 +119,10 @@ PROMPT = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 2}
         ({"lora_alpha": "16"}, "`lora_alpha` must be a finite number; got '16'"),
         ({"lora_alpha": float("nan")}, "`lora_alpha` must be a finite number; got nan"),
         ({"lora_dropout": "none"}, "`lora_dropout` must be a finite number; got 'none'"),
+        (
+            {"trainable_token_indices": {"lm_head": ["3"]}},
+            "`trainable_token_indices` must be a list of integers or a dict of texts to such lists",
+        ),
         ({"target_modules": 3}, "`target_modules` must be a text or a list of texts; got 3"),
         ({"target_modules": ["q", 3]}, "`target_modules` must be a text or a list of texts; got ['q', 3]"),
         ({"target_modules": {"q", 3}}, "`target_modules` must be a text or a list of texts; got [3, 'q']"),

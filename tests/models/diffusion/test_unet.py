@@ -91,6 +91,8 @@ def test_adapter_of_the_attentions(tiny: UNet) -> None:
         tiny.bind_lora(LoraConfig(target_modules=("conv_in",)))
     with pytest.raises(ValueError, match="matches no module of this UNet2DConditionModel"):
         tiny.bind_lora(LoraConfig(target_modules=("q_proj",)))
+    with pytest.raises(ValueError, match="`modules_to_save` must be off for a UNet2DConditionModel"):
+        tiny.bind_lora(LoraConfig(modules_to_save=("conv_in",)))
 
 
 def test_the_low_rank_path_is_not_merged() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a recipe is what its arrays then take."""
 
+import copy
 import threading
 import time
 
@@ -18,6 +19,7 @@ from jrl.learners.grpo_algorithms import algorithm
 from jrl.learners.sft import SFTConfig
 from jrl.mesh import abstract_mesh
 from jrl.models.cost import device_bytes
+from jrl.models.model import make_model
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.plan.model_part import model_part
@@ -388,6 +390,27 @@ def test_a_plan_with_experts_or_mixers_does_not_say_that_it_is_the_most(case):
 def test_a_plan_without_sampling_or_of_plain_layers_alone_is_whole():
     assert planned(jrl.default_sft_config(), model=CASES["mixtral"]).is_whole
     assert planned(jrl.default_ppo_config()).is_whole
+
+
+def test_experts_are_split_over_their_axis_and_what_is_exchanged_is_counted():
+    config = copy.deepcopy(CASES["qwen3_moe-some-layers"])
+    config.num_experts = 8
+
+    def plan(**mesh):
+        return planned(jrl.default_sft_config(), model=config, mesh=mesh)
+
+    together, split = plan(data=4), plan(expert=4)
+    # 3 matrices of 8 experts a layer with experts, of which a device keeps a quarter.
+    experts = 4 * 3 * 8 * config.hidden_size * config.moe_intermediate_size
+    layers = sum(layer.experts is not None for layer in make_model(config).config.layers)
+    held = [each.held["parameters that train"] for each in (together, split)]
+    assert held[0] - held[1] == layers * experts * 3 // 4
+    # One row of 16 tokens a device: tokens and answers of 3 others, both float32 here, forward and backward.
+    exchanged = 2 * layers * 3 * 16 * config.hidden_size * (4 + 4)
+    assert split.step_traffic["expert: tokens gathered, answers summed"] == exchanged
+    assert not any("expert" in name for name in together.step_traffic)
+    with pytest.raises(ValueError, match="`mesh` must have no axis `expert` for a model without"):
+        planned(jrl.default_sft_config(), mesh={"expert": 4})
 
 
 def test_q_heads_and_their_gradients_are_whole_at_once():
