@@ -25,6 +25,7 @@ EXPERT = "expert"
 LOGICAL_TO_MESH: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", EXPERT),
     "replica": ("data",),
+    "part of a replica": ("data", "fsdp"),
     "experts": (EXPERT,),
     "vocab": ("tensor",),
     "embed": ("fsdp",),
