@@ -604,7 +604,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "an axis that no mesh has",
         command("ppo", "--train.mesh", "{model: 2}"),
         "`train.mesh`",
-        "of the axes ['data', 'fsdp', 'tensor']",
+        "of the axes ['data', 'expert', 'fsdp', 'tensor']",
         "got {'model': 2}",
         "as in `{data: -1, tensor: 2}`, or null",
     ),

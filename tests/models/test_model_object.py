@@ -121,6 +121,21 @@ def test_logits_under_an_adapter_are_those_of_peft(name, options):
         assert np.abs(torch_logits(oracle, input_ids=tokens()) - expected).max() > 0.01
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_and_whole_modules_beside_an_adapter_are_read(tied):
+    options = {"trainable_token_indices": [5, 9], "modules_to_save": ["model.norm"]}
+    config = tiny_hf_config("llama", tie_word_embeddings=tied)
+    oracle = adapted(config, task_type="CAUSAL_LM", **options)
+    before = torch_logits(oracle, input_ids=tokens())
+    with torch.no_grad():
+        for name, parameter in oracle.named_parameters():
+            if "trainable_tokens" in name or ".modules_to_save." in name:
+                parameter.add_(0.2)
+    expected = torch_logits(oracle, input_ids=tokens())
+    assert np.abs(expected - before).max() > 0.01
+    np.testing.assert_allclose(jrl_logits(oracle), expected, atol=TOLERANCE)
+
+
 def test_scores_of_an_adapted_classifier_are_those_of_peft():
     config, modules = labelled(ENCODERS["bert"], 1), ["classifier", "pooler"]
     factory = AutoModelForSequenceClassification

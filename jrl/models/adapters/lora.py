@@ -110,7 +110,7 @@ class Lora:
 
     @property
     def beside(self) -> tuple[TokenRows | WholeModule, ...]:
-        """What trains beside the maps' updates, and takes the place of the base model's."""
+        """Rows and modules that train beside the updates of maps, and take the place of the base model's."""
         return (*self.tokens, *self.whole)
 
     @property

@@ -283,8 +283,8 @@ def adapter_entries(adapter: Adapter) -> list[Entry]:
     rows = _ROWS if adapter.config.trains_tokens_alone else _ROWS_BESIDE
     for each in adapter.tokens:
         found.append(Entry(f"{_WRAPPED}{each.name}.{rows}", (f"{each.name}/rows",), table(), each.shape))
-    for module in adapter.whole:
-        found += [_entry_of_whole(module, entry) for entry in module.entries]
+    for whole in adapter.whole:
+        found += [_entry_of_whole(whole, entry) for entry in whole.entries]
     return found
 
 

@@ -42,7 +42,7 @@ class Vocabulary(NamedTuple):
 
     @classmethod
     def of(cls, entries: Sequence[Entry], config: Any, model_type: str) -> Vocabulary:
-        """That of a model.
+        """Vocabulary of a model.
 
         Args:
           entries: Its table of tensors.
@@ -83,7 +83,7 @@ class TokenRows:
 
     @property
     def tops(self) -> tuple[str, ...]:
-        """Where in the model they act, as names of parameters."""
+        """Names of parameters where they act, first steps of paths."""
         return (EMBED,) if INPUTS in self.ends else (HEAD,)
 
     def init(self, params: Params) -> dict[str, Array]:
@@ -94,7 +94,7 @@ class TokenRows:
         return {"rows": params[HEAD]["kernel"][:, ids].T.astype(jnp.float32)}
 
     def leaves(self, weights: Params) -> dict[tuple[str, str], Any]:
-        """What the layers read, by the path in their collection."""
+        """Leaves of the collection that layers read, by their path in it."""
         leaf = {"rows": weights["rows"], "ids": jnp.asarray(self.ids)}
         return {(self.top, end): leaf for end in self.ends}
 

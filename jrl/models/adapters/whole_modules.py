@@ -44,7 +44,7 @@ class WholeModule:
 
     @property
     def tops(self) -> tuple[str, ...]:
-        """Where in the model it acts, as names of parameters."""
+        """Names of parameters where it acts, first steps of paths."""
         if self.end is not None:
             return (EMBED,) if self.end == INPUTS else (HEAD,)
         return tuple(dict.fromkeys(path.split("/")[0] for path in self.shapes))
@@ -62,7 +62,7 @@ class WholeModule:
         return dict(traverse_util.unflatten_dict({path: copy(path) for path in self.shapes}, sep="/"))
 
     def leaves(self, weights: Params) -> dict[tuple[str, str], Any]:
-        """What a table reads, by the path in its collection; nothing where the copy takes the parameters' place."""
+        """Leaves that a table reads, by the path in its collection; none where the copy takes the parameters' place."""
         return {} if self.end is None else {(EMBED, self.end): {WHOLE: weights[EMBED]["embedding"]}}
 
     def overlay(self, params: Params, weights: Params) -> dict[str, Any]:

@@ -635,12 +635,12 @@ def _exchanged(part: LanguageShapes, *, rows: int, length: int, passes: int) -> 
 
     Along `expert` tokens are gathered, and float32 sums of answers are scattered; a backward pass does the reverse.
     """
-    parts = experts_parts(part.mesh)
-    if parts == 1:
+    parts, config = experts_parts(part.mesh), part.lm.config
+    if parts == 1 or not isinstance(config, TransformerConfig):
         return {}
     tokens = _stream_bytes(part, rows=rows, length=length)
     answers = tokens * 4 // jnp.dtype(part.dtype).itemsize
-    layers = len(expert_layers(part.lm.config))
+    layers = len(expert_layers(config))
     return {"expert: tokens gathered, answers summed": passes * layers * (parts - 1) * (tokens + answers)}
 
 

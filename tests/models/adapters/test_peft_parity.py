@@ -248,7 +248,12 @@ def test_every_linear_map_of_every_family_is_where_peft_has_it(name, tmp_path):
         np.testing.assert_allclose(back(tokens).logits.numpy(), wanted, atol=1e-5)
 
 
-def test_t5_with_lora_of_peft_gives_the_same_logits_and_goes_back(tmp_path):
+@pytest.mark.parametrize(
+    "beside",
+    [{}, {"trainable_token_indices": [5, 9, 41]}, {"modules_to_save": ["final_layer_norm", "lm_head"]}],
+    ids=["alone", "rows", "whole"],
+)
+def test_t5_with_lora_of_peft_gives_the_same_logits_and_goes_back(beside, tmp_path):
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import T5Config, T5ForConditionalGeneration
@@ -257,7 +262,7 @@ def test_t5_with_lora_of_peft_gives_the_same_logits_and_goes_back(tmp_path):
     config = T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=VOCAB_SIZE)
     base = T5ForConditionalGeneration(config).eval()
     base.save_pretrained(tmp_path / "base")
-    options = dict(LORA, target_modules="all-linear")
+    options = dict(LORA, target_modules="all-linear", **beside)
     theirs = get_peft_model(copy.deepcopy(base), LoraConfig(task_type="SEQ_2_SEQ_LM", **options)).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
