@@ -22,7 +22,7 @@ from jrl.learners.guards import clip_by_global_norm, skip_nonfinite
 from jrl.mesh import path_name
 from jrl.suggestions import did_you_mean
 
-UNDECAYED = ("scale", "magnitude", "log_rates", "sinks", "skip", "stream_scale")
+UNDECAYED = ("scale", "magnitude", "log_rates", "sinks", "skip", "stream_scale", "answer_scale")
 """Last names of leaves that are neither weights of a linear map nor biases; a bias is told by the end of its name."""
 
 Rate = Callable[[float], optax.Schedule]

@@ -91,10 +91,14 @@ class _Block(nn.Module):
 
     def _name_feed_forward(self) -> None:
         config, experts = self.config, self.layer.experts
-        if experts is None:
+        if experts is None or experts.beside_mlp:
             self.mlp = Mlp(config, self.dtype, self.layer.mlp_width)
+        if experts is None:
             return
         self.experts = ExpertsMlp(config, experts, self.dtype)
+        if experts.beside_mlp:
+            self.experts_norm, self.experts_out_norm = self.norm(), self.norm()
+            self.mlp_part_norm = self.norm()
         if experts.shared_width is not None:
             self.shared_mlp = Mlp(config, self.dtype, experts.shared_width)
         if experts.shared_gate:
@@ -104,12 +108,20 @@ class _Block(nn.Module):
         """A norm over the residual stream."""
         return stream_norm(self.config, self.dtype)
 
-    def feed_forward(self, x: Stream) -> Stream:
-        """The MLP; or the mixture of experts in its place, with the MLP that all tokens share."""
+    def feed_forward(self, x: Stream, stream: Stream) -> Stream:
+        """The MLP; or the mixture of experts in its place, with the MLP that all tokens share, or beside it.
+
+        Args:
+          x: What is read: the stream, normalised where the block does so.
+          stream: The stream itself.
+        """
         experts = self.layer.experts
         if experts is None:
             return self.mlp(x)
-        y = self.experts(x)
+        if experts.beside_mlp:
+            routed = self.experts_out_norm(self.experts(self.experts_norm(stream), stream))
+            return self.mlp_part_norm(self.mlp(x)) + routed
+        y = self.experts(x, stream)
         if experts.shared_width is None:
             return y
         shared = self.shared_mlp(x)
@@ -170,7 +182,7 @@ class SequentialBlock(_Block):
             y, cache = self.attn(self.attn_norm(x) if self.norm_inputs else x, context, cache)
             x = self.add(x, self.attn_out_norm(y) if self.norm_outputs else y)
         if self.layer.only != "mixer":
-            y = self.feed_forward(self.mlp_norm(x) if self.norm_inputs else x)
+            y = self.feed_forward(self.mlp_norm(x) if self.norm_inputs else x, x)
             x = self.add(x, self.mlp_out_norm(y) if self.norm_outputs else y)
         if self.config.layer_input_width is not None:
             assert layer_input is not None
@@ -203,7 +215,8 @@ class ParallelBlock(_Block):
         """The residual stream after this layer, and its cache."""
         normed = self.attn_norm(x)
         attended, cache = self.attn(normed, context, cache)
-        return self.add(x, attended, self.feed_forward(self.mlp_norm(x) if self.two_norms else normed)), cache
+        fed = self.feed_forward(self.mlp_norm(x) if self.two_norms else normed, x)
+        return self.add(x, attended, fed), cache
 
 
 class PostNormBlock(_Block):
@@ -220,7 +233,7 @@ class PostNormBlock(_Block):
         """The stream after this layer, and its cache."""
         y, cache = self.attn(x, context, cache)
         x = self.attn_norm(self.add(x, y))
-        return self.mlp_norm(self.add(x, self.feed_forward(x))), cache
+        return self.mlp_norm(self.add(x, self.feed_forward(x, x))), cache
 
 
 BLOCKS: dict[str, Callable[..., nn.Module]] = {

@@ -339,6 +339,10 @@ class Experts(Described):
       use_bias: Router and experts have biases.
       clamped_glu: Takes the place of act(gate(x)) · up(x); None: it does not.
       scale_inputs: A weight multiplies what an expert reads, not its answer. Sigmoids then have no bias (Llama 4).
+      beside_mlp: The layer has its MLP, too. Each of the two reads the stream through a norm of its own and has one for
+        what it adds (Gemma 4).
+      scaled_router: The router reads the stream, normalised with a scale of its own and divided by √D, and an expert's
+        weight is multiplied by a learned number (Gemma 4).
     """
 
     count: int
@@ -354,6 +358,8 @@ class Experts(Described):
     use_bias: bool = field(default=False, metadata=LATER)
     clamped_glu: ClampedGlu | None = field(default=None, metadata=LATER)
     scale_inputs: bool = field(default=False, metadata=LATER)
+    beside_mlp: bool = field(default=False, metadata=LATER)
+    scaled_router: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True, repr=False)

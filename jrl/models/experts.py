@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from jrl.mesh import partition_spec
 from jrl.models.config import ClampedGlu, Experts, TransformerConfig
-from jrl.models.layers import ACTIVATIONS, Projection, as_row, stored_kernel
+from jrl.models.layers import ACTIVATIONS, Norm, Projection, as_row, stored_kernel
 from jrl.models.products import Kernel, grouped_dot
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.routing import CHOSEN, REPLAYED, ROUTED, SHARES
@@ -60,8 +60,10 @@ class ExpertsMlp(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """Output of the experts, to be added to the residual stream."""
+    def __call__(
+        self, x: Float[Array, "B Q D"], stream: Float[Array, "B Q D"] | None = None
+    ) -> Float[Array, "B Q D"]:
+        """Output of the experts that read x, to be added to the residual stream, which some routers read; None: x."""
         config, experts = self.config, self.experts
         router = Projection(
             (config.width,), (experts.count,), experts.use_bias, config.init_range, jnp.float32, name="router"
@@ -70,8 +72,15 @@ class ExpertsMlp(nn.Module):
         if experts.scoring == "sigmoid" and not experts.scale_inputs:
             bias = self.param("choice_bias", nn.initializers.zeros_init(), (experts.count,), jnp.float32)
         record: Array | None = self.get_variable(REPLAYED, CHOSEN)
-        scores = router(x)
+        read = x
+        if experts.scaled_router:
+            norm = Norm(config.norm, config.norm_epsilon, (config.width,), jnp.float32, name="router_norm")
+            read = norm(x if stream is None else stream) * config.width**-0.5
+        scores = router(read)
         weights, chosen = route(scores, experts, bias, record)
+        if experts.scaled_router:
+            own = self.param("answer_scale", nn.initializers.ones_init(), (experts.count,), jnp.float32)
+            weights = weights * own.astype(jnp.float32)[chosen]
         self._note(CHOSEN, chosen)
         self._note(SHARES, shares(scores, experts))
         wide = (experts.count, config.width, experts.width)

@@ -39,6 +39,14 @@ CASES: dict[str, Any] = {
             FULL: dict(rope_type="proportional", rope_theta=50.0, partial_rotary_factor=0.7, factor=3.0),
         },
     ),
+    "gemma4_text-experts": Gemma4TextConfig(
+        **HEADS | NO_INPUTS | dict(num_hidden_layers=3, layer_types=[FULL, SLIDING, FULL]),
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=24,
+        attention_k_eq_v=True,
+    ),
     "gemma4_text-all-share": Gemma4TextConfig(
         **HEADS | INPUTS | dict(num_hidden_layers=5, hidden_activation="gelu"),
         layer_types=[SLIDING, FULL, SLIDING, SLIDING, FULL],

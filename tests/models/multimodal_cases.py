@@ -50,7 +50,8 @@ CASES: dict[str, Any] = {
         eoi_token_index=92,
     ),
     "gemma4": Gemma4Config(
-        text_config=GEMMA4,
+        text_config=GEMMA4
+        | dict(num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2),
         vision_config=EYES
         | dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8)
         | dict(position_embedding_size=16),

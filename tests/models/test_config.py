@@ -57,6 +57,39 @@ def test_only_blocks_of_one_sublayer_after_the_other_may_lack_one():
         replace(config, layers=layers, block="parallel")
 
 
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (dict(num_kv_heads=3), "`num_kv_heads` of layer 1 must divide num_heads = 2, got 3"),
+        (dict(head_dim=6), "`rope.dim` of layer 1 must be given"),
+        (dict(keys_of=1), "`keys_of` of layer 1 must be the number of an earlier layer that lends"),
+        (dict(keys_of=0, rope=None, head_dim=6), "lends keys and values of the same sizes, got 0"),
+        (dict(lends_keys=True, mixer=ShortConvolution(3)), "attention's alone, and its mixer is ShortConv"),
+    ],
+)
+def test_what_a_layer_has_of_its_own_must_fit(layer, message):
+    config = small()
+    lender = replace(config.layers[0], lends_keys=True)
+    with pytest.raises(ValueError, match=message):
+        replace(config, layers=(lender, replace(config.layers[0], **layer)))
+
+
+def test_a_layer_sees_the_decoder_with_its_own_sizes():
+    config = small()
+    own = replace(config.layers[0], rope=None, head_dim=6, num_kv_heads=2, mlp_width=5)
+    config = replace(config, layers=(config.layers[0], own))
+    seen = config.for_layer(own)
+    assert (seen.head_dim, seen.num_kv_heads, seen.mlp_width) == (6, 2, 5) and seen.layers == config.layers
+    assert config.for_layer(config.layers[0]) is config
+    assert (config.head_dims, config.mlp_widths) == ((4, 6), (16, 5))
+
+
+@pytest.mark.parametrize("option", [dict(stream_scale=True), dict(layer_input_width=2)])
+def test_only_sublayers_one_after_the_other_are_followed_by_more(option):
+    with pytest.raises(ValueError, match="`layer_input_width` and `stream_scale` must be unset"):
+        replace(small(), block="parallel", **option)
+
+
 def test_up_to_the_context_a_bound_is_no_part_of_the_text():
     assert repr(Rope(1e4, is_bounded=True)) == repr(Rope(1e4))
 

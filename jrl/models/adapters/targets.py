@@ -191,7 +191,9 @@ def _is_target(config: LoraConfig, targets: tuple[str, ...] | str, entry: Entry)
         return False
     if _is_all_linear(targets):
         path = entry.paths[0]
-        return _is_linear(entry) and not path.startswith(f"{HEAD}/") and "/experts/router/" not in path
+        # Routers are no linear maps in torch, but for Gemma 4's, which is one inside of its router.
+        is_map = "/experts/router/" not in path or entry.name.endswith(".router.proj.weight")
+        return _is_linear(entry) and is_map and not path.startswith(f"{HEAD}/")
     # As in PEFT, layers are chosen among names only: a pattern says for itself which layers it means.
     chosen = isinstance(targets, str) or name in targets or _in_layers(config, name)
     return _matches(targets, name) and chosen

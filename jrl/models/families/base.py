@@ -159,6 +159,19 @@ def halves() -> Transform:
     )
 
 
+def stacked_linear() -> Transform:
+    """(E, out, in): weights of E linear maps, or for each several one below the other, ↔ kernels (E, in, outputs)."""
+
+    def turned(tensor: np.ndarray) -> np.ndarray:
+        # The numbers of the rows of one map are as they are.
+        return tensor if tensor.ndim == 1 else tensor.swapaxes(-1, -2)
+
+    return Transform(
+        load=lambda tensor, shapes: _split(turned(tensor), shapes, len(shapes[0]) - 1),
+        save=lambda arrays, vocab_size: turned(np.concatenate(arrays, axis=-1)),
+    )
+
+
 def vocabulary(*, transposed: bool) -> Transform:
     """(V, D) ↔ the padded embedding (Vpad, D), or the padded head (D, Vpad) where `transposed`."""
 

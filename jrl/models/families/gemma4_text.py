@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jrl.models.config import LayerConfig, Rope, TransformerConfig
+from jrl.models.config import Experts, LayerConfig, Rope, TransformerConfig
 from jrl.models.families import llama_like
-from jrl.models.families.base import Entry, Family, require, table, vector
+from jrl.models.families.base import Entry, Family, require, stacked_linear, table, vector
 from jrl.models.families.rope import read_proportional_rope, read_rope, without_truncate
 from jrl.models.families.tables import linear_entries, norm_entries
 
@@ -36,7 +36,6 @@ def read_config(hf: Any) -> TransformerConfig:
     bidirectional = hf.use_bidirectional_attention == "all"
     because = "a language model reads backwards only"
     require(MODEL_TYPE, "use_bidirectional_attention", False, bidirectional, because)
-    require(MODEL_TYPE, "enable_moe_block", False, hf.enable_moe_block, "its experts are not implemented")
     rows, width = hf.vocab_size_per_layer_input, hf.hidden_size_per_layer_input or None
     if width is not None and rows < hf.vocab_size:
         raise ValueError(
@@ -68,6 +67,7 @@ def read_config(hf: Any) -> TransformerConfig:
 def _read_layers(hf: Any, fields: Mapping[str, Any]) -> tuple[LayerConfig, ...]:
     windows = llama_like.read_windows(MODEL_TYPE, hf)
     sources = _read_sources(hf)
+    experts = _read_experts(hf)
     own = {int(index): sizes for index, sizes in (fields.get("per_layer_config") or {}).items()}
     found = []
     for index, (kind, window, source) in enumerate(zip(hf.layer_types, windows, sources, strict=True)):
@@ -84,6 +84,7 @@ def _read_layers(hf: Any, fields: Mapping[str, Any]) -> tuple[LayerConfig, ...]:
             1.0,
             window,
             rope if head_dim is None else replace(rope, dim=rope.dim or head_dim),
+            experts=experts,
             head_dim=head_dim,
             num_kv_heads=sizes.get("num_key_value_heads"),
             keys_as_values=hf.attention_k_eq_v and window is None and source is None,
@@ -93,6 +94,19 @@ def _read_layers(hf: Any, fields: Mapping[str, Any]) -> tuple[LayerConfig, ...]:
         is_double = hf.use_double_wide_mlp and source is not None
         found.append(replace(layer, mlp_width=2 * hf.intermediate_size) if is_double else layer)
     return tuple(found)
+
+
+def _read_experts(hf: Any) -> Experts | None:
+    """The mixture of experts beside the MLP of every layer; None where there is none, of which other keys may tell."""
+    count, per_token, width = hf.num_experts, hf.top_k_experts, hf.moe_intermediate_size
+    if not hf.enable_moe_block:
+        return None
+    if not (count and per_token and width and per_token <= count):
+        raise ValueError(
+            f"{MODEL_TYPE}: `top_k_experts` must be between 1 and `num_experts`, and `moe_intermediate_size` be given, "
+            f"where `enable_moe_block` is true; got {per_token}, {count} and {width}."
+        )
+    return Experts(count, per_token, width, renormalize=True, beside_mlp=True, scaled_router=True)
 
 
 def _read_rope(parameters: Mapping[str, Any], head_dim: int) -> Rope:
@@ -118,10 +132,28 @@ def _read_sources(hf: Any) -> tuple[int | None, ...]:
 def entries(config: TransformerConfig) -> list[Entry]:
     """Every tensor of a Gemma 4 text checkpoint."""
     found = llama_like.entries(config)
-    for index in range(config.num_layers):
+    for index, layer in enumerate(config.layers):
         name, path = f"model.layers.{index}", f"layers_{index}"
+        if layer.experts is not None:
+            found += _expert_entries(config, layer.experts, name, path)
         found.append(Entry(f"{name}.layer_scalar", (f"{path}/stream_scale",), vector(), (1,)))
     return found + _layer_input_entries(config)
+
+
+def _expert_entries(config: TransformerConfig, experts: Experts, name: str, path: str) -> list[Entry]:
+    """Router and experts of one layer, and the norms around these and the MLP; the experts lie in two tensors."""
+    count, width, inner, own = experts.count, config.width, experts.width, f"{path}/experts"
+    wide = (f"{own}/gate", f"{own}/up")
+    return [
+        *linear_entries(f"{name}.router.proj", (f"{own}/router",), width, count, bias=False),
+        Entry(f"{name}.router.scale", (f"{own}/router_norm/scale",), vector(), (width,)),
+        Entry(f"{name}.router.per_expert_scale", (f"{own}/answer_scale",), vector(), (count,)),
+        Entry(f"{name}.experts.gate_up_proj", wide, stacked_linear(), (count, 2 * inner, width)),
+        Entry(f"{name}.experts.down_proj", (f"{own}/down",), stacked_linear(), (count, width, inner)),
+        *norm_entries(config, f"{name}.pre_feedforward_layernorm_2", f"{path}/experts_norm"),
+        *norm_entries(config, f"{name}.post_feedforward_layernorm_1", f"{path}/mlp_part_norm"),
+        *norm_entries(config, f"{name}.post_feedforward_layernorm_2", f"{path}/experts_out_norm"),
+    ]
 
 
 def _layer_input_entries(config: TransformerConfig) -> list[Entry]:

@@ -36,6 +36,7 @@ FAMILIES = (
     "qwen3_next",
     "glm4_moe",
     "llama4_text",
+    "gemma4_text-experts",
 )
 TARGETS = {
     "both": dict(target_modules=["q_proj"], target_parameters=list(BOTH)),
@@ -56,6 +57,7 @@ CASES = [
     *(("mixtral", name) for name in ("down", "gate_up", "ranks", "router", "everything")),
     *(("gpt_oss", name) for name in ("down", "ranks", "everything")),
     *((family, "everything") for family in ("qwen3_moe-some-layers", "qwen2_moe", "qwen3_next", "glm4_moe")),
+    ("gemma4_text-experts", "everything"),
 ]
 
 

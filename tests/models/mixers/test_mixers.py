@@ -30,7 +30,7 @@ from jrl.models.quantize import QuantizedKernel, quantize_frozen
 from jrl.rollout import generate
 from jrl.rollout.generate import prefill
 from jrl.typing import ModelInputs
-from tests.models.family_cases_mixers import CASES
+from tests.models.family_cases import CASES
 from tests.models.test_blocks import BASE, random_params
 
 ATTENTION = LayerConfig(8**-0.5, rope=Rope(100.0))
@@ -47,7 +47,23 @@ def config_of(mixer: Mixer, rope: Rope | None = None) -> Any:
 
 
 MAMBA = Mamba2(6, 7, 2, 5, 4, step_limits=(0.2, 2.0), value_scale=1.3, out_scale=0.7)
+LENDER = LayerConfig(1.0, rope=Rope(100.0, dim=12), head_dim=12, num_kv_heads=1, lends_keys=True)
 KINDS = {
+    "lent-keys": dataclasses.replace(
+        BASE,
+        layers=(
+            dataclasses.replace(LENDER, keys_as_values=True),
+            ATTENTION,
+            dataclasses.replace(LENDER, lends_keys=False, keys_of=0, mlp_width=40),
+        ),
+        norm="rms",
+        norm_epsilon=1e-2,
+        qk_norm="head",
+        value_norm=True,
+        layer_input_width=6,
+        layer_input_rows=101,
+        stream_scale=True,
+    ),
     "latent": config_of(LatentAttention(9, 7, 6, 4, 5), ROPE),
     "latent-whole-queries": config_of(LatentAttention(None, 7, 6, 4, 10), ROPE),
     "gated-delta": config_of(GatedDelta(2, 4, 5, 6, 4)),
@@ -234,7 +250,7 @@ def test_bfloat16_decodes_near_float32(kind):
     mask = np.asarray(inputs.attention_mask)
     error = np.abs(np.asarray(found, np.float32) - exact)[mask]
     assert error.mean() < 0.03 * np.abs(exact[mask]).mean() + 0.01, error.mean()
-    if kind not in ("latent", "latent-whole-queries", "short-convolution"):
+    if kind not in ("latent", "latent-whole-queries", "lent-keys", "short-convolution"):
         assert first_state(state)[-1].dtype == jnp.float32
 
 
@@ -275,7 +291,9 @@ def test_a_fused_kernel_serves_the_layers_of_attention(kind):
 
 
 @pytest.mark.parametrize("adapter", [PrefixConfig(3), PromptConfig(3)], ids=["prefix", "prompt"])
-@pytest.mark.parametrize("case", ["qwen3_5_text", "deepseek_v3", "lfm2", "falcon_h1", "nemotron_h"])
+@pytest.mark.parametrize(
+    "case", ["gemma4_text", "qwen3_5_text", "deepseek_v3", "lfm2", "falcon_h1", "nemotron_h"]
+)
 def test_virtual_tokens_are_refused(case, adapter):
     model = CausalLM.from_config(CASES[case])
     with pytest.raises(ValueError, match="Take LoRA"):
