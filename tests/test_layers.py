@@ -145,6 +145,7 @@ SHARED = {
         "balance",
         "forward",
         "recipe",
+        "diffusion_config",
         "credit",
         "groups",
         "online",

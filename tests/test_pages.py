@@ -33,6 +33,7 @@ MATHS = (
     "docs/internals/0004-model-contract.md",
     "docs/internals/0005-decoder-by-kinds.md",
     "docs/metrics.md",
+    "docs/reward_gradient.md",
     "docs/words.md",
 )
 """Those whose Python trains nothing."""
