@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jrl.learners.ilql import ILQLConfig
     from jrl.learners.ppo import PPOConfig
     from jrl.learners.recipe import KLControl, Recipe
+    from jrl.learners.reward_gradient_config import RewardGradientConfig
     from jrl.learners.rft import RFTConfig
     from jrl.learners.sft import SFTConfig
     from jrl.losses.policy_gradient import PolicyLoss
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         default_ilql_config,
         default_ppo_config,
         default_reward_config,
+        default_reward_gradient_config,
         default_rft_config,
         default_sft_config,
     )
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
         TrainConfig,
         TRLConfig,
     )
+    from jrl.trainers.diffusion.clip_reward import load_clip_reward
+    from jrl.trainers.diffusion.reward_gradient import RewardGradientTrainer
     from jrl.trainers.ilql import ILQLTrainer
     from jrl.trainers.loading.reward_model import RewardModel, load_reward_model
     from jrl.trainers.loading.setup import reward_mesh
@@ -79,6 +83,7 @@ if TYPE_CHECKING:
     from jrl.trl.ddpo_pipeline import DefaultDDPOStableDiffusionPipeline
     from jrl.trl.dpo import DPOTrainer
     from jrl.trl.reward import RewardTrainer
+    from jrl.typing.diffusion import DifferentiableReward
     from jrl.upload import push_to_hub
 
 # transformers would otherwise greet everybody who has no torch with a line that says models cannot be used.
@@ -90,6 +95,7 @@ __all__ = [
     "DPOConfig",
     "DPOTrainer",
     "DefaultDDPOStableDiffusionPipeline",
+    "DifferentiableReward",
     "Footprint",
     "GRPOConfig",
     "ILQLConfig",
@@ -110,6 +116,8 @@ __all__ = [
     "Recipe",
     "RecordStream",
     "RewardConfig",
+    "RewardGradientConfig",
+    "RewardGradientTrainer",
     "RewardModel",
     "RewardTrainer",
     "SFTConfig",
@@ -128,6 +136,7 @@ __all__ = [
     "default_ilql_config",
     "default_ppo_config",
     "default_reward_config",
+    "default_reward_gradient_config",
     "default_rft_config",
     "default_sft_config",
     "distributed",
@@ -135,6 +144,7 @@ __all__ = [
     "estimate_cost",
     "image_rewards",
     "learners",
+    "load_clip_reward",
     "load_function",
     "load_image_reward",
     "load_model",
@@ -181,6 +191,7 @@ _HOMES = {
         "KLControl",
         "Recipe",
     ),
+    "jrl.learners.reward_gradient_config": ("RewardGradientConfig",),
     "jrl.learners.rft": ("RFTConfig",),
     "jrl.learners.sft": ("SFTConfig",),
     "jrl.losses.policy_gradient": ("PolicyLoss",),
@@ -191,6 +202,7 @@ _HOMES = {
         "default_ilql_config",
         "default_ppo_config",
         "default_reward_config",
+        "default_reward_gradient_config",
         "default_rft_config",
         "default_sft_config",
     ),
@@ -226,6 +238,8 @@ _HOMES = {
         "TokenizerConfig",
         "TrainConfig",
     ),
+    "jrl.trainers.diffusion.clip_reward": ("load_clip_reward",),
+    "jrl.trainers.diffusion.reward_gradient": ("RewardGradientTrainer",),
     "jrl.trainers.ilql": ("ILQLTrainer",),
     "jrl.trainers.loading.reward_model": (
         "RewardModel",
@@ -245,6 +259,7 @@ _HOMES = {
     "jrl.trl.ddpo_pipeline": ("DefaultDDPOStableDiffusionPipeline",),
     "jrl.trl.dpo": ("DPOTrainer",),
     "jrl.trl.reward": ("RewardTrainer",),
+    "jrl.typing.diffusion": ("DifferentiableReward",),
     "jrl.upload": ("push_to_hub",),
 }
 """Module → public names that it defines; the other public names are modules themselves."""

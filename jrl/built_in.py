@@ -18,6 +18,7 @@ METHODS = dict.fromkeys(
         "PPOConfig",
         "RFTConfig",
         "RewardConfig",
+        "RewardGradientConfig",
         "SFTConfig",
     ),
     METHODS_MODULE,
@@ -30,6 +31,7 @@ TRAINERS = {
     "OnlineTrainer": "jrl.trainers.online",
     "PPOTrainer": "jrl.trainers.ppo",
     "RFTTrainer": "jrl.trainers.rft",
+    "RewardGradientTrainer": "jrl.trainers.diffusion.reward_gradient",
     "RewardTrainer": "jrl.trainers.reward_model",
     "SFTTrainer": "jrl.trainers.sft",
 }

@@ -30,6 +30,8 @@ from jrl.learners.grpo_algorithms import algorithm
 from jrl.learners.ilql import ILQLConfig, init_ilql_state, make_ilql_update
 from jrl.learners.online import init_online_state, make_online_update
 from jrl.learners.ppo import PPOConfig
+from jrl.learners.reward_gradient import REWARD, make_reward_gradient_update
+from jrl.learners.reward_gradient_config import RewardGradientConfig
 from jrl.learners.reward_model import make_reward_model_update
 from jrl.learners.reward_model_config import RewardConfig
 from jrl.learners.sft import make_sft_update
@@ -37,7 +39,20 @@ from jrl.learners.state import init_train_state
 from jrl.ops.metrics import finalize
 from jrl.ops.rewards import last_token_scores
 from jrl.trlx.loop import make_loss_update
-from jrl.typing import DDPOBatch, Features, Frozen, Max, Mean, Min, PolicyFns, Rollouts, Trajectories, Update
+from jrl.typing import (
+    DDPOBatch,
+    DifferentiableReward,
+    Features,
+    Frozen,
+    Max,
+    Mean,
+    Min,
+    PolicyFns,
+    RewardGradientBatch,
+    Rollouts,
+    Trajectories,
+    Update,
+)
 from tests.diffusion_toy import SD_SCHEDULE
 from tests.learners.batches import (
     CHUNK_BYTES,
@@ -195,6 +210,23 @@ def _loss(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
     return make_loss_update(trainer)
 
 
+def _reward_gradient(policy: PolicyFns, chunk_bytes: int, minibatch_size: int) -> Update:
+    del policy, chunk_bytes
+
+    def score(params: Any, images: jax.Array, conditions: jax.Array) -> jax.Array:
+        return -jnp.square(images.mean(axis=(1, 2, 3)) - params["target"] - conditions)
+
+    return make_reward_gradient_update(
+        bandit(),
+        DifferentiableReward(score),
+        SD_SCHEDULE,
+        adam(),
+        RewardGradientConfig(sample_num_steps=STEPS, num_last_steps=2, sample_guidance_scale=1.0),
+        batch_size=NUM_ROWS,
+        minibatch_size=minibatch_size,
+    )
+
+
 CASES = {
     "ddpo": Case(
         _ddpo,
@@ -227,6 +259,13 @@ CASES = {
     ),
     "online, with groups": Case(
         _grpo, lambda params: init_online_state(params, adam(), grpo_recipe(GRPO)), _grouped_rollouts
+    ),
+    "reward_gradient": Case(
+        _reward_gradient,
+        lambda params: init_train_state(params, adam()),
+        lambda: RewardGradientBatch(*_random_trajectories()[:2], jnp.arange(NUM_ROWS, dtype=jnp.float32)),
+        reads_logits=False,
+        start=lambda: (theta(), {**FROZEN, REWARD: {"target": jnp.float32(0.3)}}),
     ),
     "reward_model": Case(
         _reward_model,

@@ -146,6 +146,7 @@ SHARED = {
         "balance",
         "forward",
         "recipe",
+        "diffusion_config",
         "credit",
         "groups",
         "online",

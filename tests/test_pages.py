@@ -44,6 +44,7 @@ QUICK = (
     "docs/migrating/trl_surface.md",
     "docs/models.md",
     "docs/performance.md",
+    "docs/reward_gradient.md",
     "docs/rewards.md",
     "docs/words.md",
 )

@@ -38,6 +38,9 @@ def add_training_flags(command: CommandParser, entry: Method) -> None:
             "With a flat YAML file, or --dataset_name, this command takes TRL's fields: add --help to see them."
         )
     command.show_fields(partial(_fields_of, entry))
+    if entry.data == "drawn":
+        _add_image_flags(command)
+        return
     if entry.data == "prompts":
         command.add_argument(
             "--reward",
@@ -59,6 +62,22 @@ def add_training_flags(command: CommandParser, entry: Method) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="stop sequence; repeatable"
     )
     add_dry_run_flag(command)
+    add_job_flags(command)
+
+
+def _add_image_flags(command: CommandParser) -> None:
+    """The flags of an algorithm whose images a JAX function judges; its evaluations are fields of its section."""
+    command.add_argument(
+        "--reward",
+        required=True,
+        metavar="MODULE:FUNCTION",
+        help="JAX function of images (B, height, width, 3) in [0, 1], or a DifferentiableReward",
+    )
+    command.add_argument(
+        "--prompts", required=True, metavar="FILE_OR_DATASET", help="one prompt a line, record or row"
+    )
+    command.add_argument("--config", metavar="YAML", help="recipe; default: the method's default config")
+    command.set_defaults(dry_run=False)
     add_job_flags(command)
 
 

@@ -49,6 +49,7 @@ ALGORITHMS = {
     "dpo": Name("direct preference optimisation; --help lists TRL's flat fields"),
     "reward": Name("a reward model from preferences; --help lists TRL's flat fields"),
     "ddpo": Name("reinforcement learning of a diffusion model; --help lists its fields"),
+    "reward_gradient": Name("gradients of a differentiable reward through a diffusion model (DRaFT)"),
 }
 """jrl's own algorithms."""
 TOOLS = {

@@ -24,6 +24,8 @@ from jrl.trainers.config.layouts import in_present_layout
 from jrl.trainers.config.method import commands, entry_of
 from jrl.trainers.config.overrides import apply_overrides
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.diffusion.ddpo_prompts import PromptList
+from jrl.trainers.diffusion.reward_gradient import RewardGradientTrainer
 from jrl.trainers.loading.learning_rate import RATE, with_choices_for_model
 from jrl.trainers.loading.setup import reward_mesh
 
@@ -178,6 +180,12 @@ def _online(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
     return prepare(config=config, reward_fn=reward, prompts=prompts, **_evaluation(flags))
 
 
+def _drawing(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
+    config.validate()
+    prompts = PromptList(_read("--prompts", load_prompts, flags.prompts))
+    return RewardGradientTrainer(config, reward_function=load_function(flags.reward), prompt_function=prompts)
+
+
 def _read(flag: str, load: Callable[[str], Found], name: str) -> Found:
     """What a flag names, read; an error says by which flag it came."""
     try:
@@ -203,5 +211,6 @@ _TRAINERS: Mapping[str, Callable[[argparse.Namespace, TRLConfig], Trainer]] = {
     "rewarded": _rewarded,
     "samples": _imitating,
     "pairs": _paired,
+    "drawn": _drawing,
 }
 """Makers of the trainer, by what an algorithm learns from."""

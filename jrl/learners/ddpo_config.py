@@ -3,26 +3,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from jrl.learners.config import MethodConfig, check_fields
+from jrl.learners.config import check_fields
+from jrl.learners.diffusion_config import DiffusionConfig
 
 ADVANTAGES = ("auto", "global", "per_prompt_buffer", "group")
 OLD_LOGPROBS = ("sampling", "recompute")
 
 
 @dataclass(kw_only=True)
-class DDPOConfig(MethodConfig):
-    """Denoising diffusion policy optimisation; `gen_kwargs` is not read.
+class DDPOConfig(DiffusionConfig):
+    """Denoising diffusion policy optimisation, at a `sample_eta` above 0: else a step has no density.
 
     Sizes are global, over all devices and processes. `train.batch_size` is the samples of an optimizer step and
     `train.minibatch_size` those of one forward pass, which sees one denoising step of each.
 
     Attributes:
-      sample_num_steps: T, denoising steps.
-      sample_eta: η in (0, 1], the share of the reverse process's noise, or a flow's noise level; at 0 a step has no
-        density.
-      sample_guidance_scale: w of classifier-free guidance; at most 1: none.
       sample_batch_size: Samples of one sampling call.
       sample_num_batches_per_epoch: Sampling calls of an epoch.
       train_num_inner_epochs: Passes over the samples of an epoch.
@@ -36,7 +33,6 @@ class DDPOConfig(MethodConfig):
       per_prompt_stat_tracking_min_count: A prompt with fewer kept is judged by the whole epoch.
       async_reward_computation: Whether rewards are computed beside the device.
       max_workers: Threads that compute them.
-      negative_prompts: The negative prompt of all samples.
       sample_images_per_prompt: Samples drawn of each prompt, one group.
       advantage: "global", "per_prompt_buffer", "group", or "auto": as `per_prompt_stat_tracking` says.
       advantage_std: Deviation that divides a group's advantages: of the "group", or "global".
@@ -47,21 +43,12 @@ class DDPOConfig(MethodConfig):
       old_log_probs: "sampling": those of the sampler; "recompute": computed anew in the shapes of training.
       train_skip_last_steps: Steps at the end that are never trained on: their σ is tiny.
       train_timestep_range: (first, end) of the steps trained on, from the noisiest, the end left out; None: all.
-      sample_height: Height of the images in pixels; None: the model's own.
-      sample_width: Width of the images in pixels; None: the model's own.
-      guidance_rescale: φ in [0, 1] of guidance, in sampling and training.
       ema_decay: Of an average of the trained weights, by which the model is evaluated and saved; 0: none.
-      eval_prompts: Prompts of the images drawn at each evaluation, always from the same noise.
-      eval_eta: η of those.
-      eval_num_steps: T of those; None: that of sampling. A flow may learn from fewer steps than it is used with.
       loss_scaling: First factor of dynamic loss scaling, for float16 (4096 is a good one); 0: none.
       loss_scaling_growth_every: Optimizer steps without overflow after which the factor is doubled.
     """
 
     name: str = "DDPOConfig"
-    sample_num_steps: int = 50
-    sample_eta: float = 1.0
-    sample_guidance_scale: float = 5.0
     sample_batch_size: int = 1
     sample_num_batches_per_epoch: int = 2
     train_num_inner_epochs: int = 1
@@ -74,7 +61,6 @@ class DDPOConfig(MethodConfig):
     per_prompt_stat_tracking_min_count: int = 16
     async_reward_computation: bool = False
     max_workers: int = 2
-    negative_prompts: str = ""
     sample_images_per_prompt: int = 1
     advantage: str = "auto"
     advantage_std: str = "group"
@@ -84,13 +70,7 @@ class DDPOConfig(MethodConfig):
     old_log_probs: str = "sampling"
     train_skip_last_steps: int = 0
     train_timestep_range: tuple[int, int] | list[int] | None = None
-    sample_height: int | None = None
-    sample_width: int | None = None
-    guidance_rescale: float = 0.0
     ema_decay: float = 0.0
-    eval_prompts: list[str] = field(default_factory=list)
-    eval_eta: float = 0.0
-    eval_num_steps: int | None = None
     loss_scaling: float = 0.0
     loss_scaling_growth_every: int = 2000
 
@@ -140,7 +120,6 @@ class DDPOConfig(MethodConfig):
 
     def _check_counts(self) -> None:
         for name, count in (
-            ("sample_num_steps", self.sample_num_steps),
             ("sample_batch_size", self.sample_batch_size),
             ("sample_num_batches_per_epoch", self.sample_num_batches_per_epoch),
             ("train_num_inner_epochs", self.train_num_inner_epochs),
@@ -151,19 +130,13 @@ class DDPOConfig(MethodConfig):
             ("loss_scaling_growth_every", self.loss_scaling_growth_every),
         ):
             check_fields(self, (name, count >= 1, "at least 1"))
-        for name, size in (
-            ("sample_height", self.sample_height),
-            ("sample_width", self.sample_width),
-            ("eval_num_steps", self.eval_num_steps),
-        ):
-            check_fields(self, (name, size is None or size >= 1, "at least 1, or None"))
 
     def _check_sampling(self) -> None:
         check_fields(
             self,
             (
                 "sample_eta",
-                0 < self.sample_eta <= 1,
+                self.sample_eta > 0,
                 "in (0, 1]: without noise a step has no density to train",
             ),
             (
@@ -171,8 +144,6 @@ class DDPOConfig(MethodConfig):
                 self.num_samples % self.sample_images_per_prompt == 0,
                 f"a divisor of the {self.num_samples} samples of an epoch",
             ),
-            ("guidance_rescale", 0 <= self.guidance_rescale <= 1, "in [0, 1]"),
-            ("eval_eta", 0 <= self.eval_eta <= 1, "in [0, 1]"),
         )
 
     def _check_trained_steps(self) -> None:

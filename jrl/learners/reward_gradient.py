@@ -14,14 +14,39 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
-from jrl.learners.accumulate import Loss
+from jrl.learners.accumulate import (
+    Loss,
+    Rows,
+    accumulate,
+    batch_in_order,
+    optimizer_step,
+    split_rows,
+    take_rows,
+)
+from jrl.learners.reward_gradient_config import RewardGradientConfig
+from jrl.learners.state import TrainState
+from jrl.mesh import hold_split
 from jrl.ops.ddim import ddim_mean, steps_of_rows
 from jrl.ops.denoising import guided_output
 from jrl.ops.flow_schedule import Schedule
 from jrl.ops.metrics import mean_metric
-from jrl.typing import DenoiserFns, Frozen, Metrics, Params, Trajectories
+from jrl.typing import (
+    DenoiserFns,
+    DifferentiableReward,
+    Frozen,
+    Metrics,
+    Params,
+    PRNGKey,
+    RewardGradientBatch,
+    Trajectories,
+    Update,
+)
+
+REWARD = "reward"
+"""Key of the reward's weights among what does not train."""
 
 ImageReward = Callable[[Float[Array, "B Z W 3"]], Float[Array, "B"]]
 """Images in [0, 1] to rewards, in JAX."""
@@ -90,3 +115,67 @@ def reward_gradient_loss(
         "reward/mean": mean_metric(jax.lax.stop_gradient(rewards), jnp.ones_like(rewards, bool))
     }
     return -jnp.sum(rewards), jnp.float32(rows), metrics
+
+
+def make_reward_gradient_update(
+    model: DenoiserFns,
+    reward: DifferentiableReward,
+    schedule: Schedule,
+    optimizer: optax.GradientTransformation,
+    config: RewardGradientConfig,
+    *,
+    batch_size: int,
+    minibatch_size: int,
+) -> Update:
+    """Builds the update of an iteration: one optimizer step that raises the rewards of sampled images.
+
+    Args:
+      model: The denoiser.
+      reward: What is raised; its weights are `frozen["reward"]`.
+      schedule: Of the model.
+      optimizer: From `make_optimizer`.
+      config: Of the method.
+      batch_size: Most images of a step, over all devices.
+      minibatch_size: Images of a microbatch; must divide `batch_size`.
+    Returns:
+      `(TrainState, frozen, RewardGradientBatch, key) -> (TrainState, metrics)`; the key is not used, for nothing is
+      drawn: the images were sampled with the state's own parameters.
+    Raises:
+      ValueError: If `minibatch_size` does not divide `batch_size`.
+    """
+    split_rows(batch_size, batch_size=batch_size, minibatch_size=minibatch_size)
+
+    def update(
+        state: TrainState, frozen: Frozen, batch: RewardGradientBatch, key: PRNGKey
+    ) -> tuple[TrainState, Metrics]:
+        del key
+        if batch.trajectories.logprobs.shape[1] != config.sample_num_steps:
+            raise ValueError(
+                f"`batch.trajectories` must have `sample_num_steps` = {config.sample_num_steps} steps, got "
+                f"{batch.trajectories.logprobs.shape[1]}. Were they sampled with another configuration?"
+            )
+
+        def objective(params: Params, rows: Rows) -> Loss:
+            held = hold_split(frozen, rows)
+            trajectories, conditions = take_rows((batch.trajectories, batch.conditions), rows.ids)
+            return reward_gradient_loss(
+                model,
+                params,
+                held,
+                trajectories,
+                batch.negative,
+                lambda images: reward.score(held[REWARD], images, conditions),
+                schedule=schedule,
+                eta=config.sample_eta,
+                num_last_steps=config.num_last_steps,
+                guidance_scale=config.sample_guidance_scale,
+                guidance_rescale=config.guidance_rescale,
+            )
+
+        num_rows = batch.trajectories.latents.shape[0]
+        stacks = batch_in_order(
+            num_rows, batch_size=batch_size, minibatch_size=minibatch_size, unit="images", padded=False
+        )
+        return optimizer_step(state, optimizer, accumulate(objective, state.params, *stacks))
+
+    return update

@@ -6,12 +6,13 @@ from jrl.methods.dpo import DPO, default_dpo_config
 from jrl.methods.grpo import GRPO, default_grpo_config
 from jrl.methods.ilql import ILQL, default_ilql_config
 from jrl.methods.ppo import PPO, default_ppo_config
+from jrl.methods.reward_gradient import REWARD_GRADIENT, default_reward_gradient_config
 from jrl.methods.reward_model import REWARD_MODEL, default_reward_config
 from jrl.methods.rft import RFT, default_rft_config
 from jrl.methods.sft import SFT, default_sft_config
 from jrl.trainers.config.method import register
 
-for _method in (PPO, GRPO, RFT, ILQL, SFT, DPO, REWARD_MODEL, DDPO):
+for _method in (PPO, GRPO, RFT, ILQL, SFT, DPO, REWARD_MODEL, DDPO, REWARD_GRADIENT):
     register(_method)
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "GRPO",
     "ILQL",
     "PPO",
+    "REWARD_GRADIENT",
     "REWARD_MODEL",
     "RFT",
     "SFT",
@@ -29,6 +31,7 @@ __all__ = [
     "default_ilql_config",
     "default_ppo_config",
     "default_reward_config",
+    "default_reward_gradient_config",
     "default_rft_config",
     "default_sft_config",
 ]

@@ -264,7 +264,9 @@ class Table(nn.Module):
         table = constrain(own.get(WHOLE, table), self.rows, columns)
         found = jnp.take(table, constrain(ids, rows, None), axis=0, mode="fill", fill_value=jnp.nan)
         found = constrain(found if dtype is None else found.astype(dtype), rows, None, columns)
-        if not whole:  # one axis after the other: the compiler would move a row over two of them by replicating it
+        if (
+            not whole
+        ):  # one axis after the other: the compiler would move a row over two of them by replicating it
             found = constrain(found, "part of a replica", None, None)
         found = constrain(found, "batch", None, None)
         return with_token_rows(found, ids, own) if "rows" in own else found

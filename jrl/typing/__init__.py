@@ -27,6 +27,8 @@ from jrl.typing.basic import (
 from jrl.typing.diffusion import (
     DDPOBatch,
     DenoiserFns,
+    DifferentiableReward,
+    RewardGradientBatch,
     Trajectories,
 )
 from jrl.typing.language import (
@@ -57,6 +59,7 @@ __all__ = [
     "Completions",
     "DDPOBatch",
     "DenoiserFns",
+    "DifferentiableReward",
     "ExpertLoad",
     "Features",
     "Frozen",
@@ -73,6 +76,7 @@ __all__ = [
     "Predictions",
     "PreferenceBatch",
     "RewardFn",
+    "RewardGradientBatch",
     "Rollouts",
     "SamplingKnobs",
     "SamplingRules",

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, Num
 
@@ -66,3 +66,42 @@ class DDPOBatch(NamedTuple):
     negative: Float[Array, "1 Q D"]
     advantages: Float[Array, "N *T"]
     valid: Bool[Array, "N"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DifferentiableReward:
+    """A reward of images that JAX can differentiate.
+
+    Attributes:
+      score: `(params, images, conditions) -> rewards`, images (B, height, width, 3) in [0, 1] to (B,): what a gradient
+        passes.
+      conditions: `(prompts, metadata) -> conditions`, on the host: arrays with a row for each image, of what a reward
+        wants to know beside it; None: `score` gets {}.
+      params: The reward's weights, which do not train; {}: it has none.
+    """
+
+    score: Callable[[Params, Float[Array, "B Z W 3"], Any], Float[Array, "B"]]
+    conditions: Callable[[Sequence[str], Sequence[Any]], Any] | None = None
+    params: Params = field(default_factory=dict)
+
+    def __call__(self, images: Float[Array, "B Z W 3"], conditions: Any) -> Float[Array, "B"]:
+        """Rewards of images, with the reward's own weights."""
+        return self.score(self.params, images, conditions)
+
+    def conditions_of(self, prompts: Sequence[str], metadata: Sequence[Any]) -> Any:
+        """Conditions of these prompts, as `score` gets them; {} where there is no `conditions`."""
+        return {} if self.conditions is None else self.conditions(prompts, metadata)
+
+
+class RewardGradientBatch(NamedTuple):
+    """Images of one optimizer step, before they are decoded.
+
+    Attributes:
+      trajectories: What was sampled.
+      negative: Context of the negative prompt, the same for all rows.
+      conditions: What the reward wants to know of each row.
+    """
+
+    trajectories: Trajectories
+    negative: Float[Array, "1 Q D"]
+    conditions: Any

@@ -37,27 +37,23 @@ _SILENT = UNREAD | {"attention_dropout", "dropout", "initializer_factor", "initi
 _POOLED = ("projection_dim", "eos_token_id")
 
 
-@dataclass(frozen=True)
-class ClipTextConfig:
-    """A text encoder of CLIP. Names and defaults are transformers'. Hashable.
+@dataclass(frozen=True, kw_only=True)
+class ClipTowerConfig:
+    """Layers of either encoder of CLIP. Names and defaults are transformers'. Hashable.
 
     Attributes:
-      vocab_size: Real entries of the vocabulary.
       hidden_size: D.
       intermediate_size: Inner width of the feed-forward layers.
       num_hidden_layers: Of its blocks. Stable Diffusion 2 reads the last but one of 24: its folder holds 23.
       num_attention_heads: Divides D.
-      max_position_embeddings: Longest row.
       hidden_act: "quick_gelu", x·σ(1.702 x), or "gelu", the exact one.
       layer_norm_eps: Of all norms.
     """
 
-    vocab_size: int = 49408
-    hidden_size: int = 512
-    intermediate_size: int = 2048
+    hidden_size: int
+    intermediate_size: int
     num_hidden_layers: int = 12
-    num_attention_heads: int = 8
-    max_position_embeddings: int = 77
+    num_attention_heads: int
     hidden_act: str = "quick_gelu"
     layer_norm_eps: float = 1e-5
 
@@ -69,7 +65,23 @@ class ClipTextConfig:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class ClipTextConfig(ClipTowerConfig):
+    """A text encoder of CLIP.
+
+    Attributes:
+      vocab_size: Real entries of the vocabulary.
+      max_position_embeddings: Longest row.
+    """
+
+    vocab_size: int = 49408
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    num_attention_heads: int = 8
+    max_position_embeddings: int = 77
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClipProjectedConfig(ClipTextConfig):
     """A text encoder of CLIP that also makes one vector of the whole text. Names and defaults are transformers'.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jrl.models.diffusion.clip_config import ClipProjectedConfig, ClipTextConfig
+from jrl.models.diffusion.clip_config import ClipProjectedConfig, ClipTextConfig, ClipTowerConfig
 from jrl.models.diffusion.entries import linear_entries, norm_entries, path_of
 from jrl.models.families.base import Entry, table
 
@@ -15,11 +15,20 @@ _IGNORED = "embeddings.position_ids"
 
 def clip_entries(config: ClipTextConfig) -> list[Entry]:
     """The table of a `CLIPTextModel`."""
-    width, inner = config.hidden_size, config.intermediate_size
+    width = config.hidden_size
     found = [
         _table_entry("embeddings.token_embedding", config.vocab_size, width),
         _table_entry("embeddings.position_embedding", config.max_position_embeddings, width),
+        *layer_entries(config),
+        *norm_entries("final_layer_norm", width),
     ]
+    return [replace(entry, name=PREFIX + entry.name) for entry in found]
+
+
+def layer_entries(config: ClipTowerConfig) -> list[Entry]:
+    """The layers of either encoder."""
+    width, inner = config.hidden_size, config.intermediate_size
+    found = []
     for index in range(config.num_hidden_layers):
         layer = f"encoder.layers.{index}"
         found += norm_entries(f"{layer}.layer_norm1", width)
@@ -29,8 +38,7 @@ def clip_entries(config: ClipTextConfig) -> list[Entry]:
         found += norm_entries(f"{layer}.layer_norm2", width)
         found += linear_entries(f"{layer}.mlp.fc1", width, inner)
         found += linear_entries(f"{layer}.mlp.fc2", inner, width)
-    found += norm_entries("final_layer_norm", width)
-    return [replace(entry, name=PREFIX + entry.name) for entry in found]
+    return found
 
 
 def clip_projected_entries(config: ClipProjectedConfig) -> list[Entry]:

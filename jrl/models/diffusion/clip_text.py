@@ -16,7 +16,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain, constrain_rows
-from jrl.models.diffusion.clip_config import ClipTextConfig, stored_clip_config
+from jrl.models.diffusion.clip_config import ClipTextConfig, ClipTowerConfig, stored_clip_config
 from jrl.models.diffusion.clip_entries import clip_entries
 from jrl.models.diffusion.layers import fan_in_range, linear
 from jrl.models.families.base import Entry
@@ -30,15 +30,17 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 _INIT_RANGE = 0.02
 
 
-class CausalAttention(nn.Module):
-    """Self-attention of each position to itself and those before it; softmax in float32.
+class ClipAttention(nn.Module):
+    """Self-attention; softmax in float32.
 
     Attributes:
       num_heads: N.
+      is_causal: Each position reads itself and those before it, as in texts; else all positions.
       dtype: Of the projections.
     """
 
     num_heads: int
+    is_causal: bool
     dtype: Any
 
     @nn.compact
@@ -52,7 +54,7 @@ class CausalAttention(nn.Module):
             return constrain(y, "batch", None, "heads", None)
 
         y = jax.nn.dot_product_attention(
-            project("q_proj"), project("k_proj"), project("v_proj"), is_causal=True
+            project("q_proj"), project("k_proj"), project("v_proj"), is_causal=self.is_causal
         )
         return Projection(heads, (width,), True, fan_in_range(width), self.dtype, name="out_proj")(y)
 
@@ -65,7 +67,7 @@ class FeedForward(nn.Module):
       dtype: Of the computation.
     """
 
-    config: ClipTextConfig
+    config: ClipTowerConfig
     dtype: Any
 
     @nn.compact
@@ -82,16 +84,19 @@ class Layer(nn.Module):
     Attributes:
       config: The whole network's.
       dtype: Of the computation.
+      is_causal: See `ClipAttention`.
     """
 
-    config: ClipTextConfig
+    config: ClipTowerConfig
     dtype: Any
+    is_causal: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """The residual stream behind the block."""
         h = stack_norm(self.config, self.dtype, "layer_norm1")(x)
-        x = x + CausalAttention(self.config.num_attention_heads, self.dtype, name="self_attn")(h)
+        heads = self.config.num_attention_heads
+        x = x + ClipAttention(heads, self.is_causal, self.dtype, name="self_attn")(h)
         h = stack_norm(self.config, self.dtype, "layer_norm2")(x)
         return constrain_rows(x + FeedForward(self.config, self.dtype, name="mlp")(h))
 
@@ -123,17 +128,19 @@ class LayerStack(nn.Module):
     Attributes:
       config: The whole network's.
       dtype: Of the computation.
+      is_causal: See `ClipAttention`.
     """
 
-    config: ClipTextConfig
+    config: ClipTowerConfig
     dtype: Any
+    is_causal: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "B Q D"]) -> tuple[Float[Array, "B Q D"], Float[Array, "B Q D"]]:
         """The residual stream before the last of them, and behind it."""
         before = x
         for index in range(self.config.num_hidden_layers):
-            before, x = x, Layer(self.config, self.dtype, name=f"layers_{index}")(x)
+            before, x = x, Layer(self.config, self.dtype, self.is_causal, name=f"layers_{index}")(x)
         return before, x
 
 
@@ -208,6 +215,6 @@ def check_length(config: ClipTextConfig, tokens: Int[Array, "B Q"]) -> None:
         )
 
 
-def stack_norm(config: ClipTextConfig, dtype: Any, name: str) -> Norm:
+def stack_norm(config: ClipTowerConfig, dtype: Any, name: str) -> Norm:
     """A norm over the residual stream."""
     return Norm("layer", config.layer_norm_eps, (config.hidden_size,), dtype, name=name)

@@ -68,13 +68,13 @@ def load_t5_tokenizer(folder: Path, *, length: int, vocab_size: int) -> PaddedTo
       FileNotFoundError: If the folder holds no tokenizer.
       ValueError: If it is damaged, or does not belong to the text encoder.
     """
-    from transformers import T5TokenizerFast
+    from transformers import T5Tokenizer
 
     tokenizer = _load(
         folder,
         ("tokenizer.json", "spiece.model"),
         vocab_size,
-        lambda: T5TokenizerFast.from_pretrained(folder, local_files_only=True),
+        lambda: T5Tokenizer.from_pretrained(folder, local_files_only=True),
     )
     return PaddedTokenizer(tokenizer, length)
 

@@ -78,7 +78,8 @@ class Method:
       recipe: Makes the `Recipe` of an online algorithm from its section; None: its trainer brings its own update.
       tags: Of its models on the hub.
       papers: What to cite for a section as it is configured: keys of `papers.bib`, or BibTeX entries.
-      data: What it learns from: "prompts" with a reward function, "rewarded" samples, "samples", "pairs", or "images".
+      data: What it learns from: "prompts" with a reward function, "rewarded" samples, "samples", "pairs", "images" by
+        a flat configuration, or images "drawn" of prompts with a reward function.
       model: What it trains.
       footprint: Of a configuration, for `jrl plan`; None: derived from the recipe, or not planned where there is none.
       headlines: Metrics for a glance, and their short names.
@@ -99,7 +100,7 @@ class Method:
     recipe: Callable[[Any], Recipe] | None = None
     tags: tuple[str, ...] = ()
     papers: Callable[[Any], Sequence[str]] = _nothing
-    data: Literal["prompts", "rewarded", "samples", "pairs", "images"] = "prompts"
+    data: Literal["prompts", "rewarded", "samples", "pairs", "images", "drawn"] = "prompts"
     model: Literal["language", "classifier", "diffusion"] = "language"
     footprint: Callable[[TRLConfig], Footprint] | None = None
     headlines: Mapping[str, str] = field(default_factory=dict)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,28 +17,23 @@ from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.state import TrainState
 from jrl.mesh import place, tree_shardings
 from jrl.models.diffusion.pipeline import DiffusionModel
-from jrl.rollout.keywords import refuse_async
-from jrl.trainers.base import EVALUATION_STREAM, TRAINING_STREAM
+from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.diffusion.ddpo_evaluation import evaluate_prompts
 from jrl.trainers.diffusion.ddpo_experience import Collector, Experience, batch_name
 from jrl.trainers.diffusion.ddpo_gallery import Gallery, Tracker
 from jrl.trainers.diffusion.ddpo_programs import check_sizes, ddpo_programs, make_update, steps_per_epoch
-from jrl.trainers.diffusion.ddpo_prompts import PromptFunction, PromptList
+from jrl.trainers.diffusion.ddpo_prompts import PromptFunction
 from jrl.trainers.diffusion.ddpo_rewards import Answers, ImageRewardCall, RewardFunction, judge
-from jrl.trainers.diffusion.ddpo_sampling import Sampler
-from jrl.trainers.diffusion.diffusion_trainer import DiffusionTrainer
-from jrl.trainers.loggers.safe_text import code_span
+from jrl.trainers.diffusion.differentiable import as_reward_function
+from jrl.trainers.diffusion.diffusion_trainer import DiffusionTrainer, warn_of_rate
 from jrl.trainers.loop.run import Run
 from jrl.trainers.loop.stopwatch import Stopwatch
 from jrl.trainers.plan.model_part import DiffusionShapes, ModelShapes
 from jrl.trainers.programs import Program
 from jrl.trainers.rollouts.evaluation import Evaluation
-from jrl.typing import Metrics, Params, PRNGKey
+from jrl.typing import DifferentiableReward, Metrics, Params, PRNGKey
 
-LARGE, HIGHEST_RATE = 10**8, 5e-5
-"""Weights of a network that trains as a whole, and the rate above which it is warned of."""
 ImageHook = Callable[[list[list[Any]], int, Tracker], Any]
 
 
@@ -63,7 +57,8 @@ class DDPOTrainer(DiffusionTrainer):
 
     Args:
       config: The run's configuration, whose `method` is a `DDPOConfig`.
-      reward_function: (images (B 3 Y X) float32 in [0, 1], prompts, metadata) → (rewards, reward metadata).
+      reward_function: (images (B 3 Y X) float32 in [0, 1], prompts, metadata) → (rewards, reward metadata); or a
+        `DifferentiableReward`.
       prompt_function: () → (prompt, metadata); it may draw from `random` and `numpy.random`.
       model: The diffusion model; None: `model.model_path` names it.
       image_samples_hook: Called once an epoch, between rewards and training, with [images, prompts, metadata, rewards,
@@ -76,28 +71,23 @@ class DDPOTrainer(DiffusionTrainer):
     """
 
     state: DDPOState
+    reward_function: RewardFunction | DifferentiableReward
     epoch = "iteration"
 
     def __init__(
         self,
         config: TRLConfig,
         *,
-        reward_function: RewardFunction | None = None,
+        reward_function: RewardFunction | DifferentiableReward | None = None,
         prompt_function: PromptFunction | None = None,
         model: DiffusionModel | None = None,
         image_samples_hook: ImageHook | None = None,
         optimizer: optax.GradientTransformation | None = None,
     ) -> None:
-        for name, function in (("reward_function", reward_function), ("prompt_function", prompt_function)):
-            if not callable(function):
-                raise ValueError(
-                    f"`{name}` must be a function given to DDPOTrainer, got {type(function).__name__}."
-                )
-            refuse_async(function, name)
+        self.check_callables({"reward_function": reward_function, "prompt_function": prompt_function})
         assert reward_function is not None and prompt_function is not None
         self.reward_function, self.prompt_function = reward_function, prompt_function
         self.image_samples_hook = image_samples_hook
-        self._eval_sampler: Sampler | None = None
         self._name_batch: Callable[[int], str] = lambda number: f"sampling batch {number}"
         super().__init__(config, model=model, optimizer=optimizer)
 
@@ -112,7 +102,7 @@ class DDPOTrainer(DiffusionTrainer):
         train, method = self.config.train, self.method
         check_sizes(self.config, method)
         if self.adapter is None:
-            _warn_of_rate(self.config.optimizer.kwargs.get("lr", 0.0), params)
+            warn_of_rate(self.config.optimizer.kwargs.get("lr", 0.0), params)
         optimizer = self.make_optimizer()
         update = make_update(self.config, method, self.denoiser, self.model.schedule, optimizer)
         self.compile_learner(lambda p: init_ddpo_state(p, optimizer, method), update, params)
@@ -145,8 +135,9 @@ class DDPOTrainer(DiffusionTrainer):
           RewardError: If the function fails and errors are not skipped; the images are on disk by then.
         """
         train = self.config.train
+        reward = self.reward_function
         call = ImageRewardCall(
-            self.reward_function,
+            as_reward_function(reward) if isinstance(reward, DifferentiableReward) else reward,
             skip_errors=train.reward_errors == "skip",
             timeout=train.reward_timeout,
             failures=self.run_dir / "failed_rollouts",
@@ -215,31 +206,19 @@ class DDPOTrainer(DiffusionTrainer):
                 self.run_epoch(run, epoch)
 
     def run_evaluation(self, step: int) -> Evaluation | None:
-        """Images of `method.eval_prompts`, always from the same noise, and their rewards; None without any.
-
-        The images of the last sampling batch are shown beside them.
-        """
-        self.gallery.show_last(step)
-        prompts = self.method.eval_prompts
-        if not prompts:
-            return None
-        if self._eval_sampler is None:
-            rows = min(len(prompts), self.method.sample_batch_size)
-            self._eval_sampler = self.make_sampler(rows, self.method.eval_eta, self.method.eval_num_steps)
+        """Evaluates as every trainer of a diffusion model; errors of the reward function name the step."""
         self._name_batch = lambda number: f"evaluation at step {step}, batch {number}"
-        with jax.set_mesh(self.mesh):
-            key = jax.random.fold_in(self.root_key, EVALUATION_STREAM)
-            found = evaluate_prompts(
-                self._eval_sampler,
-                self.sampling_params,
-                self.frozen,
-                prompts,
-                key,
-                self.compute_rewards,
-                skip_errors=self.config.train.reward_errors == "skip",
-            )
-        self.gallery.show("evaluation", found.images, found.prompts, found.rewards, step)
-        return found.as_evaluation(self.method)
+        return super().run_evaluation(step)
+
+    @property
+    def rows_per_call(self) -> int:
+        """Images of a sampling call."""
+        return self.method.sample_batch_size
+
+    @property
+    def keeps_reference(self) -> bool:
+        """True where the KL from the model as it was is penalised: it is kept then."""
+        return self.method.beta_kl > 0
 
     @property
     def params(self) -> Params:
@@ -280,37 +259,3 @@ class DDPOTrainer(DiffusionTrainer):
         """Puts both back."""
         super().load_host_state(found)
         self.memory = {name: value for name, value in found.items() if name != "draws"}
-
-    def describe_data(self) -> dict[str, str]:
-        """Describes the functions that draw prompts and judge images."""
-        drawn = f"drawn by {code_span(_name(self.prompt_function))}"
-        if isinstance(self.prompt_function, PromptList):
-            drawn = f"{len(self.prompt_function.prompts):,}"
-        return {"prompts": drawn, "rewards": f"by {code_span(_name(self.reward_function))}"}
-
-    def data_sha256(self) -> dict[str, str]:
-        """The list of prompts', where they come from one, beside what every trainer has."""
-        prompts = self.prompt_function
-        found = {"prompts": prompts.sha256()} if isinstance(prompts, PromptList) else {}
-        return super().data_sha256() | found
-
-
-def _warn_of_rate(rate: float, params: Params) -> None:
-    """Warns of an adapter's rate where all of a large network trains: images have gone black of it.
-
-    Args:
-      rate: Learning rate.
-      params: The network's.
-    """
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    if size > LARGE and rate > HIGHEST_RATE:
-        warnings.warn(
-            f"`optimizer.kwargs.lr` is {rate:g}, and all of a network of {size:,} weights trains: that rate is an "
-            "adapter's. Take about 1e-5, or set `model.peft_config`.",
-            stacklevel=2,
-        )
-
-
-def _name(function: Callable[..., Any]) -> str:
-    """Name of a function."""
-    return str(getattr(function, "__name__", type(function).__name__))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.learners.ddpo_config import DDPOConfig
+from jrl.learners.diffusion_config import DiffusionConfig
 from jrl.rollout.reward_columns import mean_and_std, standard_error
 from jrl.trainers.diffusion.ddpo_experience import ComputeRewards
 from jrl.trainers.diffusion.ddpo_rewards import check_rewards
@@ -30,7 +30,7 @@ class Judged(NamedTuple):
     prompts: tuple[str, ...]
     rewards: np.ndarray
 
-    def as_evaluation(self, method: DDPOConfig) -> Evaluation:
+    def as_evaluation(self, method: DiffusionConfig) -> Evaluation:
         """Converts to the form that a run logs: rewards that are missing are in no mean."""
         known = self.rewards[np.isfinite(self.rewards)].astype(np.float64)
         mean, std = mean_and_std(known)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jrl.compilation import COMPILER_OPTIONS
-from jrl.learners.ddpo_config import DDPOConfig
+from jrl.learners.diffusion_config import DiffusionConfig
 from jrl.ops.flow_schedule import Schedule
 from jrl.placement import place_rows, rows_sharding
 from jrl.rollout.collect import overlap
@@ -30,7 +30,7 @@ _TOLERANCE = 1e-3
 def diffusing_program(
     model: DenoiserFns,
     schedule: Schedule,
-    method: DDPOConfig,
+    method: DiffusionConfig,
     *,
     mesh: jax.sharding.Mesh,
     latent_shape: tuple[int, int, int],
@@ -98,7 +98,7 @@ class Sampler:
         model: DenoiserFns,
         schedule: Schedule,
         tokenize: Tokenize,
-        method: DDPOConfig,
+        method: DiffusionConfig,
         *,
         mesh: jax.sharding.Mesh,
         latent_shape: tuple[int, int, int],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import abc
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +14,28 @@ import jax
 import optax
 
 from jrl.distributed import join
-from jrl.learners.ddpo_config import DDPOConfig
+from jrl.learners.diffusion_config import DiffusionConfig
 from jrl.mesh import place, tree_shardings
 from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.models.heads import HeadsPlace
-from jrl.trainers.base import Trainer
+from jrl.rollout.keywords import refuse_async
+from jrl.trainers.base import EVALUATION_STREAM, Trainer
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.diffusion.ddpo_evaluation import evaluate_prompts
+from jrl.trainers.diffusion.ddpo_gallery import Gallery
+from jrl.trainers.diffusion.ddpo_prompts import PromptFunction, PromptList
+from jrl.trainers.diffusion.ddpo_rewards import Answers
 from jrl.trainers.diffusion.ddpo_sampling import Sampler
 from jrl.trainers.loading.denoiser import bind_denoiser, check_denoiser, make_denoiser, split_denoiser
 from jrl.trainers.loading.setup import ADAPTER_STREAM, ModelBundle
 from jrl.trainers.loggers.description import describe_denoiser
-from jrl.typing import DenoiserFns, Params
+from jrl.trainers.loggers.safe_text import code_span
+from jrl.trainers.rollouts.evaluation import Evaluation
+from jrl.typing import DenoiserFns, DifferentiableReward, Params
 
+LARGE, HIGHEST_RATE = 10**8, 5e-5
+"""Weights of a network that trains as a whole, and the rate above which it is warned of."""
 _FIELDS = {f"{name}`": f"method.sample_{name}`" for name in ("num_steps", "eta", "height", "width")}
 """Arguments of what a trainer is built of → fields of its configuration."""
 
@@ -56,9 +66,15 @@ class DiffusionTrainer(Trainer):
 
     Attributes:
       latent_shape: (Y, X, C) of one image's latents.
+      prompt_function: The user's: draws a prompt.
+      reward_function: The user's: judges images.
+      gallery: Where images are shown.
     """
 
     loaded: DiffusionBundle
+    prompt_function: PromptFunction
+    reward_function: Callable[..., Any] | DifferentiableReward
+    gallery: Gallery
 
     def __init__(
         self,
@@ -73,6 +89,7 @@ class DiffusionTrainer(Trainer):
                 f"{type(self).__name__} runs in one process, on all of its devices; got {jax.process_count()}."
             )
         self._given_model = model
+        self._eval_sampler: Sampler | None = None
         try:
             super().__init__(config, optimizer=optimizer)
         except ValueError as error:
@@ -81,7 +98,7 @@ class DiffusionTrainer(Trainer):
 
     @property
     @abc.abstractmethod
-    def method(self) -> DDPOConfig:
+    def method(self) -> DiffusionConfig:
         """The algorithm's section of the configuration."""
 
     def load_model(self) -> DiffusionBundle:
@@ -97,7 +114,9 @@ class DiffusionTrainer(Trainer):
         model = model.at_size(self.latent_shape)
         lora = bind_denoiser(model, section.peft_config)
         key = jax.random.fold_in(jax.random.key(self.config.train.seed), ADAPTER_STREAM)
-        params, frozen = split_denoiser(self.config, self.method, model, lora, key=key)
+        params, frozen = split_denoiser(
+            self.config, model, lora, key=key, with_reference=self.keeps_reference
+        )
         shardings, report = tree_shardings(self.mesh, params)
         params, frozen = place(params, shardings), place(frozen, tree_shardings(self.mesh, frozen)[0])
         denoiser = make_denoiser(self.config, model, lora)
@@ -126,6 +145,61 @@ class DiffusionTrainer(Trainer):
             eta=eta,
             num_steps=num_steps,
         )
+
+    def check_callables(self, functions: Mapping[str, Any]) -> None:
+        """Refuses what cannot be called.
+
+        Args:
+          functions: Names of the constructor's arguments, and what was given.
+        Raises:
+          ValueError: Naming the argument.
+        """
+        for name, function in functions.items():
+            if not callable(function):
+                raise ValueError(
+                    f"`{name}` must be a function given to {type(self).__name__}, got {type(function).__name__}."
+                )
+            refuse_async(function, name)
+
+    @property
+    def keeps_reference(self) -> bool:
+        """True where the model as it was before training is kept, to be held against."""
+        return False
+
+    @property
+    @abc.abstractmethod
+    def rows_per_call(self) -> int:
+        """Images of a sampling call."""
+
+    @abc.abstractmethod
+    def compute_rewards(self, batches: Sequence[list[Any]], is_async: bool = False) -> Answers:
+        """(reward vectors, reward metadata), one entry a sampling batch of [images, prompts, metadata]."""
+
+    def run_evaluation(self, step: int) -> Evaluation | None:
+        """Images of `method.eval_prompts`, always from the same noise, and their rewards; None without any.
+
+        The images of the last sampling batch are shown beside them.
+        """
+        self.gallery.show_last(step)
+        prompts = self.method.eval_prompts
+        if not prompts:
+            return None
+        if self._eval_sampler is None:
+            rows = min(len(prompts), self.rows_per_call)
+            self._eval_sampler = self.make_sampler(rows, self.method.eval_eta, self.method.eval_num_steps)
+        with jax.set_mesh(self.mesh):
+            key = jax.random.fold_in(self.root_key, EVALUATION_STREAM)
+            found = evaluate_prompts(
+                self._eval_sampler,
+                self.sampling_params,
+                self.frozen,
+                prompts,
+                key,
+                self.compute_rewards,
+                skip_errors=self.config.train.reward_errors == "skip",
+            )
+        self.gallery.show("evaluation", found.images, found.prompts, found.rewards, step)
+        return found.as_evaluation(self.method)
 
     def add_data(
         self,
@@ -174,6 +248,19 @@ class DiffusionTrainer(Trainer):
             )
         return self.model.writer(self.exported_params, lora=self.loaded.adapter)
 
+    def describe_data(self) -> dict[str, str]:
+        """Describes the functions that draw prompts and judge images."""
+        drawn = f"drawn by {code_span(_name(self.prompt_function))}"
+        if isinstance(self.prompt_function, PromptList):
+            drawn = f"{len(self.prompt_function.prompts):,}"
+        return {"prompts": drawn, "rewards": f"by {code_span(_name(self.reward_function))}"}
+
+    def data_sha256(self) -> dict[str, str]:
+        """The list of prompts', where they come from one, beside what every trainer has."""
+        prompts = self.prompt_function
+        found = {"prompts": prompts.sha256()} if isinstance(prompts, PromptList) else {}
+        return super().data_sha256() | found
+
     @property
     def architecture(self) -> Any:
         """The diffusion model's."""
@@ -186,6 +273,22 @@ class DiffusionTrainer(Trainer):
         ) | {"latents": " x ".join(map(str, self.latent_shape))}
 
 
+def warn_of_rate(rate: float, params: Params) -> None:
+    """Warns of an adapter's rate where all of a large network trains: images have gone black of it.
+
+    Args:
+      rate: Learning rate.
+      params: The network's.
+    """
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    if size > LARGE and rate > HIGHEST_RATE:
+        warnings.warn(
+            f"`optimizer.kwargs.lr` is {rate:g}, and all of a network of {size:,} weights trains: that rate is an "
+            "adapter's. Take about 1e-5, or set `model.peft_config`.",
+            stacklevel=2,
+        )
+
+
 def in_terms_of(names: Mapping[str, str], text: str) -> str:
     """A message that speaks of what somebody else has set under another name.
 
@@ -196,6 +299,12 @@ def in_terms_of(names: Mapping[str, str], text: str) -> str:
     for name, other in names.items():
         text = text.replace(f"`{name}", f"`{other}")
     return text
+
+
+def _name(function: Any) -> str:
+    """Name of a function, or of what a reward scores with."""
+    function = function.score if isinstance(function, DifferentiableReward) else function
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _read(path: Any) -> DiffusionModel:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from jrl.learners.ddpo_config import DDPOConfig
 from jrl.models.adapters.config import LoraConfig, read_adapter_config
 from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.pipeline import DiffusionModel
@@ -68,16 +67,16 @@ def make_denoiser(config: TRLConfig, model: DiffusionModel, lora: Lora | None) -
 
 
 def split_denoiser(
-    config: TRLConfig, method: DDPOConfig, model: DiffusionModel, lora: Lora | None, *, key: PRNGKey
+    config: TRLConfig, model: DiffusionModel, lora: Lora | None, *, key: PRNGKey, with_reference: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what trains, what does not, with the reference where the KL is penalised).
+    """(what trains, what does not).
 
     Args:
       config: The run's configuration.
-      method: Its section of the algorithm.
       model: With weights.
       lora: What trains beside the denoiser; None: all of it trains.
       key: For a fresh adapter.
+      with_reference: Whether the denoiser as it is now is kept, to be held against.
     """
     dtype = COMPUTE_DTYPES[compute_dtype(config)]
-    return model.split(lora=lora, key=key, compute_dtype=dtype, with_reference=method.beta_kl > 0)
+    return model.split(lora=lora, key=key, compute_dtype=dtype, with_reference=with_reference)

@@ -210,13 +210,14 @@ def _classifier_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint
 def _diffusion_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> DiffusionShapes:
     del footprint
     method = config.method
-    assert isinstance(method, DDPOConfig), "the only algorithm of such models"
+    assert isinstance(method, DDPOConfig), "the only planned algorithm of such models"
     check_denoiser(config.model)
     model = describe_diffusion_model(config.model.model_path)
     lora = bind_denoiser(model, config.model.peft_config)
 
     def init(weights: Any, key: Any) -> Any:
-        return split_denoiser(config, method, replace(model, weights=weights), lora, key=key)
+        weighed = replace(model, weights=weights)
+        return split_denoiser(config, weighed, lora, key=key, with_reference=method.beta_kl > 0)
 
     params, frozen = jax.eval_shape(init, dict(model.weights), _key())
     dtype = COMPUTE_DTYPES[compute_dtype(config)]

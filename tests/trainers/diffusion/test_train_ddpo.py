@@ -13,7 +13,7 @@ import pytest
 
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.checkpoints.checkpointer import CheckpointError
-from jrl.trainers.diffusion import ddpo
+from jrl.trainers.diffusion import diffusion_trainer
 from jrl.trainers.diffusion.ddpo import DDPOTrainer
 from jrl.trainers.diffusion.ddpo_prompts import PromptRandomness, draw_prompts
 from jrl.trainers.diffusion.ddpo_sampling import to_host
@@ -449,6 +449,6 @@ def test_several_processes_are_refused(monkeypatch, tmp_path):
 
 
 def test_a_large_network_at_an_adapters_rate_is_warned_of(monkeypatch, tmp_path):
-    monkeypatch.setattr(ddpo, "LARGE", 100)
+    monkeypatch.setattr(diffusion_trainer, "LARGE", 100)
     with pytest.warns(UserWarning, match="`optimizer.kwargs.lr` is 0.001, and all of a network"):
         make(tmp_path)
