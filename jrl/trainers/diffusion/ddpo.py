@@ -30,6 +30,7 @@ from jrl.trainers.diffusion.ddpo_prompts import PromptFunction, PromptList
 from jrl.trainers.diffusion.ddpo_rewards import Answers, ImageRewardCall, RewardFunction, judge
 from jrl.trainers.diffusion.ddpo_sampling import Sampler
 from jrl.trainers.diffusion.diffusion_trainer import DiffusionTrainer
+from jrl.trainers.loggers.description import warn_of_unused_evaluation_steps
 from jrl.trainers.loggers.safe_text import code_span
 from jrl.trainers.loop.run import Run
 from jrl.trainers.loop.stopwatch import Stopwatch
@@ -286,7 +287,8 @@ class DDPOTrainer(DiffusionTrainer):
         drawn = f"drawn by {code_span(_name(self.prompt_function))}"
         if isinstance(self.prompt_function, PromptList):
             drawn = f"{len(self.prompt_function.prompts):,}"
-        return {"prompts": drawn, "rewards": f"by {code_span(_name(self.reward_function))}"}
+        unused = warn_of_unused_evaluation_steps(self.method.eval_num_steps, len(self.method.eval_prompts))
+        return {"prompts": drawn, "rewards": f"by {code_span(_name(self.reward_function))}"} | unused
 
     def data_sha256(self) -> dict[str, str]:
         """The list of prompts', where they come from one, beside what every trainer has."""
