@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import warnings
@@ -13,12 +14,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from jrl.data.sources.arguments import is_file_name, prompt_rows, sample_rows
 from jrl.data.sources.records import RecordStream
 from jrl.distributed import join, on_main
+from jrl.learners.config import MethodConfig, OnlineConfig
 from jrl.methods import default_ilql_config, default_ppo_config, default_sft_config
 from jrl.rollout.environments import check_environment
 from jrl.rollout.keywords import reward_functions
 from jrl.suggestions import did_you_mean
 from jrl.trainers.base import Trainer
 from jrl.trainers.checkpoints.run_folder import refuse_before_loading
+from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.registry import get_pipeline, get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loading.learning_rate import with_choices_for_model
@@ -53,7 +56,7 @@ def train(
     prompts: Sequence[Any] | None = None,
     eval_prompts: Sequence[Any] | None = None,
     metric_fn: Callable[..., Any] | None = None,
-    config: TRLConfig | None = None,
+    config: TRLConfig | MethodConfig | None = None,
     stop_sequences: Sequence[str] | None = None,
     environment: Any = None,
 ) -> Trainer:
@@ -75,8 +78,9 @@ def train(
         Data sets, tables, files and generators as for `samples`. Default: the BOS text.
       eval_prompts: Likewise; default: the first `batch_size` prompts, or the BOS text.
       metric_fn: `metric_fn(samples, prompts, outputs, **metadata)` returns name → list of floats, or name → float.
-      config: `config.train.trainer` chooses the algorithm. Default: PPO where `reward_fn` is given, else ILQL where
-        `rewards` are, else SFT; its learning rate, KL weight and length are then chosen by the model, and said.
+      config: `config.train.trainer` chooses the algorithm. A method's section alone, such as `jrl.GRPOConfig()`: the
+        default run of that method. Default: PPO where `reward_fn` is given, else ILQL where `rewards` are, else SFT.
+        Without a whole configuration, learning rate, KL weight and length are chosen by the model, and said.
       stop_sequences: Texts that end a completion; with an environment, a turn.
       environment: Answers the policy turn by turn, and rewards it: a class of objects with `reset` and `step`, one an
         episode, or a function of a turn; see `jrl.rollout.environments`.
@@ -114,7 +118,7 @@ def prepare(
     prompts: Sequence[Any] | None = None,
     eval_prompts: Sequence[Any] | None = None,
     metric_fn: Callable[..., Any] | None = None,
-    config: TRLConfig | None = None,
+    config: TRLConfig | MethodConfig | None = None,
     stop_sequences: Sequence[str] | None = None,
     environment: Any = None,
 ) -> Trainer:
@@ -133,6 +137,8 @@ def prepare(
     if config is None:
         online = reward_fn if environment is None else environment
         config = default_config(online, rewards, DEFAULTS, stacklevel=4, model_path=model_path, by_size=True)
+    elif isinstance(config, MethodConfig):
+        config = config_of_method(config, model_path=model_path, stacklevel=4)
     elif model_path is not None:
         config = config.evolve(model={"model_path": model_path})
     on_main(partial(refuse_before_loading, config.train))
@@ -235,7 +241,7 @@ def check_data(
 
 def check_config(config: object) -> None:
     """Refuses what is no configuration; None is left to the default one."""
-    if config is not None and not isinstance(config, TRLConfig):
+    if config is not None and not isinstance(config, TRLConfig | MethodConfig):
         raise TypeError(
             f"`config` must be a TRLConfig, got {type(config).__name__}. To change some fields of the default one: "
             "`jrl.default_ppo_config().evolve(train={'seed': 3})`. From a file: `jrl.TRLConfig.load_recipe(path)`."
@@ -311,6 +317,39 @@ def default_config(
         config, chosen = with_choices_for_model(config)
     warnings.warn(
         f"No `config` given: using the default one for {config.train.trainer}, with model "
+        f"{config.model.model_path!r}{chosen and f', {chosen}'}.",
+        stacklevel=stacklevel,
+    )
+    return config
+
+
+def config_of_method(method: MethodConfig, *, model_path: Any, stacklevel: int) -> TRLConfig:
+    """The default run of a method, with what suits its model, and a warning that says what was chosen.
+
+    Args:
+      method: Its section, all of which stays.
+      model_path: Replaces that of the default.
+      stacklevel: Of the warning.
+    Raises:
+      ValueError: If the section has no entry in the table of methods.
+    """
+    entry = entry_of(method)
+    if entry is None:
+        raise ValueError(
+            f"`config` must be a whole configuration, or the section of a known method, got {type(method).__name__}: "
+            "`jrl.register(jrl.Method(...))` makes it known, or `jrl.default_config(method)` a whole configuration."
+        )
+    config = entry.default()
+    config.method = copy.deepcopy(method)
+    if model_path is not None:
+        config = config.evolve(model={"model_path": model_path})
+    config, chosen = with_choices_for_model(config, [f"method.{name}" for name in vars(method)])
+    if isinstance(method, OnlineConfig) and method.num_rollouts < config.train.batch_size:
+        config = config.evolve(train={"batch_size": method.num_rollouts})
+        rollouts = f"`train.batch_size` {method.num_rollouts}, that of the rollouts"
+        chosen = f"{chosen}; {rollouts}" if chosen else rollouts
+    warnings.warn(
+        f"`config` is a {type(method).__name__} alone: using the default run of `jrl {entry.name}`, with model "
         f"{config.model.model_path!r}{chosen and f', {chosen}'}.",
         stacklevel=stacklevel,
     )

@@ -118,6 +118,10 @@ def _pointer(path: str | os.PathLike[str]) -> str | None:
     return None
 
 
+_NAMED = 5
+"""Tokens that an error names."""
+
+
 def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
     """Refuses a tokenizer that writes ids for which the model has no embedding.
 
@@ -127,12 +131,17 @@ def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
     Raises:
       ValueError: If the largest id is not below `vocab_size`.
     """
-    needed = count_ids(tokenizer)
-    if needed > vocab_size:
-        raise ValueError(
-            f"The tokenizer writes ids up to {needed - 1}, but the model's `vocab_size` is {vocab_size}. Do "
-            "`tokenizer.tokenizer_path` and `model.model_path` belong together, or were tokens added afterwards?"
-        )
+    missing = sorted((number, text) for text, number in tokenizer.get_vocab().items() if number >= vocab_size)
+    if not missing:
+        return
+    first = ", ".join(f"{text!r} ({number})" for number, text in missing[:_NAMED])
+    others = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+    raise ValueError(
+        f"The tokenizer writes ids up to {missing[-1][0]}, but the model's `vocab_size` is {vocab_size}: it has no "
+        f"embedding of {first}{others}. Do `tokenizer.tokenizer_path` and `model.model_path` belong together, or were "
+        "tokens added afterwards? Leave `tokenizer_path` out for the model's own tokenizer; or enlarge the model in "
+        "transformers, `model.resize_token_embeddings(len(tokenizer))`, and save both into one folder."
+    )
 
 
 def count_ids(tokenizer: Any) -> int:

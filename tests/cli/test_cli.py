@@ -13,7 +13,7 @@ from jrl.methods.grpo import GRPO
 from jrl.trainers.checkpoints.checkpointer import Checkpointer, CheckpointError
 from jrl.trainers.loading.reward_model import load_reward_model
 from tests.trainers.loading.reward_models import save_reward_model
-from tests.trainers.runs import EPISODES, PROMPTS, save_tiny_checkpoint
+from tests.trainers.runs import EPISODES, PROMPTS, count_vowels, save_tiny_checkpoint
 
 TINY = [
     *("--optimizer.kwargs.lr", "1e-3", "--scheduler.name", "constant"),
@@ -285,6 +285,64 @@ def test_generate_reads_the_newest_whole_checkpoint_of_a_run_and_says_so(run_fol
     shutil.rmtree(damaged / "checkpoint_4")
     with pytest.raises(CheckpointError, match="is whole"):
         model_folder(str(damaged))
+
+
+def test_generate_takes_the_best_checkpoint_of_a_run_where_one_has_a_score(tmp_path, capsys):
+    writer = Checkpointer(tmp_path, keep=2)
+    for step, score in ((4, 0.7), (8, 0.7)):  # of the run's best evaluation so far, which was at step 4
+        writer.save(step, None, write_model=save_tiny_checkpoint, config={}, cursor={}, best_score=score)
+    writer.close()
+    assert model_folder(str(tmp_path)) == str(tmp_path / "checkpoint_4" / "hf_model")
+    assert "its best checkpoint of 2; --newest takes the newest one" in capsys.readouterr().err
+    assert model_folder(str(tmp_path), newest=True) == str(tmp_path / "checkpoint_8" / "hf_model")
+    assert "its newest checkpoint" in capsys.readouterr().err
+    (tmp_path / "checkpoint_4" / "hf_model" / "config.json").write_text("{}")
+    assert model_folder(str(tmp_path)) == str(tmp_path / "checkpoint_8" / "hf_model")
+    assert "The best checkpoint is not whole" in capsys.readouterr().err
+
+
+def test_generate_writes_the_samples_of_a_file_with_their_rewards(files, tmp_path, capsys):
+    """As a run's own samples are written; a small last call changes no sample before it."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": text, "number": i}) + "\n" for i, text in enumerate(PROMPTS))
+    )
+    words = [
+        "generate",
+        "--model",
+        files[0],
+        "--prompts",
+        str(prompts),
+        "--max-new-tokens",
+        "4",
+        "--batch-size",
+        "4",
+    ]
+    assert main([*words, "--reward", "tests.trainers.runs:count_vowels"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["number"], row["prompt"]) for row in rows] == list(enumerate(PROMPTS))
+    assert [row["reward"] for row in rows] == count_vowels([row["output"] for row in rows])
+    assert all(1 <= len(row["output_tokens"]) <= 4 for row in rows)
+    assert main([*words, "--top-k", "1"]) == 0
+    greedy = capsys.readouterr().out
+    assert main([*words, "--top-k", "1", "--seed", "5"]) == 0
+    assert capsys.readouterr().out == greedy and "reward" not in greedy
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--prompt", "a", "--reward", "m:f"],
+            "--reward judges the samples of --prompts, but --prompt is given",
+        ),
+        (["--prompts", "p.txt", "--reward-label", "x"], "--reward-label chooses a score of --reward"),
+        (["--prompts", "p.txt", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+    ],
+)
+def test_generate_refuses_flags_that_do_not_fit(capsys, words, message):
+    assert main(["generate", "--model", "/nowhere", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_generate_takes_a_checkpoint_for_its_model_and_leaves_other_paths(run_folder, files, capsys):

@@ -94,6 +94,14 @@ class TestCheckVocabulary:
         with pytest.raises(ValueError, match="ids up to 96, but the model's `vocab_size` is 96"):
             check_vocabulary(tiny_tokenizer(), VOCAB_SIZE - 1)
 
+    def test_the_first_tokens_without_an_embedding_are_named_with_a_remedy(self):
+        tokenizer = tiny_tokenizer()
+        tokenizer.add_tokens([f"<new{i}>" for i in range(7)])
+        with pytest.raises(ValueError, match="resize_token_embeddings") as caught:
+            check_vocabulary(tokenizer, VOCAB_SIZE)
+        assert "no embedding of '<new0>' (97), '<new1>' (98), '<new2>' (99)" in str(caught.value)
+        assert "'<new4>' (101) and 2 more. Do `tokenizer.tokenizer_path`" in str(caught.value)
+
 
 def test_special_tokens_are_read_but_not_added():
     assert tokenize(tiny_tokenizer(), ["<eos>", "a", ""]) == [

@@ -67,12 +67,7 @@ class TestRun:
         planned = plan_run(trained.config, abstract_mesh(num_devices=2, fsdp=2, data=1, tensor=1))
         assert planned is not None
 
-
-@pytest.fixture(scope="module")
-def dynamic(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    config = dynamic_config(checkpoint, tmp_path_factory.mktemp("dynamic") / "run")
-    return jrl.train(reward_fn=odd_vowels, prompts=PROMPTS, config=config)
-
+    @pytest.mark.slow
     def test_iterations_without_a_lesson_are_told_once_and_counted(
         self, checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -86,6 +81,12 @@ def dynamic(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
         assert told.startswith("Iteration 0") and "said once" in told
         assert [record["group/degenerate_iterations"] for record in updates(trainer)] == [1, 2, 3]
         assert "in 3 of 3 iterations no prompt had samples whose scores differ" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def dynamic(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    config = dynamic_config(checkpoint, tmp_path_factory.mktemp("dynamic") / "run")
+    return jrl.train(reward_fn=odd_vowels, prompts=PROMPTS, config=config)
 
 
 class TestDynamicSampling:

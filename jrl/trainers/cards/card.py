@@ -17,20 +17,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import yaml
 
 from jrl.learners.config import MethodConfig
 from jrl.models.adapters.config import to_peft_dict
 from jrl.models.adapters.lora import Lora
 from jrl.models.hub import name_of_base
-from jrl.models.quantize import num_weights
 from jrl.trainers.cards.citations import LORA, bibtex, citations
 from jrl.trainers.cards.run_plot import PLOT, Record, plot_run
 from jrl.trainers.checkpoints.resume import plain
 from jrl.trainers.config.method import entry_of
 from jrl.trainers.config.secrets import hide_secrets, without_secrets
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loggers.description import describe_parameters
+from jrl.trainers.loggers.evaluated_reward import ERROR, MEAN, EvaluatedReward
 from jrl.trainers.loggers.jsonl import SAMPLING
 from jrl.trainers.loggers.safe_text import code_block, code_span, for_markdown, one_line
 from jrl.version import __version__
@@ -43,6 +43,7 @@ _CLOCKS = ("time/", "perf/")
 _HELD_OUT = "eval/"
 _COUNTERS = ("step", "iteration", "evaluation")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_FIRST = (MEAN, "reward/", "rewards/", "metrics/")
 _KINDS = ("samples", "eval_samples", "prompts", "eval_prompts", "rewards")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "transformers")
 
@@ -160,8 +161,7 @@ def model_card(
     adapter, data = trainer.adapter, trainer.describe_data()
     is_adapter = adapter is not None and not merged
     sha256 = (trainer.data_sha256() if data_sha256 is None else data_sha256) if data else {}
-    trained = sum(leaf.size for leaf in jax.tree.leaves(trainer.params))
-    description = {"parameters": f"{trained:,} train, {num_weights(trainer.frozen):,} are frozen"}
+    description = {"size": describe_parameters(trainer.params, trainer.frozen)}
     if adapter is not None:
         values = {
             key: value for key, value in to_peft_dict(adapter.config).items() if value not in (None, {}, [])
@@ -241,14 +241,21 @@ def _metrics(history: Sequence[Record]) -> str:
             for name, value in record.items()
             if name not in _COUNTERS and not name.startswith((*_CLOCKS, SAMPLING))
         }
+        reward = EvaluatedReward.of(record) if figures.pop(ERROR, None) is not None else None
+        figures |= {} if reward is None else {MEAN: str(reward)}
         if figures:
             columns.append((for_markdown(f"{kind}, step {record.get('step', '–')}"), figures))
     if not columns:
         return "None yet."
-    names = dict.fromkeys(name for _, figures in columns for name in figures)
+    names = sorted(dict.fromkeys(name for _, figures in columns for name in figures), key=_place)
     rows = [[code_span(name), *(_number(figures.get(name)) for _, figures in columns)] for name in names]
     head = ["metric", *(title for title, _ in columns)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+
+
+def _place(name: str) -> int:
+    """Place of a metric among the others: the mean reward, what else is of rewards, the user's metrics, the rest."""
+    return next((place for place, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
 
 
 def _number(value: Any) -> str:

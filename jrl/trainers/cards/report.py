@@ -40,6 +40,7 @@ _UNSHOWN = ("output_tokens", "turns")
 """Fields of samples that no page shows, and that are most of a file."""
 _LONGEST_INTEGER = 300
 """Digits of an integer that is read as one: what has more is no float either."""
+_REWARD = f"{SAMPLING}reward"
 _STEP = re.compile(rb'\{"step": *(-?\d+)[,}]')
 _COLORS = ("#1f6feb", "#d2691e", "#2e8b57", "#a0307f", "#777777")
 # Title -> endings of names, of which a run's first one is drawn; an algorithm's prefix may stand before them.
@@ -233,19 +234,50 @@ def report(runs: Sequence[RunRecords], *, live_version: str | None = None) -> st
     Returns:
       HTML, whole.
     """
-    parts = [f"<h1>{_text(', '.join(run.name for run in runs))}</h1>"]
+    parts = [f"<h1>{_text('; '.join(_title(run) for run in runs))}</h1>"]
     parts += [f"<p class=verdict>{_text(_verdict(run))}</p>" for run in runs]
     parts += ["<h2>Findings</h2>", *(_findings(run, named=len(runs) > 1) for run in runs)]
-    parts += ["<h2>Curves</h2>", _legend(runs), f"<div class=grid>{''.join(_charts(runs))}</div>"]
+    charts, constant = _charts(runs)
+    parts += [
+        "<h2>Curves</h2>",
+        _legend(runs),
+        f"<div class=grid>{''.join(charts)}</div>",
+        _constant(constant),
+    ]
     for run in runs:
         of_run = f" of {_text(run.name)}" if len(runs) > 1 else ""
         parts += [f"<h2>Before and after{of_run}</h2>", _pairs(run)]
         parts += [f"<h2>Samples{of_run}</h2>", _samples(run)]
-        parts += [f"<h2>Tokens{of_run}</h2>", colored_tokens(run.tokens)]
+        parts += [f"<h2>Tokens{of_run}</h2>", _age_of_tokens(run), colored_tokens(run.tokens)]
         parts += [f"<h2>Recipe{of_run}</h2>", _recipe(run)]
     live = "" if live_version is None else _LIVE.replace("@VERSION@", json.dumps(live_version))
-    page = _PAGE.replace("@TITLE@", _text(runs[0].name)).replace("@LIVE@", live)
+    page = _PAGE.replace("@TITLE@", _text(_title(runs[0]))).replace("@LIVE@", live)
     return page.replace("@BODY@", "\n".join(parts))
+
+
+def _title(run: RunRecords) -> str:
+    """Name of a run, with its model, its algorithm and its reward as far as they are known."""
+    facts = []
+    if run.config is not None:
+        path = str(run.config.get("model", {}).get("model_path", ""))
+        facts += [Path(path).name] if path else []
+        facts += [str(run.config.get("method", {}).get("name", "")).removesuffix("Config")]
+    reward = next((record[_REWARD] for record in run.history if record.get(_REWARD)), None)
+    facts += [f"reward {one_line(str(reward))}"] if reward else []
+    told = ", ".join(fact for fact in facts if fact)
+    return f"{run.name} ({told})" if told else run.name
+
+
+def _age_of_tokens(run: RunRecords) -> str:
+    """Says whose figures the tokens show, where rollouts were collected ahead of the updates."""
+    ahead = (run.config or {}).get("train", {}).get("rollouts_ahead", 0)
+    if not run.tokens or not ahead:
+        return ""
+    one = "1 iteration" if ahead == 1 else f"{ahead} iterations"
+    return (
+        f"<p><code>train.rollouts_ahead</code> is {_text(ahead)}: log-probabilities, values, KL and advantages are of "
+        f"the policy that sampled, up to {_text(one)} older than the one that then learned.</p>"
+    )
 
 
 def _text(value: Any) -> str:
@@ -357,9 +389,11 @@ def _legend(runs: Sequence[RunRecords]) -> str:
     )
 
 
-def _charts(runs: Sequence[RunRecords]) -> Iterable[str]:
-    """A chart for each panel of which a run has values."""
+def _charts(runs: Sequence[RunRecords]) -> tuple[list[str], dict[str, float]]:
+    """A chart for each panel of which a run has values; beside them the metrics whose value never changes."""
     names = dict.fromkeys(name for run in runs for record in run.history for name in record)
+    charts: list[str] = []
+    constant: dict[str, float] = {}
     for title, endings in _PANELS.items():
         name = next((name for ending in endings for name in names if name.endswith(ending)), None)
         if name is None:
@@ -367,8 +401,20 @@ def _charts(runs: Sequence[RunRecords]) -> Iterable[str]:
         drawn = [
             (series(run.history, name, "iteration"), series(run.history, name, "evaluation")) for run in runs
         ]
-        if any(len(line) + len(dots) > 1 for line, dots in drawn):
-            yield _chart(title, name, drawn)
+        values = {value for line, dots in drawn for _, value in (*line, *dots)}
+        if not any(len(line) + len(dots) > 1 for line, dots in drawn):
+            continue
+        if len(values) == 1:
+            constant[name] = values.pop()
+        else:
+            charts.append(_chart(title, name, drawn))
+    return charts, constant
+
+
+def _constant(values: Mapping[str, float]) -> str:
+    """A line that names the metrics without a curve; "" where there are none."""
+    told = ", ".join(f"<code>{_text(name)}</code> {_number(value)}" for name, value in values.items())
+    return f"<p>The same at every step: {told}.</p>" if told else ""
 
 
 def _chart(title: str, name: str, drawn: Sequence[tuple[list[Any], list[Any]]]) -> str:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from jrl.trainers.checkpoints.manifest import CheckpointError, read_manifest
+from jrl.trainers.checkpoints.manifest import CheckpointError, read_manifest, verify_manifest
 from jrl.trainers.checkpoints.resume import checkpoints_in
 
 
@@ -52,6 +53,25 @@ class Retention:
         """First step that carries the highest score; None while none carries one."""
         scored = [(score, -step) for step, score in self._scores.items() if score is not None]
         return -max(scored)[1] if scored else None
+
+
+def best_checkpoint(run_dir: Path, notify: Callable[[str], None]) -> Path | None:
+    """The whole checkpoint with the highest score of a run; None where no evaluation had one, or it is damaged.
+
+    Args:
+      run_dir: Folder of a run.
+      notify: Told where the best one is not whole.
+    """
+    step = Retention(run_dir, keep=1).best_step()
+    if step is None:
+        return None
+    path = checkpoints_in(run_dir)[step]
+    try:
+        verify_manifest(path)
+    except CheckpointError as error:
+        notify(f"The best checkpoint is not whole: {error} Falling back to the newest.")
+        return None
+    return path
 
 
 def _score(path: Path) -> float | None:

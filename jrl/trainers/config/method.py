@@ -88,6 +88,7 @@ class Method:
       sizes: Fields that a recipe keeps where a variant does not set them: they say how much, and not which algorithm.
       unasked: Fields of its section in a run that has no configuration, where they differ from `default`: that is made
         for the model and the rate of a library from which users come.
+      fastest_rate: Highest learning rate that is chosen for a small model; None: that of all methods.
       own_tokens: Whether texts are always tokenised with special tokens, as TRL's methods do.
       scales_loss: Whether it may compute in float16.
     """
@@ -107,6 +108,7 @@ class Method:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sizes: tuple[str, ...] = ()
     unasked: Mapping[str, Any] = field(default_factory=dict)
+    fastest_rate: float | None = None
     own_tokens: bool = False
     scales_loss: bool = False
 

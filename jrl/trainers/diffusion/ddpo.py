@@ -72,7 +72,6 @@ class DDPOTrainer(DiffusionTrainer):
 
     state: DDPOState
     reward_function: RewardFunction | DifferentiableReward
-    epoch = "iteration"
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from jrl.trainers.diffusion.ddpo_rewards import Answers
 from jrl.trainers.diffusion.ddpo_sampling import Sampler
 from jrl.trainers.loading.denoiser import bind_denoiser, check_denoiser, make_denoiser, split_denoiser
 from jrl.trainers.loading.setup import ADAPTER_STREAM, ModelBundle
-from jrl.trainers.loggers.description import describe_denoiser
+from jrl.trainers.loggers.description import describe_denoiser, warn_of_unused_evaluation_steps
 from jrl.trainers.loggers.safe_text import code_span
 from jrl.trainers.rollouts.evaluation import Evaluation
 from jrl.typing import DenoiserFns, DifferentiableReward, Params
@@ -75,6 +75,7 @@ class DiffusionTrainer(Trainer):
     prompt_function: PromptFunction
     reward_function: Callable[..., Any] | DifferentiableReward
     gallery: Gallery
+    epoch = "iteration"
 
     def __init__(
         self,
@@ -253,7 +254,8 @@ class DiffusionTrainer(Trainer):
         drawn = f"drawn by {code_span(_name(self.prompt_function))}"
         if isinstance(self.prompt_function, PromptList):
             drawn = f"{len(self.prompt_function.prompts):,}"
-        return {"prompts": drawn, "rewards": f"by {code_span(_name(self.reward_function))}"}
+        unused = warn_of_unused_evaluation_steps(self.method.eval_num_steps, len(self.method.eval_prompts))
+        return {"prompts": drawn, "rewards": f"by {code_span(_name(self.reward_function))}"} | unused
 
     def data_sha256(self) -> dict[str, str]:
         """The list of prompts', where they come from one, beside what every trainer has."""

@@ -34,13 +34,16 @@ RATE = "optimizer.kwargs.lr"
 """Name of the rate's flag."""
 
 
-def learning_rate_for(rate: float, num_parameters: int, *, has_adapter: bool = False) -> float:
+def learning_rate_for(
+    rate: float, num_parameters: int, *, has_adapter: bool = False, fastest: float | None = None
+) -> float:
     """The learning rate for a model of a size, to two digits.
 
     Args:
       rate: That suits GPT-2.
       num_parameters: Of the whole model.
       has_adapter: Whether an adapter trains, and not the model.
+      fastest: Never passed, unless `rate` itself does; None: `FASTEST`.
     Example:
       >>> learning_rate_for(3e-5, 124_439_808), learning_rate_for(3e-5, 7_000_000_000)
       (3e-05, 1.5e-06)
@@ -48,7 +51,7 @@ def learning_rate_for(rate: float, num_parameters: int, *, has_adapter: bool = F
       0.001
     """
     scaled = rate * (GPT2_PARAMETERS / num_parameters) ** EXPONENT * (ADAPTER_FACTOR if has_adapter else 1.0)
-    bounded = min(max(scaled, min(rate, SLOWEST)), max(rate, FASTEST))
+    bounded = min(max(scaled, min(rate, SLOWEST)), max(rate, FASTEST if fastest is None else fastest))
     return float(f"{bounded:.2g}")
 
 
@@ -75,13 +78,15 @@ def with_choices_for_model(config: Config, given: Collection[str] = ()) -> tuple
     said = []
     if RATE not in given and "lr" in kwargs:
         num_parameters = sum(leaf.size for leaf in jax.tree.leaves(initial_shapes(lm.init)))
-        rate = learning_rate_for(kwargs["lr"], num_parameters, has_adapter=has_adapter)
+        rate = learning_rate_for(
+            kwargs["lr"], num_parameters, has_adapter=has_adapter, fastest=entry.fastest_rate
+        )
         scheduler: Mapping[str, Any] = config.scheduler.kwargs
         falls_not = scheduler.get("eta_min") == kwargs["lr"] and "scheduler.kwargs.eta_min" not in given
         constant = {"eta_min": rate} if falls_not else {}
         what = "an adapter of a model" if has_adapter else "a model"
         said.append(
-            f"learning rate {rate:g}, chosen for {what} of {num_parameters:,} parameters (GPT-2's is "
+            f"learning rate {rate:g}, chosen for {what} of {num_parameters:,} parameters without heads (GPT-2's is "
             f"{kwargs['lr']:g}); `{RATE}` sets another"
         )
         config = config.evolve(optimizer={"kwargs": {"lr": rate}}, scheduler={"kwargs": constant})

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import jax
 from jax.sharding import Mesh
 
 from jrl.data.sources.streams import StreamSet
@@ -90,11 +89,25 @@ def describe_scorer(
 
 
 def _size_and_mesh(model_type: str, params: Params, frozen: Frozen, mesh: Mesh) -> dict[str, str]:
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return {
-        "model": f"{model_type}, {count:,} parameters train, {num_weights(frozen):,} are frozen",
+        "model": f"{model_type}, {describe_parameters(params, frozen)}",
         "mesh": ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
     }
+
+
+def describe_parameters(params: Params, frozen: Frozen) -> str:
+    """Parameters of a run's model: arrays that a step of it reads, heads and adapter included, the reference not.
+
+    Args:
+      params: What trains, arrays or shapes.
+      frozen: The rest, likewise.
+    Example:
+      >>> import numpy as np
+      >>> describe_parameters({"head": np.zeros((4, 8))}, {"trunk": np.zeros((100, 10))})
+      '1,032 parameters: 32 train, 1,000 are frozen'
+    """
+    trained, still = num_weights(params), num_weights(frozen)
+    return f"{trained + still:,} parameters: {trained:,} train, {still:,} are frozen"
 
 
 WARNING = "warning"
@@ -141,6 +154,21 @@ def warn_of_slow_controller(target: float, horizon: int, *, iterations: int, rol
         WARNING: f"`method.target` = {target:g} can raise the KL weight by {100 * most:.2g} % at most in the run's "
         f"{iterations * rollouts:,} rollouts, for `method.horizon` = {horizon:,} of them move it by 20 %: take a "
         "larger `method.init_kl_coef`, or a shorter `method.horizon`"
+    }
+
+
+def warn_of_unused_evaluation_steps(num_steps: int | None, num_prompts: int) -> dict[str, str]:
+    """A line where evaluations of images have a number of steps and no prompts; {} where they fit.
+
+    Args:
+      num_steps: `method.eval_num_steps`.
+      num_prompts: Of `method.eval_prompts`.
+    """
+    if num_steps is None or num_prompts:
+        return {}
+    return {
+        WARNING: f"`method.eval_num_steps` = {num_steps} does nothing, for `method.eval_prompts` is empty and nothing "
+        "is evaluated: give some prompts, or leave it out"
     }
 
 

@@ -165,7 +165,7 @@ class Rule:
 
     @property
     def of_evaluations(self) -> bool:
-        """Whether it judges evaluations, beside the last training record, and not training records."""
+        """True where it judges evaluations, beside the last training record, and not training records."""
         return self.tests[0].metric.startswith(EVAL)
 
     def condition(self) -> str:

@@ -29,6 +29,7 @@ from jrl.rollout.generate import PREFILL_TOKENS, prefill_columns
 from jrl.trainers.config.method import Footprint, entries, footprint_of
 from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.loggers.description import describe_parameters
 from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes, kept_reference, model_part
 from jrl.trainers.programs import optimizer_of, placed_bytes
 from jrl.typing import ModelInputs
@@ -223,7 +224,8 @@ class _Held:
     @property
     def model(self) -> str:
         """Name and size."""
-        return f"{self.part.name}, {_count(self.everything):,} parameters, computed in {jnp.dtype(self.part.dtype)}"
+        size = describe_parameters(self.stepped, self.part.frozen)
+        return f"{self.part.name}, {size}; computed in {jnp.dtype(self.part.dtype)}"
 
     @property
     def mesh(self) -> AbstractMesh:
@@ -757,7 +759,3 @@ def _stream_bytes(part: LanguageShapes, *, rows: int, length: int) -> int:
     """Bytes of the residual stream of a device's own rows."""
     own = rows_of_device(rows, part.mesh)
     return own * length * part.lm.feature_width * jnp.dtype(part.dtype).itemsize
-
-
-def _count(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -123,6 +123,7 @@ class Evaluator:
             "top_k": settings.top_k,
             "top_p": settings.top_p,
             "max_new_tokens": settings.max_new_tokens,
+            "reward": None if self.rewards is None else " + ".join(self.rewards.functions),
             # Of the tokenizer: a text prompt passes by it, and so would one that was rendered before.
             "chat_template_sha256": None if template is None else fingerprint(str(template))[:16],
         }

@@ -97,6 +97,17 @@ class TestText:
         assert "| metric | training, step 3 | evaluation, step 3 |" in text
         assert "| `sft/loss` | 2 | 1.5 |\n| `sft/tokens` | 9 |  |" in text
 
+    def test_the_reward_stands_first_with_its_error(self):
+        facts = {"reward/standard_error": 0.03, "sampling/num_prompts": 64, "sampling/samples_per_prompt": 1}
+        history = [
+            {"step": 3, "iteration": 3, "completion/length_mean": 9.0, "reward/std": 1.0, "reward/mean": 0.5},
+            {"step": 3, "evaluation": 1, "metrics/a": 1.0, "reward/mean": 0.7, **facts},
+        ]
+        assert (
+            "| `reward/mean` | 0.5 | 0.7 +- 0.03 (64 prompts) |\n| `reward/std` | 1 |  |\n| `metrics/a` |  | 1 |\n"
+            "| `completion/length_mean` | 9 |  |" in card(history=history).text()
+        )
+
     def test_what_was_set_stands_before_what_was_not(self):
         text = card(method="ppo", train={"max_grad_norm": 0.5}).text()
         shown, folded = text.split("<details>")

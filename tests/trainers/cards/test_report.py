@@ -123,6 +123,39 @@ def test_several_runs_share_their_charts(tmp_path: Path) -> None:
     assert "one: the mean reward" in page.text and "two: the mean reward" in page.text
 
 
+def test_metrics_that_never_change_are_one_line(tmp_path: Path) -> None:
+    folder = made_up(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    still = {"kl/per_sequence": 0.0, "completion/length_mean": 40.0}
+    lines = [record | still if "iteration" in record else record for record in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    page = Page(report([read_run(folder)]))
+    assert page.count("svg") == 2, "reward and clip fraction"
+    assert "The same at every step: kl/per_sequence 0, completion/length_mean 40." in page.text
+    changing = made_up(tmp_path / "other")  # another run in whose curve it moves is drawn with it
+    assert Page(report([read_run(folder), read_run(changing)])).text.count("kl/per_sequence") == 1
+    assert "The same at every step" not in report([read_run(changing)])
+
+
+def test_the_title_has_model_algorithm_and_reward(tmp_path: Path) -> None:
+    folder = made_up(tmp_path / "run")
+    assert "<h1>run</h1>" in report([read_run(folder)])
+    config = jrl.default_config(jrl.GRPOConfig()).evolve(
+        model={"model_path": "/home/me/tiny"}, train={"rollouts_ahead": 2}
+    )
+    (folder / "checkpoint_4").mkdir()
+    (folder / "checkpoint_4" / "config.yaml").write_text(json.dumps(config.to_dict()))
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(
+            json.dumps({"step": 20, "evaluation": 2, "reward/mean": 1.0, "sampling/reward": "<b>"}) + "\n"
+        )
+    found = report([read_run(folder)])
+    assert "<h1>run (tiny, GRPO, reward &lt;b&gt;)</h1>" in found and "<title>run (tiny, GRPO" in found
+    assert "older than the one that then learned" not in found, "there are no tokens"
+    ahead = report([read_run(with_tokens(folder, logprob=[0.0, -1.0]))])
+    assert "are of the policy that sampled, up to 2 iterations older than the one that then learned" in ahead
+
+
 def test_curves_lie_where_they_must(tmp_path: Path) -> None:
     """Rewards rise from left below to right above; the healthy range is shaded where it lies within the picture."""
     found = report([read_run(made_up(tmp_path / "run"))])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
+from dataclasses import dataclass
 
 import jax
 import pytest
@@ -177,6 +178,43 @@ def test_jrl_train_without_a_configuration_says_its_rate(made):
     with pytest.warns(UserWarning, match=r"(?s)with model .*learning rate 0\.001, chosen for a model of"):
         api.prepare(model_path=tiny_hf_config(), reward_fn=lambda outputs: [1.0], prompts=["a"])
     assert made[0].optimizer.kwargs["lr"] == 1e-3
+
+
+def test_grpo_takes_at_most_a_third_of_a_small_model_s_rate():
+    """An update of groups has no critic that would quiet it; the recipes of small models take 2e-4 to 3e-4."""
+    default = jrl.methods.default_grpo_config().evolve(model={"model_path": tiny_hf_config()})
+    config, said = with_choices_for_model(default)
+    assert config.optimizer.kwargs["lr"] == 3e-4 and "learning rate 0.0003, chosen for a model of" in said
+    assert learning_rate_for(3e-5, GPT2_PARAMETERS, fastest=3e-4) == 3e-5
+
+
+def test_a_method_alone_gets_a_run_that_suits_the_model(made):
+    """As without a configuration: what the method does not say is chosen, and said."""
+    method = jrl.GRPOConfig(num_rollouts=32, num_generations=8)
+    with pytest.warns(
+        UserWarning, match=r"(?s)`config` is a GRPOConfig alone.*learning rate 0\.0003, chosen"
+    ) as told:
+        api.prepare(
+            model_path=tiny_hf_config(), reward_fn=lambda outputs: [1.0], prompts=["a"], config=method
+        )
+    assert made[0].method == method and made[0].method is not method
+    assert made[0].optimizer.kwargs["lr"] == 3e-4 and made[0].train.batch_size == 32
+    assert "`train.batch_size` 32, that of the rollouts" in str(told[0].message)
+    with pytest.warns(UserWarning, match="PPOConfig alone"):
+        api.prepare(reward_fn=lambda outputs: [1.0], prompts=["a"], config=of_size().method)
+    assert made[1].method.init_kl_coef == 0.001, "a field of the method is given"
+
+
+def test_a_method_that_nobody_knows_is_refused():
+    with pytest.raises(
+        ValueError, match=r"`config` must be .* of a known method, got Unknown.*jrl\.register"
+    ):
+        api.prepare(reward_fn=lambda outputs: [1.0], prompts=["a"], config=Unknown(name="Unknown"))
+
+
+@dataclass(kw_only=True)
+class Unknown(jrl.OnlineConfig):
+    """A section without an entry."""
 
 
 class _Data:

@@ -15,6 +15,7 @@ from jrl.trainers.loggers.description import (
     join_warnings,
     warn_of_batches,
     warn_of_slow_controller,
+    warn_of_unused_evaluation_steps,
 )
 from jrl.trainers.ppo import PPOTrainer
 from jrl.trainers.sft import SFTTrainer
@@ -99,3 +100,10 @@ def test_ppo_and_sft_say_it(tmp_path, batch_size, says):
     sft = SFTTrainer(sft_config(checkpoint, tmp_path / "sft", **train))
     sft.add_data(samples=PROMPTS, rewards=None, prompts=None, eval_prompts=None)
     assert (WARNING in sft.description()) == (batch_size == 64)
+
+
+def test_steps_of_evaluations_that_nobody_asks_for_are_told():
+    told = warn_of_unused_evaluation_steps(20, 0)[WARNING]
+    assert "`method.eval_num_steps` = 20 does nothing, for `method.eval_prompts` is empty" in told
+    assert "give some prompts, or leave it out" in told
+    assert warn_of_unused_evaluation_steps(20, 2) == warn_of_unused_evaluation_steps(None, 0) == {}
