@@ -40,8 +40,6 @@ class AttentionBesideMamba2Mixer(nn.Module):
         """Answers for every token, to be added to the residual stream, and the cache's entry after them."""
         keys, state = (None, None) if cache is None else cache
         recurred, state = self.mamba(x, context, state)
-        attended, keys = self.attn(x * self.sizes.attention_in_scale, context, keys)
-        after = (
-            AttentionStateCache(keys, state) if isinstance(keys, LayerCache) and state is not None else None
-        )
+        attended, own = self.attn(x * self.sizes.attention_in_scale, context, keys)
+        after = AttentionStateCache(own, state) if isinstance(own, LayerCache) and state is not None else None
         return recurred + attended * self.sizes.attention_out_scale, after
