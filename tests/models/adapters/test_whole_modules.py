@@ -35,7 +35,7 @@ def test_copies_take_the_place_of_the_parameters_and_get_their_gradient():
 
     params = moved(params)
     gradient, logits = grad(params)
-    whole = adapter.merge(frozen, params["lora"])
+    whole = jax.jit(adapter.merge)(frozen, params["lora"])
     wanted_gradient, wanted = jax.jit(jax.grad(lambda p: objective(lm.policy(), p, {}), has_aux=True))(whole)
     np.testing.assert_allclose(logits, wanted, atol=1e-5)
     found = {}
