@@ -65,7 +65,7 @@ class ClipTowerConfig:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ClipTextConfig(ClipTowerConfig):
     """A text encoder of CLIP.
 
@@ -80,8 +80,15 @@ class ClipTextConfig(ClipTowerConfig):
     num_attention_heads: int = 8
     max_position_embeddings: int = 77
 
+    def __repr__(self) -> str:
+        # By this a resumed run knows its model: the order is that of the first version.
+        values = {name: vars(self)[name] for name in (*_KINDS, *vars(self))}
+        return (
+            f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+        )
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ClipProjectedConfig(ClipTextConfig):
     """A text encoder of CLIP that also makes one vector of the whole text. Names and defaults are transformers'.
 

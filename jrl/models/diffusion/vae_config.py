@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from jrl.models.config import LATER, Described
 from jrl.models.diffusion.config_values import (
     COUNT,
     COUNTS,
@@ -55,8 +56,8 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class VAEConfig:
+@dataclass(frozen=True, repr=False)
+class VAEConfig(Described):
     """An autoencoder whose code is a small image. Names and defaults are diffusers'. Hashable.
 
     Attributes:
@@ -87,7 +88,7 @@ class VAEConfig:
     norm_num_groups: int = 32
     sample_size: int | tuple[int, int] = 32
     scaling_factor: float = 0.18215
-    shift_factor: float | None = None
+    shift_factor: float | None = field(default=None, metadata=LATER)
     force_upcast: bool = True
     use_quant_conv: bool = True
     use_post_quant_conv: bool = True

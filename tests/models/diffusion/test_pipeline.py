@@ -182,3 +182,23 @@ def test_weights_do_not_change_the_architecture(tiny_model: DiffusionModel) -> N
     assert replace(tiny_model, weights=zeros).architecture == tiny_model.architecture
     wider = replace(tiny_model, schedule=replace(tiny_model.schedule, beta_end=0.013))
     assert wider.architecture != tiny_model.architecture
+
+
+def test_a_model_that_an_older_version_knew_has_the_architecture_that_it_had(
+    tiny_model: DiffusionModel,
+) -> None:
+    """A run that an older version began is resumed only by a model of the same text."""
+    found = tiny_model.architecture
+    assert found["vae"] == (
+        "VAE(config=VAEConfig(in_channels=3, out_channels=3, "
+        "down_block_types=('DownEncoderBlock2D', 'DownEncoderBlock2D'), "
+        "up_block_types=('UpDecoderBlock2D', 'UpDecoderBlock2D'), block_out_channels=(4, 8), layers_per_block=1, "
+        "latent_channels=4, norm_num_groups=2, sample_size=32, scaling_factor=0.18215, force_upcast=True, "
+        "use_quant_conv=True, use_post_quant_conv=True, mid_block_add_attention=True))"
+    )
+    assert found["text_encoder"] == (
+        "ClipText(config=ClipTextConfig(vocab_size=600, hidden_size=8, intermediate_size=16, num_hidden_layers=2, "
+        "num_attention_heads=2, max_position_embeddings=16, hidden_act='quick_gelu', layer_norm_eps=1e-05))"
+    )
+    shifted = replace(tiny_model.vae, config=replace(tiny_model.vae.config, shift_factor=0.1))
+    assert replace(tiny_model, vae=shifted).architecture != found
