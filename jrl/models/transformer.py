@@ -59,7 +59,7 @@ class Head(nn.Module):
 
 
 class Carried(NamedTuple):
-    """What one layer hands on to the next.
+    """The residual stream, and what else goes from layer to layer.
 
     Attributes:
       x: The residual stream.
@@ -152,7 +152,7 @@ class Decoder(nn.Module):
         positions: Int[Array, "B Q"],
         noise: Float[Array, "B Q W"] | None = None,
     ) -> Carried:
-        """What the first layer reads; `noise` is added to the embeddings."""
+        """Input of the first layer; `noise` is added to the embeddings."""
         x = self.embed(tokens, self.dtype if noise is None and self.config.rounds_embeddings else None)
         if noise is not None:
             x = x + noise
