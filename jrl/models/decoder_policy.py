@@ -70,7 +70,7 @@ class DecoderPolicy:
     counts_experts: bool = False
 
     def trunk(self, frozen: Frozen, inputs: ModelInputs) -> Trunk:
-        """What layer `cut` reads."""
+        """Input of layer `cut`."""
         if self.cut is None:
             return None
         context, positions = self._context(inputs)

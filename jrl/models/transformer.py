@@ -71,7 +71,7 @@ class Head(nn.Module):
 
 
 class Carried(NamedTuple):
-    """What one layer hands on to the next.
+    """The residual stream, and what else goes from layer to layer.
 
     Attributes:
       x: The residual stream.
@@ -165,7 +165,7 @@ class Decoder(nn.Module):
         noise: Float[Array, "B Q W"] | None = None,
         is_whole: bool = False,
     ) -> Carried:
-        """What the first layer reads; `noise` is added to the embeddings.
+        """Input of the first layer; `noise` is added to the embeddings.
 
         `is_whole` as of `jrl.models.layers.Table`.
         """
