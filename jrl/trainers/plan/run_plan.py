@@ -382,8 +382,9 @@ def _logits(run: _Run) -> dict[str, Bytes]:
     if "lm_head" in read:
         head = {"lm_head": read["lm_head"]}
     else:
-        # A tied table that nothing changes stays as it was gathered to embed, beside its rounded copy.
-        stays = run.moves_table and "embed" not in run.stepped
+        # A tied table that nothing changes stays as it was gathered, beside its rounded copy: to embed, and on GPUs to
+        # be rounded. TPUs round it first.
+        stays = "embed" not in run.stepped and (run.moves_table or run.platform != "tpu")
         head = {"embed": read["embed"] if stays else {table: read["embed"][table]}}
     window = run.footprint.window or run.length
     positions = rows_of_device(run.rows, run.mesh) * window

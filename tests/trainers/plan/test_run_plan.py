@@ -322,7 +322,7 @@ def test_a_single_microbatch_has_no_sum_of_gradients_before_its_backward_pass():
 
 
 def test_a_table_is_whole_to_embed_where_a_device_has_as_many_tokens_as_it_has_rows():
-    """There GPT-2's, which is tied and adds positions in float32, stays beside its rounded copy if it is frozen.
+    """GPT-2's, which is tied and adds positions in float32, lies beside its rounded copy if it is frozen.
 
     One that trains is gathered anew for each use.
     """
@@ -342,7 +342,7 @@ def test_a_table_is_whole_to_embed_where_a_device_has_as_many_tokens_as_it_has_r
         (-1, 32): (whole // 2, whole + whole // 2, 2 * whole),
         (1, 32): (whole + whole // 2, whole + whole // 2, 0),
         (-1, 28): (whole // 2, 0, 2 * whole // 4),
-        (1, 28): (whole // 2, 0, 0),
+        (1, 28): (whole + whole // 2, 0, 0),
     }
 
 
