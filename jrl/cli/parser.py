@@ -75,7 +75,7 @@ def parser(algorithms: Mapping[str, Name] = ALGORITHMS) -> tuple[CommandParser, 
         help="first of all: import a module, which registers an algorithm of your own",
     )
     commands = top.add_subparsers(
-        title="commands", metavar="COMMAND", dest="command", required=True, parser_class=CommandParser
+        title="commands", metavar="command", dest="command", required=True, parser_class=CommandParser
     )
     for name, found in {**algorithms, **TOOLS}.items():
         commands.add_parser(name, aliases=list(found.aliases), help=found.summary)
