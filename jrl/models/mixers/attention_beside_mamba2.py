@@ -40,6 +40,8 @@ class AttentionBesideMamba2Mixer(nn.Module):
         """Answers for every token, to be added to the residual stream, and the cache's entry after them."""
         keys, state = (None, None) if cache is None else cache
         recurred, state = self.mamba(x, context, state)
-        attended, own = self.attn(x * self.sizes.attention_in_scale, context, keys)
-        after = AttentionStateCache(own, state) if isinstance(own, LayerCache) and state is not None else None
+        attended, entry = self.attn(x * self.sizes.attention_in_scale, context, keys)
+        after = None
+        if isinstance(entry, LayerCache) and state is not None:
+            after = AttentionStateCache(entry, state)
         return recurred + attended * self.sizes.attention_out_scale, after
