@@ -21,7 +21,7 @@ from jrl.placement import DISPATCH
 from jrl.rollout.collect import Collector
 from jrl.rollout.gathering import Judgement, Judging, Part, totals
 from jrl.rollout.reward_call import RewardCall, keep_failed
-from jrl.rollout.reward_columns import RewardColumns, standard_error
+from jrl.rollout.reward_columns import RewardColumns, prompt_means, standard_error
 from jrl.rollout.rewards import MetricError, RewardError, call_metric_fn
 from jrl.rollout.sampler import GenerationSettings
 from jrl.rollout.text import Texts
@@ -151,7 +151,7 @@ class Evaluator:
         means: dict[str, float] = {}
         if self.rewards is not None and scores is not None:
             means["reward/mean"] = _mean_of_known(scores)
-            error = standard_error(np.asarray([score for score in scores if not math.isnan(score)]))
+            error = standard_error(prompt_means(np.asarray(scores), texts.prompts))
             means |= {} if error is None else {"reward/standard_error": error}
             if self.rewards.skip_errors:
                 means["reward/failed"] = float(np.sum(np.isnan(scores)))

@@ -191,6 +191,12 @@ class TestEvaluation:
         found = ready(config, reward_fn=reward_fn).run_evaluation(0)
         assert found.metrics["reward/mean"] == 1.0 and found.metrics["reward/failed"] == 1
 
+    def test_samples_of_one_prompt_are_averaged_before_the_error(self, checkpoint, tmp_path):
+        trainer = ready(ppo_config(checkpoint, tmp_path), reward_fn=lambda outputs: [1.0, 3.0, 7.0, 7.0])
+        trainer.add_eval_prompts([PROMPTS[0], PROMPTS[0], PROMPTS[1], PROMPTS[1]])
+        # Means 2 and 7, whose deviation is 5 / sqrt(2).
+        assert trainer.run_evaluation(0).metrics["reward/standard_error"] == pytest.approx(2.5)
+
     def test_a_metric_that_a_sample_has_not_is_in_no_mean(self, checkpoint, tmp_path):
         def metric_fn(outputs):
             return {"score": [math.nan, 3.0], "none": [math.nan, math.nan]}
