@@ -58,9 +58,14 @@ class RewardColumns(NamedTuple):
         if not self.several:
             return {}
         return {
-            f"reward/{name}": [None if math.isnan(score) else float(score) for score in scores]
+            f"reward/{name}": known_or_none(scores)
             for name, scores in zip(self.names, self.scores.T, strict=True)
         }
+
+
+def known_or_none(scores: Float[np.ndarray, "N"]) -> list[float | None]:
+    """The scores as JSON has them: None in the place of NaN."""
+    return [None if math.isnan(score) else float(score) for score in scores]
 
 
 def mean_and_std(scores: Float[np.ndarray, "N"]) -> tuple[float, float]:
