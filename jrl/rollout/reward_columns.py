@@ -58,9 +58,14 @@ class RewardColumns(NamedTuple):
         if not self.several:
             return {}
         return {
-            f"reward/{name}": [None if math.isnan(score) else float(score) for score in scores]
+            f"reward/{name}": known_or_none(scores)
             for name, scores in zip(self.names, self.scores.T, strict=True)
         }
+
+
+def known_or_none(scores: Float[np.ndarray, "N"]) -> list[float | None]:
+    """The scores as JSON has them: None in the place of NaN."""
+    return [None if math.isnan(score) else float(score) for score in scores]
 
 
 def mean_and_std(scores: Float[np.ndarray, "N"]) -> tuple[float, float]:
@@ -78,11 +83,33 @@ def mean_and_std(scores: Float[np.ndarray, "N"]) -> tuple[float, float]:
     return float(scores.mean()), float(scores.std(ddof=1)) if len(scores) > 1 else 0.0
 
 
-def standard_error(scores: Float[np.ndarray, "N"]) -> float | None:
-    """Standard error of the mean of independent scores: their deviation (ddof 1) over the root of their number.
+def prompt_means(scores: Float[np.ndarray, "N"], prompts: Sequence[str]) -> Float[np.ndarray, "P"]:
+    """Mean score of each different prompt, in the order in which they first appear.
 
     Args:
-      scores: Those that are known, without NaN.
+      scores: One a sample; NaN is in no mean.
+      prompts: Likewise.
+    Returns:
+      NaN for a prompt none of whose scores is known.
+
+    Example:
+      >>> prompt_means(np.array([1.0, 5.0, 2.0]), ["b", "a", "b"])
+      array([1.5, 5. ])
+    """
+    samples: dict[str, list[float]] = {prompt: [] for prompt in prompts}
+    for prompt, score in zip(prompts, scores, strict=True):
+        if not math.isnan(score):
+            samples[prompt].append(float(score))
+    return np.array([mean_and_std(np.array(known))[0] for known in samples.values()])
+
+
+def standard_error(means: Float[np.ndarray, "P"]) -> float | None:
+    """Standard error of a mean over prompts: deviation (ddof 1) of the prompts' means over the root of their number.
+
+    Samples of one prompt are alike, so they are averaged first (`prompt_means`).
+
+    Args:
+      means: One a prompt; NaN is left out.
     Returns:
       None of fewer than two, which have no deviation.
 
@@ -90,7 +117,8 @@ def standard_error(scores: Float[np.ndarray, "N"]) -> float | None:
       >>> standard_error(np.array([1.0, 3.0]))
       1.0
     """
-    return mean_and_std(scores)[1] / math.sqrt(len(scores)) if len(scores) > 1 else None
+    known = means[~np.isnan(means)]
+    return mean_and_std(known)[1] / math.sqrt(len(known)) if len(known) > 1 else None
 
 
 def reward_columns(names: Sequence[str], rewards: Sequence[Sequence[Reward]]) -> RewardColumns:

@@ -11,6 +11,7 @@ from jrl.rollout.reward_columns import (
     check_weights,
     combined_rewards,
     mean_and_std,
+    prompt_means,
     reward_columns,
     standard_error,
 )
@@ -132,7 +133,25 @@ def test_weights_of_a_wrong_length_are_refused_before_a_call(tmp_path):
 
 def test_the_standard_error_of_a_mean() -> None:
     # Mean 3, deviations -2, -1, 0, 3: variance 14 / 3, over four scores 14 / 12.
-    np.testing.assert_allclose(standard_error(np.array([1.0, 2.0, 3.0, 6.0])), np.sqrt(14 / 12), rtol=1e-12)
-    assert (
-        standard_error(np.array([2.0])) is None and standard_error(np.array([])) is None
-    )  # nothing to tell it from
+    scores = np.array([1.0, np.nan, 2.0, 3.0, 6.0])
+    np.testing.assert_allclose(standard_error(scores), np.sqrt(14 / 12), rtol=1e-12)
+    assert standard_error(np.array([2.0, np.nan])) is None  # nothing to tell it from
+    assert standard_error(np.array([])) is None
+
+
+def test_scores_of_a_prompt_are_averaged() -> None:
+    scores = np.array([1.0, 5.0, 2.0, np.nan, np.nan])
+    np.testing.assert_array_equal(prompt_means(scores, ["b", "a", "b", "a", "c"]), [1.5, 5.0, np.nan])
+    alone = np.array([0.1, 0.7, 0.2])
+    np.testing.assert_array_equal(prompt_means(alone, ["c", "a", "b"]), alone)  # one sample each: as they are
+
+
+def test_the_error_of_repeated_prompts_is_that_of_new_prompts() -> None:
+    """Prompts differ by a deviation of 1 and their samples by 0.1: 32 samples of each tell little of new prompts."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(0, 1, (4000, 2, 1)) + rng.normal(0, 0.1, (4000, 2, 32))
+    prompts = ["a"] * 32 + ["b"] * 32
+    errors = [standard_error(prompt_means(row.ravel(), prompts)) for row in scores]
+    # Four deviations of a mean of 4000 variances with a degree of freedom each.
+    np.testing.assert_allclose(np.mean(np.square(errors)), (1 + 0.01 / 32) / 2, rtol=4 * np.sqrt(2 / 4000))
+    assert standard_error(prompt_means(scores[0, 0], prompts[:32])) is None

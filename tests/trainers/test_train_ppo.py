@@ -58,11 +58,14 @@ class TestRun:
 
     def test_lore_9_3_an_evaluation_says_how_it_sampled(self, whole):
         template = whole.tokenizer.chat_template
-        assert {
+        found = {
             name.removeprefix("sampling/"): value
             for name, value in whole.history[0].items()
             if "sampling/" in name
-        } == {
+        }
+        means = found.pop("reward_means")
+        assert len(means) == 4 and np.mean(means) == pytest.approx(whole.history[0]["reward/mean"])
+        assert found == {
             "num_prompts": len(whole.eval_prompts),
             "samples_per_prompt": 1,
             "prompts": "evaluation",

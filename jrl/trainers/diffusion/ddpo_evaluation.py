@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.learners.diffusion_config import DiffusionConfig
-from jrl.rollout.reward_columns import mean_and_std, standard_error
+from jrl.rollout.reward_columns import known_or_none, mean_and_std, prompt_means, standard_error
 from jrl.trainers.diffusion.ddpo_experience import ComputeRewards
 from jrl.trainers.diffusion.ddpo_rewards import check_rewards
 from jrl.trainers.diffusion.ddpo_sampling import Sampler, to_host
@@ -32,15 +32,17 @@ class Judged(NamedTuple):
 
     def as_evaluation(self, method: DiffusionConfig) -> Evaluation:
         """Converts to the form that a run logs: rewards that are missing are in no mean."""
-        known = self.rewards[np.isfinite(self.rewards)].astype(np.float64)
-        mean, std = mean_and_std(known)
-        error = standard_error(known)
+        rewards = self.rewards.astype(np.float64)
+        mean, std = mean_and_std(rewards[~np.isnan(rewards)])
+        means = prompt_means(rewards, self.prompts)
+        error = standard_error(means)
         metrics = {"reward/mean": mean, "reward/std": std}
         metrics |= {} if error is None else {"reward/standard_error": error}
         sampling = count_samples(self.prompts) | {
             "num_steps": method.eval_num_steps or method.sample_num_steps,
             "eta": method.eval_eta,
             "guidance_scale": method.sample_guidance_scale,
+            "reward_means": known_or_none(means),
         }
         rows = [[prompt, float(reward)] for prompt, reward in zip(self.prompts, self.rewards, strict=True)]
         return Evaluation(metrics, mean, ["prompt", "reward"], rows, sampling)

@@ -21,7 +21,7 @@ from jrl.placement import DISPATCH
 from jrl.rollout.collect import Collector
 from jrl.rollout.gathering import Judgement, Judging, Part, totals
 from jrl.rollout.reward_call import RewardCall, keep_failed
-from jrl.rollout.reward_columns import RewardColumns, standard_error
+from jrl.rollout.reward_columns import RewardColumns, known_or_none, prompt_means, standard_error
 from jrl.rollout.rewards import MetricError, RewardError, call_metric_fn
 from jrl.rollout.sampler import GenerationSettings
 from jrl.rollout.text import Texts
@@ -43,7 +43,8 @@ class Evaluation:
         which is what rollouts use.
       columns: Of the table.
       rows: One a prompt (and sweep value): prompt, output, reward, per-sample metrics.
-      sampling: How the samples were made, without which no figure says anything; None where nothing was sampled.
+      sampling: How the samples were made, without which no figure says anything, and each prompt's mean reward; None
+        where nothing was sampled.
     """
 
     metrics: dict[str, float]
@@ -110,13 +111,13 @@ class Evaluator:
                 cells = ([value] if name else []) + [texts.prompts[row], texts.outputs[row]]
                 cells += [scores[row]] if scores is not None else []
                 rows.append(cells + [column[row] for column in columns_of_samples.values()])
-        return Evaluation(metrics, scores_of_values[0], columns, rows, self._sampling(texts))
+        return Evaluation(metrics, scores_of_values[0], columns, rows, self._sampling(judgement))
 
-    def _sampling(self, texts: Texts) -> dict[str, Any]:
+    def _sampling(self, judgement: Judgement) -> dict[str, Any]:
         """Facts of the sampling, for every score: number of samples, their distribution; swept values as a list."""
-        settings = self.settings
+        settings, rewards, prompts = self.settings, judgement.rewards, judgement.texts.prompts
         template = self.tokenizer.chat_template
-        found = count_samples(texts.prompts) | {
+        found = count_samples(prompts) | {
             "prompts": "training" if self.of_training else "evaluation",
             "do_sample": settings.do_sample,
             "temperature": settings.temperature,
@@ -127,7 +128,11 @@ class Evaluator:
             # Of the tokenizer: a text prompt passes by it, and so would one that was rendered before.
             "chat_template_sha256": None if template is None else fingerprint(str(template))[:16],
         }
-        return found if self.sweep is None else found | {self.sweep[0]: list(self.sweep[1])}
+        if self.sweep is not None:
+            return found | {self.sweep[0]: list(self.sweep[1])}
+        if rewards is None:
+            return found
+        return found | {"reward_means": known_or_none(prompt_means(rewards, prompts))}
 
     def _sample(
         self, params: Params, frozen: Frozen, settings: GenerationSettings, key: PRNGKey
@@ -151,7 +156,7 @@ class Evaluator:
         means: dict[str, float] = {}
         if self.rewards is not None and scores is not None:
             means["reward/mean"] = _mean_of_known(scores)
-            error = standard_error(np.asarray([score for score in scores if not math.isnan(score)]))
+            error = standard_error(prompt_means(np.asarray(scores), texts.prompts))
             means |= {} if error is None else {"reward/standard_error": error}
             if self.rewards.skip_errors:
                 means["reward/failed"] = float(np.sum(np.isnan(scores)))

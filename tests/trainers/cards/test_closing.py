@@ -163,6 +163,22 @@ def test_rewards_have_their_errors(tmp_path):
     assert f"{worse}; " in said(tmp_path, measured(0.5, 0.4))
 
 
+def test_a_gain_of_every_prompt_is_no_difference_within_error(tmp_path):
+    (tmp_path / "checkpoint_4").mkdir()
+    history = measured(0.5, 0.52)
+    for record, gain in zip(history, (0, 0.02), strict=True):
+        record["sampling/reward_means"] = [i / 15 + gain for i in range(16)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, history)))
+    page = report([read_run(tmp_path)])
+    for told in (said(tmp_path, history), page):
+        assert "0.5 +- 0.03 to 0.52 +- 0.03 (64 prompts)" in told and "within error" not in told
+
+
+def test_equal_rewards_are_no_difference_within_error(tmp_path):
+    (tmp_path / "checkpoint_4").mkdir()
+    assert "within error" not in said(tmp_path, measured(1.0, 1.0, error=0.0))
+
+
 def test_iterations_without_a_lesson_are_counted(tmp_path):
     (tmp_path / "checkpoint_8").mkdir()
     history = [

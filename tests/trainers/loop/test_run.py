@@ -191,6 +191,15 @@ class TestEvaluation:
         found = ready(config, reward_fn=reward_fn).run_evaluation(0)
         assert found.metrics["reward/mean"] == 1.0 and found.metrics["reward/failed"] == 1
 
+    def test_samples_of_one_prompt_are_averaged_before_the_error(self, checkpoint, tmp_path):
+        config = ppo_config(checkpoint, tmp_path, train={"reward_errors": "skip"})
+        trainer = ready(config, reward_fn=lambda outputs: [1.0, 3.0, 7.0, math.nan, math.nan, math.nan])
+        trainer.add_eval_prompts([prompt for prompt in PROMPTS[:3] for _ in range(2)])
+        found = trainer.run_evaluation(0)
+        assert found.sampling["reward_means"] == [2.0, 7.0, None]
+        # Their deviation is 5 / sqrt(2).
+        assert found.metrics["reward/standard_error"] == pytest.approx(2.5)
+
     def test_a_metric_that_a_sample_has_not_is_in_no_mean(self, checkpoint, tmp_path):
         def metric_fn(outputs):
             return {"score": [math.nan, 3.0], "none": [math.nan, math.nan]}
@@ -202,6 +211,7 @@ class TestEvaluation:
         method = {"gen_kwargs": {"max_new_tokens": 8, "temperature": [0.5, 1.0]}}
         found = ready(ppo_config(checkpoint, tmp_path, method=method)).run_evaluation(0)
         assert found.score == found.metrics["reward/mean@temperature=0.5"]
+        assert "reward_means" not in found.sampling  # of which value?
 
 
 class TestRolloutSettings:
