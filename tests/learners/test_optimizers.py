@@ -107,7 +107,7 @@ def test_of_every_family_only_weights_of_linear_maps_tables_and_convolutions_dec
     assert last[True] == {"kernel", "embedding", "gate", "up", "down"} | taps
     biases = {"bias", "choice_bias", "decay_bias", "gate_bias", "up_bias", "down_bias"}
     biases |= {"step_bias", "q_taps_bias", "k_taps_bias", "v_taps_bias"}
-    assert last[False] == {"scale", "log_rates", "sinks", "skip"} | biases
+    assert last[False] == {"scale", "answer_scale", "stream_scale", "log_rates", "sinks", "skip"} | biases
 
 
 class TestSchedules:

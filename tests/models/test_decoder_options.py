@@ -176,7 +176,7 @@ def test_an_expert_that_all_tokens_share_is_gated_by_the_token():
         "shared_gate": {"kernel": one},
     }
     expected = jax.nn.sigmoid(x @ one) * ((jax.nn.relu(x @ gate) * (x @ up)) @ down)
-    found = block.apply({"params": params}, x, method="feed_forward")
+    found = block.apply({"params": params}, x, x, method="feed_forward")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 

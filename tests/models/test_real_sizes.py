@@ -23,8 +23,8 @@ FOLDER = Path(__file__).parent / "real_configs"
 
 # Tied weights count once. Encoders are counted with a classifier of 2 labels, roberta-large-mnli of 3. The number is
 # torch's where the authors give billions alone, or count multi-token prediction: Ministral 3's text model, EXAONE,
-# Hunyuan, AFM, Minitron, Nemotron-H, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of multimodal models the text
-# model is counted.
+# Hunyuan, AFM, Gemma 4, Minitron, Nemotron-H, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of multimodal models the
+# text model is counted.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
@@ -74,6 +74,8 @@ PARAMETERS = {
     "Qwen3.5-9B": 8_953_803_264,
     "Qwen3.5-35B-A3B": 34_660_610_688,
     "gemma-3-4b-pt": 3_880_263_168,
+    "gemma-4-31B": 30_697_345_340,
+    "gemma-4-E2B-text": 4_628_569_379,
     "Mistral-Small-3.1-24B-Base-2503": 23_572_403_200,
     "Qwen2.5-VL-7B-Instruct": 7_615_616_512,
     "Qwen3-VL-8B-Instruct": 8_190_735_360,
@@ -162,6 +164,7 @@ def test_torch_has_the_same_size(name):
         if not model.family.is_ignored(key, model.config)
         and (not model.family.is_multimodal or key.startswith(model.family.text_prefixes))
     ]
-    # What steers the choice of experts is no parameter there, but in the file.
-    needed += [leaf for key, leaf in oracle.named_buffers() if key.endswith("e_score_correction_bias")]
+    # What steers the choice of experts, and what scales a layer of Gemma 4, is no parameter there, but in the file.
+    buffers = ("e_score_correction_bias", "layer_scalar")
+    needed += [leaf for key, leaf in oracle.named_buffers() if key.endswith(buffers)]
     assert sum(leaf.numel() for leaf in needed) == PARAMETERS[name]

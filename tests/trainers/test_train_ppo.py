@@ -68,6 +68,7 @@ class TestRun:
         assert found == {
             "num_prompts": len(whole.eval_prompts),
             "samples_per_prompt": 1,
+            "reward": "count_vowels",
             "prompts": "evaluation",
             "do_sample": True,
             "temperature": 1.0,

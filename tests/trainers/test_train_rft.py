@@ -233,7 +233,8 @@ class TestResume:
         resuming = {"resume_from_checkpoint": str(one_pass.run_dir)}
         again = train(one_pass.config.evolve(train=resuming))
         last_words = " ".join(capsys.readouterr().out.split())
-        assert f"done: {steps[-1]} of at most 12 steps in" in last_words and "To go on" not in last_words
+        assert f"done: {steps[-1]} steps in" in last_words and "To go on" not in last_words
+        assert "ended after 1 pass (train.epochs), train.total_steps 12 was not reached" in last_words
         assert [record["step"] for record in training(again)] == steps
 
 

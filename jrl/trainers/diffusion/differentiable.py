@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.compilation import COMPILER_OPTIONS
 from jrl.rollout.keywords import refuse_async
 from jrl.trainers.diffusion.ddpo_rewards import RewardFunction
 from jrl.typing import DifferentiableReward
@@ -59,7 +60,7 @@ def as_reward_function(reward: DifferentiableReward) -> RewardFunction:
     Args:
       reward: Any.
     """
-    score = jax.jit(reward.score)
+    score = jax.jit(reward.score, compiler_options=COMPILER_OPTIONS)
 
     def reward_function(
         images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Any]

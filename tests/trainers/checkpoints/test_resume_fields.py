@@ -13,6 +13,8 @@ from jrl.trainers.config.method import entries
 FIRST = Path(__file__).parent / "fields_of_old_runs.txt"
 """Fields that checkpoints of the first version hold, one a line. Nothing is ever added here: a new field whose value in
 older runs is not None goes into `_BEFORE`."""
+LATER = {"reward_gradient": {"method.num_last_steps"}}
+"""Fields of algorithms that came later: no run of theirs is older than they are."""
 
 
 def fields(name: str) -> dict[str, object]:
@@ -39,4 +41,4 @@ def test_a_run_without_the_newer_fields_resumes(name):
 def test_every_newer_field_has_the_value_of_older_runs(name):
     first = FIRST.read_text(encoding="utf-8").split()
     newer = {field for field, value in fields(name).items() if field not in first and value is not None}
-    assert newer <= set(_BEFORE)
+    assert newer - LATER.get(name, set()) <= set(_BEFORE)
