@@ -162,6 +162,7 @@ class Rule:
       remedy: What usually helps.
       unless: Metric of records of which the rule says nothing.
       level: Metric that must not rise over those records (`rises`).
+      level_test: Test that the mean of `level` over those records must pass, too.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Rule:
     remedy: str
     unless: str | None = None
     level: str | None = None
+    level_test: Test | None = None
 
     @property
     def of_evaluations(self) -> bool:
@@ -188,7 +190,8 @@ class Rule:
                 "the earlier half"
             )
         )
-        return "; ".join(map(str, self.tests)) + still + aside
+        mean = "" if self.level_test is None else f"; of the mean over those records, {self.level_test}"
+        return "; ".join(map(str, self.tests)) + still + mean + aside
 
 
 RULES: tuple[Rule, ...] = (
@@ -242,12 +245,14 @@ RULES: tuple[Rule, ...] = (
             Test("reward/std", above=1e-6),
         ),
         40,
-        "the reward has not risen by half of its deviation and does not rise now: updates are too small, or follow "
-        "noise, or the reward is as good as it gets; without a KL to a reference, nothing tells which",
+        "the reward is no higher than it began, and does not rise: updates are too small, or follow noise, or the "
+        "reward is as good as it gets; without a KL to a reference, nothing tells which",
         "read the samples; if they have hardly changed, raise the learning rate (optimizer.kwargs.lr) three times; if "
         "they have become worse, lower it three times, or take more samples of each prompt (method.num_generations)",
         unless="kl/per_sequence",
         level="reward/mean",
+        # Of the mean, since single records waver: a run that has learned something and stays there is left alone.
+        level_test=Test("reward/mean", below=0.1, of="change", per="reward/std"),
     ),
     Rule(
         "falling_evaluation",
@@ -735,9 +740,17 @@ class Watch:
                 recent.append(all(self._holds(test, values) for test in rule.tests))
                 if rule.level is not None:
                     level.append(values[rule.level])
-                if len(recent) == rule.patience and all(recent) and not (level and rises(list(level))):
+                if len(recent) == rule.patience and all(recent) and self._stays(rule, level, values):
                     met.append((rule, values[rule.tests[0].metric]))
         return met
+
+    def _stays(self, rule: Rule, levels: Sequence[float], values: Mapping[str, float]) -> bool:
+        """True where a rule asks for no level, or its values do not rise and their mean passes."""
+        if rule.level is None:
+            return True
+        mean = {rule.level: math.fsum(levels) / len(levels)}
+        passes = rule.level_test is None or self._holds(rule.level_test, {**values, **mean})
+        return passes and not rises(list(levels))
 
     def _least(self, test: Test) -> float | None:
         """Value from which a fall is measured; None of other tests."""

@@ -359,6 +359,19 @@ class TestRules:
         rising = flat | {"reward/mean": [0.3 + 0.004 * i for i in range(40)]}
         assert names(records(**rising)) == []
 
+    # Of a flat run a low beginning by chance looks like a rise: here 0.1 deviations are 1.6 errors of the first values.
+    @pytest.mark.parametrize(("rise", "least", "most"), [(0.2, 0, 0), (0.0, 32, 40)], ids=["learned", "flat"])
+    def test_a_plateau_after_learning_is_not_flat(self, rise, least, most):
+        """Mean of 128 rewards of 0 or 1 from 0.6, which may rise within 20 iterations, and stays; 40 seeds."""
+        share = 0.6 + rise * np.minimum(np.arange(150) / 20, 1)
+        found = []
+        for seed in range(40):
+            means = np.random.default_rng(seed).binomial(128, share) / 128
+            run = {"reward/mean": means, "reward/std": np.sqrt(means * (1 - means))}
+            history = records(**run, **{"group/zero_std_fraction": [0.1] * 150})
+            found.append("flat_reward" in [name for name, _ in names(history)])
+        assert least <= sum(found) <= most, sum(found)
+
     def test_a_rise_is_more_than_noise(self):
         """Two halves of 20 values, whose noise of 0.1 gives their difference an error of 0.1 times sqrt(2 / 20)."""
         noise = np.random.default_rng(0).normal(0, 0.1, (4000, 40))
