@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from jrl.trainers.loggers.evaluated_reward import ERROR, MEAN, EvaluatedReward
+
 Record = Mapping[str, Any]
 
 FOUND = "watch"
@@ -24,7 +26,7 @@ BASELINE = 2
 """First values of a metric of which the mean is its baseline; of an evaluation's, the first alone."""
 EVAL = "eval/"
 """Stands before the name of an evaluation's metric, as in trackers."""
-_REWARD, _ERROR = f"{EVAL}reward/mean", f"{EVAL}reward/standard_error"
+_REWARD, _ERROR = f"{EVAL}{MEAN}", f"{EVAL}{ERROR}"
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,10 @@ class Test:
       above: The value must be larger; None: not asked.
       below: The value must be smaller; None: not asked.
       of: What is compared: the "value", its "ratio" to the baseline, its "change" from it, the baseline itself, the
-        mean of the metric's "first" values; of evaluations the "fall" below the first one, or the "fall_from_best".
+        mean of the metric's "first" values; of an evaluation's reward the "fall" below the first one, or the
+        "fall_from_best", in standard errors of the difference.
       per: Of a "change": another metric, in whose first values it is measured; None: as it is. Of a fall: the metric
-        of the standard error, in that of the difference.
+        of the standard error, without which there is none.
     """
 
     metric: str
@@ -108,7 +111,7 @@ class Test:
 
         Args:
           value: Of the metric.
-          baseline: Mean of its first values; of a fall, the value from which it falls.
+          baseline: Mean of its first values.
           unit: That of `per`.
         """
         if (self.of == "ratio" and baseline <= 0) or unit <= 0:
@@ -118,9 +121,15 @@ class Test:
             "ratio": value / (baseline or 1.0),
             "change": (value - baseline) / unit,
             "first": baseline,
-            "fall": (baseline - value) / unit,
-            "fall_from_best": (baseline - value) / unit,
         }[self.of]
+        return self.admits(compared)
+
+    def admits(self, compared: float) -> bool:
+        """True where a number is between the bounds.
+
+        Args:
+          compared: What `of` says.
+        """
         return (self.above is None or compared > self.above) and (self.below is None or compared < self.below)
 
     def __str__(self) -> str:
@@ -153,6 +162,7 @@ class Rule:
       remedy: What usually helps.
       unless: Metric of records of which the rule says nothing.
       level: Metric that must not rise over those records (`rises`).
+      level_test: Test that the mean of `level` over those records must pass, too.
     """
 
     name: str
@@ -162,6 +172,7 @@ class Rule:
     remedy: str
     unless: str | None = None
     level: str | None = None
+    level_test: Test | None = None
 
     @property
     def of_evaluations(self) -> bool:
@@ -179,7 +190,8 @@ class Rule:
                 "the earlier half"
             )
         )
-        return "; ".join(map(str, self.tests)) + still + aside
+        mean = "" if self.level_test is None else f"; of the mean over those records, {self.level_test}"
+        return "; ".join(map(str, self.tests)) + still + mean + aside
 
 
 RULES: tuple[Rule, ...] = (
@@ -233,12 +245,14 @@ RULES: tuple[Rule, ...] = (
             Test("reward/std", above=1e-6),
         ),
         40,
-        "the reward has not risen by half of its deviation and does not rise now: updates are too small, or follow "
-        "noise, or the reward is as good as it gets; without a KL to a reference, nothing tells which",
+        "the reward is no higher than it began, and does not rise: updates are too small, or follow noise, or the "
+        "reward is as good as it gets; without a KL to a reference, nothing tells which",
         "read the samples; if they have hardly changed, raise the learning rate (optimizer.kwargs.lr) three times; if "
         "they have become worse, lower it three times, or take more samples of each prompt (method.num_generations)",
         unless="kl/per_sequence",
         level="reward/mean",
+        # Of the mean, since single records waver: a run that has learned something and stays there is left alone.
+        level_test=Test("reward/mean", below=0.1, of="change", per="reward/std"),
     ),
     Rule(
         "falling_evaluation",
@@ -633,7 +647,8 @@ class Watch:
         self._levels = [deque[float]([], rule.patience) for rule in rules]
         self._step, self._told = 0, set[str]()
         self._last: dict[str, float] = {}
-        self._best: tuple[float, float] | None = None
+        # The "last" one, and by the name of a fall the one that it is measured from.
+        self._evaluations = dict[str, EvaluatedReward]()
         for record in history:
             self._follow(record)
             if FOUND in record:
@@ -661,7 +676,7 @@ class Watch:
             "levels": levels,
             "told": told,
             "last": dict(self._last),
-            "best": self._best,
+            "evaluations": {name: list(reward) for name, reward in self._evaluations.items()},
         }
 
     def load(self, found: Mapping[str, Any]) -> None:
@@ -673,8 +688,8 @@ class Watch:
         self._step, self._told = int(found["step"]), set(found["told"])
         self._first = {name: list(values) for name, values in found["first"].items()}
         # Older states knew of no evaluations.
-        self._last, best = dict(found.get("last", {})), found.get("best")
-        self._best = None if best is None else (best[0], best[1])
+        self._last, rewards = dict(found.get("last", {})), found.get("evaluations", {})
+        self._evaluations = {name: EvaluatedReward(*values) for name, values in rewards.items()}
         self._recent = [
             deque(found["recent"].get(rule.condition(), ()), rule.patience) for rule in self._rules
         ]
@@ -687,10 +702,12 @@ class Watch:
         of_evaluation = "evaluation" in record
         if not of_evaluation and "iteration" not in record:
             return []
+        if of_evaluation:
+            record = {name.removeprefix(EVAL): value for name, value in record.items()}
+            self._remember(record)
         values = {name: value for name, value in record.items() if _is_finite(value)}
         if of_evaluation:
-            values = {f"{EVAL}{name.removeprefix(EVAL)}": value for name, value in values.items()}
-            self._compare(values)
+            values = {f"{EVAL}{name}": value for name, value in values.items()}
         else:
             values["steps"] = values["step"] - self._step
             self._step = record["step"]
@@ -703,10 +720,16 @@ class Watch:
         self._last = values
         return self._met(values, of_evaluation=False)
 
-    def _compare(self, values: Mapping[str, float]) -> None:
-        """Keeps the best evaluation's reward, with its error."""
-        if _REWARD in values and _ERROR in values and (self._best is None or values[_REWARD] > self._best[0]):
-            self._best = values[_REWARD], values[_ERROR]
+    def _remember(self, record: Record) -> None:
+        """Keeps the reward of the first evaluation that has an error, of the best one, and of this one."""
+        reward = EvaluatedReward.of(record)
+        if reward is None or reward.error is None:
+            return
+        kept = self._evaluations
+        kept["last"] = reward
+        kept.setdefault("fall", reward)
+        if reward.mean > kept.setdefault("fall_from_best", reward).mean:
+            kept["fall_from_best"] = reward
 
     def _met(self, values: Mapping[str, float], *, of_evaluation: bool) -> list[tuple[Rule, float]]:
         """Takes figures into the windows of the rules that judge them; the rules that are met, with their values."""
@@ -717,21 +740,26 @@ class Watch:
                 recent.append(all(self._holds(test, values) for test in rule.tests))
                 if rule.level is not None:
                     level.append(values[rule.level])
-                if len(recent) == rule.patience and all(recent) and not (level and rises(list(level))):
+                if len(recent) == rule.patience and all(recent) and self._stays(rule, level, values):
                     met.append((rule, values[rule.tests[0].metric]))
         return met
 
+    def _stays(self, rule: Rule, levels: Sequence[float], values: Mapping[str, float]) -> bool:
+        """True where a rule asks for no level, or its values do not rise and their mean passes."""
+        if rule.level is None:
+            return True
+        mean = {rule.level: math.fsum(levels) / len(levels)}
+        passes = rule.level_test is None or self._holds(rule.level_test, {**values, **mean})
+        return passes and not rises(list(levels))
+
     def _least(self, test: Test) -> float | None:
         """Value from which a fall is measured; None of other tests."""
-        if test.of == "fall_from_best":
-            return None if self._best is None else self._best[0]
-        return self._baseline(test.metric) if test.of == "fall" else None
+        return self._evaluations[test.of].mean if test.of in self._evaluations else None
 
     def _holds(self, test: Test, values: Mapping[str, float]) -> bool:
-        least = self._least(test)
-        if least is not None and test.per is not None:
-            error = self._best[1] if test.of == "fall_from_best" and self._best else self._baseline(test.per)
-            return test.holds(values[test.metric], least, math.hypot(error, values[test.per]))
+        if test.of in self._evaluations:
+            change = self._evaluations["last"].change_from(self._evaluations[test.of])
+            return change is not None and test.admits(_fall_in_errors(*change))
         unit = 1.0 if test.per is None else self._baseline(test.per)
         return test.holds(values[test.metric], self._baseline(test.metric), unit)
 
@@ -763,6 +791,13 @@ def rules_table(rules: Sequence[Rule] = RULES) -> str:
     ]
     head = ["| finding | said when | records in a row | likely cause | remedy |", "|---|---|---|---|---|"]
     return "\n".join([*head, *rows])
+
+
+def _fall_in_errors(change: float, error: float) -> float:
+    """A fall in standard errors: infinite where all prompts fall alike, whose changes have no deviation."""
+    if error:
+        return -change / error
+    return math.inf if change < 0 else 0.0
 
 
 def _is_finite(value: Any) -> bool:

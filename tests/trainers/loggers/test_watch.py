@@ -307,8 +307,40 @@ class TestRules:
     def test_an_evaluation_reward_that_wavers_is_not(self, history):
         assert find(history) == []
 
+    def test_a_fall_is_measured_prompt_by_prompt(self):
+        """A small fall of every prompt is certain; one of another mean that some prompts make is not."""
+        falls = evaluated(0.5, 0.48, 0.48)
+        assert find(falls) == []  # a difference of 0.02 is within errors of 0.02
+        for record, fall in zip(falls, (0, 0.02, 0.02), strict=True):
+            record["sampling/reward_means"] = [i / 15 - fall * (1 + i % 2 / 9) for i in range(16)]
+        assert names(falls) == [("falling_evaluation", 2)]
+        wavers = evaluated(0.5, 0.4, 0.4)
+        for record, noise in zip(wavers, (0, 1, -1), strict=True):
+            record["sampling/reward_means"] = [0.5 - 0.1 * abs(noise) + noise * (-1) ** i for i in range(16)]
+        assert find(wavers) == []
+
+    def test_prompts_that_all_fall_alike_are_a_fall(self):
+        history = evaluated(1.0, 0.0, 0.0, error=0.0)
+        for record in history:
+            record["sampling/reward_means"] = [record["reward/mean"]] * 8
+        assert names(history) == [("falling_evaluation", 2)]
+        same = [record | {"sampling/reward_means": [1.0] * 8, "reward/mean": 1.0} for record in history]
+        assert find(same) == []
+
+    def test_a_fall_begins_with_the_first_evaluation_that_has_an_error(self):
+        """Records of older runs have none, nor has an evaluation with a single reward."""
+        old = evaluated(0.9, 0.9, 0.5, 0.5, 0.5)
+        for record in old[:2]:
+            del record["reward/standard_error"]
+        assert find(old) == []
+        assert names([*old, *evaluated(0.4, 0.4)]) == [("falling_evaluation", 1)]
+        del (single := evaluated(0.9, 0.5, 0.4, 0.4))[0]["reward/standard_error"]
+        assert [found.least for found in find(single)] == [0.5]
+
     def test_a_resumed_watch_remembers_evaluations(self):
         history = evaluated(0.5, 0.9, 0.8, 0.75, 0.7, training=[0.5, 0.5, 0.9, 0.9])
+        for record in history[::2]:
+            record["sampling/reward_means"] = [record["reward/mean"] + i % 2 / 9 for i in range(16)]
         for cut in range(len(history)):
             first, again = Watch(), Watch()
             assert [found for record in history[:cut] for found in first.see(record)] == []
@@ -326,6 +358,19 @@ class TestRules:
         assert names(records(**flat | {"kl/per_sequence": [1.0] * 40})) == []  # rules of a KL judge it
         rising = flat | {"reward/mean": [0.3 + 0.004 * i for i in range(40)]}
         assert names(records(**rising)) == []
+
+    # Of a flat run a low beginning by chance looks like a rise: here 0.1 deviations are 1.6 errors of the first values.
+    @pytest.mark.parametrize(("rise", "least", "most"), [(0.2, 0, 0), (0.0, 32, 40)], ids=["learned", "flat"])
+    def test_a_plateau_after_learning_is_not_flat(self, rise, least, most):
+        """Mean of 128 rewards of 0 or 1 from 0.6, which may rise within 20 iterations, and stays; 40 seeds."""
+        share = 0.6 + rise * np.minimum(np.arange(150) / 20, 1)
+        found = []
+        for seed in range(40):
+            means = np.random.default_rng(seed).binomial(128, share) / 128
+            run = {"reward/mean": means, "reward/std": np.sqrt(means * (1 - means))}
+            history = records(**run, **{"group/zero_std_fraction": [0.1] * 150})
+            found.append("flat_reward" in [name for name, _ in names(history)])
+        assert least <= sum(found) <= most, sum(found)
 
     def test_a_rise_is_more_than_noise(self):
         """Two halves of 20 values, whose noise of 0.1 gives their difference an error of 0.1 times sqrt(2 / 20)."""
