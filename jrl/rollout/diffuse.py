@@ -80,6 +80,8 @@ def make_diffuse(
         initial_keys: PRNGKey,
         step_keys: PRNGKey,
     ) -> tuple[Trajectories, Float[Array, "B Z W 3"]]:
+        # Outside the loop, from weights that are split: a text encoder may be larger than the denoiser.
+        context = model.encode(frozen, tokens)
         params, frozen = gather_fsdp(params), gather_fsdp(frozen)
         draw = partial(jax.random.normal, shape=latent_shape)
 
@@ -90,7 +92,7 @@ def make_diffuse(
             model,
             params,
             frozen,
-            model.encode(frozen, tokens),
+            context,
             negative,
             jax.vmap(draw)(initial_keys),
             noise_at,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +22,14 @@ from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.mesh import abstract_mesh, batch_sharding, make_mesh, path_name, replicated, tree_shardings
 from jrl.models.adapters.config import LoraConfig
+from jrl.models.diffusion.clip_config import ClipTextConfig
+from jrl.models.diffusion.clip_text import ClipText
 from jrl.models.diffusion.unet import UNet
 from jrl.models.diffusion.unet_config import UNetConfig
 from jrl.ops.noise_schedule import NoiseSchedule
 from jrl.rollout.diffuse import make_diffuse
 from jrl.typing import DDPOBatch, DenoiserFns, Trajectories
+from tests.diffusion_toy import LATENT, WIDTH, toy_denoiser
 from tests.learners.batches import adam
 from tests.mesh.hlo import Collective, Shape, collectives, entry_arguments
 from tests.mesh.test_mesh_hlo import (
@@ -52,6 +56,9 @@ SMALL_UNET = UNetConfig(
     cross_attention_dim=28,
     attention_head_dim=2,
     norm_num_groups=4,
+)
+SMALL_CLIP = ClipTextConfig(
+    vocab_size=1000, hidden_size=24, intermediate_size=56, num_hidden_layers=1, num_attention_heads=2
 )
 SAMPLES, MINIBATCH, STEPS, EDGE, PROMPT = 32, 8, 3, 8, 5
 REAL_EDGE, REAL_PROMPT = 64, 77
@@ -207,6 +214,43 @@ def test_denoising_gathers_every_parameter_once(full: bool) -> None:
     gathered = [one for one in found if one.kind == "all-gather" and one.axes == FSDP]
     assert {one.place for one in gathered} == {()}
     assert sum(len(one.shapes) for one in gathered) == len(wanted)
+
+
+def test_prompts_are_encoded_with_weights_as_they_lie() -> None:
+    """They are read once, outside the loop: whole, a T5-XXL would fill a device."""
+    given, read = [], []
+
+    def encode(frozen: Any, tokens: Any) -> Any:
+        read.append(frozen["text_encoder"])
+        return jnp.zeros((*tokens.shape, WIDTH))
+
+    def run(frozen: Any, *rest: Any) -> Any:
+        given.append(frozen["text_encoder"])
+        return diffuse({}, frozen, *rest)
+
+    diffuse = make_diffuse(
+        replace(toy_denoiser(), encode=encode, predict=lambda params, frozen, latents, *_: latents),
+        SCHEDULE,
+        num_steps=STEPS,
+        eta=1.0,
+        guidance_scale=1.0,
+        guidance_rescale=0.0,
+        latent_shape=LATENT,
+    )
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), SAMPLES))
+    tokens, negative = shape(SAMPLES, PROMPT, dtype=jnp.int32), shape(1, PROMPT, WIDTH)
+    with jax.set_mesh(make_mesh(*SIZES)):
+        jax.eval_shape(run, {"text_encoder": shape(8, 8)}, tokens, negative, keys, keys)
+    assert read[0] is given[0]
+
+
+def test_clip_has_its_table_whole_and_sends_nothing_for_a_lookup() -> None:
+    mesh, text = make_mesh(*SIZES), ClipText(SMALL_CLIP)
+    params = on(mesh, jax.eval_shape(text.init, jax.random.key(0)))
+    tokens = on(mesh, shape(SAMPLES, PROMPT, dtype=jnp.int32), batch_sharding(mesh))
+    with jax.set_mesh(mesh):
+        program = jax.jit(partial(text.encode, dtype=jnp.float32)).lower(params, tokens).compile()
+    assert not collectives(program.as_text(), mesh)
 
 
 def large(found: list[Collective], *kinds: str) -> list[tuple[Shape, frozenset[str]]]:

@@ -32,6 +32,7 @@ from jrl.models.adapters.config import (
 )
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.target_parameters import name_in_memory
+from jrl.models.adapters.targets import matches
 from jrl.models.adapters.whole_modules import WholeModule
 from jrl.models.entries_io import check_entries, entry_tensors, initial_shapes, load_entries
 from jrl.models.families.base import Entry, Shape, table
@@ -44,6 +45,7 @@ from jrl.typing import Params, PRNGKey
 
 CONFIG, WEIGHTS, HEAD_FILE = "adapter_config.json", "adapter_model", "model"
 _WRAPPED = "base_model.model."
+_TEXT_MODEL = "language_model."
 _BASE_WEIGHTS = (".base_layer.weight", ".base_layer.bias")
 _ROWS, _ROWS_BESIDE = "trainable_tokens_delta", "token_adapter.trainable_tokens_delta"
 _LORA_NAMES = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
@@ -327,15 +329,8 @@ def _facts(adapter: Adapter) -> dict[str, Any]:
     if isinstance(adapter, Lora):
         if adapter.config.trains_tokens_alone:
             return {}
-        # What a family's default targets are is PEFT's affair, and may change: they are named.
-        targets = adapter.config.target_modules
-        if targets is None:
-            by_parameter = adapter.config.target_parameters is not None
-            targets = (
-                () if by_parameter else tuple(sorted({m.name.rsplit(".", 1)[-1] for m in adapter.modules}))
-            )
         return {
-            "target_modules": targets if isinstance(targets, str) else list(targets),
+            "target_modules": _target_modules(adapter),
             "fan_in_fan_out": all(module.inputs_first for module in adapter.modules),
         }
     model, prefix = adapter.model, isinstance(adapter.config, PrefixConfig)
@@ -345,3 +340,19 @@ def _facts(adapter: Adapter) -> dict[str, Any]:
         "token_dim": model.num_kv_heads * model.head_dim if prefix else adapter.saved_width,
         "num_transformer_submodules": 1,
     }
+
+
+def _target_modules(lora: Lora) -> str | list[str]:
+    """What tells PEFT the adapted modules: a pattern as it is, else their names, which an adapter may have by default.
+
+    Beside the text model of a multimodal one, PEFT would find modules with the same last names, some of a class that it
+    refuses: there names are whole.
+    """
+    targets = lora.config.target_modules
+    if isinstance(targets, str):
+        return targets
+    if targets is None and lora.config.target_parameters is not None:
+        return []
+    if any(_TEXT_MODEL in module.name for module in lora.modules):
+        return sorted(m.name for m in lora.modules if targets is None or matches(targets, m.name))
+    return sorted({m.name.rsplit(".", 1)[-1] for m in lora.modules}) if targets is None else list(targets)

@@ -126,7 +126,7 @@ def bind_lora(
     for entry in entries:
         if not entry.name.endswith(".weight") or not _is_target(config, targets, entry):
             continue
-        if _matches(UNADAPTED.get(model_type, ()), _module(entry)):
+        if matches(UNADAPTED.get(model_type, ()), _module(entry)):
             raise ValueError(
                 f"peft_config: `target_modules` {targets!r} must leave out {_module(entry)}: PEFT refuses an adapter "
                 'of it, because torch\'s kernels pass it by. Name others, or add `exclude_modules: ["out_proj"]`.'
@@ -184,7 +184,7 @@ def _is_linear(entry: Entry) -> bool:
 
 def _is_target(config: LoraConfig, targets: tuple[str, ...] | str, entry: Entry) -> bool:
     name = _module(entry)
-    if config.exclude_modules is not None and _matches(config.exclude_modules, name):
+    if config.exclude_modules is not None and matches(config.exclude_modules, name):
         return False
     # As in PEFT, what is saved whole has no adapter, nor has what lies in it.
     if any(re.match(rf"(^|.*\.){whole}($|\..*)", name) for whole in config.modules_to_save or ()):
@@ -196,14 +196,15 @@ def _is_target(config: LoraConfig, targets: tuple[str, ...] | str, entry: Entry)
         return _is_linear(entry) and is_map and not path.startswith(f"{HEAD}/")
     # As in PEFT, layers are chosen among names only: a pattern says for itself which layers it means.
     chosen = isinstance(targets, str) or name in targets or _in_layers(config, name)
-    return _matches(targets, name) and chosen
+    return matches(targets, name) and chosen
 
 
 def _is_all_linear(targets: tuple[str, ...] | str | None) -> bool:
     return isinstance(targets, str) and targets.lower() == "all-linear"
 
 
-def _matches(patterns: tuple[str, ...] | str, name: str) -> bool:
+def matches(patterns: tuple[str, ...] | str, name: str) -> bool:
+    """True for a module's name that a pattern describes, or that names hold, or its end at a dot, as in PEFT."""
     if isinstance(patterns, str):
         try:
             return re.fullmatch(patterns, name) is not None

@@ -119,7 +119,9 @@ class Embeddings(nn.Module):
     def __call__(self, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
         """Sum of the embeddings of token and position."""
         positions = jnp.arange(tokens.shape[1])[None]
-        return self.token_embedding(tokens) + self.position_embedding(positions)
+        # No row of `jrl.mesh.PARAMETER_AXES` is of these tables: every device has them whole.
+        found = self.token_embedding(tokens, is_whole=True)
+        return found + self.position_embedding(positions, is_whole=True)
 
 
 class LayerStack(nn.Module):

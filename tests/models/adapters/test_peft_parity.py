@@ -16,6 +16,7 @@ from jrl.models.adapters.targets import UNADAPTED
 from jrl.models.checkpoint import load_checkpoint
 from jrl.typing import ModelInputs
 from tests.models.family_cases import CASES as FAMILY_CASES
+from tests.models.multimodal_cases import CASES as MULTIMODAL
 from tests.tiny import PAD_ID, VOCAB_SIZE, tiny_hf_config
 
 pytestmark = [
@@ -246,6 +247,35 @@ def test_every_linear_map_of_every_family_is_where_peft_has_it(name, tmp_path):
     back = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "ours").eval()
     with torch.no_grad():
         np.testing.assert_allclose(back(tokens).logits.numpy(), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("targets", [None, ("q_proj", "down_proj")], ids=["default", "names"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_peft_finds_the_text_model_of_a_multimodal_one_and_nothing_else(family, targets, tmp_path):
+    """Beside it are modules of the same names, in Gemma 4 of a class that PEFT refuses."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    base = AutoModelForImageTextToText.from_config(MULTIMODAL[family]).eval()
+    base.save_pretrained(tmp_path / "base")
+    tokens, mask = rows(None)
+    loaded = load_checkpoint(tmp_path / "base")
+    config = LoraConfigOfJrl(**LORA, target_modules=targets)
+    fresh, _ = loaded.model.split_params(loaded.params, adapter=config, key=jax.random.key(0))
+    params = {"lora": jax.tree.map(lambda x: x + 0.1, fresh["lora"])}
+    save_adapter(tmp_path / "ours", loaded.model.bind(config), params, base_model=None)
+    plain = torch_logits(base, tokens, mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # an adapter elsewhere would miss its tensors
+        back = PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    wanted = torch_logits(back, tokens, mask)
+    found = read_adapter_folder(tmp_path / "ours")
+    read = load_adapter(found.folder, loaded.model.bind(found.config))
+    ours = jrl_logits(loaded.model, found.config, read, loaded.params, tokens, mask)
+    assert np.abs(wanted - plain).max() > 1e-2
+    np.testing.assert_allclose(ours, wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize(
