@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import jrl
 from jrl import trlx
+from jrl.trainers.loop.run import run_length
 from jrl.trl import DDPOConfig
 from tests.environments.chat_models import chat_tokenizer, save_chat_model
 from tests.models.diffusion.tiny_folder import save_tiny_folder
@@ -241,6 +242,23 @@ def run(
         else:
             exec(compile(code, page, "exec"), names)
     return names
+
+
+def test_the_first_grpo_run_makes_its_steps(monkeypatch):
+    """`train.epochs` are iterations, of one optimizer step there."""
+    configs = []
+
+    def kept(*_: Any, config: jrl.TRLConfig, **others: Any) -> SimpleNamespace:
+        configs.append(config)
+        return SimpleNamespace(save_pretrained=lambda folder: folder)
+
+    monkeypatch.setattr(jrl, "train", kept)
+    exec(compile(blocks("docs/grpo.md")[0], "docs/grpo.md", "exec"), {})
+    (config,) = configs
+    method, train = config.method, config.train
+    each = method.num_rollouts * method.num_iterations // train.batch_size
+    _, end = run_length(train.total_steps, steps_per_iteration=each, max_iterations=train.epochs)
+    assert end == train.total_steps == 200
 
 
 @pytest.mark.parametrize("page", QUICK)
