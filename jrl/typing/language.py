@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.typing.basic import Frozen, Params, PRNGKey
 
 Trunk = Any
-"""What the frozen trunk hands to the branch, a tree of arrays with leading rows. Of a decoder it is what its next layers
-read, hidden states (B L D) among it; of an encoder-decoder these and the encoder's output. None where nothing below the
-branch is frozen."""
+"""What the frozen trunk hands to the branch, a tree of arrays with leading rows: what the next layers of a decoder read,
+hidden states (B L D) among it, and an encoder's output where there is one. None where nothing below the branch is
+frozen."""
 Cache = Any
 """Key/value cache of a decoder: an explicit argument and result of `PolicyFns.decode`."""
 
