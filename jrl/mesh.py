@@ -318,6 +318,16 @@ def constrain_rows(x: jax.Array) -> jax.Array:
     return constrain(x, "batch", *(None,) * (x.ndim - 1))
 
 
+def constrain_rows_alone(x: jax.Array) -> jax.Array:
+    """Pins the first axis, the rows of a batch, to the mesh in force, and leaves the others as they are split."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    rows = partition_spec(mesh, ("batch",), x.shape[:1])[0][0]
+    others = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, *others))
+
+
 def is_split_over_fsdp() -> bool:
     """True where parameters are split over the `fsdp` axis of the mesh in force."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -32,6 +32,7 @@ def push_to_hub(
       RuntimeError: If the hub cannot be reached, or refuses; the message has the hub's reason.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if not Path(folder).is_dir():
         raise ValueError(
@@ -46,7 +47,8 @@ def push_to_hub(
         api.upload_folder(
             repo_id=repo_id, folder_path=Path(folder), commit_message=commit_message, revision=revision
         )
-    except Exception as error:  # a connection's errors are of a client that huggingface_hub is free to change
+    except (OSError, RuntimeError, HFValidationError, *HfHubHTTPError.__bases__) as error:
+        # The last are of the client that huggingface_hub connects by, which it is free to change.
         reason = " ".join(str(error).split())
         raise RuntimeError(f"`repo_id` {repo_id!r} could not be pushed to: {reason}") from error
     return str(address)

@@ -142,6 +142,11 @@ def test_what_is_refused(hub, tmp_path):
         jrl.push_to_hub(tmp_path, "me/tuned", token="hf_mine")
 
 
+def test_an_argument_of_another_type_is_no_fault_of_the_hub(hub, tmp_path):
+    with pytest.raises(TypeError):
+        jrl.push_to_hub(tmp_path, "me/tuned", token="hf_mine", revision=3)
+
+
 def test_a_hub_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

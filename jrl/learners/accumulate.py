@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.learners.guards import select_tree
 from jrl.learners.optimizers import learning_rate, pass_over
 from jrl.learners.state import TrainState
-from jrl.mesh import constrain_rows, hold_split, split_evenly
+from jrl.mesh import constrain_rows_alone, hold_split, split_evenly
 from jrl.ops.metrics import merge_metrics, no_metrics, reduce_metrics
 from jrl.typing import Frozen, Max, Mean, Metrics, Params, PRNGKey
 
@@ -68,7 +68,7 @@ def take_rows(tree: Tree, ids: Int[Array, "R"]) -> Tree:
     """Rows of every array of a tree, kept spread over the mesh's batch axes."""
 
     def take(x: Array) -> Array:
-        return constrain_rows(jnp.take(x, ids, axis=0))
+        return constrain_rows_alone(jnp.take(x, ids, axis=0))
 
     taken: Tree = jax.tree.map(take, tree)
     return taken

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jrl.learners.accumulate import take_rows
-from jrl.mesh import constrain_rows, hold_split
+from jrl.mesh import constrain_rows, constrain_rows_alone, hold_split
 from jrl.ops.checks import check_same_shape
 from jrl.typing import Frozen, ILQLBatch, ModelInputs, PolicyFns, Sequences, Trunk
 
@@ -48,7 +48,7 @@ def map_rows(compute: Callable[[Int[Array, "R"]], Tree], num_rows: int, *, minib
     found = jax.lax.map(compute, index)
 
     def whole(x: Array) -> Array:
-        return constrain_rows(x.swapaxes(0, 1).reshape(rows * count, *x.shape[2:])[:num_rows])
+        return constrain_rows_alone(x.swapaxes(0, 1).reshape(rows * count, *x.shape[2:])[:num_rows])
 
     flat: Tree = jax.tree.map(whole, found)
     return flat

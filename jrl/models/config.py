@@ -533,6 +533,11 @@ class TransformerConfig(Described):
                     f"`head_dim`, or the part of it that rotates, must be even and at least 2, got {dim}: rotary "
                     "positions rotate pairs of dimensions."
                 )
+        if (self.layer_input_width is None) != (self.layer_input_rows is None):
+            raise ValueError(
+                "`layer_input_width` and `layer_input_rows` must be given together, or neither: they are the sizes of "
+                f"one table; got {self.layer_input_width} and {self.layer_input_rows}."
+            )
         reads_more = self.layer_input_width is not None or self.stream_scale
         if reads_more and self.block not in ("pre_norm", "sandwich", "output_norm"):
             raise ValueError(

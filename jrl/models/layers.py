@@ -15,6 +15,8 @@ from jrl.mesh import constrain, parts_of, rows_of_device
 from jrl.models.products import Kernel, StoredKernel, contract, multiply_table
 from jrl.models.quantize import QuantizedKernel
 
+TABLES = ("embed", "layer_embed")
+"""Names of a model's tables of tokens; of what layers read beside the stream it is the second."""
 ROUNDED = "rounded"
 """Name of a table's copy in the dtype of the computation, beside `embedding`."""
 INPUTS, OUTPUTS, WHOLE = "inputs", "outputs", "whole"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.mesh import path_name
-from jrl.models.layers import ROUNDED
+from jrl.models.layers import ROUNDED, TABLES
 from jrl.typing import Params
 
 # Not the router of experts, which computes in float32, nor tables, whose rows may be added up in float32.
@@ -22,7 +22,7 @@ _ROUNDED = re.compile(
 def round_kernels(tree: Params, dtype: Any) -> Params:
     """Rounds kernels to the dtype in which products read them: results are the same to the bit.
 
-    The table of embeddings gets a copy, for a head that it is as well, and for lookups that round it at once.
+    A table of tokens gets a copy, for a head that it is as well, and for lookups that round it at once.
 
     Under bfloat16 a step of decoding then moves half the bytes, and so does gathering them over `fsdp`.
 
@@ -37,7 +37,6 @@ def round_kernels(tree: Params, dtype: Any) -> Params:
         return leaf.astype(dtype) if _ROUNDED.search(path_name(path)) else leaf
 
     found: dict[str, Any] = dict(jax.tree_util.tree_map_with_path(rounded, dict(tree)))
-    if "embed" in found:  # of table and copy only what is read is ever made
-        table = found["embed"]
-        found["embed"] = {**table, ROUNDED: table["embedding"].astype(dtype)}
+    for name in found.keys() & set(TABLES):  # of table and copy only what is read is ever made
+        found[name] = {**found[name], ROUNDED: found[name]["embedding"].astype(dtype)}
     return found

@@ -75,7 +75,7 @@ class Carried(NamedTuple):
 
     Attributes:
       x: The residual stream.
-      lent: Keys and values of layers that lend theirs, by the number of the layer.
+      lent: Keys and values that layers to come read of earlier ones, by the number of the layer that lends them.
       inputs: What each of the layers to come reads of the tokens beside the stream; () where they read nothing else.
     """
 
@@ -222,7 +222,7 @@ class Decoder(nn.Module):
                 return block(x, context, None, *own)
 
             x, lent = self._run_rows(call, carried.x, carried, context, start, stop)
-            return Carried(x, lent, carried.inputs[stop - start :]), ()
+            return self._handed_on(x, lent, carried, start, stop), ()
         x, lent, updated = carried.x, dict(carried.lent), []
         given = carried.given(stop - start)
         for index, cache, own in zip(range(start, stop), caches, given, strict=True):
@@ -230,7 +230,7 @@ class Decoder(nn.Module):
             if self.config.layers[index].lends_keys:
                 lent[index] = entry
             updated.append(entry)
-        return Carried(x, lent, carried.inputs[stop - start :]), tuple(updated)
+        return self._handed_on(x, lent, carried, start, stop), tuple(updated)
 
     def run_layers_counted(
         self,
@@ -251,7 +251,15 @@ class Decoder(nn.Module):
 
         counted = carried.x, no_load(self.config, carried.x.shape[0])
         (x, load), lent = self._run_rows(call, counted, carried, context, start, stop)
-        return Carried(x, lent, carried.inputs[stop - start :]), load
+        return self._handed_on(x, lent, carried, start, stop), load
+
+    def _handed_on(
+        self, x: Float[Array, "B Q D"], lent: dict[int, LayerCache], carried: Carried, start: int, stop: int
+    ) -> Carried:
+        """What the layers from `stop` on read: of what is lent, only what one of them does."""
+        read = {layer.keys_of for layer in self.config.layers[stop:]}
+        kept = {index: entry for index, entry in lent.items() if index in read}
+        return Carried(x, kept, carried.inputs[stop - start :])
 
     def _run_rows(
         self,

@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.typing.basic import Frozen, Params, PRNGKey
 
 Trunk = Any
-"""What the frozen trunk hands to the branch, arrays with leading rows: a decoder's hidden states (B L D), with an
-encoder's output where there is one; None where nothing below the branch is frozen."""
+"""What the frozen trunk hands to the branch, a tree of arrays with leading rows: what a decoder's next layers read,
+hidden states (B L D) among it, and an encoder's output where there is one. None where nothing below the branch is
+frozen."""
 Cache = Any
 """Key/value cache of a decoder: an explicit argument and result of `PolicyFns.decode`."""
 

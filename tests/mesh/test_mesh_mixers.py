@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jrl.learners.accumulate import take_rows
+from jrl.learners.forward import trunk_of_rows
 from jrl.mesh import batch_sharding, make_mesh, tree_shardings
-from jrl.models.model import CausalLM
+from jrl.models.model import CausalLM, make_model
 from jrl.ops.logprobs import logprobs_from_logits
 from jrl.rollout.generate import make_generate
 from jrl.typing import ModelInputs, SamplingKnobs
 from tests.mesh.hlo import collectives
 from tests.mesh.shapes import on, shape
+from tests.models.family_cases_gemma4 import CASES as GEMMA4
 from tests.models.family_cases_mixers import CASES
 
 pytestmark = pytest.mark.mesh
@@ -108,3 +111,24 @@ def test_key_heads_that_the_tensor_axis_divides_are_never_gathered_over_it() -> 
     over_tensor = [one for one in collectives(text, mesh) if "tensor" in one.axes]
     gathers = [(one.shapes, one.op_name) for one in over_tensor if one.kind == "all-gather"]
     assert over_tensor and not gathers
+
+
+def test_lent_keys_of_a_trunk_stay_split_over_tensor() -> None:
+    """All rows of them, and those of a microbatch."""
+    mesh, lm, split = make_mesh(2, 2, 2), make_model(GEMMA4["gemma4_text"]), dict(num_layers_unfrozen=2)
+    policy = lm.policy(**split)
+    frozen = jax.eval_shape(lambda key: lm.split_params(lm.init(key), **split)[1], jax.random.key(0))
+    inputs = ModelInputs(shape(ROWS, LENGTH, dtype=jnp.int32), shape(ROWS, LENGTH, dtype=jnp.bool_))
+
+    def run(frozen: Any, inputs: ModelInputs) -> Any:
+        whole = trunk_of_rows(policy, frozen, inputs, minibatch_size=ROWS // 2)
+        return whole, take_rows(whole, jnp.arange(ROWS // 2))
+
+    with jax.set_mesh(mesh):
+        jitted = jax.jit(run)
+        program = jitted.lower(on(mesh, frozen), on(mesh, inputs, batch_sharding(mesh))).compile()
+    for rows, found in zip((ROWS, ROWS // 2), program.output_shardings, strict=True):
+        keys = found.lent[2].k[0].shard_shape((rows, 2, LENGTH, 8))
+        assert keys == (rows // 4, 1, LENGTH, 8)
+        assert found.x.shard_shape((rows, LENGTH, 32)) == (rows // 4, LENGTH, 32)
+    assert not [one for one in collectives(program.as_text(), mesh) if one.shapes[0][-2:] == (LENGTH, 8)]

@@ -84,10 +84,16 @@ def test_a_layer_sees_the_decoder_with_its_own_sizes():
     assert (config.head_dims, config.mlp_widths) == ((4, 6), (16, 5))
 
 
-@pytest.mark.parametrize("option", [dict(stream_scale=True), dict(layer_input_width=2)])
+@pytest.mark.parametrize("option", [dict(stream_scale=True), dict(layer_input_width=2, layer_input_rows=9)])
 def test_only_sublayers_one_after_the_other_are_followed_by_more(option):
     with pytest.raises(ValueError, match="`layer_input_width` and `stream_scale` must be unset"):
         replace(small(), block="parallel", **option)
+
+
+@pytest.mark.parametrize("option", [dict(layer_input_width=2), dict(layer_input_rows=9)])
+def test_what_layers_read_beside_the_stream_has_rows_and_a_width(option):
+    with pytest.raises(ValueError, match=r"`layer_input_rows` must .* got (2 and None|None and 9)"):
+        replace(small(), **option)
 
 
 def test_up_to_the_context_a_bound_is_no_part_of_the_text():

@@ -60,6 +60,13 @@ def test_what_is_not_implemented_is_refused(changes, message):
         make_model(Gemma4TextConfig(**GEMMA4 | changes))
 
 
+def test_attention_in_both_directions_is_refused_with_the_value_of_the_config():
+    config = Gemma4TextConfig(**GEMMA4 | dict(use_bidirectional_attention="all"))
+    config.is_causal = True  # which the class sets with it, and which is refused first
+    with pytest.raises(ValueError, match="`use_bidirectional_attention` must be None, got 'all'"):
+        make_model(config)
+
+
 def test_keys_that_published_checkpoints_hold_and_nobody_reads_are_passed_over(tmp_path):
     model = CausalLM.from_config(CASES["gemma4_text"])
     save_checkpoint(tmp_path, model, model.init(jax.random.key(0)))
@@ -81,6 +88,18 @@ def test_a_layer_that_reads_lent_keys_has_no_cache_and_others_have_that_of_their
     shapes = [[leaf.shape for leaf in jax.tree.leaves(entry)] for entry in cache.layers]
     assert shapes == [[(2, 2, 10, 8)] * 2, [(2, 1, 10, 12)] * 2, [(2, 2, 10, 8)] * 2, [], []]
     assert isinstance(cache.layers[3], StateCache)
+
+
+@pytest.mark.parametrize(("unfrozen", "kept"), [(1, [1]), (2, [1, 2]), (3, [1]), (4, [])])
+def test_a_trunk_keeps_the_lent_keys_that_a_later_layer_reads(unfrozen, kept):
+    model = make_model(CASES["gemma4_text"])
+    split = dict(num_layers_unfrozen=unfrozen)
+    inputs = ModelInputs(jnp.ones((2, 3), jnp.int32), jnp.ones((2, 3), bool))
+
+    def trunk(key):
+        return model.policy(**split).trunk(model.split_params(model.init(key), **split)[1], inputs)
+
+    assert list(jax.eval_shape(trunk, jax.random.key(0)).lent) == kept
 
 
 @pytest.mark.parametrize("unfrozen", [1, 3, 4])

@@ -18,6 +18,7 @@ from jrl.models.model import make_model
 from jrl.rollout.generate import make_generate
 from jrl.typing import Completions, PolicyFns
 from jrl.typing.language import unrounded
+from tests.models.family_cases_gemma4 import CASES as GEMMA4
 from tests.rollout.programs import knobs
 from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_contexts, tiny_hf_config, tiny_prompts
 
@@ -39,7 +40,8 @@ LORA = LoraConfig(r=2, target_modules=("q_proj", "v_proj"))
 
 def model(name: str, dtype: Any = jnp.bfloat16) -> tuple[PolicyFns, Any, Any]:
     family = name.removesuffix("-lora").removesuffix("-dora")
-    lm = make_model(MIXTRAL if family == "mixtral" else tiny_hf_config(family))
+    known = {"mixtral": MIXTRAL, "gemma4": GEMMA4["gemma4_text"]}
+    lm = make_model(known.get(family) or tiny_hf_config(family))
     split: dict[str, Any] = {"num_layers_unfrozen": -1}
     if family != name:
         split["adapter"] = dataclasses.replace(LORA, use_dora=name.endswith("dora"))
@@ -58,7 +60,7 @@ def dtypes(tree: Any) -> dict[str, str]:
     return {path_name(path): str(leaf.dtype) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "t5", "llama-lora", "llama-dora"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "gemma4", "t5", "llama-lora", "llama-dora"])
 def test_samples_and_their_log_probabilities_are_the_same_to_the_bit(name: str) -> None:
     policy, params, frozen = model(name)
     wanted = sample(dataclasses.replace(policy, rounded=unrounded), params, frozen, name)
@@ -87,6 +89,14 @@ def test_what_is_no_kernel_of_a_product_keeps_its_dtype() -> None:
         "router",
         "embed",
     }
+
+
+def test_a_table_that_is_looked_up_in_the_dtype_alone_is_read_as_its_rounded_copy() -> None:
+    """Gemma 4's, of what layers read beside the stream, is the largest array of a small model."""
+    policy, params, frozen = model("gemma4")
+    found = policy.rounded({**frozen, **params})["layer_embed"]
+    assert found["rounded"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found["rounded"], found["embedding"].astype(jnp.bfloat16))
 
 
 def test_nothing_is_rounded_in_float32() -> None:

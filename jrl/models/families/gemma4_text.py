@@ -33,9 +33,9 @@ def read_config(hf: Any) -> TransformerConfig:
     """
     fields = hf.to_dict()
     # "vision" means the tokens of images, of which there are none.
-    bidirectional = hf.use_bidirectional_attention == "all"
+    found = None if hf.use_bidirectional_attention == "vision" else hf.use_bidirectional_attention
     because = "a language model reads backwards only"
-    require(MODEL_TYPE, "use_bidirectional_attention", False, bidirectional, because)
+    require(MODEL_TYPE, "use_bidirectional_attention", None, found, because)
     rows, width = hf.vocab_size_per_layer_input, hf.hidden_size_per_layer_input or None
     if width is not None and rows < hf.vocab_size:
         raise ValueError(

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jrl.mesh import EXPERT, experts_parts, path_name, platform, rows_of_device, tree_shardings
 from jrl.models.config import TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
-from jrl.models.layers import ROUNDED, moves_table
+from jrl.models.layers import ROUNDED, TABLES, moves_table
 from jrl.models.products import products
 from jrl.models.routing import expert_layers
 from jrl.models.score_blocks import ScoreBlocks
@@ -282,6 +282,9 @@ class _Run(_Held):
             config = self.part.lm.config
             unread = {"embedding"} if config.rounds_embeddings else {ROUNDED} if "lm_head" in read else set()
             read["embed"] = {name: leaf for name, leaf in read["embed"].items() if name not in unread}
+        if "layer_embed" in read:  # no head, and rounded wherever it is looked up
+            table = read["layer_embed"]
+            read["layer_embed"] = {ROUNDED: table[ROUNDED]} if ROUNDED in table else table
         return read
 
     @functools.cached_property
@@ -291,10 +294,14 @@ class _Run(_Held):
             return platform() if self.mesh.abstract_device is not None else None
 
     @property
-    def moves_table(self) -> bool:
-        """True where an update embeds with whole rows of the table: with a frozen one all its rows at once."""
-        rows = self.rows if "embed" in self.stepped else self.footprint.update_rows or self.rows
-        num_rows, width = self.everything["embed"]["embedding"].shape
+    def tables(self) -> list[str]:
+        """Names of the tables of tokens."""
+        return [name for name in TABLES if name in self.everything]
+
+    def moves_table(self, name: str) -> bool:
+        """True where an update embeds with whole rows of a table: with a frozen one all its rows at once."""
+        rows = self.rows if name in self.stepped else self.footprint.update_rows or self.rows
+        num_rows, width = self.everything[name]["embedding"].shape
         with jax.sharding.use_abstract_mesh(self.mesh):
             return moves_table((rows, self.length), num_rows, width, "vocab")
 
@@ -340,10 +347,11 @@ def _learning(run: _Run) -> dict[str, Bytes]:
         "equal layers stacked, and their gradients": _stacked_bytes(run),
         "activations of a microbatch": kept,
     }
-    embeds = {name: tree for name, tree in run.as_read.items() if name in ("embed", "layer_embed")}
-    tables = _bytes(embeds, run.mesh, whole=True) if run.moves_table else 0
+    moved = {name: run.as_read[name] for name in run.tables if run.moves_table(name)}
+    tables = _bytes(moved, run.mesh, whole=True)
+    gradients = {name: _table_gradient(run, name, whole=name in moved) for name in run.tables}
     makes_logits = "lm_head" not in run.everything and run.footprint.reads_logits
-    uses = 1 + run.has_context + makes_logits
+    gradients["embed"] *= 1 + run.has_context + makes_logits
     found = {
         "while it embeds": {**forward, "tables of embeddings as they are read, whole": tables},
         "in a layer": {
@@ -360,7 +368,7 @@ def _learning(run: _Run) -> dict[str, Bytes]:
         "in the gradient of embeddings": {
             **forward,
             **sums,
-            "gradients of the table's uses": uses * _table_gradient(run, "embed", whole=run.moves_table),
+            "gradients of the table's uses": sum(gradients.values()),
         },
     }
     if run.footprint.reads_logits:
@@ -384,7 +392,7 @@ def _logits(run: _Run) -> dict[str, Bytes]:
     else:
         # A tied table that nothing changes stays as it was gathered, beside its rounded copy: to embed, and on GPUs to
         # be rounded. TPUs round it first.
-        stays = "embed" not in run.stepped and (run.moves_table or run.platform != "tpu")
+        stays = "embed" not in run.stepped and (run.moves_table("embed") or run.platform != "tpu")
         head = {"embed": read["embed"] if stays else {table: read["embed"][table]}}
     window = run.footprint.window or run.length
     positions = rows_of_device(run.rows, run.mesh) * window
@@ -512,9 +520,9 @@ def _sampling(run: _Run) -> Bytes:
 
 
 def _kernel_bytes(run: _Run) -> int:
-    """Bytes of the parameters that a sampling call reads for each token, without the table that it looks up in."""
+    """Bytes of the parameters that a sampling call reads for each token, without the tables that it looks up in."""
     table = {name: leaf for name, leaf in run.as_read["embed"].items() if name != "embedding"}
-    return _bytes({**run.as_read, "embed": table}, run.mesh, whole=True)
+    return _bytes({**run.as_read, "embed": table, "layer_embed": {}}, run.mesh, whole=True)
 
 
 def _cache(run: _Run, rows: int) -> int:
@@ -602,7 +610,8 @@ def _sampled(part: LanguageShapes, everything: Any, read: Any) -> tuple[int, int
     if part.mesh.shape["fsdp"] > 1:
         return whole, whole - _bytes(read, part.mesh)
     lying = {path_name(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(everything)}
-    lying[f"embed/{ROUNDED}"] = lying["embed/embedding"]  # a table that is rounded already is its own copy
+    for name in everything.keys() & set(TABLES):  # a table that is rounded already is its own copy
+        lying[f"{name}/{ROUNDED}"] = lying[f"{name}/embedding"]
     made = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf if lying.get(path_name(path)) != leaf.dtype else None, read
     )

@@ -26,6 +26,7 @@ from jrl.trainers.plan.model_part import model_part
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
 from jrl.trainers.ppo import PPOTrainer
 from tests.models.family_cases import CASES
+from tests.models.family_cases_gemma4 import CASES as GEMMA4
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, save_tiny_checkpoint
 
 TINY = LlamaConfig(
@@ -344,6 +345,16 @@ def test_a_table_is_whole_to_embed_where_a_device_has_as_many_tokens_as_it_has_r
         (-1, 28): (whole // 2, 0, 2 * whole // 4),
         (1, 28): (whole + whole // 2, 0, 0),
     }
+
+
+def test_both_tables_of_gemma4_are_counted():
+    """That of the layers' inputs has 103 rows of 5 · 6 numbers, is read rounded, and has no gradient as a head."""
+    model, config = GEMMA4["gemma4_text"], jrl.default_sft_config()
+    found = planned(config, model=model, compute_dtype="bfloat16", batch_size=32).learning
+    table, own = 4 * 128 * 32, 4 * 103 * 30
+    assert found["while it embeds"]["tables of embeddings as they are read, whole"] == (table + own) // 2
+    gradients = found["in the gradient of embeddings"]["gradients of the table's uses"]
+    assert gradients == 2 * table + own
 
 
 def test_prompts_are_read_in_parts_of_a_bounded_size():
