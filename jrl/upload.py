@@ -40,7 +40,8 @@ def push_to_hub(
             "`trainer.save_pretrained(folder)` writes one."
         )
     # The bases are the errors of the client that huggingface_hub connects by, which it is free to change.
-    failures: tuple[type[BaseException], ...] = HfHubHTTPError.__bases__
+    failures: tuple[type[BaseException], ...] = OSError, RuntimeError, HFValidationError
+    failures += HfHubHTTPError.__bases__
     api = HfApi(token=token)
     try:
         address = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -49,7 +50,7 @@ def push_to_hub(
         api.upload_folder(
             repo_id=repo_id, folder_path=Path(folder), commit_message=commit_message, revision=revision
         )
-    except (OSError, RuntimeError, HFValidationError, *failures) as error:
+    except failures as error:
         reason = " ".join(str(error).split())
         raise RuntimeError(f"`repo_id` {repo_id!r} could not be pushed to: {reason}") from error
     return str(address)
