@@ -40,6 +40,8 @@ def push_to_hub(
             "`trainer.save_pretrained(folder)` writes one."
         )
     api = HfApi(token=token)
+    # Errors of the client that huggingface_hub connects by, which it is free to change.
+    of_client: Any = HfHubHTTPError.__bases__
     try:
         address = api.create_repo(repo_id, private=private, exist_ok=True)
         if revision is not None:
@@ -47,8 +49,7 @@ def push_to_hub(
         api.upload_folder(
             repo_id=repo_id, folder_path=Path(folder), commit_message=commit_message, revision=revision
         )
-    except (OSError, RuntimeError, HFValidationError, *HfHubHTTPError.__bases__) as error:
-        # The last are of the client that huggingface_hub connects by, which it is free to change.
+    except (OSError, RuntimeError, HFValidationError, *of_client) as error:
         reason = " ".join(str(error).split())
         raise RuntimeError(f"`repo_id` {repo_id!r} could not be pushed to: {reason}") from error
     return str(address)
