@@ -39,10 +39,9 @@ def push_to_hub(
             f"`folder` must be a folder that holds a model, got {os.fspath(folder)!r}, which is none. "
             "`trainer.save_pretrained(folder)` writes one."
         )
-    # The bases are the errors of the client that huggingface_hub connects by, which it is free to change.
-    failures: tuple[type[BaseException], ...] = OSError, RuntimeError, HFValidationError
-    failures += HfHubHTTPError.__bases__
     api = HfApi(token=token)
+    # Errors of the client that huggingface_hub connects by, which it is free to change.
+    of_client: Any = HfHubHTTPError.__bases__
     try:
         address = api.create_repo(repo_id, private=private, exist_ok=True)
         if revision is not None:
@@ -50,7 +49,7 @@ def push_to_hub(
         api.upload_folder(
             repo_id=repo_id, folder_path=Path(folder), commit_message=commit_message, revision=revision
         )
-    except failures as error:
+    except (OSError, RuntimeError, HFValidationError, *of_client) as error:
         reason = " ".join(str(error).split())
         raise RuntimeError(f"`repo_id` {repo_id!r} could not be pushed to: {reason}") from error
     return str(address)

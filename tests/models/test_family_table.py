@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch")  # the other tables of the page, which give it cells, are made with it
 
+from jrl.models.families import FAMILIES
 from tests.models import family_table
 from tests.models.family_table import BEGIN, END, PAGE, cells, insert, outcomes, row
 from tests.models.family_training import CONFIGS
@@ -39,6 +40,12 @@ def test_the_page_has_the_lines_that_its_other_tables_make():
     assert [line[0] for line in cells(page, BEGIN, END)] == sorted(CONFIGS)
     assert insert(page, {}) == page
     assert "FAILED" not in page and "DIFFERENT" not in page and "WRONG" not in page
+
+
+def test_the_page_has_every_decoder_family():
+    page = PAGE.read_text(encoding="utf-8")
+    decoders = sorted(name for name, family in FAMILIES.items() if family.kind == "causal")
+    assert [line[0] for line in cells(page, BEGIN, END)] == decoders
 
 
 def test_every_column_has_tests():
