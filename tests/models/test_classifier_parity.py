@@ -23,6 +23,7 @@ ALONE = (
     "cohere2",
     "ernie4_5",
     "falcon_h1",
+    "gemma4_text",
     "glm4_moe",
     "glm4_moe_lite",
     "granite",
