@@ -39,6 +39,7 @@ class SeedFunction:
 
     def __init__(self, function: Callable[..., Any], offered: Sequence[str]) -> None:
         self.function = function
+        self.__name__ = str(getattr(function, "__name__", type(function).__name__))
         given = _parameters(function)
         self._catches_all = any(one.kind is one.VAR_KEYWORD for one in given.values())
         self._names, self._hidden = set(given), set(RESERVED) - set(offered)
