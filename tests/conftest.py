@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import time
@@ -61,6 +62,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What data sets keep between runs is kept for this one alone."""
     os.environ["JRL_CACHE"] = str(tmp_path_factory.mktemp("jrl_cache"))
+
+
+# Modules after which a process forgets its compiled functions. JAX's cache of calls has 8,192 places in a process and
+# keeps no further function once they are taken: its `_cache_size()` is then 0. A whole default tier takes that many.
+MODULES = 50
+_modules_begun = itertools.count(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _room_for_calls() -> None:
+    """Room for this module's functions in JAX's cache of calls, which tests count compilations by."""
+    if next(_modules_begun) % MODULES == 0:
+        jax.clear_caches()
 
 
 @pytest.fixture
