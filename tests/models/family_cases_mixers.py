@@ -10,6 +10,7 @@ from transformers import (
     FalconH1Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     NemotronHConfig,
     Qwen3_5MoeTextConfig,
@@ -45,6 +46,11 @@ MULTIPLIERS: dict[str, Any] = dict(
 )
 MULTIPLIERS |= dict(attention_in_multiplier=0.7, attention_out_multiplier=1.2, ssm_in_multiplier=1.1)
 MULTIPLIERS |= dict(ssm_out_multiplier=0.9, ssm_multipliers=[0.9, 1.2, 0.7, 1.3, 0.8])
+# Bamba's names of a state space, whose inner width is twice the decoder's: four heads of 16 in two groups.
+STATE_OF_BAMBA = MODERN | dict(mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=5, rms_norm_eps=1e-2)
+GRANITE = STATE_OF_BAMBA | dict(num_hidden_layers=3, layer_types=TYPES, shared_intermediate_size=40)
+GRANITE |= dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.1)
+GRANITE |= dict(logits_scaling=2.5, num_local_experts=5, num_experts_per_tok=2)
 NEMOTRON = {name: value for name, value in MODERN.items() if name != "num_hidden_layers"}
 NEMOTRON |= dict(mamba_num_heads=6, mamba_head_dim=7, n_groups=2, ssm_state_size=5, head_dim=12)
 # Torch's step of decoding knows no limit of the recurrence's steps, whole rows do: here it never acts.
@@ -98,6 +104,17 @@ CASES: dict[str, Any] = {
         | dict(mamba_d_ssm=None, mamba_d_head="auto", mamba_n_heads=4)
         | dict(mamba_rms_norm=True, mamba_norm_before_gate=True),
         tie_word_embeddings=True,
+    ),
+    "granitemoehybrid": GraniteMoeHybridConfig(**GRANITE | dict(intermediate_size=24)),
+    "granitemoehybrid-rope": GraniteMoeHybridConfig(
+        **GRANITE
+        | dict(mamba_n_heads=6, mamba_n_groups=3, mamba_expand=3, mamba_d_conv=3, attention_bias=True),
+        position_embedding_type="rope",
+        mamba_conv_bias=False,
+        tie_word_embeddings=True,
+    ),
+    "granitemoehybrid-no-experts": GraniteMoeHybridConfig(
+        **GRANITE | dict(num_local_experts=0, layer_types=["full_attention", *TYPES[:2]])
     ),
     "nemotron_h": NemotronHConfig(**NEMOTRON, hybrid_override_pattern="M-M*-"),
     "nemotron_h-odd": NemotronHConfig(

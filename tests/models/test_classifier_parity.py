@@ -27,6 +27,7 @@ ALONE = (
     "glm4_moe",
     "glm4_moe_lite",
     "granite",
+    "granitemoehybrid",
     "lfm2",
     "llama4_text",
     "nemotron_h",

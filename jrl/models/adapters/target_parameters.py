@@ -54,9 +54,26 @@ class StackedParameter(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
+_RENAMED = MappingProxyType(
+    {
+        # Granite 4
+        ".block_sparse_moe.input_linear.weight": f".block_sparse_moe.experts.{GATE_UP}",
+        ".block_sparse_moe.output_linear.weight": f".block_sparse_moe.experts.{DOWN}",
+        ".block_sparse_moe.router.layer": ".block_sparse_moe.router",
+        # Mixtral
+        ".block_sparse_moe.gate": ".mlp.gate",
+        ".block_sparse_moe.experts.": ".mlp.experts.",
+    }
+)
+"""Parts of older names that files have → those in transformers' memory."""
+
+
 def name_in_memory(name: str) -> str:
-    """A module's name in transformers' memory, where PEFT finds it: Mixtral's files have an older one."""
-    return name.replace(".block_sparse_moe.", ".mlp.")
+    """The name of a tensor or module in transformers' memory, where PEFT finds it: some files have an older one."""
+    for old, new in _RENAMED.items():
+        if old in name:
+            return name.replace(old, new)
+    return name
 
 
 def stacked_parameters(entries: Sequence[Entry], shapes: Mapping[str, Shape]) -> list[StackedParameter]:
@@ -72,7 +89,7 @@ def stacked_parameters(entries: Sequence[Entry], shapes: Mapping[str, Shape]) ->
         match = _GATE.fullmatch(path)
         if match is None:
             continue
-        module = name_in_memory(f"{entry.name.partition('.experts.')[0]}.experts")
+        module = f"{name_in_memory(entry.name).partition('.experts.')[0]}.experts"
         count, width, inner = shapes[path]
         transform = halves() if entry.index is not None else entry.transform
         gate, up = transform.load(np.arange(2 * inner), [(inner,), (inner,)])

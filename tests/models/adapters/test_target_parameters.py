@@ -37,6 +37,7 @@ FAMILIES = (
     "glm4_moe",
     "llama4_text",
     "gemma4_text-experts",
+    "granitemoehybrid",
 )
 TARGETS = {
     "both": dict(target_modules=["q_proj"], target_parameters=list(BOTH)),
@@ -58,6 +59,7 @@ CASES = [
     *(("gpt_oss", name) for name in ("down", "ranks", "everything")),
     *((family, "everything") for family in ("qwen3_moe-some-layers", "qwen2_moe", "qwen3_next", "glm4_moe")),
     ("gemma4_text-experts", "everything"),
+    ("granitemoehybrid", "everything"),
 ]
 
 

@@ -26,6 +26,7 @@ FAMILIES = (
     "glm4_moe_lite",
     "lfm2",
     "falcon_h1",
+    "granitemoehybrid",
     "nemotron_h",
 )
 PADS = (0, 1, 7, 63)
