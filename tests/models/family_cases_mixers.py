@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    BambaConfig,
     DeepseekV3Config,
     FalconH1Config,
     Glm4MoeConfig,
@@ -103,6 +104,15 @@ CASES: dict[str, Any] = {
         | MULTIPLIERS
         | dict(mamba_d_ssm=None, mamba_d_head="auto", mamba_n_heads=4)
         | dict(mamba_rms_norm=True, mamba_norm_before_gate=True),
+        tie_word_embeddings=True,
+    ),
+    "bamba": BambaConfig(**STATE_OF_BAMBA | dict(num_hidden_layers=3), attn_layer_indices=[1]),
+    "bamba-odd": BambaConfig(
+        **STATE_OF_BAMBA
+        | dict(mamba_n_heads=6, mamba_n_groups=3, mamba_expand=3, mamba_d_conv=2, mamba_conv_bias=False),
+        attn_layer_indices=[0],
+        attention_bias=True,
+        mlp_bias=True,
         tie_word_embeddings=True,
     ),
     "granitemoehybrid": GraniteMoeHybridConfig(**GRANITE | dict(intermediate_size=24)),

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from jrl.models.families import (
     arcee,
+    bamba,
     bert,
     bloom,
     cohere,
@@ -79,6 +80,7 @@ FAMILIES = MappingProxyType(
         family.model_type: family
         for family in (
             arcee.FAMILY,
+            bamba.FAMILY,
             bert.FAMILY,
             bloom.FAMILY,
             deepseek_v3.FAMILY,

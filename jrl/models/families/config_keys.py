@@ -57,6 +57,7 @@ SILENT = MappingProxyType(
             ("output_router_logits", "router_aux_loss_coef"),
             "the balancing loss, whose weight the method sets",
         ),
+        "z_loss_coefficient": "a part of torch's own loss, which no method here has",
         **dict.fromkeys(
             (
                 "attention_types",

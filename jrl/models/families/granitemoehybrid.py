@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jrl.models.config import Experts, LayerConfig, Mamba2, Rope, TransformerConfig
+from jrl.models.config import Experts, LayerConfig, Rope, TransformerConfig
 from jrl.models.families import llama_like, mamba2_like
 from jrl.models.families.base import Entry, Family, stacked_linear
 from jrl.models.families.granite import read_multipliers
 from jrl.models.families.mixtral import read_experts
 from jrl.models.families.rope import read_rope
-from jrl.models.families.tables import attention_entries, linear_entries
+from jrl.models.families.tables import linear_entries
 
 SHARED = llama_like.Names(gate_up="input_linear", down="output_linear")
 
@@ -66,10 +66,7 @@ def entries(config: TransformerConfig) -> list[Entry]:
     for index, layer in enumerate(config.layers):
         name, path = f"model.layers.{index}", f"layers_{index}"
         found += llama_like.block_norm_entries(config, index)
-        if isinstance(layer.mixer, Mamba2):
-            found += mamba2_like.entries(config, layer.mixer, f"{name}.mamba", f"{path}/attn")
-        else:
-            found += attention_entries(config, f"{name}.self_attn", f"{path}/attn")
+        found += mamba2_like.mixer_entries(config, layer, name, path)
         mlp = "mlp"
         if layer.experts is not None:
             mlp = "shared_mlp"

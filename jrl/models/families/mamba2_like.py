@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.config import Mamba2, TransformerConfig
+from jrl.models.config import LayerConfig, Mamba2, TransformerConfig
 from jrl.models.families.base import Entry, channels, linear, require, vector
-from jrl.models.families.tables import linear_entries, norm_entries
+from jrl.models.families.tables import attention_entries, linear_entries, norm_entries
 
 
 def check_groups(model_type: str, option: str, groups: int, heads: int) -> None:
@@ -47,6 +47,13 @@ def read_mamba(model_type: str, hf: Any, inner: int | None = None) -> Mamba2:
         taps_bias=hf.mamba_conv_bias,
         step_limits=tuple(hf.time_step_limit),
     )
+
+
+def mixer_entries(config: TransformerConfig, layer: LayerConfig, name: str, path: str) -> list[Entry]:
+    """Tensors of what mixes tokens in a layer of Mamba-2 or of attention, "model.layers.0" and "layers_0"."""
+    if isinstance(layer.mixer, Mamba2):
+        return entries(config, layer.mixer, f"{name}.mamba", f"{path}/attn")
+    return attention_entries(config, f"{name}.self_attn", f"{path}/attn")
 
 
 def entries(config: TransformerConfig, sizes: Mamba2, name: str, path: str) -> list[Entry]:

@@ -25,6 +25,7 @@ FAMILIES = (
     "deepseek_v3",
     "glm4_moe_lite",
     "lfm2",
+    "bamba",
     "falcon_h1",
     "granitemoehybrid",
     "nemotron_h",
