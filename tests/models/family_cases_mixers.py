@@ -56,6 +56,8 @@ NEMOTRON = {name: value for name, value in MODERN.items() if name != "num_hidden
 NEMOTRON |= dict(mamba_num_heads=6, mamba_head_dim=7, n_groups=2, ssm_state_size=5, head_dim=12)
 # Torch's step of decoding knows no limit of the recurrence's steps, whole rows do: here it never acts.
 NEMOTRON |= dict(layer_norm_epsilon=1e-2, time_step_min=1e-9)
+NEMOTRON_MOE = {name: value for name, value in GROUPS.items() if name != "n_shared_experts"}
+NEMOTRON_MOE |= dict(moe_shared_expert_intermediate_size=20)
 
 CASES: dict[str, Any] = {
     "qwen3_next": Qwen3NextConfig(**DELTA, **EXPERTS),
@@ -126,10 +128,16 @@ CASES: dict[str, Any] = {
     "granitemoehybrid-no-experts": GraniteMoeHybridConfig(
         **GRANITE | dict(num_local_experts=0, layer_types=["full_attention", *TYPES[:2]])
     ),
-    "nemotron_h": NemotronHConfig(**NEMOTRON, hybrid_override_pattern="M-M*-"),
+    "nemotron_h": NemotronHConfig(**NEMOTRON | NEMOTRON_MOE, hybrid_override_pattern="MEM*-"),
     "nemotron_h-odd": NemotronHConfig(
         **NEMOTRON | dict(n_groups=3, conv_kernel=2, use_conv_bias=False, mlp_bias=True),
         hybrid_override_pattern="*MM-",
         mlp_hidden_act="silu",
+    ),
+    "nemotron_h-latent-experts": NemotronHConfig(
+        **NEMOTRON | NEMOTRON_MOE | dict(norm_topk_prob=False, num_experts_per_tok=3),
+        hybrid_override_pattern="E*M-",
+        moe_latent_size=12,
+        mlp_bias=True,
     ),
 }

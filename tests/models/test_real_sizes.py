@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "real_configs"
 
 # Tied weights count once. Encoders are counted with a classifier of 2 labels, roberta-large-mnli of 3. The number is
 # torch's where the authors give billions alone, or count multi-token prediction: Ministral 3's text model, EXAONE,
-# Hunyuan, AFM, Bamba, Gemma 4, Granite 4, Minitron, Nemotron-H, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of
+# Hunyuan, AFM, Bamba, Gemma 4, Granite 4, Minitron, Nemotron-H and 3, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of
 # multimodal models the text model is counted.
 PARAMETERS = {
     "gpt2": 124_439_808,
@@ -92,6 +92,7 @@ PARAMETERS = {
     "LFM2-1.2B": 1_170_340_608,
     "Falcon-H1-0.5B-Base": 521_411_104,
     "Nemotron-H-4B-Base-8K": 4_489_223_040,
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31_577_940_288,
     "gpt-oss-20b": 20_914_757_184,
     "t5-base": 222_903_552,
     "flan-t5-base": 247_577_856,

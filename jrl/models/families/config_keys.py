@@ -20,7 +20,13 @@ SILENT = MappingProxyType(
             "ids of tokens, of which no layer knows",
         ),
         **dict.fromkeys(
-            ("use_cache", "pretraining_tp", "slow_but_exact", "is_encoder_decoder"),
+            (
+                "use_cache",
+                "pretraining_tp",
+                "slow_but_exact",
+                "is_encoder_decoder",
+                "moe_shared_expert_overlap",
+            ),
             "how torch computes the same numbers",
         ),
         **dict.fromkeys(

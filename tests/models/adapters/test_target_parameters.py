@@ -39,6 +39,7 @@ FAMILIES = (
     "gemma4_text-experts",
     "granitemoehybrid",
 )
+UNGATED = ("experts.up_proj", "experts.down_proj")
 TARGETS = {
     "both": dict(target_modules=["q_proj"], target_parameters=list(BOTH)),
     "down": dict(target_modules=[], target_parameters=["experts.down_proj"]),
@@ -51,9 +52,11 @@ TARGETS = {
         use_rslora=True,
     ),
     "router": dict(target_modules=[], target_parameters=["gate.weight", "gate_up_proj"]),
+    "ungated": dict(target_modules=["q_proj", "fc1_latent_proj"], target_parameters=list(UNGATED)),
     "everything": dict(target_modules="all-linear"),
 }
 CASES = [
+    ("nemotron_h-latent-experts", "ungated"),
     *((family, "both") for family in FAMILIES),
     *(("mixtral", name) for name in ("down", "gate_up", "ranks", "router", "everything")),
     *(("gpt_oss", name) for name in ("down", "ranks", "everything")),

@@ -29,6 +29,7 @@ FAMILIES = (
     "falcon_h1",
     "granitemoehybrid",
     "nemotron_h",
+    "nemotron_h-odd",
 )
 PADS = (0, 1, 7, 63)
 LENGTH, NEW_TOKENS = 70, 64
