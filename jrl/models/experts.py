@@ -328,7 +328,7 @@ def _on_shards(
     def specs(kernels: ExpertKernels | None, own: Any, a: Any, b: Any) -> Any:
         return AdaptedKernels(own, a, b) if isinstance(kernels, AdaptedKernels) else own
 
-    def local(x: Array, weights: Array, chosen: Array, *kernels: ExpertKernels | None) -> Array:
+    def local(x: Array, weights: Array, chosen: Array, *kernels: Any) -> Array:
         if wide[0] is None:
             y = mix(x, weights, chosen, *kernels)
         elif rows[0] is None:
