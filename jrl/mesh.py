@@ -66,6 +66,8 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"input_out/kernel$", ("mlp", "embed")),
     (r"layer_embed_in/kernel$", ("embed", None, "mlp")),
     (r"experts/router/kernel$", ("embed", None)),
+    (r"experts/latent_down/kernel$", ("embed", None)),
+    (r"experts/latent_up/kernel$", (None, "embed")),
     (r"experts/(up|gate)$", ("experts", "embed", "mlp")),
     (r"experts/down$", ("experts", "mlp", "embed")),
     (r"experts/(up|gate)_bias$", ("experts", "mlp")),

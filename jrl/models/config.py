@@ -322,7 +322,7 @@ class ClampedGlu:
 
 @dataclass(frozen=True, repr=False)
 class Experts(Described):
-    """A mixture of experts in place of the MLP: a router picks a few gated MLPs for every token.
+    """A mixture of experts in place of the MLP: a router picks a few MLPs for every token.
 
     Attributes:
       count: E, number of experts.
@@ -334,7 +334,7 @@ class Experts(Described):
       groups: Groups of neighbouring experts; a token visits only those with the best two experts together.
       groups_per_token: How many groups it may visit.
       scale: Multiplies the weights.
-      shared_width: Inner width of a gated MLP that every token visits too; None: there is none.
+      shared_width: Inner width of an MLP that every token visits too; None: there is none.
       shared_gate: What that MLP adds is multiplied by the sigmoid of a linear map to one number.
       use_bias: Router and experts have biases.
       clamped_glu: Takes the place of act(gate(x)) · up(x); None: it does not.
@@ -343,6 +343,9 @@ class Experts(Described):
         what it adds (Gemma 4).
       scaled_router: The router reads the stream, normalised with a scale of its own and divided by √D, and an expert's
         weight is multiplied by a learned number (Gemma 4).
+      gated: An expert is down(act(gate(x)) · up(x)) rather than down(act(up(x))) (Nemotron 3).
+      latent_width: Experts read and answer vectors of this width: projections lead in and out; None: they read and
+        answer those of the stream.
     """
 
     count: int
@@ -360,6 +363,8 @@ class Experts(Described):
     scale_inputs: bool = field(default=False, metadata=LATER)
     beside_mlp: bool = field(default=False, metadata=LATER)
     scaled_router: bool = field(default=False, metadata=LATER)
+    gated: bool = field(default=True, metadata=LATER)
+    latent_width: int | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, repr=False)

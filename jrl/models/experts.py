@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts in place of the MLP: every token visits a few of many gated MLPs.
+"""A mixture of experts in place of the MLP: every token visits a few of many MLPs, gated or not.
 
 Tokens are sorted by expert and multiplied group by group, so that the work grows with the experts that a token visits
 and not with those there are. No expert has a capacity, so no token is dropped, and what a token gets does not depend on
@@ -83,13 +83,14 @@ class ExpertsMlp(nn.Module):
             weights = weights * own.astype(jnp.float32)[chosen]
         self._note(CHOSEN, chosen)
         self._note(SHARES, shares(scores, experts))
-        wide = (experts.count, config.width, experts.width)
-        narrow = (experts.count, experts.width, config.width)
-        kernels = [
-            stored_kernel(self, shape, config.init_range, name)
-            for name, shape in zip(PARTS, (wide, wide, narrow), strict=True)
-        ]
-        adapters: list[Mapping[str, Array] | None] = [self.get_variable("lora", name) for name in PARTS]
+        read_width = experts.latent_width or config.width
+        wide = (experts.count, read_width, experts.width)
+        shapes = {"gate": wide, "up": wide, "down": (experts.count, experts.width, read_width)}
+        parts = PARTS if experts.gated else PARTS[1:]
+        kernels = {name: stored_kernel(self, shapes[name], config.init_range, name) for name in parts}
+        adapters: dict[str, Mapping[str, Array] | None] = {
+            name: self.get_variable("lora", name) for name in parts
+        }
         biases = None
         if experts.use_bias:
             sizes = (("gate", experts.width), ("up", experts.width), ("down", config.width))
@@ -97,13 +98,19 @@ class ExpertsMlp(nn.Module):
                 self.param(f"{name}_bias", nn.initializers.zeros_init(), (experts.count, size), jnp.float32)
                 for name, size in sizes
             )
-        x = x.astype(self.dtype)
-        if any(isinstance(kernel, QuantizedKernel) for kernel in kernels):
+        x, answers = x.astype(self.dtype), self._answers
+        if experts.latent_width is not None:
+            x = self._project(config.width, read_width, "latent_down")(x)
+        if any(isinstance(kernel, QuantizedKernel) for kernel in kernels.values()):
             # Expanded where they are used and once more for the gradient, as those of a `Projection`.
             x, kernels = jax.lax.optimization_barrier((x, kernels))
-            kernels = jax.lax.stop_gradient(kernels)
-            return jax.checkpoint(self._answers)(x, weights, chosen, kernels, adapters, biases)
-        return self._answers(x, weights, chosen, kernels, adapters, biases)
+            kernels, answers = jax.lax.stop_gradient(kernels), jax.checkpoint(answers)
+        y = answers(x, weights, chosen, kernels, adapters, biases)
+        return y if experts.latent_width is None else self._project(read_width, config.width, "latent_up")(y)
+
+    def _project(self, size_in: int, size_out: int, name: str) -> Projection:
+        config = self.config
+        return Projection((size_in,), (size_out,), config.mlp_bias, config.init_range, self.dtype, name=name)
 
     def _note(self, name: str, value: Array) -> None:
         """Hands on what the router did, to who asks for the collection; else it costs nothing."""
@@ -115,16 +122,16 @@ class ExpertsMlp(nn.Module):
         x: Float[Array, "B Q D"],
         weights: Float[Array, "B Q k"],
         chosen: Int[Array, "B Q k"],
-        kernels: list[Kernel],
-        adapters: list[Mapping[str, Array] | None],
+        kernels: Mapping[str, Kernel],
+        adapters: Mapping[str, Mapping[str, Array] | None],
         biases: tuple[Array, ...] | None,
     ) -> Float[Array, "B Q D"]:
-        clamped = self.experts.clamped_glu
-        gated = plain_glu(ACTIVATIONS[self.config.activation]) if clamped is None else clamped_glu(clamped)
-        gate, up, down = (
-            _with_update(kernel, leaf, self.dtype) for kernel, leaf in zip(kernels, adapters, strict=True)
-        )
-        mix = partial(mix_experts, glu=gated, scale_inputs=self.experts.scale_inputs)
+        clamped, activation = self.experts.clamped_glu, ACTIVATIONS[self.config.activation]
+        gated = plain_glu(activation) if clamped is None else clamped_glu(clamped)
+        whole = {name: _with_update(kernel, adapters[name], self.dtype) for name, kernel in kernels.items()}
+        gate, up, down = whole.get("gate"), whole["up"], whole["down"]
+        glu = gated if self.experts.gated else lambda _, up: activation(up)
+        mix = partial(mix_experts, glu=glu, scale_inputs=self.experts.scale_inputs)
         if biases is None:
             return _on_shards(mix, x, weights, chosen, gate, up, down).astype(self.dtype)
         gate_bias, up_bias, down_bias = (bias.astype(self.dtype) for bias in biases)
@@ -219,23 +226,24 @@ def mix_experts(
     x: Float[Array, "B Q D"],
     weights: Float[Array, "B Q k"],
     chosen: Int[Array, "B Q k"],
-    gate: ExpertKernels,
+    gate: ExpertKernels | None,
     up: ExpertKernels,
     down: ExpertKernels,
     gate_bias: Float[Array, "E 1 F"] | None = None,
     up_bias: Float[Array, "E 1 F"] | None = None,
     *,
-    glu: Callable[[Array, Array], Array],
+    glu: Callable[[Any, Array], Array],
     scale_inputs: bool = False,
     all_here: bool = True,
 ) -> Float[Array, "B Q D"]:
     """Σ over the chosen experts e of weight · down_e(glu(gate_e(x), up_e(x))), summed in float32.
 
-    Gate and up are (E, D, F), down is (E, F, D). Where it is to scale inputs, the weight multiplies x and not the
-    answer. Unless all experts are here, ids below 0 and above E are of others: they sort to the end, and add nothing.
+    Gate and up are (E, D, F), down is (E, F, D). Without a gate `glu` gets None in its place. Where it is to scale
+    inputs, the weight multiplies x and not the answer. Unless all experts are here, ids below 0 and above E are of
+    others: they sort to the end, and add nothing.
     """
     per_token = chosen.shape[-1]
-    count = _stacked(gate).shape[0]
+    count = _stacked(up).shape[0]
     if not all_here:
         chosen = jnp.where((chosen >= 0) & (chosen < count), chosen, count)
     visits = chosen.reshape(-1)
@@ -252,8 +260,9 @@ def mix_experts(
     is_here = (visits[order] < count)[:, None]
     if not all_here:
         rows = jnp.where(is_here, rows, 0)
-    gates, ups = _multiply(rows, gate, sizes), _multiply(rows, up, sizes)
-    if gate_bias is not None and up_bias is not None:
+    gates = None if gate is None else _multiply(rows, gate, sizes)
+    ups = _multiply(rows, up, sizes)
+    if gates is not None and gate_bias is not None and up_bias is not None:
         gates, ups = gates + gate_bias[visits[order], 0], ups + up_bias[visits[order], 0]
     hidden = glu(gates, ups)
     answers = _multiply(hidden, down, sizes)
@@ -298,7 +307,7 @@ def _on_shards(
     x: Float[Array, "B Q D"],
     weights: Float[Array, "B Q k"],
     chosen: Int[Array, "B Q k"],
-    gate: ExpertKernels,
+    gate: ExpertKernels | None,
     up: ExpertKernels,
     down: ExpertKernels,
     *wide_biases: Float[Array, "E 1 F"],
@@ -312,14 +321,14 @@ def _on_shards(
     if mesh.empty:
         return mix(x, weights, chosen, gate, up, down, *wide_biases)
     rows, _ = partition_spec(mesh, ("batch", None, None), x.shape)
-    wide, _ = partition_spec(mesh, ("experts", None, "mlp"), _stacked(gate).shape)
+    wide, _ = partition_spec(mesh, ("experts", None, "mlp"), _stacked(up).shape)
     narrow, _ = partition_spec(mesh, ("experts", "mlp", None), _stacked(down).shape)
     whole = jax.sharding.PartitionSpec(wide[0])
 
-    def specs(kernels: ExpertKernels, own: Any, a: Any, b: Any) -> Any:
+    def specs(kernels: ExpertKernels | None, own: Any, a: Any, b: Any) -> Any:
         return AdaptedKernels(own, a, b) if isinstance(kernels, AdaptedKernels) else own
 
-    def local(x: Array, weights: Array, chosen: Array, *kernels: ExpertKernels) -> Array:
+    def local(x: Array, weights: Array, chosen: Array, *kernels: Any) -> Array:
         if wide[0] is None:
             y = mix(x, weights, chosen, *kernels)
         elif rows[0] is None:
@@ -330,10 +339,15 @@ def _on_shards(
         return y if wide[2] is None else jax.lax.psum(y, wide[2])
 
     def of_experts(
-        x: Array, weights: Array, chosen: Array, gate: ExpertKernels, *kernels: ExpertKernels
+        x: Array,
+        weights: Array,
+        chosen: Array,
+        gate: ExpertKernels | None,
+        up: ExpertKernels,
+        *kernels: ExpertKernels,
     ) -> Array:
-        first = jax.lax.axis_index(wide[0]) * _stacked(gate).shape[0]
-        return mix(x, weights, chosen - first, gate, *kernels, all_here=False)
+        first = jax.lax.axis_index(wide[0]) * _stacked(up).shape[0]
+        return mix(x, weights, chosen - first, gate, up, *kernels, all_here=False)
 
     # The partitioner cannot split a sort or a ragged product: it would gather all tokens on every device.
     split = jax.shard_map(

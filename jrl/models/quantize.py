@@ -30,7 +30,7 @@ from jrl.typing import Params
 BLOCK = 64
 """Inputs that share a scale under nf4, as in bitsandbytes."""
 _KERNEL = re.compile(
-    r"layers_\d+/((attn/)?(attn|mamba|cross|(shared_)?mlp)/\w+/kernel|experts/(gate|up|down))$"
+    r"layers_\d+/((attn/)?(attn|mamba|cross|(shared_)?mlp)/\w+/kernel|experts/(gate|up|down|latent_(down|up)/kernel))$"
 )
 _EXACT = re.compile(
     r"layers_\d+/((attn/)?(attn|mamba)/(log_rates|decay_bias|step_bias|skip|sinks)|experts/choice_bias)$"

@@ -15,7 +15,7 @@ from jrl.typing import Params
 
 # Not the router of experts, which computes in float32, nor tables, whose rows may be added up in float32.
 _ROUNDED = re.compile(
-    r"(^|/)(((attn|mamba)/\w+|cross/[qkvo])/kernel|(shared_)?mlp/(up|gate|down)/kernel|experts/(up|gate|down)|lm_head/kernel|(layer_)?embed_(in|out)/kernel|input_(gate|out)/kernel)$"
+    r"(^|/)(((attn|mamba)/\w+|cross/[qkvo])/kernel|(shared_)?mlp/(up|gate|down)/kernel|experts/(up|gate|down|latent_(down|up)/kernel)|lm_head/kernel|(layer_)?embed_(in|out)/kernel|input_(gate|out)/kernel)$"
 )
 
 

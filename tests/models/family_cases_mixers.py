@@ -6,10 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    BambaConfig,
     DeepseekV3Config,
     FalconH1Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     NemotronHConfig,
     Qwen3_5MoeTextConfig,
@@ -45,10 +47,17 @@ MULTIPLIERS: dict[str, Any] = dict(
 )
 MULTIPLIERS |= dict(attention_in_multiplier=0.7, attention_out_multiplier=1.2, ssm_in_multiplier=1.1)
 MULTIPLIERS |= dict(ssm_out_multiplier=0.9, ssm_multipliers=[0.9, 1.2, 0.7, 1.3, 0.8])
+# Bamba's names of a state space, whose inner width is twice the decoder's: four heads of 16 in two groups.
+STATE_OF_BAMBA = MODERN | dict(mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=5, rms_norm_eps=1e-2)
+GRANITE = STATE_OF_BAMBA | dict(num_hidden_layers=3, layer_types=TYPES, shared_intermediate_size=40)
+GRANITE |= dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.1)
+GRANITE |= dict(logits_scaling=2.5, num_local_experts=5, num_experts_per_tok=2)
 NEMOTRON = {name: value for name, value in MODERN.items() if name != "num_hidden_layers"}
 NEMOTRON |= dict(mamba_num_heads=6, mamba_head_dim=7, n_groups=2, ssm_state_size=5, head_dim=12)
 # Torch's step of decoding knows no limit of the recurrence's steps, whole rows do: here it never acts.
 NEMOTRON |= dict(layer_norm_epsilon=1e-2, time_step_min=1e-9)
+NEMOTRON_MOE = {name: value for name, value in GROUPS.items() if name != "n_shared_experts"}
+NEMOTRON_MOE |= dict(moe_shared_expert_intermediate_size=20)
 
 CASES: dict[str, Any] = {
     "qwen3_next": Qwen3NextConfig(**DELTA, **EXPERTS),
@@ -99,10 +108,36 @@ CASES: dict[str, Any] = {
         | dict(mamba_rms_norm=True, mamba_norm_before_gate=True),
         tie_word_embeddings=True,
     ),
-    "nemotron_h": NemotronHConfig(**NEMOTRON, hybrid_override_pattern="M-M*-"),
+    "bamba": BambaConfig(**STATE_OF_BAMBA | dict(num_hidden_layers=3), attn_layer_indices=[1]),
+    "bamba-odd": BambaConfig(
+        **STATE_OF_BAMBA
+        | dict(mamba_n_heads=6, mamba_n_groups=3, mamba_expand=3, mamba_d_conv=2, mamba_conv_bias=False),
+        attn_layer_indices=[0],
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "granitemoehybrid": GraniteMoeHybridConfig(**GRANITE | dict(intermediate_size=24)),
+    "granitemoehybrid-rope": GraniteMoeHybridConfig(
+        **GRANITE
+        | dict(mamba_n_heads=6, mamba_n_groups=3, mamba_expand=3, mamba_d_conv=3, attention_bias=True),
+        position_embedding_type="rope",
+        mamba_conv_bias=False,
+        tie_word_embeddings=True,
+    ),
+    "granitemoehybrid-no-experts": GraniteMoeHybridConfig(
+        **GRANITE | dict(num_local_experts=0, layer_types=["full_attention", *TYPES[:2]])
+    ),
+    "nemotron_h": NemotronHConfig(**NEMOTRON | NEMOTRON_MOE, hybrid_override_pattern="MEM*-"),
     "nemotron_h-odd": NemotronHConfig(
         **NEMOTRON | dict(n_groups=3, conv_kernel=2, use_conv_bias=False, mlp_bias=True),
         hybrid_override_pattern="*MM-",
         mlp_hidden_act="silu",
+    ),
+    "nemotron_h-latent-experts": NemotronHConfig(
+        **NEMOTRON | NEMOTRON_MOE | dict(norm_topk_prob=False, num_experts_per_tok=3),
+        hybrid_override_pattern="E*M-",
+        moe_latent_size=12,
+        mlp_bias=True,
     ),
 }

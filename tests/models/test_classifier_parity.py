@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="needs the parity extra")
 
 # Families of which torch has no classifier: jrl alone reads what it writes of them.
 ALONE = (
+    "bamba",
     "cohere",
     "cohere2",
     "ernie4_5",
@@ -27,6 +28,7 @@ ALONE = (
     "glm4_moe",
     "glm4_moe_lite",
     "granite",
+    "granitemoehybrid",
     "lfm2",
     "llama4_text",
     "nemotron_h",

@@ -163,7 +163,8 @@ EXACT = {
     "gpt_oss": {"layers_0/attn/sinks", "layers_1/attn/sinks"},
     "qwen3_5_text": {f"layers_{i}/attn/{name}" for i in (0, 2) for name in ("log_rates", "decay_bias")},
     "falcon_h1": {f"layers_{i}/attn/mamba/{n}" for i in (0, 1) for n in ("log_rates", "step_bias", "skip")},
-    "nemotron_h": {f"layers_{i}/attn/{n}" for i in (0, 2) for n in ("log_rates", "step_bias", "skip")},
+    "nemotron_h": {f"layers_{i}/attn/{n}" for i in (0, 2) for n in ("log_rates", "step_bias", "skip")}
+    | {"layers_1/experts/choice_bias", "layers_1/experts/router/kernel"},
     "mixtral": set(),
     "qwen3_moe": set(),
     "llama": set(),

@@ -23,8 +23,8 @@ FOLDER = Path(__file__).parent / "real_configs"
 
 # Tied weights count once. Encoders are counted with a classifier of 2 labels, roberta-large-mnli of 3. The number is
 # torch's where the authors give billions alone, or count multi-token prediction: Ministral 3's text model, EXAONE,
-# Hunyuan, AFM, Gemma 4, Minitron, Nemotron-H, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of multimodal models the
-# text model is counted.
+# Hunyuan, AFM, Bamba, Gemma 4, Granite 4, Minitron, Nemotron-H and 3, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of
+# multimodal models the text model is counted.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
@@ -56,6 +56,8 @@ PARAMETERS = {
     "Ministral-3-8B-Base-2512": 8_489_553_920,
     "Olmo-3-1025-7B": 7_298_011_136,
     "granite-3.1-2b-instruct": 2_533_531_648,
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "Bamba-9B-v1": 9_780_235_392,
     "Seed-OSS-36B-Instruct": 36_151_104_512,
     "EXAONE-4.0-1.2B": 1_279_391_488,
     "Hunyuan-0.5B-Instruct": 539_010_048,
@@ -90,6 +92,7 @@ PARAMETERS = {
     "LFM2-1.2B": 1_170_340_608,
     "Falcon-H1-0.5B-Base": 521_411_104,
     "Nemotron-H-4B-Base-8K": 4_489_223_040,
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31_577_940_288,
     "gpt-oss-20b": 20_914_757_184,
     "t5-base": 222_903_552,
     "flan-t5-base": 247_577_856,

@@ -20,8 +20,8 @@ from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import AdaptedModule, AdaptedProjection
 from jrl.models.families.base import Entry, Shape, halves
 
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
-_GATE = re.compile(r"(.*/experts)/gate")
+GATE_UP, UP, DOWN = "gate_up_proj", "up_proj", "down_proj"
+_UP = re.compile(r"(.*/experts)/up")
 _UNMARKED = frozenset(("llama4", "llama4_text"))
 """Families whose parameters lie (E, in, out) without a mark of it, so that PEFT 0.21 takes inputs for outputs."""
 
@@ -38,7 +38,7 @@ class StackedParameter(NamedTuple):
 
     Attributes:
       module: That holds it, "model.layers.0.mlp.experts".
-      name: "gate_up_proj" or "down_proj".
+      name: "gate_up_proj", of experts without gates "up_proj", or "down_proj".
       shape: (E, in, out).
       parts: The projections that lie in it.
     """
@@ -54,9 +54,26 @@ class StackedParameter(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
+_RENAMED = MappingProxyType(
+    {
+        # Granite 4
+        ".block_sparse_moe.input_linear.weight": f".block_sparse_moe.experts.{GATE_UP}",
+        ".block_sparse_moe.output_linear.weight": f".block_sparse_moe.experts.{DOWN}",
+        ".block_sparse_moe.router.layer": ".block_sparse_moe.router",
+        # Mixtral
+        ".block_sparse_moe.gate": ".mlp.gate",
+        ".block_sparse_moe.experts.": ".mlp.experts.",
+    }
+)
+"""Parts of older names that files have → those in transformers' memory."""
+
+
 def name_in_memory(name: str) -> str:
-    """A module's name in transformers' memory, where PEFT finds it: Mixtral's files have an older one."""
-    return name.replace(".block_sparse_moe.", ".mlp.")
+    """The name of a tensor or module in transformers' memory, where PEFT finds it: some files have an older one."""
+    for old, new in _RENAMED.items():
+        if old in name:
+            return name.replace(old, new)
+    return name
 
 
 def stacked_parameters(entries: Sequence[Entry], shapes: Mapping[str, Shape]) -> list[StackedParameter]:
@@ -69,20 +86,22 @@ def stacked_parameters(entries: Sequence[Entry], shapes: Mapping[str, Shape]) ->
     found = []
     by_path = {path: entry for entry in entries for path in entry.paths}
     for path, entry in by_path.items():
-        match = _GATE.fullmatch(path)
+        match = _UP.fullmatch(path)
         if match is None:
             continue
-        module = name_in_memory(f"{entry.name.partition('.experts.')[0]}.experts")
+        is_gated = f"{match[1]}/gate" in by_path
+        module = f"{name_in_memory(entry.name).partition('.experts.')[0]}.experts"
         count, width, inner = shapes[path]
-        transform = halves() if entry.index is not None else entry.transform
-        gate, up = transform.load(np.arange(2 * inner), [(inner,), (inner,)])
+        rows = {"up": np.arange(inner)}
+        if is_gated:
+            transform = halves() if entry.index is not None else entry.transform
+            gate, up = transform.load(np.arange(2 * inner), [(inner,), (inner,)])
+            rows = {"gate": gate, "up": up}
         owner = tuple(match[1].split("/"))
-        wide = tuple(
-            AdaptedProjection((*owner, part), (width,), (inner,), rows)
-            for part, rows in (("gate", gate), ("up", up))
-        )
+        wide = tuple(AdaptedProjection((*owner, part), (width,), (inner,), own) for part, own in rows.items())
         narrow = AdaptedProjection((*owner, "down"), (inner,), (width,), np.arange(width))
-        found.append(StackedParameter(module, GATE_UP, (count, width, 2 * inner), wide))
+        shape = (count, width, len(rows) * inner)
+        found.append(StackedParameter(module, GATE_UP if is_gated else UP, shape, wide))
         found.append(StackedParameter(module, DOWN, (count, inner, width), (narrow,)))
     return found
 

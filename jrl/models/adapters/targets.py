@@ -38,7 +38,7 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...] | str] = {
     "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz"),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), ("q_proj", "v_proj", "in_proj_qkv")),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("q_proj", "v_proj", "in_proj_qkv")),
-    **dict.fromkeys(("falcon_h1", "lfm2"), ("q_proj", "v_proj", "in_proj")),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "lfm2"), ("q_proj", "v_proj", "in_proj")),
     "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
     **dict.fromkeys(("arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "glm4"), ("q_proj", "v_proj")),
     **dict.fromkeys(

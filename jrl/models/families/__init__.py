@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from jrl.models.families import (
     arcee,
+    bamba,
     bert,
     bloom,
     cohere,
@@ -33,6 +34,7 @@ from jrl.models.families import (
     gpt_oss,
     gptj,
     granite,
+    granitemoehybrid,
     hunyuan_v1_dense,
     lfm2,
     llama,
@@ -78,6 +80,7 @@ FAMILIES = MappingProxyType(
         family.model_type: family
         for family in (
             arcee.FAMILY,
+            bamba.FAMILY,
             bert.FAMILY,
             bloom.FAMILY,
             deepseek_v3.FAMILY,
@@ -105,6 +108,7 @@ FAMILIES = MappingProxyType(
             gptj.FAMILY,
             lfm2.FAMILY,
             granite.FAMILY,
+            granitemoehybrid.FAMILY,
             hunyuan_v1_dense.FAMILY,
             llama.FAMILY,
             llama4.FAMILY,

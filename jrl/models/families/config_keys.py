@@ -20,7 +20,13 @@ SILENT = MappingProxyType(
             "ids of tokens, of which no layer knows",
         ),
         **dict.fromkeys(
-            ("use_cache", "pretraining_tp", "slow_but_exact", "is_encoder_decoder"),
+            (
+                "use_cache",
+                "pretraining_tp",
+                "slow_but_exact",
+                "is_encoder_decoder",
+                "moe_shared_expert_overlap",
+            ),
             "how torch computes the same numbers",
         ),
         **dict.fromkeys(
@@ -57,6 +63,7 @@ SILENT = MappingProxyType(
             ("output_router_logits", "router_aux_loss_coef"),
             "the balancing loss, whose weight the method sets",
         ),
+        "z_loss_coefficient": "a part of torch's own loss, which no method here has",
         **dict.fromkeys(
             (
                 "attention_types",

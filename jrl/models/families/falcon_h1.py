@@ -25,7 +25,6 @@ def read_config(hf: Any) -> TransformerConfig:
       ValueError: If projections of the state space have biases, its groups do not divide its heads, or the activation
         or the scaling of the rotary positions is not implemented.
     """
-    require("falcon_h1", "hidden_act", "silu", hf.hidden_act, "the state space computes with SiLU")
     head_dim = llama_like.read_head_dim(hf)
     gate, out = hf.mlp_multipliers
     layer = LayerConfig(
@@ -47,25 +46,14 @@ def read_config(hf: Any) -> TransformerConfig:
 
 
 def _read_mamba(hf: Any) -> Mamba2:
-    # No published model has them, and with them torch lets padding into a row's convolutions.
+    # As in the projections that `read_mamba` knows.
     because = "projections of the state space with biases are not implemented"
-    require("falcon_h1", "mamba_proj_bias", False, hf.mamba_proj_bias, because)
     require("falcon_h1", "projectors_bias", False, hf.projectors_bias, because)
-    mamba2_like.check_groups("falcon_h1", "mamba_n_groups", hf.mamba_n_groups, hf.mamba_n_heads)
-    inner = int(hf.mamba_expand * hf.hidden_size) if hf.mamba_d_ssm is None else hf.mamba_d_ssm
-    head_dim = inner // hf.mamba_n_heads
-    require("falcon_h1", "mamba_d_head", head_dim, hf.mamba_d_head, "all heads together have `mamba_d_ssm`")
     # Nothing comes between the multiplier of the input and that of each part of the projection.
     gate, v, k, q, step = (scale * hf.ssm_in_multiplier for scale in hf.ssm_multipliers)
     norm: Literal["before_gate", "after_gate"] = "before_gate" if hf.mamba_norm_before_gate else "after_gate"
-    return Mamba2(
-        heads=hf.mamba_n_heads,
-        head_dim=head_dim,
-        groups=hf.mamba_n_groups,
-        state_dim=hf.mamba_d_state,
-        taps=hf.mamba_d_conv,
-        taps_bias=hf.mamba_conv_bias,
-        step_limits=tuple(hf.time_step_limit),
+    return replace(
+        mamba2_like.read_mamba("falcon_h1", hf, hf.mamba_d_ssm),
         norm=norm if hf.mamba_rms_norm else None,
         gate_scale=gate,
         value_scale=v,

@@ -64,7 +64,7 @@ def read_experts(
 
 
 def expert_entries(
-    config: TransformerConfig, experts: Experts, name: str, path: str, *, gate: str, up: str, down: str
+    config: TransformerConfig, experts: Experts, name: str, path: str, *, gate: str | None, up: str, down: str
 ) -> list[Entry]:
     """Router and experts of one layer.
 
@@ -73,20 +73,22 @@ def expert_entries(
       experts: Of this layer.
       name: Of the module in the checkpoint, "model.layers.0.mlp".
       path: Of its parameters, "layers_0/experts".
-      gate: Name of an expert's gate there.
+      gate: Name of an expert's gate there; None: it has none.
       up: Name of its up.
       down: Name of its down.
     """
     router = (experts.count, config.width)
-    wide, narrow = (experts.width, config.width), (config.width, experts.width)
+    read_width = experts.latent_width or config.width
+    wide, narrow = (experts.width, read_width), (read_width, experts.width)
     found = [Entry(f"{name}.gate.weight", (f"{path}/router/kernel",), linear(), router)]
     if experts.scoring == "sigmoid":
         bias = f"{name}.gate.e_score_correction_bias"
         found.append(Entry(bias, (f"{path}/choice_bias",), vector(), (experts.count,)))
     for index in range(experts.count):
         for hf_part, part, shape in ((gate, "gate", wide), (up, "up", wide), (down, "down", narrow)):
-            tensor = f"{name}.experts.{index}.{hf_part}.weight"
-            found.append(Entry(tensor, (f"{path}/{part}",), linear(), shape, index))
+            if hf_part is not None:
+                tensor = f"{name}.experts.{index}.{hf_part}.weight"
+                found.append(Entry(tensor, (f"{path}/{part}",), linear(), shape, index))
     return found
 
 

@@ -37,7 +37,9 @@ FAMILIES = (
     "glm4_moe",
     "llama4_text",
     "gemma4_text-experts",
+    "granitemoehybrid",
 )
+UNGATED = ("experts.up_proj", "experts.down_proj")
 TARGETS = {
     "both": dict(target_modules=["q_proj"], target_parameters=list(BOTH)),
     "down": dict(target_modules=[], target_parameters=["experts.down_proj"]),
@@ -50,14 +52,17 @@ TARGETS = {
         use_rslora=True,
     ),
     "router": dict(target_modules=[], target_parameters=["gate.weight", "gate_up_proj"]),
+    "ungated": dict(target_modules=["q_proj", "fc1_latent_proj"], target_parameters=list(UNGATED)),
     "everything": dict(target_modules="all-linear"),
 }
 CASES = [
+    ("nemotron_h-latent-experts", "ungated"),
     *((family, "both") for family in FAMILIES),
     *(("mixtral", name) for name in ("down", "gate_up", "ranks", "router", "everything")),
     *(("gpt_oss", name) for name in ("down", "ranks", "everything")),
     *((family, "everything") for family in ("qwen3_moe-some-layers", "qwen2_moe", "qwen3_next", "glm4_moe")),
     ("gemma4_text-experts", "everything"),
+    ("granitemoehybrid", "everything"),
 ]
 
 

@@ -25,8 +25,11 @@ FAMILIES = (
     "deepseek_v3",
     "glm4_moe_lite",
     "lfm2",
+    "bamba",
     "falcon_h1",
+    "granitemoehybrid",
     "nemotron_h",
+    "nemotron_h-odd",
 )
 PADS = (0, 1, 7, 63)
 LENGTH, NEW_TOKENS = 70, 64

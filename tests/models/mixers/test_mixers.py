@@ -292,7 +292,8 @@ def test_a_fused_kernel_serves_the_layers_of_attention(kind):
 
 @pytest.mark.parametrize("adapter", [PrefixConfig(3), PromptConfig(3)], ids=["prefix", "prompt"])
 @pytest.mark.parametrize(
-    "case", ["gemma4_text", "qwen3_5_text", "deepseek_v3", "lfm2", "falcon_h1", "nemotron_h"]
+    "case",
+    ["gemma4_text", "qwen3_5_text", "deepseek_v3", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h"],
 )
 def test_virtual_tokens_are_refused(case, adapter):
     model = CausalLM.from_config(CASES[case])
