@@ -18,10 +18,12 @@ from jrl.models.diffusion.clip_config import read_clip_config, read_clip_project
 from jrl.models.diffusion.clip_projection import ClipProjected
 from jrl.models.diffusion.clip_text import ClipText
 from jrl.models.diffusion.folder import describe_diffusion_model, load_diffusion_model
+from jrl.models.diffusion.lora_files import LORA_FILE, read_lora
 from jrl.models.diffusion.unet import UNet
 from jrl.models.diffusion.unet_config import read_unet_config
 from jrl.models.diffusion.vae import VAE
 from jrl.models.diffusion.vae_config import read_vae_config
+from jrl.models.safetensors_write import LazyTensor, write_file
 from tests.models.diffusion.test_sd3_folder import CLIP_G
 from tests.models.diffusion.test_sd_sizes import SD_1_CLIP as CLIP_L
 from tests.models.diffusion.test_sd_sizes import SD_VAE
@@ -199,6 +201,10 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "latents that are shifted": (config("vae", latents_mean=[0.1]), "`latents_mean` must be None"),
     "a flow": (scheduler(_class_name="FlowMatchEulerDiscreteScheduler"), "must be one of a model with β"),
+    "levels told to the network": (
+        scheduler(timestep_type="continuous"),
+        "`timestep_type` must be 'discrete', got 'continuous'",
+    ),
     "levels in the place of timesteps": (
         scheduler(_class_name="EDMDPMSolverMultistepScheduler"),
         "must be one of a model with β",
@@ -215,6 +221,14 @@ def test_bad_folders(case: str, folder: Path, tmp_path: Path) -> None:
         describe_diffusion_model(copy)
     assert "\n" not in str(error.value)
     assert str(copy) in str(error.value)
+
+
+def test_an_adapter_with_names_of_the_original_repository_is_refused(folder: Path, tmp_path: Path) -> None:
+    name = "lora_unet_input_blocks_7_1_transformer_blocks_0_attn1_to_q.lora_down.weight"
+    matrix = np.zeros((2, 12), np.float32)
+    write_file(tmp_path / LORA_FILE, {name: LazyTensor(matrix.dtype, matrix.shape, lambda: matrix)})
+    with pytest.raises(ValueError, match=f"1 tensors are of no LoRA of a UNet: {name}"):
+        read_lora(tmp_path, describe_diffusion_model(folder).unet)
 
 
 def test_settings_of_the_index(folder: Path, tmp_path: Path) -> None:
