@@ -9,7 +9,7 @@ first convolution and residual block: under a hundredth).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jrl.models.diffusion.unet_config import Level, UNetConfig
 
@@ -50,7 +50,7 @@ def unet_counts(config: UNetConfig, *, latent_shape: tuple[int, int], context_le
     Args:
       config: Of the U-Net.
       latent_shape: (height, width) of the latents.
-      context_length: Positions of a prompt's embedding.
+      context_length: Positions of a prompt's embedding, without a pooled one.
     """
     counter = _Counter(config, context_length)
     height, width = latent_shape
@@ -60,14 +60,17 @@ def unet_counts(config: UNetConfig, *, latent_shape: tuple[int, int], context_le
         sizes.append((height, width))
     counter.linear(config.block_out_channels[0], config.time_width, 1)
     counter.linear(config.time_width, config.time_width, 1)
+    if config.projection_class_embeddings_input_dim is not None:
+        counter.linear(config.projection_class_embeddings_input_dim, config.time_width, 1)
+        counter.linear(config.time_width, config.time_width, 1)
     counter.convolution(config.in_channels, config.block_out_channels[0], sizes[0])
     for index, level in enumerate(config.down_levels()):
         counter.level(level, sizes[index])
         if level.resamples:
             counter.convolution(level.resnets[-1][1], level.resnets[-1][1], sizes[index + 1])
-    deepest = config.block_out_channels[-1]
-    counter.level(Level(((deepest, deepest),), config.heads[-1], resamples=False), sizes[-1])
-    counter.level(Level(((deepest, deepest),), None, resamples=False), sizes[-1])
+    middle = config.mid_level()
+    counter.level(replace(middle, resnets=middle.resnets[:1]), sizes[-1])
+    counter.level(replace(middle, resnets=middle.resnets[1:], num_heads=None), sizes[-1])
     for index, level in enumerate(config.up_levels()):
         counter.level(level, sizes[-1 - index])
         if level.resamples:
@@ -98,11 +101,11 @@ class _Counter:
             if inputs != outputs:
                 self.linear(inputs, outputs, size[0] * size[1])
             if level.num_heads is not None:
-                self.attention(outputs, size[0] * size[1])
+                self.attention(outputs, size[0] * size[1], level.num_layers)
 
-    def attention(self, width: int, positions: int) -> None:
+    def attention(self, width: int, positions: int, layers: int) -> None:
         """A transformer: maps in and out, and per block self-attention, attention to the prompt, feed-forward."""
-        layers, context = self._config.transformer_layers_per_block, self._context
+        context = self._context
         self.linear(width, 2 * width, positions)
         # Query, key, value, output; query and output; 8 widths up, gated to 4, and down again.
         self.weights += layers * (4 + 2 + 12) * width * width * positions

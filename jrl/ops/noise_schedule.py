@@ -230,6 +230,11 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
     for prefix, meaning in _OTHER_PROCESSES.items():
         if kind.startswith(prefix):
             raise ValueError(f"the scheduler must be one of a model with β, got {kind!r} ({meaning}).")
+    if config.get("timestep_type", "discrete") != "discrete":
+        raise ValueError(
+            "the scheduler's `timestep_type` must be 'discrete', got "
+            f"{config['timestep_type']!r}: the network is told levels of noise, and not timesteps."
+        )
     given = {
         field.name: typed_value(config[field.name], name=field.name, kind=str(field.type))
         for field in dataclasses.fields(NoiseSchedule)

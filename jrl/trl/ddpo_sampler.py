@@ -110,16 +110,14 @@ class ImageCall:
         """
         context = self._context(parts, "prompt", texts, embeds)
         context = jnp.repeat(context, repeats, axis=0)
-        away = self._context(parts, "negative_prompt", negative or "", negative_embeds)
-        if np.any(np.asarray(away) != np.asarray(away[:1])):
-            raise ValueError("`negative_prompt` must be the same in all rows, got several.")
+        away = self._negative(parts, negative or "", negative_embeds)
         latent_shape = self._model.latent_shape(*size)
         shape = (len(context), *latent_shape)
         start, on_way = jax.random.split(self.key(generator))
         noise = jax.random.normal(start, shape) if initial is None else _given_noise(initial, shape)
         schedule = self._model.at_size(latent_shape).schedule
         program = self._program(parts.functions, schedule, num_steps, eta, guidance_scale, guidance_rescale)
-        trajectories = program(parts.params, parts.frozen, context, away[:1], noise, on_way)
+        trajectories = program(parts.params, parts.frozen, context, away, noise, on_way)
         decode = self._compiled(parts.functions.decode, lambda: _decoder(parts.functions))
         return Sampled(trajectories, functools.partial(decode, parts.frozen))
 
@@ -165,6 +163,14 @@ class ImageCall:
 
         settings = (functions, schedule, num_steps, eta, guidance_scale, guidance_rescale)
         return self._compiled(settings, lambda: sample)
+
+    def _negative(self, parts: Parts, texts: str | Sequence[str], embeds: Any) -> jax.Array:
+        """Context of the negative prompt, one row."""
+        context = self._context(parts, "negative_prompt", texts, embeds)
+        if np.any(np.asarray(context) != np.asarray(context[:1])):
+            raise ValueError("`negative_prompt` must be the same in all rows, got several.")
+        is_zero = self._model.zero_negative and embeds is None and not any(texts)
+        return jnp.zeros_like(context[:1]) if is_zero else context[:1]
 
     def _context(self, parts: Parts, name: str, texts: str | Sequence[str] | None, embeds: Any) -> jax.Array:
         """Context for the denoiser: encoded texts, or as it is given."""

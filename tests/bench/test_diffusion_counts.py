@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -21,6 +23,13 @@ SMALL = UNetConfig(
     cross_attention_dim=64,
     attention_head_dim=4,
     norm_num_groups=8,
+)
+SMALL_XL = replace(
+    SMALL,
+    transformer_layers_per_block=(1, 3),
+    addition_embed_type="text_time",
+    addition_time_embed_dim=8,
+    projection_class_embeddings_input_dim=64,
 )
 ROWS, EDGE, CONTEXT = 2, 9, 8
 """An odd edge: halves are rounded up on the way down."""
@@ -58,6 +67,16 @@ def test_one_level_by_hand() -> None:
     edges = 6 * (9 * 1 * 2 + 9 * 2 * 3)
     assert found.weights == time + 3 * resnet + 2 * up + attention + edges
     assert found.products == 2 * 6 * (6 + 7) * 2
+
+
+def test_stable_diffusion_xl_by_what_it_adds() -> None:
+    """Two blocks more in the middle, where 5 x 5 places are 64 wide, and the map of the pooled prompt and the sizes."""
+    found, plain = (
+        unet_counts(config, latent_shape=(EDGE, EDGE), context_length=CONTEXT) for config in (SMALL_XL, SMALL)
+    )
+    block = 25 * 18 * 64 * 64 + 2 * 64 * 64 * CONTEXT
+    assert found.weights - plain.weights == 2 * block + 64 * 128 + 128 * 128
+    assert found.products - plain.products == 2 * 2 * 25 * (25 + CONTEXT) * 64
 
 
 def test_training_everything_costs_another_product_of_each_weight() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jrl.learners.ddpo import DDPOState, init_ddpo_state, make_ddpo_update
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.mesh import batch_sharding, make_mesh, replicated, tree_shardings
 from jrl.models.adapters.config import LoraConfig
+from jrl.models.diffusion.unet import UNet
 from jrl.ops.metrics import finalize
 from jrl.rollout.diffuse import make_diffuse
 from jrl.typing import DDPOBatch, DenoiserFns, Trajectories
@@ -52,7 +54,26 @@ def toy() -> Model:
 
 
 def small_unet() -> Model:
-    unet, around = tiny_parts()["unet"], toy_denoiser()
+    return whole(tiny_parts()["unet"])
+
+
+def xl_unet() -> Model:
+    """As the small one, in the way of Stable Diffusion XL: the last row of a prompt is its pooled vector."""
+    config = replace(
+        tiny_parts()["unet"].config,
+        transformer_layers_per_block=(1, 2),
+        attention_head_dim=(2, 4),
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=2,
+        projection_class_embeddings_input_dim=18,
+    )
+    return whole(UNet(config))
+
+
+def whole(unet: UNet) -> Model:
+    """A U-Net all of which trains."""
+    around = toy_denoiser()
     assert unet.config.cross_attention_dim == WIDTH
     weights = jax.tree.map(jnp.asarray, random_weights(unet))
 
@@ -196,7 +217,7 @@ def assert_alike(found: tuple[DDPOState, Any], wanted: tuple[DDPOState, Any], st
     assert found[1]["ddpo/pre_update_ratio_max_dev"] <= 5e-6
 
 
-@pytest.mark.parametrize("make", [toy, small_unet])
+@pytest.mark.parametrize("make", [toy, small_unet, xl_unet])
 def test_samples_agree(make: Callable[[], Model], mesh: Mesh, capfd: pytest.CaptureFixture[str]) -> None:
     wanted, wanted_images = alone(make)
     capfd.readouterr()
@@ -208,7 +229,7 @@ def test_samples_agree(make: Callable[[], Model], mesh: Mesh, capfd: pytest.Capt
     np.testing.assert_allclose(images, wanted_images, atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [toy, small_unet, adapter])
+@pytest.mark.parametrize("make", [toy, small_unet, xl_unet, adapter])
 def test_lore_5_2_a_whole_update_agrees(
     make: Callable[[], Model], mesh: Mesh, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ _IGNORED = "embeddings.position_ids"
 
 
 def clip_entries(config: ClipTextConfig) -> list[Entry]:
-    """The table of a `CLIPTextModel`."""
+    """The table of a `CLIPTextModel`, or of a `CLIPTextModelWithProjection`."""
     width = config.hidden_size
     found = [
         _table_entry("embeddings.token_embedding", config.vocab_size, width),
@@ -22,7 +22,10 @@ def clip_entries(config: ClipTextConfig) -> list[Entry]:
         *layer_entries(config),
         *norm_entries("final_layer_norm", width),
     ]
-    return [replace(entry, name=PREFIX + entry.name) for entry in found]
+    named = [replace(entry, name=PREFIX + entry.name) for entry in found]
+    if isinstance(config, ClipProjectedConfig):
+        named += linear_entries(PROJECTION, width, config.projection_dim, bias=False)
+    return named
 
 
 def layer_entries(config: ClipTowerConfig) -> list[Entry]:
@@ -39,12 +42,6 @@ def layer_entries(config: ClipTowerConfig) -> list[Entry]:
         found += linear_entries(f"{layer}.mlp.fc1", width, inner)
         found += linear_entries(f"{layer}.mlp.fc2", inner, width)
     return found
-
-
-def clip_projected_entries(config: ClipProjectedConfig) -> list[Entry]:
-    """The table of a `CLIPTextModelWithProjection`."""
-    projection = linear_entries(PROJECTION, config.hidden_size, config.projection_dim, bias=False)
-    return [*clip_entries(config), *projection]
 
 
 def current_name(name: str) -> str:

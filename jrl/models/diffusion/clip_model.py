@@ -17,7 +17,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jrl.models.diffusion.clip_config import ClipProjectedConfig, ClipTowerConfig, read_clip_projected_config
-from jrl.models.diffusion.clip_entries import clip_projected_entries, layer_entries
+from jrl.models.diffusion.clip_entries import clip_entries, layer_entries
 from jrl.models.diffusion.clip_projection import ClipProjected
 from jrl.models.diffusion.clip_text import LayerStack, stack_norm
 from jrl.models.diffusion.config_values import COUNT, POSITIVE, UNREAD, Kind, one_of, read_values, require
@@ -204,7 +204,7 @@ class Clip:
 
     def entries(self) -> list[Entry]:
         """Every tensor of its file but the scale of logits, which a cosine does not need."""
-        texts = clip_projected_entries(self.config.text)
+        texts = clip_entries(self.config.text)
         images = _vision_entries(self.config.vision, self.config.text.projection_dim)
         return [
             replace(entry, paths=tuple(f"{name}/{path}" for path in entry.paths))

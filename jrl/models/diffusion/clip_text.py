@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text encoder of CLIP (Radford et al. 2021, arXiv:2103.00020), of which a denoiser reads every position.
+"""Text encoders of CLIP (Radford et al. 2021, arXiv:2103.00020), of which a denoiser reads every position.
 
 A causal transformer with learned positions and no padding mask: what pads a prompt is read like anything else.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,12 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain, constrain_rows
-from jrl.models.diffusion.clip_config import ClipTextConfig, ClipTowerConfig, stored_clip_config
+from jrl.models.diffusion.clip_config import (
+    ClipProjectedConfig,
+    ClipTextConfig,
+    ClipTowerConfig,
+    stored_clip_config,
+)
 from jrl.models.diffusion.clip_entries import clip_entries
 from jrl.models.diffusion.layers import fan_in_range, linear
 from jrl.models.families.base import Entry
@@ -28,6 +33,8 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
 }
 _INIT_RANGE = 0.02
+_LARGEST_ID = 2
+"""Value of `eos_token_id` in old files, which means the largest id of a row."""
 
 
 class ClipAttention(nn.Module):
@@ -146,8 +153,22 @@ class LayerStack(nn.Module):
         return before, x
 
 
+class TextStates(NamedTuple):
+    """Hidden states of a text.
+
+    Attributes:
+      penultimate: Residual stream before the last block, not normed.
+      last: Behind it, normed.
+      pooled: Projection of the end's last state; None: the encoder has no projection.
+    """
+
+    penultimate: Float[Array, "B Q D"]
+    last: Float[Array, "B Q D"]
+    pooled: Float[Array, "B P"] | None
+
+
 class ClipTextModule(nn.Module):
-    """The network; `ClipText` is how it is called.
+    """The network; `ClipText` and `ClipProjected` are how it is called.
 
     Attributes:
       config: The architecture.
@@ -158,16 +179,26 @@ class ClipTextModule(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
-        """Hidden states of the last block, normed."""
-        x = Embeddings(self.config, name="embeddings")(tokens).astype(self.dtype)
-        _, x = LayerStack(self.config, self.dtype, name="encoder")(x)
-        return stack_norm(self.config, self.dtype, "final_layer_norm")(x)
+    def __call__(self, tokens: Int[Array, "B Q"]) -> TextStates:
+        """All states that anything reads; what nobody reads is not computed in a compiled call."""
+        config, dtype = self.config, self.dtype
+        x = Embeddings(config, name="embeddings")(tokens).astype(dtype)
+        penultimate, x = LayerStack(config, dtype, name="encoder")(x)
+        last = stack_norm(config, dtype, "final_layer_norm")(x)
+        if not isinstance(config, ClipProjectedConfig):
+            return TextStates(penultimate, last, None)
+        is_end = tokens if config.eos_token_id == _LARGEST_ID else tokens == config.eos_token_id
+        end = jnp.argmax(is_end, axis=1)
+        state = jnp.take_along_axis(last, end[:, None, None], axis=1)[:, 0]
+        project = linear(
+            config.hidden_size, config.projection_dim, dtype, use_bias=False, name="text_projection"
+        )
+        return TextStates(penultimate, last, project(state))
 
 
 @dataclass(frozen=True)
-class ClipText:
-    """A text encoder without weights.
+class ClipEncoder:
+    """Base class of text encoders, without weights.
 
     Attributes:
       config: The architecture.
@@ -180,8 +211,8 @@ class ClipText:
         init = jax.jit(ClipTextModule(self.config).init)
         return dict(init(key, jnp.zeros((1, 1), jnp.int32))["params"])
 
-    def encode(self, params: Params, tokens: Int[Array, "B Q"], *, dtype: Any) -> Float[Array, "B Q D"]:
-        """Encodes prompts to the context that a denoiser reads, in `dtype`.
+    def states(self, params: Params, tokens: Int[Array, "B Q"], *, dtype: Any) -> TextStates:
+        """Hidden states of texts, in `dtype`.
 
         Args:
           params: Weights; they are cast to `dtype` where they are used.
@@ -191,8 +222,8 @@ class ClipText:
           ValueError: If a row is longer than the table of positions.
         """
         check_length(self.config, tokens)
-        context: Any = ClipTextModule(self.config, dtype).apply({"params": params}, tokens)
-        return context
+        states: Any = ClipTextModule(self.config, dtype).apply({"params": params}, tokens)
+        return states
 
     def entries(self) -> list[Entry]:
         """Every tensor of its file."""
@@ -201,6 +232,15 @@ class ClipText:
     def stored_config(self) -> dict[str, Any]:
         """Contents of config.json, as transformers reads it."""
         return stored_clip_config(self.config)
+
+
+@dataclass(frozen=True)
+class ClipText(ClipEncoder):
+    """A text encoder whose last states are the context, without weights."""
+
+    def encode(self, params: Params, tokens: Int[Array, "B Q"], *, dtype: Any) -> Float[Array, "B Q D"]:
+        """Encodes prompts to the context that a denoiser reads, in `dtype`; arguments and errors of `states`."""
+        return self.states(params, tokens, dtype=dtype).last
 
 
 def check_length(config: ClipTextConfig, tokens: Int[Array, "B Q"]) -> None:

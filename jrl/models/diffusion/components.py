@@ -15,7 +15,7 @@ _CLIP_TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast")
 _PROJECTED = ("CLIPTextModelWithProjection",)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PipelineKind:
     """A kind of pipeline.
 
@@ -58,7 +58,22 @@ STABLE_DIFFUSION_3 = PipelineKind(
     },
     optional=("text_encoder_3", "tokenizer_3"),
 )
-_BY_CLASS: Mapping[str, PipelineKind] = {"StableDiffusion3Pipeline": STABLE_DIFFUSION_3}
+STABLE_DIFFUSION_XL = PipelineKind(
+    "Stable Diffusion XL",
+    {
+        "unet": ("UNet2DConditionModel",),
+        "vae": ("AutoencoderKL",),
+        "text_encoder": ("CLIPTextModel",),
+        "text_encoder_2": _PROJECTED,
+        TOKENIZER: _CLIP_TOKENIZERS,
+        "tokenizer_2": _CLIP_TOKENIZERS,
+        SCHEDULER: None,
+    },
+)
+_BY_CLASS: Mapping[str, PipelineKind] = {
+    "StableDiffusion3Pipeline": STABLE_DIFFUSION_3,
+    "StableDiffusionXLPipeline": STABLE_DIFFUSION_XL,
+}
 # Components that no Stable Diffusion 1 or 2 has: they would otherwise be passed over as no part of the model.
 _OTHER_MODELS = ("transformer", "text_encoder_2", "prior", "image_encoder_2", "unet_2")
 
@@ -70,17 +85,17 @@ def pipeline_kind(folder: Path, index: Mapping[str, Any]) -> PipelineKind:
       folder: Where it is, for messages.
       index: Its `model_index.json`.
     Raises:
-      ValueError: If it is of a kind that is not read, such as Stable Diffusion XL or Flux.
+      ValueError: If it is of a kind that is not read, such as the refiner of Stable Diffusion XL.
     """
     name, present = str(index.get("_class_name")), _present(index)
     if name in _BY_CLASS:
         return _BY_CLASS[name]
     foreign = [component for component in _OTHER_MODELS if component in present]
     if foreign:
+        others = ", ".join(f"{kind.title} (`_class_name` {known})" for known, kind in _BY_CLASS.items())
         raise ValueError(
-            f"{folder / MODEL_INDEX}: a pipeline must be {STABLE_DIFFUSION.title}, or {STABLE_DIFFUSION_3.title} "
-            f"(`_class_name` {' or '.join(_BY_CLASS)}); got {name}, which has `{foreign[0]}`. Folders of Stable "
-            "Diffusion XL, Flux and others are not read."
+            f"{folder / MODEL_INDEX}: a pipeline must be {STABLE_DIFFUSION.title}, or one of {others}; got {name}, "
+            f"which has `{foreign[0]}`. Folders of refiners, Flux and others are not read."
         )
     return STABLE_DIFFUSION
 

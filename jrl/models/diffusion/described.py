@@ -32,6 +32,7 @@ class DescribedFolder:
       parts: What has weights, by folder.
       places: Where these weights go in `DiffusionModel.weights`, by folder.
       tokenizers: What has a tokenizer's folder, by folder; each can `save_pretrained`.
+      zero_negative: See `DiffusionModel`.
     """
 
     unet: Denoiser
@@ -43,6 +44,7 @@ class DescribedFolder:
     parts: Mapping[str, Network]
     places: Mapping[str, tuple[str, ...]]
     tokenizers: Mapping[str, Any]
+    zero_negative: bool = False
 
 
 def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:

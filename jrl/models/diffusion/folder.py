@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ from flax import traverse_util
 from jrl.models.diffusion.components import (
     MODEL_INDEX,
     SCHEDULER,
+    STABLE_DIFFUSION,
     STABLE_DIFFUSION_3,
+    STABLE_DIFFUSION_XL,
     TOKENIZER,
+    PipelineKind,
     check_components,
     kept_index,
     pipeline_kind,
@@ -28,6 +31,7 @@ from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.models.diffusion.saving import FolderFiles, StoredPart
 from jrl.models.diffusion.sd3_folder import describe_sd3_folder
 from jrl.models.diffusion.sd_folder import describe_sd_folder
+from jrl.models.diffusion.sdxl_folder import describe_sdxl_folder
 from jrl.models.hub import download, local_folder, no_weights_on_hub, read_json
 from jrl.models.safetensors_io import SUFFIX
 
@@ -39,12 +43,17 @@ _BESIDE_PARTS = (
 )
 _DESCRIBING = (*_BESIDE_PARTS, *(f"{part}/{CONFIG}" for part in PART_FILES))
 """Files of a repository that tell what its model is."""
+_DESCRIBE: Mapping[PipelineKind, Callable[[Path, tuple[str, ...]], DescribedFolder]] = {
+    STABLE_DIFFUSION: describe_sd_folder,
+    STABLE_DIFFUSION_XL: describe_sdxl_folder,
+    STABLE_DIFFUSION_3: describe_sd3_folder,
+}
 
 
 def load_diffusion_model(
     path_or_repo: str | os.PathLike[str], *, revision: str = "main", variant: str | None = None
 ) -> DiffusionModel:
-    """Reads Stable Diffusion 1, 2, 3 or 3.5 from a folder as diffusers writes it, or from the Hugging Face hub.
+    """Reads Stable Diffusion 1, 2, XL, 3 or 3.5 from a folder as diffusers writes it, or from the Hugging Face hub.
 
     The weights stay on the host, in the dtype of their files. A safety checker and whatever else the folder holds is
     skipped, with a warning. A LoRA file in it becomes `found_lora`.
@@ -92,8 +101,7 @@ def _described(folder: Path, name: str) -> tuple[DiffusionModel, DescribedFolder
     index = read_json(folder / MODEL_INDEX)
     kind = pipeline_kind(folder, index)
     components = check_components(folder, index, kind)
-    describe = describe_sd3_folder if kind is STABLE_DIFFUSION_3 else describe_sd_folder
-    found = describe(folder, components)
+    found = _DESCRIBE[kind](folder, components)
     stored = {
         part: StoredPart(
             network.stored_config(), network.entries(), PART_FILES[part].stem, found.places[part]
@@ -110,6 +118,7 @@ def _described(folder: Path, name: str) -> tuple[DiffusionModel, DescribedFolder
         schedule=found.schedule,
         weights={},
         sample_size=found.sample_size,
+        zero_negative=found.zero_negative,
         found_lora=read_lora(folder, found.unet) if has_lora(folder) else None,
         files=FolderFiles(kept_index(index, components, kind), stored, scheduler, found.tokenizers),
     )

@@ -41,6 +41,7 @@ class DiffusionModel:
       schedule: Of the noise.
       weights: Of "unet", "vae" and "text_encoder": arrays of the host or of devices.
       sample_size: (Y, X) of the latents where nobody asks for another size.
+      zero_negative: An empty negative prompt is a context of zeros, which the model was trained with, and is not read.
       found_lora: The adapter that came with the model; None: none did.
       files: What its folder held beside tensors, for `save`; None: it came from no folder.
     """
@@ -53,6 +54,7 @@ class DiffusionModel:
     schedule: Schedule
     weights: Mapping[str, Params] = field(repr=False)
     sample_size: tuple[int, int]
+    zero_negative: bool = False
     found_lora: FoundLora | None = field(default=None, repr=False)
     files: FolderFiles | None = field(default=None, repr=False)
 

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jrl.models.diffusion.clip_config import read_clip_projected_config
+from jrl.models.diffusion.clip_pair import load_pair_tokenizers
 from jrl.models.diffusion.clip_projection import ClipProjected
 from jrl.models.diffusion.components import TOKENIZER
 from jrl.models.diffusion.described import (
@@ -20,16 +20,16 @@ from jrl.models.diffusion.described import (
 from jrl.models.diffusion.mmdit import MMDiT
 from jrl.models.diffusion.mmdit_config import read_mmdit_config
 from jrl.models.diffusion.pipeline import TEXT_ENCODER, UNET, VAE_PART
-from jrl.models.diffusion.sd3_text import FIRST, SECOND, T5_LENGTH, THIRD, SD3Text, SD3Tokenizer
+from jrl.models.diffusion.sd3_text import FIRST, SECOND, T5_LENGTH, THIRD, SD3Text
 from jrl.models.diffusion.t5_config import read_t5_config
 from jrl.models.diffusion.t5_encoder import T5Encoder
-from jrl.models.diffusion.tokenizer import PaddedTokenizer, load_clip_tokenizer, load_t5_tokenizer
+from jrl.models.diffusion.tokenizer import JoinedTokenizer, load_t5_tokenizer
 from jrl.models.diffusion.vae import VAE
 from jrl.models.diffusion.vae_config import read_vae_config
 from jrl.ops.flow_schedule import make_flow_schedule
 
 TRANSFORMER = "transformer"
-_TOKENIZERS = (TOKENIZER, "tokenizer_2", "tokenizer_3")
+_T5_TOKENIZER = "tokenizer_3"
 
 
 def describe_sd3_folder(folder: Path, components: tuple[str, ...]) -> DescribedFolder:
@@ -65,7 +65,7 @@ def describe_sd3_folder(folder: Path, components: tuple[str, ...]) -> DescribedF
         unet=transformer,
         vae=vae,
         text_encoder=text_encoder,
-        tokenizer=SD3Tokenizer(tuple(tokenizers.values())),
+        tokenizer=JoinedTokenizer(tuple(tokenizers.values())),
         schedule=described_schedule(folder, make_flow_schedule),
         sample_size=(size, size),
         parts={TRANSFORMER: transformer, VAE_PART: vae, **texts},
@@ -79,24 +79,12 @@ def describe_sd3_folder(folder: Path, components: tuple[str, ...]) -> DescribedF
 
 
 def _tokenizers(folder: Path, clips: list[ClipProjected], third: T5Encoder | None) -> dict[str, Any]:
-    """Tokenizers by folder, in the order of the encoders; both CLIPs read rows as long as the first one's."""
-    found: dict[str, Any] = {}
-    for name, clip in zip(_TOKENIZERS, clips, strict=False):
-        config = clip.config
-        limits = {"max_length": config.max_position_embeddings, "vocab_size": config.vocab_size}
-        found[name] = load_clip_tokenizer(folder / name, **limits)
-    first, second = found.values()
-    assert isinstance(first, PaddedTokenizer) and isinstance(second, PaddedTokenizer)
-    limit = clips[1].config.max_position_embeddings
-    if first.length > limit:
-        raise ValueError(
-            f"{folder / SECOND / CONFIG}: `max_position_embeddings` must be at least {first.length}, the ids of a "
-            f"prompt by {TOKENIZER}; got {limit}. Are all parts of one model?"
-        )
-    found[_TOKENIZERS[1]] = replace(second, length=first.length)
+    """Tokenizers by folder, in the order of the encoders."""
+    pair = load_pair_tokenizers(folder, {FIRST: clips[0].config, SECOND: clips[1].config})
+    found: dict[str, Any] = dict(pair)
     if third is not None:
-        found[_TOKENIZERS[2]] = load_t5_tokenizer(
-            folder / _TOKENIZERS[2], length=T5_LENGTH, vocab_size=third.config.vocab_size
+        found[_T5_TOKENIZER] = load_t5_tokenizer(
+            folder / _T5_TOKENIZER, length=T5_LENGTH, vocab_size=third.config.vocab_size
         )
     return found
 

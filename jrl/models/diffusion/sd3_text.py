@@ -7,39 +7,21 @@ vectors of both CLIPs joined and filled up to the width of T5's, T5's own behind
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jrl.models.diffusion.clip_projection import ClipProjected
 from jrl.models.diffusion.mmdit import join_context
-from jrl.models.diffusion.parts import PromptTokenizer
 from jrl.models.diffusion.t5_encoder import T5Encoder
 from jrl.typing import Params, PRNGKey
 
 FIRST, SECOND, THIRD = "text_encoder", "text_encoder_2", "text_encoder_3"
 T5_LENGTH = 256
 """Ids of a prompt that T5 reads, or zeros in their place where there is no T5: diffusers' default."""
-
-
-@dataclass(frozen=True)
-class SD3Tokenizer:
-    """Tokenizers of all encoders as one.
-
-    Attributes:
-      tokenizers: One an encoder, in their order.
-    """
-
-    tokenizers: tuple[PromptTokenizer, ...]
-
-    def __call__(self, texts: Sequence[str]) -> Int[np.ndarray, "B Q"]:
-        """Ids of the texts, int32: the rows of each encoder, end to end."""
-        return np.concatenate([tokenize(texts) for tokenize in self.tokenizers], axis=1)
 
 
 @dataclass(frozen=True)
@@ -73,7 +55,7 @@ class SD3Text:
 
         Args:
           params: Weights, by encoder.
-          tokens: Ids, from an `SD3Tokenizer`.
+          tokens: Ids, the rows of all encoders end to end.
           dtype: Of the computation; T5 computes in float32 where it is float16, in which it overflows.
         Raises:
           ValueError: If a row is not as long as the encoders' together.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from jrl.models.config import LATER, Described
 from jrl.models.diffusion.config_values import (
     COUNT,
     COUNTS,
@@ -18,6 +19,7 @@ from jrl.models.diffusion.config_values import (
     POSITIVE,
     SIZE,
     Kind,
+    one_of,
     read_values,
     require,
 )
@@ -27,6 +29,9 @@ DOWN_BLOCKS: Mapping[str, bool] = {"CrossAttnDownBlock2D": True, "DownBlock2D": 
 UP_BLOCKS: Mapping[str, bool] = {"CrossAttnUpBlock2D": True, "UpBlock2D": False}
 """Kinds of a level, and whether it attends."""
 CLASS_NAME = "UNet2DConditionModel"
+TEXT_TIME = "text_time"
+SIZE_IDS = 6
+"""Numbers that a network with `addition_embed_type` reads of an image: two edges each of three sizes."""
 
 # Keys with one supported value, the first; others that mean the same follow it.
 _FIXED: Mapping[str, tuple[Any, ...]] = {
@@ -49,9 +54,6 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "class_embed_type": (None,),
     "num_class_embeds": (None,),
     "class_embeddings_concat": (False, None),
-    "projection_class_embeddings_input_dim": (None,),
-    "addition_embed_type": (None,),
-    "addition_time_embed_dim": (None,),
     "addition_embed_type_num_heads": (64,),
     "encoder_hid_dim": (None,),
     "encoder_hid_dim_type": (None,),
@@ -70,6 +72,10 @@ _SAME_COUNT = Kind(
     f"{COUNT.says}, or the same one for each level",
     lambda value: COUNT.holds(value) or (COUNTS.holds(value) and len(set(value)) == 1),
 )
+_BY_LEVEL = Kind(
+    f"{COUNT.says}, or one for each level", lambda value: COUNT.holds(value) or COUNTS.holds(value)
+)
+_COUNT_OR_NONE = Kind(f"{COUNT.says}, or null", lambda value: value is None or COUNT.holds(value))
 _KINDS: Mapping[str, Kind] = {
     "sample_size": Kind(f"{SIZE.says}, or null", lambda value: value is None or SIZE.holds(value)),
     "in_channels": COUNT,
@@ -85,13 +91,16 @@ _KINDS: Mapping[str, Kind] = {
     "norm_num_groups": COUNT,
     "norm_eps": POSITIVE,
     "cross_attention_dim": _SAME_COUNT,
-    "transformer_layers_per_block": _SAME_COUNT,
-    "attention_head_dim": Kind(
-        f"{COUNT.says}, or one for each level", lambda value: COUNT.holds(value) or COUNTS.holds(value)
-    ),
+    "transformer_layers_per_block": _BY_LEVEL,
+    "attention_head_dim": _BY_LEVEL,
     "use_linear_projection": FLAG,
     "upcast_attention": FLAG,
+    "addition_embed_type": one_of(None, TEXT_TIME),
+    "addition_time_embed_dim": _COUNT_OR_NONE,
+    "projection_class_embeddings_input_dim": _COUNT_OR_NONE,
 }
+# Keys whose list is read as one number where all of its entries are the same.
+_COLLAPSED = ("layers_per_block", "cross_attention_dim", "transformer_layers_per_block")
 
 
 @dataclass(frozen=True)
@@ -101,16 +110,18 @@ class Level:
     Attributes:
       resnets: Channels that each residual block reads and makes.
       num_heads: Of the attention behind each of them; None: there is none.
+      num_layers: Transformer blocks of each attention.
       resamples: The level ends with a change of size.
     """
 
     resnets: tuple[tuple[int, int], ...]
     num_heads: int | None
+    num_layers: int
     resamples: bool
 
 
-@dataclass(frozen=True)
-class UNetConfig:
+@dataclass(frozen=True, repr=False)
+class UNetConfig(Described):
     """A U-Net with attention to a prompt. Names and defaults are diffusers'. Hashable.
 
     Attributes:
@@ -128,11 +139,16 @@ class UNetConfig:
       norm_num_groups: Of all group norms.
       norm_eps: Of the group norms in residual blocks and at the end.
       cross_attention_dim: Width of a prompt's embedding.
-      transformer_layers_per_block: Transformer blocks behind a residual block.
+      transformer_layers_per_block: Transformer blocks behind a residual block, at each level, the finest first. One
+        number stands for all levels.
       attention_head_dim: *Number of heads* at each level, the finest first, whatever its name says: the name is a slip
         that checkpoints have kept. One number stands for all levels.
       use_linear_projection: Linear maps around the transformer blocks are stored as such, not as 1 × 1 convolutions.
       upcast_attention: Scores of attention are float32. They are so in any case.
+      addition_embed_type: "text_time" adds the pooled prompt and the sizes of the image to the embedded timestep; None:
+        nothing does.
+      addition_time_embed_dim: Width of the sinusoids of each of the sizes.
+      projection_class_embeddings_input_dim: Width of the pooled prompt and of all sinusoids together.
     """
 
     sample_size: int | tuple[int, int] | None = None
@@ -149,10 +165,13 @@ class UNetConfig:
     norm_num_groups: int = 32
     norm_eps: float = 1e-5
     cross_attention_dim: int = 1280
-    transformer_layers_per_block: int = 1
+    transformer_layers_per_block: int | tuple[int, ...] = 1
     attention_head_dim: int | tuple[int, ...] = 8
     use_linear_projection: bool = False
     upcast_attention: bool = False
+    addition_embed_type: str | None = field(default=None, metadata=LATER)
+    addition_time_embed_dim: int | None = field(default=None, metadata=LATER)
+    projection_class_embeddings_input_dim: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         """Raises ValueError where levels, widths, groups and heads do not fit each other."""
@@ -164,9 +183,13 @@ class UNetConfig:
             bad = [kind for kind in kinds if kind not in known]
             require(WHAT, name, not bad, f"made of {' and '.join(known)}", kinds)
             require(WHAT, name, len(kinds) == len(widths), f"{len(widths)} names, one for each width", kinds)
-        heads = self.attention_head_dim
-        fits = len(self.heads) == len(widths)
-        require(WHAT, "attention_head_dim", fits, f"one number or {len(widths)}, one for each width", heads)
+        heads, layers = self.attention_head_dim, self.transformer_layers_per_block
+        for name, given, found in (
+            ("attention_head_dim", heads, self.heads),
+            ("transformer_layers_per_block", layers, self.layers),
+        ):
+            fits = len(found) == len(widths)
+            require(WHAT, name, fits, f"one number or {len(widths)}, one for each width", given)
         bad_widths = [width for width in widths if width % self.norm_num_groups]
         require(
             WHAT, "block_out_channels", not bad_widths, f"multiples of {self.norm_num_groups} groups", widths
@@ -177,12 +200,45 @@ class UNetConfig:
         for index, (width, count) in enumerate(zip(widths, self.heads, strict=True)):
             divides = not self._attends(index) or width % count == 0
             require(WHAT, "attention_head_dim", divides, f"divisors of the widths {widths}", heads)
+        self._check_addition()
+
+    def _check_addition(self) -> None:
+        """Raises ValueError where the widths of what is added to the timestep are no such widths."""
+        added, size = self.projection_class_embeddings_input_dim, self.addition_time_embed_dim
+        if self.addition_embed_type is None:
+            for name, value in (
+                ("projection_class_embeddings_input_dim", added),
+                ("addition_time_embed_dim", size),
+            ):
+                require(WHAT, name, value is None, "null where `addition_embed_type` is", value)
+            return
+        even = f"even with `addition_embed_type` {TEXT_TIME!r}: sines and cosines"
+        require(WHAT, "addition_time_embed_dim", size is not None and size % 2 == 0, even, size)
+        assert size is not None
+        sizes, prompt = SIZE_IDS * size, self.cross_attention_dim
+        fits = added is not None and sizes < added <= sizes + prompt
+        expected = f"above {sizes}, {SIZE_IDS} sizes' sinusoids, by at most `cross_attention_dim` = {prompt}"
+        require(WHAT, "projection_class_embeddings_input_dim", fits, expected, added)
 
     @property
     def heads(self) -> tuple[int, ...]:
         """Number of heads at each level, the finest first."""
-        heads = self.attention_head_dim
-        return heads if isinstance(heads, tuple) else (heads,) * len(self.block_out_channels)
+        return self._by_level(self.attention_head_dim)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Transformer blocks behind a residual block at each level, the finest first."""
+        return self._by_level(self.transformer_layers_per_block)
+
+    @property
+    def pooled_width(self) -> int:
+        """Width of the pooled prompt; 0: none is read."""
+        if self.addition_time_embed_dim is None or self.projection_class_embeddings_input_dim is None:
+            return 0
+        return self.projection_class_embeddings_input_dim - SIZE_IDS * self.addition_time_embed_dim
+
+    def _by_level(self, value: int | tuple[int, ...]) -> tuple[int, ...]:
+        return value if isinstance(value, tuple) else (value,) * len(self.block_out_channels)
 
     @property
     def time_width(self) -> int:
@@ -197,8 +253,13 @@ class UNetConfig:
             before = widths[max(index - 1, 0)]
             resnets = ((before, width), *((width, width),) * (self.layers_per_block - 1))
             num_heads = self.heads[index] if DOWN_BLOCKS[kind] else None
-            levels.append(Level(resnets, num_heads, resamples=index < len(widths) - 1))
+            levels.append(Level(resnets, num_heads, self.layers[index], resamples=index < len(widths) - 1))
         return tuple(levels)
+
+    def mid_level(self) -> Level:
+        """The blocks in the middle; the second of them has no attention behind it."""
+        width = self.block_out_channels[-1]
+        return Level(((width, width),) * 2, self.heads[-1], self.layers[-1], resamples=False)
 
     def up_levels(self) -> tuple[Level, ...]:
         """The way up, the coarsest level first: each residual block reads a skip beside what comes from below."""
@@ -215,7 +276,8 @@ class UNetConfig:
                 resnets.append((below + skips.pop(), widths[index]))
                 below = widths[index]
             num_heads = self.heads[::-1][index] if UP_BLOCKS[kind] else None
-            levels.append(Level(tuple(resnets), num_heads, resamples=index < len(widths) - 1))
+            num_layers = self.layers[::-1][index]
+            levels.append(Level(tuple(resnets), num_heads, num_layers, resamples=index < len(widths) - 1))
         return tuple(levels)
 
     def _attends(self, index: int) -> bool:
@@ -243,9 +305,10 @@ def read_unet_config(values: Mapping[str, Any]) -> UNetConfig:
         values["only_cross_attention"] = False
     found = read_values(WHAT, values, _KINDS, _FIXED)
     count = len(found.get("block_out_channels", UNetConfig.block_out_channels))
-    for key in [key for key in found if _KINDS[key] is _SAME_COUNT and isinstance(found[key], tuple)]:
+    for key in [key for key in _COLLAPSED if isinstance(found.get(key), tuple)]:
         require(WHAT, key, len(found[key]) == count, f"one number or {count}, one for each width", found[key])
-        found[key] = found[key][0]
+        if len(set(found[key])) == 1:
+            found[key] = found[key][0]
     return UNetConfig(**found)
 
 

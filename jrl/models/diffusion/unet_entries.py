@@ -16,11 +16,15 @@ def unet_entries(config: UNetConfig) -> list[Entry]:
         *linear_entries("time_embedding.linear_1", widths[0], config.time_width),
         *linear_entries("time_embedding.linear_2", config.time_width, config.time_width),
     ]
+    if config.projection_class_embeddings_input_dim is not None:
+        added = config.projection_class_embeddings_input_dim
+        found += linear_entries("add_embedding.linear_1", added, config.time_width)
+        found += linear_entries("add_embedding.linear_2", config.time_width, config.time_width)
     for index, level in enumerate(config.down_levels()):
         found += _level_entries(config, f"down_blocks.{index}", level, "downsamplers")
     middle = widths[-1]
     found += resnet_entries("mid_block.resnets.0", middle, middle, config.time_width)
-    found += _transformer_entries(config, "mid_block.attentions.0", middle)
+    found += _transformer_entries(config, "mid_block.attentions.0", middle, config.mid_level().num_layers)
     found += resnet_entries("mid_block.resnets.1", middle, middle, config.time_width)
     for index, level in enumerate(config.up_levels()):
         found += _level_entries(config, f"up_blocks.{index}", level, "upsamplers")
@@ -51,21 +55,21 @@ def _level_entries(config: UNetConfig, name: str, level: Level, resampler: str) 
     for index, (size_in, size_out) in enumerate(level.resnets):
         found += resnet_entries(f"{name}.resnets.{index}", size_in, size_out, config.time_width)
         if level.num_heads is not None:
-            found += _transformer_entries(config, f"{name}.attentions.{index}", size_out)
+            found += _transformer_entries(config, f"{name}.attentions.{index}", size_out, level.num_layers)
     if level.resamples:
         width = level.resnets[-1][1]
         found += conv_entries(f"{name}.{resampler}.0.conv", width, width, 3)
     return found
 
 
-def _transformer_entries(config: UNetConfig, name: str, width: int) -> list[Entry]:
+def _transformer_entries(config: UNetConfig, name: str, width: int, num_layers: int) -> list[Entry]:
     found = norm_entries(f"{name}.norm", width)
     for end in ("proj_in", "proj_out"):
         if config.use_linear_projection:
             found += linear_entries(f"{name}.{end}", width, width)
         else:
             found += conv_entries(f"{name}.{end}", width, width, 1)
-    for index in range(config.transformer_layers_per_block):
+    for index in range(num_layers):
         block = f"{name}.transformer_blocks.{index}"
         for norm in ("norm1", "norm2", "norm3"):
             found += norm_entries(f"{block}.{norm}", width)

@@ -91,6 +91,7 @@ class Sampler:
       rows: Of one call, global.
       eta: η; None: that of training.
       num_steps: T; None: that of training.
+      zero_negative: See `DiffusionModel`.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Sampler:
         rows: int,
         eta: float | None = None,
         num_steps: int | None = None,
+        zero_negative: bool = False,
     ) -> None:
         self.tokenize, self.rows, self._mesh = tokenize, rows, mesh
         self._sample = diffusing_program(
@@ -117,7 +119,13 @@ class Sampler:
             eta=eta,
             num_steps=num_steps,
         )
-        self._encode = jax.jit(model.encode, compiler_options=COMPILER_OPTIONS)
+        is_zero = zero_negative and not method.negative_prompts
+
+        def encode(frozen: Frozen, tokens: jax.Array) -> jax.Array:
+            context = model.encode(frozen, tokens)
+            return jnp.zeros_like(context) if is_zero else context
+
+        self._encode = jax.jit(encode, compiler_options=COMPILER_OPTIONS)
         self._negative_tokens = tokenize([method.negative_prompts])
 
     def negative(self, frozen: Frozen) -> Float[jax.Array, "1 Q D"]:

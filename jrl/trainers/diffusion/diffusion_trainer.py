@@ -145,6 +145,7 @@ class DiffusionTrainer(Trainer):
             rows=rows,
             eta=eta,
             num_steps=num_steps,
+            zero_negative=self.model.zero_negative,
         )
 
     def check_callables(self, functions: Mapping[str, Any]) -> None:

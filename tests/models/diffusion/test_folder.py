@@ -203,11 +203,13 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
         index_of(text_encoder=["t", "T5EncoderModel"]),
         r"`text_encoder` must be CLIPTextModel",
     ),
-    "Stable Diffusion XL": (
+    "Stable Diffusion XL's refiner": (
         index_of(
-            _class_name="StableDiffusionXLPipeline", text_encoder_2=["t", "CLIPTextModelWithProjection"]
+            _class_name="StableDiffusionXLImg2ImgPipeline",
+            text_encoder_2=["t", "CLIPTextModelWithProjection"],
         ),
-        r"must be Stable Diffusion 1 or 2, or Stable Diffusion 3 .*got StableDiffusionXLPipeline",
+        r"must be Stable Diffusion 1 or 2, or one of Stable Diffusion 3 .*got StableDiffusionXLImg2ImgPipeline, "
+        r".*Folders of refiners",
     ),
     "Flux": (
         index_of(_class_name="FluxPipeline", unet=None, transformer=["d", "FluxTransformer2DModel"]),

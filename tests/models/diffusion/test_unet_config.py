@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jrl.models.diffusion.entries import as_stored, conv_entries, linear_entries, path_of
+from jrl.models.diffusion.unet import UNet
 from jrl.models.diffusion.unet_config import UNetConfig, read_unet_config, stored_unet_config
 from jrl.models.diffusion.unet_entries import unet_entries
 
@@ -20,6 +21,21 @@ SD21 = UNetConfig(
     attention_head_dim=(5, 10, 20, 20),
     use_linear_projection=True,
     upcast_attention=True,
+)
+SDXL = read_unet_config(
+    {
+        "sample_size": 128,
+        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+        "block_out_channels": [320, 640, 1280],
+        "cross_attention_dim": 2048,
+        "transformer_layers_per_block": [1, 2, 10],
+        "attention_head_dim": [5, 10, 20],
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+    }
 )
 # A value of each key of the table that asks for what is not implemented.
 UNSUPPORTED = {
@@ -32,7 +48,7 @@ UNSUPPORTED = {
     "act_fn": "mish",
     "norm_num_groups": None,
     "cross_attention_dim": [768, 768, 768, 1024],
-    "transformer_layers_per_block": [1, 2, 10, 10],
+    "transformer_layers_per_block": [[1, 1], [2, 2], [10, 10], [10, 10]],
     "num_attention_heads": 8,
     "dual_cross_attention": True,
     "resnet_time_scale_shift": "scale_shift",
@@ -50,7 +66,7 @@ UNSUPPORTED = {
     "class_embeddings_concat": True,
     "flip_sin_to_cos": 1,
     "projection_class_embeddings_input_dim": 10,
-    "addition_embed_type": "text_time",
+    "addition_embed_type": "text",
     "addition_time_embed_dim": 256,
     "addition_embed_type_num_heads": 32,
     "encoder_hid_dim": 1024,
@@ -62,6 +78,13 @@ UNSUPPORTED = {
 }
 
 
+ADDED = {
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
+
+
 def test_missing_keys_have_the_defaults_of_diffusers() -> None:
     config = read_unet_config({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.6.0"})
     assert config == UNetConfig()
@@ -69,7 +92,7 @@ def test_missing_keys_have_the_defaults_of_diffusers() -> None:
     assert (config.cross_attention_dim, config.norm_eps, config.layers_per_block) == (1280, 1e-5, 2)
 
 
-@pytest.mark.parametrize("config", [SD15, SD21], ids=["1.5", "2.1"])
+@pytest.mark.parametrize("config", [SD15, SD21, SDXL], ids=["1.5", "2.1", "XL"])
 def test_what_is_stored_reads_back(config: UNetConfig) -> None:
     stored = stored_unet_config(config)
     assert read_unet_config(stored) == config
@@ -129,6 +152,24 @@ def test_unknown_keys_are_refused_with_the_nearest_name() -> None:
         ({"block_out_channels": [320, 640]}, "`down_block_types` must be 2 names"),
         ({"attention_head_dim": [8, 8]}, "`attention_head_dim` must be one number or 4"),
         ({"attention_head_dim": 7}, "`attention_head_dim` must be divisors of the widths"),
+        (
+            {"transformer_layers_per_block": [1, 2, 10]},
+            "`transformer_layers_per_block` must be one number or 4",
+        ),
+        ({"addition_embed_type": "text_time"}, "`addition_time_embed_dim` must be even with .*; got None"),
+        ({**ADDED, "addition_time_embed_dim": 255}, "`addition_time_embed_dim` must be even with"),
+        (
+            {**ADDED, "projection_class_embeddings_input_dim": 1536},
+            "`projection_class_embeddings_input_dim` must be above 1536, .* by at most .* = 1280; got 1536",
+        ),
+        (
+            {**ADDED, "projection_class_embeddings_input_dim": 2817},
+            "`projection_class_embeddings_input_dim` must be above 1536, .* by at most .* = 1280; got 2817",
+        ),
+        (
+            {"addition_time_embed_dim": 256},
+            "`addition_time_embed_dim` must be null where `addition_embed_type` is",
+        ),
         ({"norm_num_groups": 33}, "`block_out_channels` must be multiples of 33 groups"),
         ({"norm_num_groups": 5, "block_out_channels": [5, 5, 5, 5]}, "even at first"),
         ({"in_channels": True}, "`in_channels` must be a positive whole number; got True"),
@@ -167,6 +208,34 @@ def test_tensors_of_stable_diffusion(config: UNetConfig, count: int) -> None:
     points = () if config.use_linear_projection else (1, 1)
     assert shapes["mid_block.attentions.0.proj_in.weight"] == (1280, 1280, *points)
     assert shapes["down_blocks.0.attentions.1.transformer_blocks.0.attn2.to_k.weight"][1] in (768, 1024)
+
+
+def test_tensors_of_stable_diffusion_xl() -> None:
+    entries = unet_entries(SDXL)
+    assert len(entries) == len({entry.name for entry in entries}) == 1680
+    assert sum(math.prod(entry.shape) for entry in entries) == 2_567_463_684
+    shapes = {entry.name: entry.shape for entry in entries}
+    assert shapes["add_embedding.linear_1.weight"] == (1280, 2816)
+    # Each level has its own depth, on the way up as on the way down; the middle has that of the coarsest.
+    for place, depth in (
+        ("down_blocks.1", 2),
+        ("down_blocks.2", 10),
+        ("up_blocks.0", 10),
+        ("up_blocks.1", 2),
+    ):
+        block = f"{place}.attentions.0.transformer_blocks.{{}}.norm1.weight"
+        assert block.format(depth - 1) in shapes and block.format(depth) not in shapes
+    assert "mid_block.attentions.0.transformer_blocks.9.norm1.weight" in shapes
+    assert "down_blocks.0.attentions.0.norm.weight" not in shapes
+
+
+def test_what_a_resumed_run_knows_its_model_by() -> None:
+    """Fields of later models leave the fingerprints of earlier ones as they were."""
+    assert repr(SD15).endswith("use_linear_projection=False, upcast_attention=False)")
+    assert "transformer_layers_per_block=1, " in repr(SD15)
+    assert repr(UNet(SD15)) == f"UNet(config={SD15!r})"
+    assert "addition_embed_type='text_time'" in repr(SDXL)
+    assert repr(UNet(SD15, image_factor=4)) == f"UNet(config={SD15!r}, image_factor=4)"
 
 
 def test_paths() -> None:
