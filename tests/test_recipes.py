@@ -90,6 +90,7 @@ def test_ddpo_recipe_is_of_its_commands_fields(path):
         "stable-diffusion-v1-5/stable-diffusion-v1-5",
         "stabilityai/stable-diffusion-2-1",
         "stabilityai/stable-diffusion-3.5-medium",
+        "black-forest-labs/FLUX.1-dev",
     )
     assert isinstance(config.train_learning_rate, float) and found.train.trainer == "DDPOTrainer"
     assert config.train_learning_rate == (3e-4 if script.use_lora else 1e-5)

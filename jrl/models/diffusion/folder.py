@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A diffusers folder of Stable Diffusion, read. Nothing of it is ever executed, and no path leaves it."""
+"""A diffusers folder of Stable Diffusion or FLUX.1, read. Nothing of it is ever executed, and no path leaves it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,21 @@ import jax
 from flax import traverse_util
 
 from jrl.models.diffusion.components import (
+    FLUX,
     MODEL_INDEX,
     SCHEDULER,
+    STABLE_DIFFUSION,
     STABLE_DIFFUSION_3,
     TOKENIZER,
+    PipelineKind,
     check_components,
     kept_index,
     pipeline_kind,
 )
 from jrl.models.diffusion.described import CONFIG, SCHEDULER_CONFIG, DescribedFolder, read_config
+from jrl.models.diffusion.flux_folder import describe_flux_folder
 from jrl.models.diffusion.lora_files import LORA_FILE, has_lora, read_lora
-from jrl.models.diffusion.part_files import PART_FILES, VARIANT, Network, read_part
+from jrl.models.diffusion.part_files import PART_FILES, VARIANT, Network, files_of, read_part
 from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.models.diffusion.saving import FolderFiles, StoredPart
 from jrl.models.diffusion.sd3_folder import describe_sd3_folder
@@ -39,12 +43,17 @@ _BESIDE_PARTS = (
 )
 _DESCRIBING = (*_BESIDE_PARTS, *(f"{part}/{CONFIG}" for part in PART_FILES))
 """Files of a repository that tell what its model is."""
+_DESCRIBE: Mapping[PipelineKind, Callable[[Path, tuple[str, ...]], DescribedFolder]] = {
+    STABLE_DIFFUSION: describe_sd_folder,
+    STABLE_DIFFUSION_3: describe_sd3_folder,
+    FLUX: describe_flux_folder,
+}
 
 
 def load_diffusion_model(
     path_or_repo: str | os.PathLike[str], *, revision: str = "main", variant: str | None = None
 ) -> DiffusionModel:
-    """Reads Stable Diffusion 1, 2, 3 or 3.5 from a folder as diffusers writes it, or from the Hugging Face hub.
+    """Reads Stable Diffusion 1, 2, 3 or 3.5, or FLUX.1, from a folder as diffusers writes it, or from the hub.
 
     The weights stay on the host, in the dtype of their files. A safety checker and whatever else the folder holds is
     skipped, with a warning. A LoRA file in it becomes `found_lora`.
@@ -61,7 +70,7 @@ def load_diffusion_model(
     folder = _find(path_or_repo, lambda: _fetch(str(path_or_repo), revision, variant))
     model, described = _described(folder, str(path_or_repo))
     return _with_weights(
-        model, described, lambda name, part: read_part(folder / name, part, PART_FILES[name], variant)
+        model, described, lambda name, part: read_part(folder / name, part, files_of(name, part), variant)
     )
 
 
@@ -92,11 +101,10 @@ def _described(folder: Path, name: str) -> tuple[DiffusionModel, DescribedFolder
     index = read_json(folder / MODEL_INDEX)
     kind = pipeline_kind(folder, index)
     components = check_components(folder, index, kind)
-    describe = describe_sd3_folder if kind is STABLE_DIFFUSION_3 else describe_sd_folder
-    found = describe(folder, components)
+    found = _DESCRIBE[kind](folder, components)
     stored = {
         part: StoredPart(
-            network.stored_config(), network.entries(), PART_FILES[part].stem, found.places[part]
+            network.stored_config(), network.entries(), files_of(part, network).stem, found.places[part]
         )
         for part, network in found.parts.items()
     }

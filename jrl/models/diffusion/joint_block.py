@@ -36,19 +36,19 @@ class Heads(NamedTuple):
     """Shape of an attention.
 
     Attributes:
-      count: N.
+      num_heads: N.
       width: H of each.
       is_normed: Whether queries and keys have an RMS norm in each head.
     """
 
-    count: int
+    num_heads: int
     width: int
     is_normed: bool
 
     @property
     def total(self) -> int:
         """N · H, the width of the streams."""
-        return self.count * self.width
+        return self.num_heads * self.width
 
 
 def split_heads(
@@ -57,7 +57,7 @@ def split_heads(
     projections: tuple[str, str, str],
     norms: tuple[str, str],
     dtype: Any,
-) -> list[Float[Array, "B P N H"]]:
+) -> tuple[Float[Array, "B P N H"], Float[Array, "B P N H"], Float[Array, "B P N H"]]:
     """Queries, keys and values of a stream; the layers are those of the module that calls.
 
     Args:
@@ -67,14 +67,17 @@ def split_heads(
       norms: Names of the norms of queries and keys.
       dtype: Of the projections.
     """
-    found, shape = [], (heads.count, heads.width)
-    for name in projections:
+    shape = (heads.num_heads, heads.width)
+
+    def project(name: str) -> Float[Array, "B P N H"]:
         y = Projection((heads.total,), shape, True, fan_in_range(heads.total), dtype, name=name)(x)
-        found.append(constrain(y, "batch", None, "heads", None))
+        return constrain(y, "batch", None, "heads", None)
+
+    queries, keys, values = project(projections[0]), project(projections[1]), project(projections[2])
     if heads.is_normed:
-        for index, name in enumerate(norms):
-            found[index] = Norm("rms", EPSILON, shape[1:], dtype, name=name)(found[index])
-    return found
+        queries = Norm("rms", EPSILON, shape[1:], dtype, name=norms[0])(queries)
+        keys = Norm("rms", EPSILON, shape[1:], dtype, name=norms[1])(keys)
+    return queries, keys, values
 
 
 def attend_rotated(

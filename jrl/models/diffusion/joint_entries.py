@@ -10,7 +10,7 @@ from jrl.models.families.base import Entry, vector
 
 
 def time_text_entries(width: int, pooled_width: int, *, with_guidance: bool = False) -> list[Entry]:
-    """What makes one vector of the timestep, the pooled prompt and, if asked for, the guidance scale."""
+    """The embedding of the timestep, of the pooled prompt and, if asked for, of the guidance scale."""
     inputs = {"timestep": TIME_CHANNELS} | ({"guidance": TIME_CHANNELS} if with_guidance else {})
     found = []
     for name, size in {**inputs, "text": pooled_width}.items():

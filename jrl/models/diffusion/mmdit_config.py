@@ -107,7 +107,7 @@ class MMDiTConfig:
 
     @property
     def heads(self) -> Heads:
-        """Of every attention."""
+        """Shape of every attention."""
         return Heads(self.num_attention_heads, self.attention_head_dim, self.qk_norm is not None)
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How timestep and pooled prompt act on transformer layers: shifts, scales and gates (Peebles and Xie 2023).
+"""Shifts, scales and gates of transformer layers, made of timestep and pooled prompt (Peebles and Xie 2023).
 
 Reference: arXiv:2212.09748, adaLN-Zero.
 """

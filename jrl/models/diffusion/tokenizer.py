@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from jrl.models.diffusion.parts import PromptTokenizer
+
 
 @dataclass(frozen=True, eq=False)
 class PaddedTokenizer:
@@ -32,6 +34,21 @@ class PaddedTokenizer:
     def save_pretrained(self, folder: Path) -> None:
         """Writes the tokenizer's folder."""
         self.tokenizer.save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class JoinedTokenizer:
+    """Tokenizers of several text encoders as one.
+
+    Attributes:
+      tokenizers: One an encoder, in their order.
+    """
+
+    tokenizers: tuple[PromptTokenizer, ...]
+
+    def __call__(self, texts: Sequence[str]) -> Int[np.ndarray, "B Q"]:
+        """Ids of the texts, int32: the rows of each encoder, end to end."""
+        return np.concatenate([tokenize(texts) for tokenize in self.tokenizers], axis=1)
 
 
 def load_clip_tokenizer(folder: Path, *, max_length: int, vocab_size: int) -> PaddedTokenizer:
