@@ -91,6 +91,7 @@ def test_ddpo_recipe_is_of_its_commands_fields(path):
         "stabilityai/stable-diffusion-2-1",
         "stabilityai/stable-diffusion-3.5-medium",
         "stabilityai/stable-diffusion-xl-base-1.0",
+        "black-forest-labs/FLUX.1-dev",
     )
     assert isinstance(config.train_learning_rate, float) and found.train.trainer == "DDPOTrainer"
     assert config.train_learning_rate == (3e-4 if script.use_lora else 1e-5)

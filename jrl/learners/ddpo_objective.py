@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -69,25 +70,25 @@ def rows_of_batch(batch: DDPOBatch, rows: Rows) -> DenoisingRows:
     )
 
 
-def step_means(
-    predict: Predict,
-    rows: DenoisingRows,
-    at: DenoisingSteps,
-    *,
-    schedule: Schedule,
-    config: DDPOConfig,
-) -> Float[Array, "B Y X C"]:
-    """μ of each row under a network, guided as the update guides."""
-    output = guided_output(
-        predict,
-        rows.latents,
-        at.timesteps,
-        rows.context,
-        rows.negative,
-        guidance_scale=config.sample_guidance_scale if config.train_cfg else 1.0,
-        guidance_rescale=config.guidance_rescale,
-    )
-    return ddim_mean(rows.latents, output, at, schedule=schedule)
+def guided_means(
+    model: DenoiserFns, schedule: Schedule, config: DDPOConfig
+) -> tuple[DenoiserFns, Callable[[Predict, DenoisingRows, DenoisingSteps], Float[Array, "B Y X C"]]]:
+    """(the model, μ of each row under one of its networks), guided as the update guides."""
+    model, scale = model.at_guidance(config.sample_guidance_scale if config.train_cfg else 1.0)
+
+    def step_means(predict: Predict, rows: DenoisingRows, at: DenoisingSteps) -> Float[Array, "B Y X C"]:
+        output = guided_output(
+            predict,
+            rows.latents,
+            at.timesteps,
+            rows.context,
+            rows.negative,
+            guidance_scale=scale,
+            guidance_rescale=config.guidance_rescale,
+        )
+        return ddim_mean(rows.latents, output, at, schedule=schedule)
+
+    return model, step_means
 
 
 def ddpo_objective(
@@ -112,11 +113,11 @@ def ddpo_objective(
       config: Of the method.
     """
     at = steps_of_rows(steps, rows.steps)
-    means = partial(step_means, rows=rows, at=at, schedule=schedule, config=config)
-    mean = means(partial(model.predict, params, frozen))
+    model, means = guided_means(model, schedule, config)
+    mean = means(partial(model.predict, params, frozen), rows, at)
     kl = None
     if config.beta_kl:
-        ref_mean = jax.lax.stop_gradient(means(partial(model.reference, frozen)))
+        ref_mean = jax.lax.stop_gradient(means(partial(model.reference, frozen), rows, at))
         kl = gaussian_kl(mean, ref_mean, at.std)
     out = ddpo_loss(
         ddim_logprob(rows.next_latents, mean, at),
@@ -148,14 +149,14 @@ def recompute_logprobs(
     """
     num_samples, num_steps = batch.trajectories.logprobs.shape
     trained = jnp.asarray(config.trained_steps, jnp.int32)
+    model, means = guided_means(model, schedule, config)
 
     def score(index: Int[Array, "R"]) -> Float[Array, "R"]:
         ids = index // len(config.trained_steps) * num_steps + trained[index % len(config.trained_steps)]
         rows = rows_of_batch(batch, Rows(ids, jnp.ones_like(ids, bool)))
         at = steps_of_rows(steps, rows.steps)
         predict = partial(model.predict, params, hold_split(frozen, ids))
-        mean = step_means(predict, rows, at, schedule=schedule, config=config)
-        return ddim_logprob(rows.next_latents, mean, at)
+        return ddim_logprob(rows.next_latents, means(predict, rows, at), at)
 
     found = map_rows(score, num_samples * len(config.trained_steps), minibatch_size=minibatch_size)
     logprobs = batch.trajectories.logprobs.at[:, trained].set(found.reshape(num_samples, -1))
@@ -190,15 +191,14 @@ def charge_later_kl(
       minibatch_size: Rows of a forward pass.
     """
     num_samples, num_steps = batch.trajectories.logprobs.shape
+    model, means = guided_means(model, schedule, config)
 
     def costs(ids: Int[Array, "R"]) -> Float[Array, "R"]:
         rows = rows_of_batch(batch, Rows(ids, jnp.ones_like(ids, bool)))
         at = steps_of_rows(steps, rows.steps)
-        means = partial(step_means, rows=rows, at=at, schedule=schedule, config=config)
         held = hold_split(frozen, ids)
-        return gaussian_kl(
-            means(partial(model.predict, params, held)), means(partial(model.reference, held)), at.std
-        )
+        mean = means(partial(model.predict, params, held), rows, at)
+        return gaussian_kl(mean, means(partial(model.reference, held), rows, at), at.std)
 
     found = map_rows(costs, num_samples * num_steps, minibatch_size=minibatch_size)
     size = batch.trajectories.latents[0, 0].size

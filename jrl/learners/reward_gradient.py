@@ -95,6 +95,7 @@ def reward_gradient_loss(
     steps = schedule.steps(count, eta)
     states = jax.lax.stop_gradient(trajectories.latents)
     rows, first = states.shape[0], count - num_last_steps
+    model, guidance_scale = model.at_guidance(guidance_scale)
     predict = partial(model.predict, params, frozen)
     latents = states[:, first]
     for number in range(first, count):

@@ -61,7 +61,7 @@ def make_diffuse(
       num_steps: T.
       eta: η in [0, 1], or a flow's noise level; 0, for evaluation, draws nothing after the first noise, and
         log-probabilities are 0.
-      guidance_scale: w; at most 1: no guidance.
+      guidance_scale: w; at most 1: no guidance. A network that is told its scale is told this one.
       guidance_rescale: φ; see `jrl.ops.denoising.guided_output`.
       latent_shape: (height, width, channels) of the latents.
       decode_rows: Images decoded at a time on each device.
@@ -138,6 +138,7 @@ def denoise(
     """
     num_steps = len(steps.timesteps)
     num_rows = initial.shape[0]
+    model, guidance_scale = model.at_guidance(guidance_scale)
     predict = partial(model.predict, params, frozen)
     context = constrain_rows(context)
 

@@ -16,6 +16,7 @@ from jrl.models.diffusion import DiffusionModel
 from jrl.ops.flow_schedule import Schedule
 from jrl.rollout.diffuse import decode_in_chunks, denoise
 from jrl.trainers.diffusion import to_host, to_pil
+from jrl.trainers.loading import check_guidance
 from jrl.trainers.rollouts import Draws
 from jrl.typing import DenoiserFns, Frozen, Params, Trajectories
 
@@ -108,6 +109,10 @@ class ImageCall:
         Raises:
           ValueError: If they do not fit each other.
         """
+        has_negative = negative_embeds is not None or any(negative or "")
+        check_guidance(
+            parts.functions, scale=guidance_scale, rescale=guidance_rescale, has_negative=has_negative
+        )
         context = self._context(parts, "prompt", texts, embeds)
         context = jnp.repeat(context, repeats, axis=0)
         away = self._negative(parts, negative or "", negative_embeds)

@@ -25,6 +25,8 @@ class DenoiserFns:
       reference: `(frozen, latents, timesteps, context) -> output`: the same of the model as it was before training,
         with the adapter off, or from the copy that `frozen` holds.
       decode: `(frozen, latents) -> images`, (B, Y, X, C) to (B, height, width, 3) float32 in [0, 1].
+      told: `scale -> DenoiserFns`: the model as it is told a guidance scale, where that is an input of the network;
+        None: guidance is a second pass under the negative prompt.
     """
 
     encode: Callable[[Frozen, Int[Array, "B Q"]], Float[Array, "B Q D"]]
@@ -36,6 +38,19 @@ class DenoiserFns:
         [Frozen, Float[Array, "B Y X C"], Num[Array, "B"], Float[Array, "B Q D"]], Float[Array, "B Y X C"]
     ]
     decode: Callable[[Frozen, Float[Array, "B Y X C"]], Float[Array, "B Z W 3"]]
+    told: Callable[[float], DenoiserFns] | None = None
+
+    def at_guidance(self, scale: float) -> tuple[DenoiserFns, float]:
+        """(the model under this guidance, w of the second pass that is left to `jrl.ops.denoising.guided_output`).
+
+        A network that is told the scale needs no second pass: w is 1 then. Samplers and learners ask here alike.
+
+        Args:
+          scale: w as a configuration has it.
+        Raises:
+          ValueError: If the network knows of no guidance, and is to be guided.
+        """
+        return (self, scale) if self.told is None else (self.told(scale), 1.0)
 
 
 class Trajectories(NamedTuple):

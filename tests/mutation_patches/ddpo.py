@@ -25,7 +25,7 @@ PATCHES = [
              "after - rate * length / (2.0 * now)", "after",
              "tests/ops/test_flow_schedule.py::TestSteps::test_lore_8_8_they_are_the_published_ones"),
     # the learner guides otherwise than the sampler
-    Mutation("8.8", "jrl.learners.ddpo_objective.step_means",
+    Mutation("8.8", "jrl.learners.ddpo_objective.guided_means",
              "config.sample_guidance_scale if config.train_cfg else 1.0", "1.0",
              "tests/rollout/test_diffuse.py::TestLogprobs::"
              "test_lore_8_8_the_learner_finds_the_samplers_log_probabilities"),

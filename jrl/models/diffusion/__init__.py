@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text-to-image diffusion models of the Stable Diffusion kind, and their folders."""
+"""Text-to-image diffusion models, Stable Diffusion and FLUX.1, and their folders."""
 
+from jrl.models.diffusion.flux import (
+    Flux,
+)
+from jrl.models.diffusion.flux_config import (
+    FluxConfig,
+    read_flux_config,
+)
 from jrl.models.diffusion.folder import (
     describe_diffusion_model,
     load_diffusion_model,
@@ -37,6 +44,8 @@ __all__ = [
     "LORA",
     "UNET",
     "DiffusionModel",
+    "Flux",
+    "FluxConfig",
     "MMDiT",
     "MMDiTConfig",
     "UNet",
@@ -45,6 +54,7 @@ __all__ = [
     "has_lora",
     "join_context",
     "load_diffusion_model",
+    "read_flux_config",
     "read_lora",
     "read_mmdit_config",
 ]

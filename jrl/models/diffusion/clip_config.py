@@ -102,6 +102,17 @@ class ClipProjectedConfig(ClipTextConfig):
     eos_token_id: int = 49407
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClipPooledConfig(ClipTextConfig):
+    """A text encoder of CLIP of which the state at the end of a text is read. Names and defaults are transformers'.
+
+    Attributes:
+      eos_token_id: As in `ClipProjectedConfig`.
+    """
+
+    eos_token_id: int = 49407
+
+
 def read_clip_config(values: Mapping[str, Any]) -> ClipTextConfig:
     """The encoder that a `config.json` describes; keys that are missing have transformers' defaults.
 
@@ -115,6 +126,12 @@ def read_clip_projected_config(values: Mapping[str, Any]) -> ClipProjectedConfig
     """The encoder of a `CLIPTextModelWithProjection`'s `config.json`; for the rest as `read_clip_config`."""
     kinds = {**_KINDS, "projection_dim": COUNT, "eos_token_id": WHOLE}
     return ClipProjectedConfig(**read_values(_WHAT, values, kinds, _FIXED, _SILENT))
+
+
+def read_clip_pooled_config(values: Mapping[str, Any]) -> ClipPooledConfig:
+    """The encoder of a `CLIPTextModel`'s `config.json`, with the token that ends a text; else as `read_clip_config`."""
+    kinds = {**_KINDS, "eos_token_id": WHOLE}
+    return ClipPooledConfig(**read_values(_WHAT, values, kinds, _FIXED, {*_SILENT, "projection_dim"}))
 
 
 def stored_clip_config(config: ClipTextConfig, dtype: str = "float32") -> dict[str, Any]:

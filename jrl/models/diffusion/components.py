@@ -13,6 +13,7 @@ SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
 MODEL_INDEX = "model_index.json"
 _CLIP_TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast")
 _PROJECTED = ("CLIPTextModelWithProjection",)
+_T5, _T5_TOKENIZERS = ("T5EncoderModel",), ("T5Tokenizer", "T5TokenizerFast")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +51,10 @@ STABLE_DIFFUSION_3 = PipelineKind(
         "vae": ("AutoencoderKL",),
         "text_encoder": _PROJECTED,
         "text_encoder_2": _PROJECTED,
-        "text_encoder_3": ("T5EncoderModel",),
+        "text_encoder_3": _T5,
         TOKENIZER: _CLIP_TOKENIZERS,
         "tokenizer_2": _CLIP_TOKENIZERS,
-        "tokenizer_3": ("T5Tokenizer", "T5TokenizerFast"),
+        "tokenizer_3": _T5_TOKENIZERS,
         SCHEDULER: None,
     },
     optional=("text_encoder_3", "tokenizer_3"),
@@ -70,9 +71,22 @@ STABLE_DIFFUSION_XL = PipelineKind(
         SCHEDULER: None,
     },
 )
+FLUX = PipelineKind(
+    "FLUX.1",
+    {
+        "transformer": ("FluxTransformer2DModel",),
+        "vae": ("AutoencoderKL",),
+        "text_encoder": ("CLIPTextModel",),
+        "text_encoder_2": _T5,
+        TOKENIZER: _CLIP_TOKENIZERS,
+        "tokenizer_2": _T5_TOKENIZERS,
+        SCHEDULER: None,
+    },
+)
 _BY_CLASS: Mapping[str, PipelineKind] = {
     "StableDiffusion3Pipeline": STABLE_DIFFUSION_3,
     "StableDiffusionXLPipeline": STABLE_DIFFUSION_XL,
+    "FluxPipeline": FLUX,
 }
 # Components that no Stable Diffusion 1 or 2 has: they would otherwise be passed over as no part of the model.
 _OTHER_MODELS = ("transformer", "text_encoder_2", "prior", "image_encoder_2", "unet_2")
@@ -85,17 +99,22 @@ def pipeline_kind(folder: Path, index: Mapping[str, Any]) -> PipelineKind:
       folder: Where it is, for messages.
       index: Its `model_index.json`.
     Raises:
-      ValueError: If it is of a kind that is not read, such as the refiner of Stable Diffusion XL.
+      ValueError: If it is of a kind that is not read, such as the refiner of Stable Diffusion XL, or FLUX.1 Fill.
     """
     name, present = str(index.get("_class_name")), _present(index)
     if name in _BY_CLASS:
         return _BY_CLASS[name]
+    if name.startswith("Flux"):
+        raise ValueError(
+            f"{folder / MODEL_INDEX}: of Flux, {FLUX.title} from text to image is read (`_class_name` FluxPipeline); "
+            f"got {name}. Fill, Control, Kontext, Redux, other tasks, and FLUX.2 are not implemented."
+        )
     foreign = [component for component in _OTHER_MODELS if component in present]
     if foreign:
         others = ", ".join(f"{kind.title} (`_class_name` {known})" for known, kind in _BY_CLASS.items())
         raise ValueError(
             f"{folder / MODEL_INDEX}: a pipeline must be {STABLE_DIFFUSION.title}, or one of {others}; got {name}, "
-            f"which has `{foreign[0]}`. Folders of refiners, Flux and others are not read."
+            f"which has `{foreign[0]}`. Folders of refiners, other tasks and other models are not read."
         )
     return STABLE_DIFFUSION
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A diffusers folder of Stable Diffusion, read. Nothing of it is ever executed, and no path leaves it."""
+"""A diffusers folder of Stable Diffusion or FLUX.1, read. Nothing of it is ever executed, and no path leaves it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import jax
 from flax import traverse_util
 
 from jrl.models.diffusion.components import (
+    FLUX,
     MODEL_INDEX,
     SCHEDULER,
     STABLE_DIFFUSION,
@@ -25,8 +26,9 @@ from jrl.models.diffusion.components import (
     pipeline_kind,
 )
 from jrl.models.diffusion.described import CONFIG, SCHEDULER_CONFIG, DescribedFolder, read_config
+from jrl.models.diffusion.flux_folder import describe_flux_folder
 from jrl.models.diffusion.lora_files import LORA_FILE, has_lora, read_lora
-from jrl.models.diffusion.part_files import PART_FILES, VARIANT, Network, read_part
+from jrl.models.diffusion.part_files import PART_FILES, VARIANT, Network, files_of, read_part
 from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.models.diffusion.saving import FolderFiles, StoredPart
 from jrl.models.diffusion.sd3_folder import describe_sd3_folder
@@ -47,13 +49,14 @@ _DESCRIBE: Mapping[PipelineKind, Callable[[Path, tuple[str, ...]], DescribedFold
     STABLE_DIFFUSION: describe_sd_folder,
     STABLE_DIFFUSION_XL: describe_sdxl_folder,
     STABLE_DIFFUSION_3: describe_sd3_folder,
+    FLUX: describe_flux_folder,
 }
 
 
 def load_diffusion_model(
     path_or_repo: str | os.PathLike[str], *, revision: str = "main", variant: str | None = None
 ) -> DiffusionModel:
-    """Reads Stable Diffusion 1, 2, XL, 3 or 3.5 from a folder as diffusers writes it, or from the Hugging Face hub.
+    """Reads Stable Diffusion 1, 2, XL, 3 or 3.5, or FLUX.1, from a folder as diffusers writes it, or from the hub.
 
     The weights stay on the host, in the dtype of their files. A safety checker and whatever else the folder holds is
     skipped, with a warning. A LoRA file in it becomes `found_lora`.
@@ -70,7 +73,7 @@ def load_diffusion_model(
     folder = _find(path_or_repo, lambda: _fetch(str(path_or_repo), revision, variant))
     model, described = _described(folder, str(path_or_repo))
     return _with_weights(
-        model, described, lambda name, part: read_part(folder / name, part, PART_FILES[name], variant)
+        model, described, lambda name, part: read_part(folder / name, part, files_of(name, part), variant)
     )
 
 
@@ -104,7 +107,7 @@ def _described(folder: Path, name: str) -> tuple[DiffusionModel, DescribedFolder
     found = _DESCRIBE[kind](folder, components)
     stored = {
         part: StoredPart(
-            network.stored_config(), network.entries(), PART_FILES[part].stem, found.places[part]
+            network.stored_config(), network.entries(), files_of(part, network).stem, found.places[part]
         )
         for part, network in found.parts.items()
     }

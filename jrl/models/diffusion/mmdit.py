@@ -17,38 +17,18 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Num
 
-from jrl.mesh import constrain, constrain_rows
+from jrl.mesh import constrain_rows
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.denoiser import bind_denoiser_lora, check_latents, run_denoiser
-from jrl.models.diffusion.layers import (
-    LONGEST_PERIOD,
-    Conv,
-    TimestepEmbedding,
-    fan_in_range,
-    linear,
-    sinusoids,
-)
+from jrl.models.diffusion.joint_block import LORA_TARGETS, JointBlock
+from jrl.models.diffusion.layers import LONGEST_PERIOD, Conv, linear
 from jrl.models.diffusion.mmdit_config import CLASS_NAME, MMDiTConfig, stored_mmdit_config
-from jrl.models.diffusion.mmdit_entries import TIME_CHANNELS, mmdit_entries
-from jrl.models.diffusion.transformer import attend
+from jrl.models.diffusion.mmdit_entries import mmdit_entries
+from jrl.models.diffusion.modulation import Modulation, TimeTextEmbedding, modulated
 from jrl.models.entries_io import initial_shapes
 from jrl.models.families.base import Entry
-from jrl.models.layers import Norm, Projection
 from jrl.typing import Params, PRNGKey
-
-EPSILON = 1e-6
-LORA_TARGETS = (
-    "attn.add_k_proj",
-    "attn.add_q_proj",
-    "attn.add_v_proj",
-    "attn.to_add_out",
-    "attn.to_k",
-    "attn.to_out.0",
-    "attn.to_q",
-    "attn.to_v",
-)
-"""The projections of the joint attention: what an adapter adapts where its configuration names nothing."""
 
 
 def join_context(tokens: Float[Array, "B Q D"], pooled: Float[Array, "B P"]) -> Float[Array, "B Q2 D"]:
@@ -101,190 +81,6 @@ class PatchEmbedding(nn.Module):
         return (patches + jnp.broadcast_to(crop, patches.shape)).reshape(batch, height * width, channels)
 
 
-class Modulation(nn.Module):
-    """Shifts, scales and gates of a layer, from the embedded timestep.
-
-    Attributes:
-      count: Vectors made.
-      dtype: Of the linear map.
-    """
-
-    count: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, time: Float[Array, "B D"]) -> list[Float[Array, "B 1 D"]]:
-        """(B, D) to `count` vectors of each row, (B, 1, D)."""
-        width = time.shape[-1]
-        found = linear(width, self.count * width, self.dtype, name="linear")(nn.silu(time))
-        return jnp.split(found[:, None], self.count, axis=-1)
-
-
-def modulated(
-    x: Float[Array, "B P D"], shift: Float[Array, "B 1 D"], scale: Float[Array, "B 1 D"]
-) -> Float[Array, "B P D"]:
-    """LayerNorm without weights of its own, then (1 + scale)·x + shift; the norm is float32.
-
-    Args:
-      x: A residual stream.
-      shift: Of each row.
-      scale: Likewise.
-    """
-    wide = x.astype(jnp.float32)
-    wide = wide - wide.mean(axis=-1, keepdims=True)
-    wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + EPSILON)
-    return wide.astype(x.dtype) * (1.0 + scale) + shift
-
-
-class JointAttention(nn.Module):
-    """Attention of the image's tokens, and the prompt's where they are given, to all of them.
-
-    Attributes:
-      config: The whole network's.
-      makes_context: The prompt's tokens are written, too; in the last block they are only read.
-      dtype: Of the projections.
-    """
-
-    config: MMDiTConfig
-    makes_context: bool
-    dtype: Any
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "B P D"], context: Float[Array, "B Q D"] | None
-    ) -> tuple[Float[Array, "B P D"], Float[Array, "B Q D"] | None]:
-        """Attends, and returns what both streams gain before their gates; None for a prompt that is not written."""
-        names = ("to_q", "to_k", "to_v"), ("norm_q", "norm_k")
-        queries, keys, values = self._heads(x, *names)
-        if context is not None:
-            names = ("add_q_proj", "add_k_proj", "add_v_proj"), ("norm_added_q", "norm_added_k")
-            parts = zip((queries, keys, values), self._heads(context, *names), strict=True)
-            queries, keys, values = (jnp.concatenate(pair, axis=1) for pair in parts)
-        y = constrain(attend(queries, keys, values), "batch", None, "heads", None)
-        made = self._out(y[:, : x.shape[1]], "to_out_0")
-        if context is None or not self.makes_context:
-            return made, None
-        return made, self._out(y[:, x.shape[1] :], "to_add_out")
-
-    def _heads(
-        self, x: Float[Array, "B P D"], projections: tuple[str, ...], norms: tuple[str, ...]
-    ) -> list[Float[Array, "B P N H"]]:
-        """Queries, keys and values of a stream."""
-        config, width = self.config, self.config.width
-        shape = (config.num_attention_heads, config.attention_head_dim)
-        found = []
-        for name in projections:
-            y = Projection((width,), shape, True, fan_in_range(width), self.dtype, name=name)(x)
-            found.append(constrain(y, "batch", None, "heads", None))
-        if config.qk_norm is not None:
-            for index, name in enumerate(norms):
-                found[index] = Norm("rms", EPSILON, shape[1:], self.dtype, name=name)(found[index])
-        return found
-
-    def _out(self, y: Float[Array, "B P N H"], name: str) -> Float[Array, "B P D"]:
-        width = self.config.width
-        return Projection(y.shape[2:], (width,), True, fan_in_range(width), self.dtype, name=name)(y)
-
-
-class Gelu(nn.Module):
-    """A linear map and GELU by its tanh formula.
-
-    Attributes:
-      width: Of the result.
-      dtype: Of the linear map.
-    """
-
-    width: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B P D"]) -> Float[Array, "B P E"]:
-        """(B, P, D) to (B, P, width)."""
-        y = constrain(linear(x.shape[-1], self.width, self.dtype, name="proj")(x), "batch", None, "mlp")
-        return nn.gelu(y, approximate=True)
-
-
-class FeedForward(nn.Module):
-    """A layer four times as wide as its input, and a linear map back.
-
-    Attributes:
-      dtype: Of the computation.
-    """
-
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
-        """Output of the MLP, before its gate."""
-        width = x.shape[-1]
-        return linear(4 * width, width, self.dtype, name="net_2")(
-            Gelu(4 * width, self.dtype, name="net_0")(x)
-        )
-
-
-class JointBlock(nn.Module):
-    """Joint attention and a feed-forward layer for each stream, all shifted, scaled and gated by the timestep.
-
-    Attributes:
-      config: The whole network's.
-      index: Which of its blocks: the last one does not write the prompt's stream.
-      dtype: Of the computation.
-    """
-
-    config: MMDiTConfig
-    index: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "B P D"], context: Float[Array, "B Q D"], time: Float[Array, "B D"]
-    ) -> tuple[Float[Array, "B P D"], Float[Array, "B Q D"]]:
-        """Both streams behind the block."""
-        is_dual = self.index in self.config.dual_attention_layers
-        is_last = self.index == self.config.num_layers - 1
-        shift, scale, gate, late_shift, late_scale, late_gate, *dual = Modulation(
-            9 if is_dual else 6, self.dtype, name="norm1"
-        )(time)
-        of_context = Modulation(2 if is_last else 6, self.dtype, name="norm1_context")(time)
-        # The norm at an end is written with its scale first.
-        context_shift, context_scale = of_context[:2][::-1] if is_last else of_context[:2]
-        attention = JointAttention(self.config, not is_last, self.dtype, name="attn")
-        made, written = attention(
-            modulated(x, shift, scale), modulated(context, context_shift, context_scale)
-        )
-        after = x + gate * made
-        if is_dual:
-            second = JointAttention(self.config, False, self.dtype, name="attn2")
-            after += dual[2] * second(modulated(x, dual[0], dual[1]), None)[0]
-        ff = FeedForward(self.dtype, name="ff")
-        x = constrain_rows(after + late_gate * ff(modulated(after, late_shift, late_scale)))
-        if written is None:
-            return x, context
-        _, _, gate, late_shift, late_scale, late_gate = of_context
-        context = context + gate * written
-        ff = FeedForward(self.dtype, name="ff_context")
-        return x, constrain_rows(context + late_gate * ff(modulated(context, late_shift, late_scale)))
-
-
-class TimeTextEmbedding(nn.Module):
-    """The timestep and the pooled prompt as one vector.
-
-    Attributes:
-      width: Of the result.
-      dtype: Of the computation.
-    """
-
-    width: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, timesteps: Num[Array, "B"], pooled: Float[Array, "B P"]) -> Float[Array, "B D"]:
-        """(B,) and (B, P) to (B, width)."""
-        waves = sinusoids(timesteps, TIME_CHANNELS, cosine_first=True, freq_shift=0)
-        time = TimestepEmbedding(self.width, self.dtype, name="timestep_embedder")(waves)
-        return time + TimestepEmbedding(self.width, self.dtype, name="text_embedder")(pooled)
-
-
 class MMDiTModule(nn.Module):
     """The network; `MMDiT` is how it is called.
 
@@ -312,7 +108,14 @@ class MMDiTModule(nn.Module):
         tokens = constrain_rows(embedder(prompt))
         x = constrain_rows(PatchEmbedding(config, self.dtype, name="pos_embed")(latents))
         for index in range(config.num_layers):
-            x, tokens = make(config, index, self.dtype, name=f"transformer_blocks_{index}")(x, tokens, time)
+            block = make(
+                config.heads,
+                self.dtype,
+                is_dual=index in config.dual_attention_layers,
+                is_last=index == config.num_layers - 1,
+                name=f"transformer_blocks_{index}",
+            )
+            x, tokens = block(x, tokens, time)
         scale, shift = Modulation(2, self.dtype, name="norm_out")(time)
         made = config.channels_made
         # In float32: guidance multiplies what is rounded here by its scale.

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jrl.models.diffusion.config_values import COUNT, Kind, one_of, read_values, require
+from jrl.models.diffusion.joint_block import Heads
 
 WHAT = "MMDiT"
 CLASS_NAME = "SD3Transformer2DModel"
@@ -103,6 +104,11 @@ class MMDiTConfig:
     def width(self) -> int:
         """Width of the residual streams."""
         return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def heads(self) -> Heads:
+        """Shape of every attention."""
+        return Heads(self.num_attention_heads, self.attention_head_dim, self.qk_norm is not None)
 
     @property
     def channels_made(self) -> int:

@@ -38,13 +38,14 @@ class PartFiles(NamedTuple):
     is_ignored: Callable[[str], bool] = lambda name: False
 
 
+_T5_FILES = PartFiles("model", is_ignored=t5_encoder.is_ignored)
 PART_FILES: Mapping[str, PartFiles] = {
     "unet": PartFiles("diffusion_pytorch_model"),
     "transformer": PartFiles("diffusion_pytorch_model"),
     "vae": PartFiles("diffusion_pytorch_model", vae_entries.current_name),
     "text_encoder": PartFiles("model", clip_entries.current_name, clip_entries.is_ignored),
     "text_encoder_2": PartFiles("model", clip_entries.current_name, clip_entries.is_ignored),
-    "text_encoder_3": PartFiles("model", is_ignored=t5_encoder.is_ignored),
+    "text_encoder_3": _T5_FILES,
 }
 
 
@@ -59,6 +60,11 @@ class Network(Hashable, Protocol):
 
     def stored_config(self) -> dict[str, Any]:
         """Contents of the part's config.json."""
+
+
+def files_of(name: str, part: Network) -> PartFiles:
+    """Naming of a part's files, by its folder; a T5 stands in one or another of those of text encoders."""
+    return _T5_FILES if isinstance(part, t5_encoder.T5Encoder) else PART_FILES[name]
 
 
 def read_part(folder: Path, part: Network, filed: PartFiles, variant: str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ class Denoiser(Protocol):
 
     @property
     def config(self) -> Any:
-        """Architecture; `in_channels` is C of the latents."""
+        """Architecture."""
 
     @property
     def folder_name(self) -> str:
@@ -67,6 +68,14 @@ class Denoiser(Protocol):
 
     def stored_config(self) -> dict[str, Any]:
         """Contents of config.json, as diffusers reads it."""
+
+
+class TakesGuidance(abc.ABC):
+    """Base of denoisers that were distilled under guidance: they are told its scale, and need no second pass."""
+
+    @abc.abstractmethod
+    def at_guidance(self, scale: float) -> Denoiser:
+        """The network as it is told this scale; ValueError where it cannot be."""
 
 
 class ImageDecoder(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from jaxtyping import Array
 
 from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.lora_files import FoundLora
-from jrl.models.diffusion.parts import Denoiser, ImageDecoder, PromptTokenizer, TextEncoder
+from jrl.models.diffusion.parts import (
+    Denoiser,
+    ImageDecoder,
+    PromptTokenizer,
+    TakesGuidance,
+    TextEncoder,
+)
 from jrl.models.diffusion.saving import FolderFiles, write_lora_folder, write_model_folder, write_unet_folder
 from jrl.ops.flow_schedule import Schedule
 from jrl.typing import DenoiserFns, Frozen, Params, PRNGKey
@@ -108,28 +115,7 @@ class DiffusionModel:
         # The parts and not the model, whose weights they would keep alive.
         unet, vae, text_encoder = self.unet, self.vae, self.text_encoder
         is_fresh = lora is not None and self.found_lora is None
-
-        def predict(
-            params: Params, frozen: Frozen, latents: Array, timesteps: Array, context: Array
-        ) -> Array:
-            base, adapter = (
-                (params[UNET], None) if lora is None else (frozen[UNET], lora.variables(params[LORA]))
-            )
-            return unet.apply(base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat)
-
-        def reference(frozen: Frozen, latents: Array, timesteps: Array, context: Array) -> Array:
-            # A fresh adapter changes nothing, so its base alone is the denoiser as it was.
-            kept = REFERENCE in frozen
-            if not kept and not is_fresh:
-                raise ValueError(
-                    "the denoiser as it was before training was not kept: call `split` with `with_reference=True`."
-                )
-            base, adapter = (
-                (frozen[REFERENCE], None)
-                if lora is None
-                else (frozen[UNET], lora.variables(frozen[REFERENCE]) if kept else None)
-            )
-            return unet.apply(base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat)
+        bind = partial(_denoising, lora=lora, is_fresh=is_fresh, compute_dtype=compute_dtype, remat=remat)
 
         def encode(frozen: Frozen, tokens: Array) -> Array:
             return text_encoder.encode(frozen[TEXT_ENCODER], tokens, dtype=compute_dtype)
@@ -137,7 +123,10 @@ class DiffusionModel:
         def decode(frozen: Frozen, latents: Array) -> Array:
             return vae.decode(frozen[VAE_PART], latents, dtype=decoding_dtype(compute_dtype))
 
-        return DenoiserFns(encode=encode, predict=predict, reference=reference, decode=decode)
+        found = DenoiserFns(encode, *bind(unet), decode)
+        if not isinstance(unet, TakesGuidance):
+            return found
+        return replace(found, told=lambda scale: DenoiserFns(encode, *bind(unet.at_guidance(scale)), decode))
 
     def split(
         self, *, lora: Lora | None, key: PRNGKey, compute_dtype: Any, with_reference: bool
@@ -231,6 +220,32 @@ class DiffusionModel:
         write_model_folder(
             directory, self.files, self.weights, self.found_lora, denoiser=self.unet.folder_name
         )
+
+
+def _denoising(
+    unet: Denoiser, *, lora: Lora | None, is_fresh: bool, compute_dtype: Any, remat: bool
+) -> tuple[Callable[..., Array], Callable[..., Array]]:
+    """(`predict`, `reference`) of `DenoiserFns`."""
+
+    def predict(params: Params, frozen: Frozen, latents: Array, timesteps: Array, context: Array) -> Array:
+        base, adapter = (params[UNET], None) if lora is None else (frozen[UNET], lora.variables(params[LORA]))
+        return unet.apply(base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat)
+
+    def reference(frozen: Frozen, latents: Array, timesteps: Array, context: Array) -> Array:
+        # A fresh adapter changes nothing, so its base alone is the denoiser as it was.
+        kept = REFERENCE in frozen
+        if not kept and not is_fresh:
+            raise ValueError(
+                "the denoiser as it was before training was not kept: call `split` with `with_reference=True`."
+            )
+        base, adapter = (
+            (frozen[REFERENCE], None)
+            if lora is None
+            else (frozen[UNET], lora.variables(frozen[REFERENCE]) if kept else None)
+        )
+        return unet.apply(base, adapter, latents, timesteps, context, dtype=compute_dtype, remat=remat)
+
+    return predict, reference
 
 
 def decoding_dtype(compute_dtype: Any) -> Any:

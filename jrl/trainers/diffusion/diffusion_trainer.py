@@ -36,7 +36,9 @@ from jrl.typing import DenoiserFns, DifferentiableReward, Params
 
 LARGE, HIGHEST_RATE = 10**8, 5e-5
 """Weights of a network that trains as a whole, and the rate above which it is warned of."""
-_FIELDS = {f"{name}`": f"method.sample_{name}`" for name in ("num_steps", "eta", "height", "width")}
+_FIELDS = {
+    f"{name}`": f"method.sample_{name}`" for name in ("num_steps", "eta", "height", "width", "guidance_scale")
+}
 """Arguments of what a trainer is built of → fields of its configuration."""
 
 

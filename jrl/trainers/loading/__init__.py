@@ -2,6 +2,7 @@
 """Models of a run: loaded, split into trained and frozen parts, exported."""
 
 from jrl.trainers.loading.adapters import plan_adapter
+from jrl.trainers.loading.denoiser import check_guidance
 from jrl.trainers.loading.export import model_writer
 from jrl.trainers.loading.reward_model import RewardModel, load_reward_model
 from jrl.trainers.loading.setup import (
@@ -20,6 +21,7 @@ __all__ = [
     "COMPUTE_DTYPES",
     "PolicyBundle",
     "RewardModel",
+    "check_guidance",
     "default_compute_dtype",
     "load_policy",
     "load_reward_model",

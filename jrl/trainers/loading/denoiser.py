@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from jrl.learners.diffusion_config import DiffusionConfig
 from jrl.models.adapters.config import LoraConfig, read_adapter_config
 from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.pipeline import DiffusionModel
@@ -61,9 +62,43 @@ def bind_denoiser(model: DiffusionModel, given: Any) -> Lora | None:
 
 
 def make_denoiser(config: TRLConfig, model: DiffusionModel, lora: Lora | None) -> DenoiserFns:
-    """The model as algorithms see it, computed as a run's configuration asks for."""
-    dtype = COMPUTE_DTYPES[compute_dtype(config)]
-    return model.functions(compute_dtype=dtype, remat=config.train.remat, lora=lora)
+    """The model as algorithms see it, computed as a run's configuration asks for.
+
+    Raises:
+      ValueError: If it cannot be guided as the configuration asks for.
+    """
+    dtype, method = COMPUTE_DTYPES[compute_dtype(config)], config.method
+    found = model.functions(compute_dtype=dtype, remat=config.train.remat, lora=lora)
+    assert isinstance(method, DiffusionConfig), "the trainer saw to it"
+    check_guidance(
+        found,
+        scale=method.sample_guidance_scale,
+        rescale=method.guidance_rescale,
+        has_negative=bool(method.negative_prompts),
+    )
+    return found
+
+
+def check_guidance(denoiser: DenoiserFns, *, scale: float, rescale: float, has_negative: bool) -> None:
+    """Refuses guidance that a model distilled under guidance has not: it makes no second pass.
+
+    Args:
+      denoiser: The model as algorithms see it.
+      scale: w.
+      rescale: φ.
+      has_negative: Whether there is a negative prompt other than the empty one.
+    Raises:
+      ValueError: If it knows of no guidance and w is above 1, or what is asked for is of the second pass.
+    """
+    if denoiser.told is None:
+        return
+    denoiser.told(scale)
+    for name, given in (("`guidance_rescale`", rescale), ("the negative prompt", has_negative)):
+        if given:
+            raise ValueError(
+                f"{name} must be left at its default: the model was distilled under guidance and makes no second "
+                "pass under a negative prompt, which diffusers calls `true_cfg_scale`, and jrl has none for it."
+            )
 
 
 def split_denoiser(

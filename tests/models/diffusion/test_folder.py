@@ -211,9 +211,9 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
         r"must be Stable Diffusion 1 or 2, or one of Stable Diffusion 3 .*got StableDiffusionXLImg2ImgPipeline, "
         r".*Folders of refiners",
     ),
-    "Flux": (
-        index_of(_class_name="FluxPipeline", unet=None, transformer=["d", "FluxTransformer2DModel"]),
-        r"got FluxPipeline, which has `transformer`. Folders of .*Flux and others are not read",
+    "another transformer": (
+        index_of(_class_name="AuraFlowPipeline", unet=None, transformer=["d", "AuraFlowTransformer2DModel"]),
+        r"FLUX.1 \(`_class_name` FluxPipeline\); got AuraFlowPipeline, which has `transformer`. Folders of",
     ),
     "an empty folder": (
         lambda folder: shutil.rmtree(folder / "vae"),
