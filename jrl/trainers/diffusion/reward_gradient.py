@@ -17,7 +17,7 @@ from jrl.learners.reward_gradient_config import RewardGradientConfig
 from jrl.learners.state import TrainState, init_train_state
 from jrl.mesh import place, tree_shardings
 from jrl.models.diffusion.pipeline import DiffusionModel
-from jrl.placement import place_rows
+from jrl.placement import local_computation, place_rows
 from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
@@ -27,6 +27,7 @@ from jrl.trainers.diffusion.ddpo_rewards import Answers, check_rewards
 from jrl.trainers.diffusion.ddpo_sampling import to_host
 from jrl.trainers.diffusion.differentiable import as_differentiable, as_reward_function
 from jrl.trainers.diffusion.diffusion_trainer import DiffusionBundle, DiffusionTrainer, warn_of_rate
+from jrl.trainers.diffusion.image_judging import judge_images
 from jrl.trainers.loop.run import Run
 from jrl.typing import DifferentiableReward, Params, RewardGradientBatch
 
@@ -111,7 +112,8 @@ class RewardGradientTrainer(DiffusionTrainer):
           RewardError: If these are not one finite number an image.
         """
         assert not is_async
-        found = [self._judge(*batch)[0] for batch in batches]
+        with local_computation():
+            found = [self._judge(*batch)[0] for batch in batches]
         vectors = [check_rewards(x, batch[1], "a batch") for x, batch in zip(found, batches, strict=True)]
         return tuple(vectors), ({},) * len(vectors)
 
@@ -134,12 +136,22 @@ class RewardGradientTrainer(DiffusionTrainer):
         trajectories, images = self.sampler(
             self.params, self.frozen, negative, texts, sample_key, starts=numbers, steps=numbers
         )
-        conditions = place_rows(self.mesh, self.reward_function.conditions_of(texts, metadata))
+        with local_computation():
+            wanted = self.reward_function.conditions_of(texts, metadata)
+        conditions = place_rows(self.mesh, wanted)
         batch = RewardGradientBatch(trajectories, negative, conditions)
         self.state, metrics = self.update(self.state, self.frozen, batch, update_key)
         run.flush()
         judged = [to_host(images), texts, metadata]
-        ((rewards,), (found,)) = self.compute_rewards([judged])
+        (rewards,), (found,) = judge_images(
+            self.compute_rewards,
+            [judged],
+            False,
+            counts=[rows],
+            own=self.own_images(rows),
+            name_batch=lambda _: f"iteration {number}",
+            skip_errors=False,
+        )
         self.gallery.keep([*judged, rewards, found])
         self.memory = {"random": randomness.state()}
         rows_of_log = [
