@@ -2,10 +2,11 @@
 """A tiny run of a diffusion model as one process of a job: `diffusion_worker.py SPECIFICATION`, a JSON file.
 
 It holds `algorithm` ("ddpo", "flow_grpo", "reward_gradient" or "trl"), `folder` (of the run and of what this writes),
-`model` (a folder; null: the toy), `reward` (of a function below), `own_prompts` (whether each process draws others, which
-must not be), `sections` that replace fields of the configuration, and `hurt`: null, or a process and the call of its reward function in which it kills itself. In the end each process
-writes `result_<process>.json`, with the history and the prompts that it judged, and `params_<process>.npz`; where the
-hook was called also `images_<process>.npz`, with all that it saw.
+`model` (a folder; null: the toy), `reward` (of a function below), `own_prompts` (whether each process draws others,
+which must not be), `sections` that replace fields of the configuration, and `hurt`: null, or a process and the call of
+its reward function in which it kills itself. In the end each process writes `result_<process>.json`, with the history
+and the prompts that it judged, and `params_<process>.npz`; where the hook was called also `images_<process>.npz`, with
+all that it saw.
 """
 
 from __future__ import annotations

@@ -214,10 +214,8 @@ def test_a_killed_job_goes_on_to_the_bit(run, tmp_path):
     job = start(folder, "ddpo", 2, sections=sections, hurt={"process": 1, "call": 6})
     codes = job.wait(timeout=300.0)
     assert codes[1] == -signal.SIGKILL and codes[0] != 0, job.output()
-    assert sorted(path.name for path in (folder / "run").glob("checkpoint_*")) == [
-        "checkpoint_2",
-        "checkpoint_4",
-    ]
+    # That of step 4 may still have been on its way to the disk.
+    assert (folder / "run" / "checkpoint_2" / "manifest.json").exists(), job.output()
     shutil.copytree(folder / "run", tmp_path / "alone" / "run")
     start(folder, "ddpo", 2, sections=sections).succeed(timeout=600.0)
     got = outcome_of(folder, 2)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jrl.distributed import join
 from jrl.models.diffusion.clip_model import Clip, is_ignored, read_clip_model_config
 from jrl.models.diffusion.part_files import PartFiles, read_part
 from jrl.models.diffusion.tokenizer import load_clip_tokenizer
@@ -68,6 +69,7 @@ def load_clip_reward(path_or_repo: str | os.PathLike[str], *, revision: str = "m
       FileNotFoundError: If there is no such folder, or a file of it is missing.
       ValueError: If a config asks for what jrl lacks, or tensors are not those of their config.
     """
+    join()  # before anything of JAX is computed
     found = local_folder(path_or_repo, argument="the CLIP model")
     folder = found or download(str(path_or_repo), _DOWNLOADED, ignored=(), revision=revision)
     values = _read(folder, CONFIG)
