@@ -15,6 +15,9 @@ from jrl.trainers.config.sections import TrainConfig
 from jrl.trainers.diffusion.images import as_pixels, caption, has_pillow, named_images, save_grid
 from jrl.trainers.loggers.loggers import ImageLogger
 
+GRIDS = "rollouts"
+"""Folder of grids within a run's."""
+
 
 class Tracker:
     """The run's trackers, to which a user's hook may log; with none, every call is harmless.
@@ -63,7 +66,7 @@ class Gallery:
     """
 
     def __init__(self, train: TrainConfig, run_dir: Path) -> None:
-        self._folder = Path(train.rollout_logging_dir or run_dir / "rollouts")
+        self._folder = Path(train.rollout_logging_dir or run_dir / GRIDS)
         self._draws = has_pillow()
         if not self._draws:
             warnings.warn(
