@@ -151,7 +151,7 @@ class RewardGradientTrainer(DiffusionTrainer):
 
     @classmethod
     def activations(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> int | None:
-        """Those of the decoder and the last K steps."""
+        """Bytes of activations of the decoder and of the last K steps."""
         method = config.method
         assert isinstance(method, RewardGradientConfig), "the registry saw to it"
         assert isinstance(model, DiffusionShapes), "the method saw to it"
