@@ -40,6 +40,7 @@ from jrl.trl.ddpo_native import OwnedDDPO, native_config, steps_per_epoch
 from jrl.trl.ddpo_pipeline import DDPOStableDiffusionPipeline
 from jrl.trl.ddpo_sampler import channels_last
 from jrl.trl.refusals import DDPO
+from jrl.typing import DifferentiableReward
 from jrl.upload import push_to_hub
 
 __all__ = ["DDPOTrainer"]
@@ -61,7 +62,8 @@ class DDPOTrainer:
 
     Args:
       config: TRL's `DDPOConfig`.
-      reward_function: (images (B 3 H W) float32 in [0, 1], prompts, metadata) → (rewards, reward metadata).
+      reward_function: (images (B 3 H W) float32 in [0, 1], prompts, metadata) → (rewards, reward metadata); or a
+        `DifferentiableReward`.
       prompt_function: () → (prompt, metadata).
       sd_pipeline: What trains.
       image_samples_hook: (data, global_step, tracker), once an epoch, between rewards and training.
@@ -81,7 +83,7 @@ class DDPOTrainer:
     def __init__(
         self,
         config: DDPOConfig,
-        reward_function: RewardFunction,
+        reward_function: RewardFunction | DifferentiableReward,
         prompt_function: PromptFunction,
         sd_pipeline: DDPOStableDiffusionPipeline,
         image_samples_hook: Callable[..., Any] | None = None,
@@ -356,5 +358,5 @@ class DDPOTrainer:
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            options = {"commit_message": commit_message, "private": private, "token": token}
+            options: dict[str, Any] = {"commit_message": commit_message, "private": private, "token": token}
             return on_main(lambda: push_to_hub(folder, repo_id, **options))

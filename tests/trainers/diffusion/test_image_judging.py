@@ -49,5 +49,5 @@ def test_what_any_compute_rewards_returns_is_checked() -> None:
         judge([1])
     with pytest.raises(RewardError, match="one entry a sampling batch, got 2 and 1 for 1"):
         judge((([1] * 4, [2] * 4), ({},)))
-    with pytest.raises(RewardError, match="batch 0: .*got 3 for 4 images"):
+    with pytest.raises(RewardError, match=r"batch 0: .*got 3 for 4 images"):
         judge((([1, 2, 3],), ({},)))
