@@ -15,6 +15,8 @@ from safetensors.numpy import save_file
 import jrl
 from jrl.named_functions import load_differentiable_reward, load_image_reward, names_image_model
 from jrl.trainers.diffusion.aesthetic_reward import LAYERS, WIDTHS, AestheticScore, predicted_score
+from tests.trainers.diffusion.runs import draw_prompt, toy_model
+from tests.trainers.diffusion.test_train_reward_gradient import run_config
 from tests.trainers.diffusion.tiny_clip_model import CONFIG, save_clip_extras, save_tiny_clip
 
 WIDTH = CONFIG["projection_dim"]
@@ -106,6 +108,18 @@ def test_another_predictor_is_refused(tmp_path: Path, clip: Path) -> None:
     save_file({**tensors(), "layers.9.bias": np.zeros(1, np.float32)}, file)
     with pytest.raises(ValueError, match=r"layers\.9\.bias must have shape none, got \(1,\)"):
         jrl.load_aesthetic_reward(file, clip=clip)
+
+
+@pytest.mark.slow
+def test_a_model_learns_from_it(reward: jrl.DifferentiableReward, tmp_path: Path) -> None:
+    trainer = jrl.RewardGradientTrainer(
+        run_config(tmp_path), reward_function=reward, prompt_function=draw_prompt, model=toy_model()
+    )
+    trainer.learn()
+    steps = [record for record in trainer.history if "optim/grad_norm" in record]
+    assert len(steps) == 3 and all(record["optim/grad_norm"] > 0 for record in steps)
+    judged = trainer.compute_rewards([trainer.gallery.last[:3]])[0][0]
+    np.testing.assert_allclose(steps[-1]["reward/mean"], judged.mean(), rtol=1e-4)
 
 
 @pytest.mark.parity
