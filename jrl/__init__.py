@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         TrainConfig,
         TRLConfig,
     )
+    from jrl.trainers.diffusion.aesthetic_reward import load_aesthetic_reward
     from jrl.trainers.diffusion.clip_reward import load_clip_reward
     from jrl.trainers.diffusion.reward_gradient import RewardGradientTrainer
     from jrl.trainers.ilql import ILQLTrainer
@@ -144,6 +145,7 @@ __all__ = [
     "estimate_cost",
     "image_rewards",
     "learners",
+    "load_aesthetic_reward",
     "load_clip_reward",
     "load_function",
     "load_image_reward",
@@ -238,6 +240,7 @@ _HOMES = {
         "TokenizerConfig",
         "TrainConfig",
     ),
+    "jrl.trainers.diffusion.aesthetic_reward": ("load_aesthetic_reward",),
     "jrl.trainers.diffusion.clip_reward": ("load_clip_reward",),
     "jrl.trainers.diffusion.reward_gradient": ("RewardGradientTrainer",),
     "jrl.trainers.ilql": ("ILQLTrainer",),

@@ -4,8 +4,7 @@
 Each has the signature that `DDPOTrainer` calls, `(images, prompts, metadata) -> (rewards, reward_metadata)`: images are
 (B, 3, height, width) floats in [0, 1], rewards (B,) float32, one an image, whatever the prompt; these functions have
 nothing to say beside them, so `reward_metadata` is empty. Whoever has a network that judges images wraps it in a
-function of this form; an aesthetic score, say, is a head on CLIP's image tower, whose weights are not part of jrl.
-`jrl.load_clip_reward` reads a CLIP.
+function of this form. `jrl.load_clip_reward` reads a CLIP, and `jrl.load_aesthetic_reward` LAION's predictor on one.
 
 JPEG sizes and their quality: Black et al. 2023, arXiv:2305.13301, section 5.1 and its published code.
 """

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,10 @@ from jax.sharding import Mesh
 
 from jrl import image_rewards
 from jrl.suggestions import did_you_mean
+from jrl.trainers.diffusion.aesthetic_reward import load_aesthetic_reward
+from jrl.trainers.diffusion.clip_reward import load_clip_reward
 from jrl.trainers.loading.reward_model import Output, load_reward_model
+from jrl.typing import DifferentiableReward
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -129,12 +132,40 @@ def load_rewards(
     ]
 
 
-def load_image_reward(name: str) -> image_rewards.ImageReward:
-    """The reward of images that `--reward` of DDPO names: one of `jrl.image_rewards`, or `module:function`.
+def load_image_reward(name: str) -> image_rewards.ImageReward | DifferentiableReward:
+    """The reward of images that `--reward` of DDPO names.
 
     Args:
-      name: "brightness", "jpeg_compressibility", "jpeg_incompressibility", or of a function to import.
+      name: "brightness", "jpeg_compressibility", "jpeg_incompressibility"; or as for `load_differentiable_reward`.
     Raises:
+      FileNotFoundError: If a file of a model is missing.
       ValueError: If there is no such function.
     """
-    return image_rewards.BY_NAME.get(name) or load_function(name)
+    return image_rewards.BY_NAME.get(name) or load_differentiable_reward(name)
+
+
+def load_differentiable_reward(name: str) -> Any:
+    """The reward of images that `--reward` of reward gradients names: a model, or a function to import.
+
+    Args:
+      name: "aesthetic:" and a file of the predictor's weights, "clip:" and a folder or hub id, or `module:function`.
+    Raises:
+      FileNotFoundError: If a file of a model is missing.
+      ValueError: If there is no such function.
+    """
+    if not names_image_model(name):
+        return load_function(name)
+    kind, _, place = name.partition(":")
+    return _IMAGE_MODELS[kind](place)
+
+
+def names_image_model(name: str) -> bool:
+    """True where a reward's name is that of a model's file or folder: behind the colon stands no name of a function."""
+    kind, _, place = name.partition(":")
+    return kind in _IMAGE_MODELS and bool(place) and not place.isidentifier()
+
+
+_IMAGE_MODELS: Mapping[str, Callable[[str], DifferentiableReward]] = {
+    "aesthetic": load_aesthetic_reward,
+    "clip": load_clip_reward,
+}

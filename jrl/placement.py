@@ -110,6 +110,16 @@ def fetch(tree: Any, *, everywhere: bool = True) -> Any:
     return jax.tree.map(get, tree)
 
 
+def local_computation() -> contextlib.AbstractContextManager[Any]:
+    """Context in which one of several processes calls a function of the user's on rows of its own.
+
+    With the run's mesh in force, the JAX in it would be a program over the devices of all processes, each of which
+    gives it other rows. Inside, it runs on this process's first device unless it says where. One process keeps its
+    mesh.
+    """
+    return contextlib.nullcontext() if jax.process_count() == 1 else jax.set_mesh(None)
+
+
 def introduce(mesh: Mesh) -> None:
     """Lets all devices talk that will have to, along every axis and all of them together: right after the start.
 

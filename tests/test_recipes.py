@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[1]
 ALL = sorted((ROOT / "configs").glob("*.yaml"))
 DDPO = [path for path in ALL if is_flat(path) and is_ddpo(path)]
 FLAT = [path for path in ALL if is_flat(path) and path not in DDPO]
-RECIPES = [path for path in ALL if not is_flat(path)]
+NESTED = [path for path in ALL if not is_flat(path)]
+IMAGES = [path for path in NESTED if "RewardGradientConfig" in path.read_text(encoding="utf-8")]
+RECIPES = [path for path in NESTED if path not in IMAGES]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
 # Those that are run as they are, on the model that they name; of the others an example brings its own.
 REAL = [path for path in RECIPES if path.stem == "ppo_imdb" or "  jrl " in path.read_text(encoding="utf-8")]
@@ -56,7 +58,7 @@ def test_there_are_recipes():
     assert models >= {"gpt2", "EleutherAI/gpt-j-6b", "EleutherAI/gpt-neox-20b", "NousResearch/Llama-2-7b-hf"}
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NESTED, ids=lambda path: path.stem)
 def test_recipe_loads_and_survives_a_round_trip(path):
     config = jrl.TRLConfig.load_yaml(path)
     assert jrl.TRLConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
@@ -99,6 +101,15 @@ def test_ddpo_recipe_is_of_its_commands_fields(path):
     assert found.method.num_samples >= 128 and found.method.num_samples // found.train.batch_size == 2
 
 
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
+def test_a_recipe_of_reward_gradients_is_the_default_with_fewer_activations(path):
+    config, default = jrl.TRLConfig.load_yaml(path), jrl.default_reward_gradient_config()
+    assert config.train.trainer == "RewardGradientTrainer" and config.train.remat
+    assert config.model.peft_config == default.model.peft_config
+    assert (config.train.batch_size, config.train.total_steps) == (16, 2000)
+    assert config.optimizer.kwargs["lr"] == 3e-4
+
+
 def test_flat_recipes_quote_their_sources():
     """TRL's own figures: batches, ranks and rates of its scripts."""
     found = {path.stem: sections(path) for path in FLAT}
@@ -128,8 +139,8 @@ def test_the_command_names_the_recipe_and_files_that_exist(path):
     if "jrl " in command:
         assert f"configs/{path.name}" in command
         algorithm = re.search(r"jrl (\w+) ", command)[1]
-    if "jrl " in command and path in RECIPES:
-        expected = {f"{algorithm}trainer"}
+    if "jrl " in command and path in NESTED:
+        expected = {f"{algorithm.replace('_', '')}trainer"}
         if jrl.trainers.config.entries()[algorithm].recipe is not None:
             expected.add("onlinetrainer")
         assert jrl.TRLConfig.load_yaml(path).train.trainer.lower() in expected

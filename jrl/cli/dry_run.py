@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from jrl.trainers.base import Trainer
 from jrl.trainers.checkpoints.resume import checkpoints_in
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.trl_config import TRLConfig
+from jrl.trainers.diffusion.ddpo_gallery import GRIDS
 from jrl.trainers.loading.setup import mesh_of
 from jrl.trainers.loggers.console import headlines
 from jrl.trainers.loggers.safe_text import one_line
@@ -74,7 +76,9 @@ def smallest(config: TRLConfig, run_dir: str) -> TRLConfig:
     method = vars(config.method)
     rows = math.lcm(method.get("num_generations", 1), rows_parts(mesh_of(config)))
     rows *= math.ceil(_FEWEST / rows)
-    sizes = {name: rows for name in ("num_rollouts", "chunk_size") if name in method}
+    sizes: dict[str, Any] = {name: rows for name in ("num_rollouts", "chunk_size") if name in method}
+    if "eval_prompts" in method:
+        sizes["eval_prompts"] = method["eval_prompts"][:_FEWEST]
     shortest = {name: value for name, value in _SHORTEST.items() if name in method}
     return config.evolve(
         method=shortest | sizes,
@@ -169,6 +173,7 @@ def _folder(path: Path | None = None) -> Iterator[str]:
     try:
         yield str(folder)
     finally:
+        shutil.rmtree(folder / GRIDS, ignore_errors=True)
         with suppress(OSError):
             folder.rmdir()
 
@@ -180,10 +185,14 @@ def _show(console: Console, trainer: Trainer, found: Rehearsal) -> None:
         console.print(Text("\none sample, as the learner reads it:", style="bold"))
         show_rows(console, rows, trainer.tokenizer)
     actions = [] if not rows else rows[0].tokens_of("action")
-    for row in [row for row in found.rows if row["output_tokens"][: len(actions)] == actions][:1]:
+    for row in [row for row in found.rows if row.get("output_tokens", [])[: len(actions)] == actions][:1]:
         reward = row["reward"]
         said = "none: the function failed or does not apply" if reward is None else f"{reward:+.4g}"
-        _say(console, f"its text: {one_line(str(row['output']))!r:.400}")
+        if "output" in row:
+            _say(console, f"its text: {one_line(str(row['output']))!r:.400}")
+        else:
+            console.print(Text("\none image:", style="bold"))
+            _say(console, f"its prompt: {one_line(str(row['prompt']))!r:.400}")
         _say(console, f"its reward: {said}")
     rewards = [row["reward"] for row in found.rows if row["reward"] is not None]
     if len(rewards) > 1 and len(set(rewards)) == 1:

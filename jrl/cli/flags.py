@@ -70,15 +70,16 @@ def _add_image_flags(command: CommandParser) -> None:
     command.add_argument(
         "--reward",
         required=True,
-        metavar="MODULE:FUNCTION",
-        help="JAX function of images (B, height, width, 3) in [0, 1], or a DifferentiableReward",
+        metavar="REWARD",
+        help="module:function, a JAX function of images (B, height, width, 3) in [0, 1] or a DifferentiableReward; or "
+        "aesthetic:FILE.safetensors, or clip:./FOLDER",
     )
     command.add_argument(
         "--prompts", required=True, metavar="FILE_OR_DATASET", help="one prompt a line, record or row"
     )
     command.add_argument("--config", metavar="YAML", help="recipe; default: the method's default config")
-    command.set_defaults(dry_run=False)
     add_job_flags(command)
+    add_dry_run_flag(command)
 
 
 def _fields_of(entry: Method) -> str:

@@ -16,7 +16,7 @@ from jrl.data.episodes import has_episodes
 from jrl.data.sources.named_sources import load_prompts, load_rewarded_samples, load_samples
 from jrl.data.sources.records import read_records
 from jrl.distributed import on_main
-from jrl.named_functions import load_function, load_rewards
+from jrl.named_functions import load_differentiable_reward, load_function, load_rewards
 from jrl.trainers.base import Trainer
 from jrl.trainers.checkpoints.run_folder import refuse_before_loading
 from jrl.trainers.config.coercion import parse_yaml, read_yaml
@@ -183,7 +183,8 @@ def _online(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
 def _drawing(flags: argparse.Namespace, config: TRLConfig) -> Trainer:
     config.validate()
     prompts = PromptList(_read("--prompts", load_prompts, flags.prompts))
-    return RewardGradientTrainer(config, reward_function=load_function(flags.reward), prompt_function=prompts)
+    reward = load_differentiable_reward(flags.reward)
+    return RewardGradientTrainer(config, reward_function=reward, prompt_function=prompts)
 
 
 def _read(flag: str, load: Callable[[str], Found], name: str) -> Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from jrl.learners.reward_gradient_config import RewardGradientConfig
 from jrl.methods.ddpo import default_ddpo_config
-from jrl.trainers.config.method import Method
+from jrl.trainers.config.method import Footprint, Method
 from jrl.trainers.config.trl_config import TRLConfig
 
 
@@ -40,5 +40,6 @@ REWARD_GRADIENT = Method(
     papers=lambda method: ("clark2023directly",),
     data="drawn",
     model="diffusion",
+    footprint=lambda config: Footprint(),
     headlines={"reward/std": "std"},
 )

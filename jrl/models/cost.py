@@ -222,7 +222,7 @@ def activation_bytes(
       has_context: An encoder reads rows of the same length.
     """
 
-    def residuals(count: int) -> list[Any]:
+    def residuals(count: int) -> Any:
         def row(dtype: Any) -> Any:
             return jax.ShapeDtypeStruct((count, length), dtype)  # type: ignore[no-untyped-call]
 
@@ -233,21 +233,32 @@ def activation_bytes(
             trunk = policy.trunk(frozen, inputs)
             return jax.vjp(lambda p: policy.branch(p, frozen, trunk, inputs, None).policy, params)[1]
 
-        return different_results(jax.make_jaxpr(kept)(params, frozen, inputs).jaxpr)
+        return jax.make_jaxpr(kept)(params, frozen, inputs).jaxpr
 
-    # Of the run's own rows: by their number attention keeps its scores, or makes them anew. What twice as many keep as
-    # well does not grow with them.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        found, other = (
-            Counter((leaf.shape, leaf.dtype) for leaf in residuals(count)) for count in (rows, 2 * rows)
-        )
+        found = results_of_rows(residuals, rows)
     total = 0.0
-    for (shape, dtype), count in (found - other).items():
+    for (shape, dtype), count in found.items():
         # There may be as many rows or tokens as heads.
         sizes = Counter(shape) - Counter((rows, length) if rows in shape else (rows * length,))
         parts = mesh.shape["tensor"] if set(split_sizes) & set(sizes) else 1
         total += count * math.prod(shape) * dtype.itemsize / parts
     return int(total * rows_of_device(rows, mesh) / rows)
+
+
+def results_of_rows(trace: Callable[[int], Any], num_rows: int) -> Counter[tuple[tuple[int, ...], Any]]:
+    """Shapes and dtypes of a program's different results that grow with its rows, and how many there are of each.
+
+    Args:
+      trace: Number of rows → the program, as a jaxpr.
+      num_rows: Of the run: by their number attention keeps its scores, or makes them anew. What twice as many keep as
+        well does not grow with them.
+    """
+    found, other = (
+        Counter((leaf.shape, leaf.dtype) for leaf in different_results(trace(count)))
+        for count in (num_rows, 2 * num_rows)
+    )
+    return found - other
 
 
 def different_results(jaxpr: Any) -> list[Any]:

@@ -67,6 +67,7 @@ class Trainer(abc.ABC):
       tags: Of the model card, beside its own.
       resume_argument: What a command calls the checkpoint that a run goes on from; a flat one has another name for it.
       epoch: What `train.epochs` counts.
+      unplanned: What `jrl plan` does not count of a model whose layers it does not know.
     """
 
     state: Any
@@ -75,6 +76,7 @@ class Trainer(abc.ABC):
     tags: tuple[str, ...] = ()
     resume_argument: str = "train.resume_from_checkpoint"
     epoch: ClassVar[Literal["pass", "iteration"]] = "pass"
+    unplanned: ClassVar[str] = "activations, weights gathered, what is sent"
 
     def __init__(self, config: TRLConfig, *, optimizer: optax.GradientTransformation | None = None) -> None:
         join()  # before anything of JAX is computed
@@ -198,6 +200,20 @@ class Trainer(abc.ABC):
             f"`method.name` must be that of an algorithm whose programs are known before a run, got "
             f"{config.method.name!r}."
         )
+
+    @classmethod
+    def activations(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> int | None:
+        """Bytes that a device keeps of a microbatch for the backward pass, for `jrl plan`; None: not counted.
+
+        Only models whose layers are not counted are asked for here.
+
+        Args:
+          config: The run's.
+          model: As shapes.
+          mesh: Where the run would be; its devices may be absent.
+        """
+        del config, model, mesh
+        return None
 
     @abc.abstractmethod
     def add_data(

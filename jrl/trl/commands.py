@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 from jrl import image_rewards
 from jrl.api import prepare
 from jrl.data.sources import RecordStream, load_prompts
-from jrl.named_functions import load_function, load_image_reward, load_reward, names_function
+from jrl.named_functions import (
+    load_function,
+    load_image_reward,
+    load_reward,
+    names_function,
+    names_image_model,
+)
 from jrl.trainers.base import Trainer
 from jrl.trainers.config import TRLConfig
 from jrl.trainers.diffusion import PromptFunction, PromptList
@@ -315,8 +321,8 @@ class DiffusionArguments:
       pretrained_model: Folder in the layout of diffusers, or name on the hub.
       pretrained_revision: Of the hub.
       use_lora: Whether an adapter trains; else the whole UNet does.
-      reward: brightness, jpeg_compressibility or jpeg_incompressibility; or `module:function`, which takes (images,
-        prompts, metadata) and returns (rewards, metadata).
+      reward: brightness, jpeg_compressibility or jpeg_incompressibility; aesthetic:FILE.safetensors or clip:./FOLDER;
+        or `module:function`, which takes (images, prompts, metadata) and returns (rewards, metadata).
       prompts: A file with one prompt a line, or records with `prompt`; or `module:function`.
       image_samples_hook: `module:function`, called once an epoch with (images, global_step, tracker).
       epochs: In the place of `num_epochs`.
@@ -339,7 +345,7 @@ def ddpo_parser() -> FlatParser:
         "reinforcement learning of a diffusion model against a reward on its images",
         script_class=DiffusionArguments,
         functions={
-            "reward": lambda value: value not in image_rewards.BY_NAME,
+            "reward": lambda value: value not in image_rewards.BY_NAME and not names_image_model(value),
             "prompts": _names_function,
             "image_samples_hook": lambda _: True,
         },

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.compilation import compiled
+from jrl.distributed import on_main
 from jrl.interop import refuse_overrides
 from jrl.learners.ddpo_objective import DenoisingRows, ddpo_objective
 from jrl.ops.ddim import step_of_timesteps
 from jrl.ops.metrics import finalize
 from jrl.ops.noise_schedule import DenoisingSteps
 from jrl.ops.policy_gradient import clipped_surrogate
+from jrl.placement import fetch
 from jrl.trainers.cards import model_card
 from jrl.trainers.checkpoints import CheckpointError
 from jrl.trainers.diffusion import (
@@ -38,6 +40,7 @@ from jrl.trl.ddpo_native import OwnedDDPO, native_config, steps_per_epoch
 from jrl.trl.ddpo_pipeline import DDPOStableDiffusionPipeline
 from jrl.trl.ddpo_sampler import channels_last
 from jrl.trl.refusals import DDPO
+from jrl.typing import DifferentiableReward
 from jrl.upload import push_to_hub
 
 __all__ = ["DDPOTrainer"]
@@ -59,7 +62,8 @@ class DDPOTrainer:
 
     Args:
       config: TRL's `DDPOConfig`.
-      reward_function: (images (B 3 H W) float32 in [0, 1], prompts, metadata) → (rewards, reward metadata).
+      reward_function: (images (B 3 H W) float32 in [0, 1], prompts, metadata) → (rewards, reward metadata); or a
+        `DifferentiableReward`.
       prompt_function: () → (prompt, metadata).
       sd_pipeline: What trains.
       image_samples_hook: (data, global_step, tracker), once an epoch, between rewards and training.
@@ -79,7 +83,7 @@ class DDPOTrainer:
     def __init__(
         self,
         config: DDPOConfig,
-        reward_function: RewardFunction,
+        reward_function: RewardFunction | DifferentiableReward,
         prompt_function: PromptFunction,
         sd_pipeline: DDPOStableDiffusionPipeline,
         image_samples_hook: Callable[..., Any] | None = None,
@@ -279,16 +283,17 @@ class DDPOTrainer:
                 found, images = sampler(
                     native.params, native.frozen, negative, texts, key, starts=numbers, steps=numbers
                 )
-            states = np.moveaxis(np.asarray(found.latents), -1, 2)
+            found = fetch(found)
+            states = np.moveaxis(found.latents, -1, 2)
             samples.append(
                 {
                     "prompt_ids": sampler.tokenize(texts),
-                    "prompt_embeds": np.asarray(found.context),
-                    "negative_prompt_embeds": np.repeat(np.asarray(negative), batch_size, axis=0),
+                    "prompt_embeds": found.context,
+                    "negative_prompt_embeds": np.repeat(fetch(negative), batch_size, axis=0),
                     "timesteps": np.tile(np.asarray(steps.timesteps), (batch_size, 1)),
                     "latents": states[:, :-1],
                     "next_latents": states[:, 1:],
-                    "log_probs": np.asarray(found.logprobs),
+                    "log_probs": found.logprobs,
                 }
             )
             pairs.append([to_host(images), tuple(texts), tuple(prompt.metadata for prompt in chosen)])
@@ -303,7 +308,8 @@ class DDPOTrainer:
           save_directory: Made if missing.
         """
         self._save_pretrained(save_directory)
-        model_card(self.native).write(Path(save_directory))
+        card = model_card(self.native)
+        on_main(lambda: card.write(Path(save_directory)))
 
     def _save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
         """The pipeline alone."""
@@ -326,8 +332,13 @@ class DDPOTrainer:
         self.native.tags = tuple(dict.fromkeys([*self.native.tags, *added]))
         if dataset_name is not None:
             self.native.dataset_names = (dataset_name,)
-        self.native.run_dir.mkdir(parents=True, exist_ok=True)
-        model_card(self.native).write(self.native.run_dir, name=model_name)
+        card, folder = model_card(self.native), self.native.run_dir
+
+        def write() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            card.write(folder, name=model_name)
+
+        on_main(write)
 
     def push_to_hub(
         self,
@@ -347,4 +358,5 @@ class DDPOTrainer:
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            return push_to_hub(folder, repo_id, commit_message=commit_message, private=private, token=token)
+            options: dict[str, Any] = {"commit_message": commit_message, "private": private, "token": token}
+            return on_main(lambda: push_to_hub(folder, repo_id, **options))

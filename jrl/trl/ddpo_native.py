@@ -28,6 +28,7 @@ from jrl.trainers.loading import default_compute_dtype
 from jrl.trainers.loop import Run, Stopwatch
 from jrl.trainers.rollouts import Evaluation
 from jrl.trl.ddpo_config import DDPOConfig, tracker_fields
+from jrl.typing import DifferentiableReward
 
 FIRST_LOSS_SCALE = 4096.0
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -84,7 +85,9 @@ class OwnedDDPO(DDPOTrainer):
         if self._owner.image_samples_callback is not None:
             self._owner.image_samples_callback(data, self._global_step, tracker)
 
-    def take_functions(self, reward_function: RewardFunction, prompt_function: PromptFunction) -> None:
+    def take_functions(
+        self, reward_function: RewardFunction | DifferentiableReward, prompt_function: PromptFunction
+    ) -> None:
         """Takes the owner's functions, which a script may have replaced since."""
         self.reward_function, self.prompt_function = reward_function, prompt_function
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.distributed import on_main
 from jrl.models.adapters import Lora
 from jrl.models.diffusion import DIFFUSERS_STEM, LORA, UNET, DiffusionModel, has_lora, read_lora
 from jrl.models.entries_io import check_entries, load_entries, parameter_targets
@@ -23,6 +24,7 @@ from jrl.models.safetensors_io import TensorFiles
 from jrl.ops.ddim import ddim_logprob, ddim_mean, ddim_step, step_of_timesteps, steps_of_rows
 from jrl.ops.flow_schedule import Schedule
 from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
+from jrl.placement import fetch
 from jrl.trainers.loop import says_what_takes_long
 from jrl.trl.ddpo_native import OwnedDDPO
 from jrl.trl.ddpo_sampler import ImageCall, Parts, channels_last
@@ -307,8 +309,8 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
             )
             images = found.output(output_type)
         self._scheduler.set_timesteps(num_inference_steps)
-        states = [np.moveaxis(np.asarray(x), -1, 1) for x in jnp.moveaxis(found.trajectories.latents, 1, 0)]
-        log_probs = list(np.asarray(found.trajectories.logprobs).T)
+        latents, logprobs = fetch((found.trajectories.latents, found.trajectories.logprobs))
+        states, log_probs = list(np.moveaxis(latents, (1, -1), (0, 2))), list(logprobs.T)
         result = DDPOPipelineOutput(images, states, log_probs)
         return result if return_dict else (result.images, result.latents, result.log_probs)
 
@@ -371,11 +373,10 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
         Of a model that came from no folder only what was trained is written.
         """
         lora = self._lora()
-        params = self.parts().params
-        if self.model.files is None:
-            self.model.writer(params, lora)(Path(output_dir))
-        else:
-            self.model.trained(params, lora).save(Path(output_dir))
+        params = _fetched(self.parts().params)
+        writes_all = self.model.files is not None
+        save = self.model.trained(params, lora).save if writes_all else self.model.writer(params, lora)
+        on_main(lambda: save(Path(output_dir)))
 
     def save_checkpoint(
         self, models: Sequence[Any], weights: Sequence[Params], output_dir: str | os.PathLike[str]
@@ -393,7 +394,9 @@ class DefaultDDPOStableDiffusionPipeline(DDPOStableDiffusionPipeline):
           ValueError: If there are several models.
         """
         _check_one(models)
-        self.model.writer(next(iter(weights), self._training()), self._lora())(Path(output_dir))
+        params = _fetched(next(iter(weights), self._training()))
+        write = self.model.writer(params, self._lora())
+        on_main(lambda: write(Path(output_dir)))
 
     def load_checkpoint(self, models: Sequence[Any], input_dir: str | os.PathLike[str]) -> None:
         """Reads what `save_checkpoint` wrote, and goes on from it; so does a trainer that is made later.
@@ -447,6 +450,11 @@ def _logprob(
         ddim_mean(latents, output, at, schedule=schedule, use_clipped_model_output=use_clipped_model_output),
         at,
     )
+
+
+def _fetched(params: Params) -> Params:
+    """Parameters that the process which writes can read: of several processes none may hold all of them."""
+    return params if jax.process_count() == 1 else fetch(dict(params), everywhere=False)
 
 
 def _check_one(models: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from jrl.compilation import compiled
 from jrl.models.diffusion import DiffusionModel
 from jrl.ops.flow_schedule import Schedule
+from jrl.placement import fetch
 from jrl.rollout.diffuse import decode_in_chunks, denoise
 from jrl.trainers.diffusion import to_host, to_pil
 from jrl.trainers.loading import check_guidance
@@ -59,7 +60,7 @@ class Sampled(NamedTuple):
             raise ValueError(f"`output_type` must be one of {OUTPUTS}, got {kind!r}.")
         clean = self.trajectories.latents[:, -1]
         if kind == "latent":
-            return np.moveaxis(np.asarray(clean), -1, 1)
+            return np.moveaxis(fetch(clean), -1, 1)
         images = to_host(self.decode(clean))
         return [to_pil(image) for image in images] if kind == "pil" else images
 

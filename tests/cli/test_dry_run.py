@@ -11,6 +11,7 @@ import jrl
 from jrl.cli import main
 from jrl.cli.dry_run import check_run, smallest
 from jrl.learners.grpo_algorithms import ALGORITHMS, algorithm
+from tests.models.diffusion.tiny_folder import save_tiny_folder
 from tests.trainers.runs import PROMPTS, count_vowels, save_tiny_checkpoint
 
 SHORT = ["--train.seq_length", "24", "--method.gen_kwargs", "{max_new_tokens: 4}"]
@@ -69,6 +70,29 @@ def test_end_to_end(name, files, tmp_path, monkeypatch, capsys):
     assert "memory of each device, at" in said and re.search(r"compile \d+ programs", said)
     assert "without --dry-run trains, in ckpts" in said
     assert ("its reward: +" in said) == (name not in data)
+
+
+@pytest.mark.slow
+def test_a_reward_gradient_end_to_end(tmp_path, monkeypatch, capsys):
+    """An image, what it earned, and the plan; no grid of images is left."""
+    folder = save_tiny_folder(tmp_path / "tiny")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    module = tmp_path / "modules" / "bright_images.py"
+    module.parent.mkdir()
+    module.write_text("def bright(images):\n    return images.mean(axis=(1, 2, 3))\n")
+    monkeypatch.syspath_prepend(str(module.parent))
+    (tmp_path / "prompts.txt").write_text("a red cat\na blue dog\n")
+    before = folders()
+    words = ["--reward", "bright_images:bright", "--prompts", str(tmp_path / "prompts.txt"), "--dry-run"]
+    words += ["--model.model_path", str(folder), "--method.sample_num_steps", "2"]
+    words += ["--method.eval_prompts", "[a cat, a dog, a fox]"]
+    assert main(["reward_gradient", *words]) == 0
+    said = capsys.readouterr().out
+    assert list(work.iterdir()) == [] and folders() == before
+    assert "one image:" in said and "its prompt: 'a " in said and "its reward: +" in said
+    assert "activations of a microbatch" in said and "without --dry-run trains" in said
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jrl.distributed import join
 from jrl.models.diffusion.clip_model import Clip, is_ignored, read_clip_model_config
 from jrl.models.diffusion.part_files import PartFiles, read_part
 from jrl.models.diffusion.tokenizer import load_clip_tokenizer
@@ -21,7 +22,7 @@ from jrl.models.hub import download, local_folder, named_folder, read_json
 from jrl.typing import DifferentiableReward, Params
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
-_FILES = PartFiles("model", is_ignored=is_ignored)
+FILES = PartFiles("model", is_ignored=is_ignored)
 _DOWNLOADED = (CONFIG, PROCESSOR, "model.safetensors", "tokenizer*.json", "vocab.json", "merges.txt")
 _BICUBIC = 3
 _STEPS = ("do_resize", "do_center_crop", "do_normalize")
@@ -56,6 +57,20 @@ class Pixels(NamedTuple):
         return (square - mean) / deviation
 
 
+class FoundClip(NamedTuple):
+    """A CLIP in a folder, without its weights.
+
+    Attributes:
+      folder: Where they lie.
+      clip: The towers.
+      pixels: Rule by which images become what the tower of images reads.
+    """
+
+    folder: Path
+    clip: Clip
+    pixels: Pixels
+
+
 def load_clip_reward(path_or_repo: str | os.PathLike[str], *, revision: str = "main") -> DifferentiableReward:
     """The cosine between CLIP's vectors of an image and of its prompt, in [−1, 1].
 
@@ -68,12 +83,7 @@ def load_clip_reward(path_or_repo: str | os.PathLike[str], *, revision: str = "m
       FileNotFoundError: If there is no such folder, or a file of it is missing.
       ValueError: If a config asks for what jrl lacks, or tensors are not those of their config.
     """
-    found = local_folder(path_or_repo, argument="the CLIP model")
-    folder = found or download(str(path_or_repo), _DOWNLOADED, ignored=(), revision=revision)
-    values = _read(folder, CONFIG)
-    with named_folder(folder):
-        clip = Clip(read_clip_model_config(values))
-        pixels = read_pixels(_read(folder, PROCESSOR), clip.config.vision.image_size)
+    folder, clip, pixels = find_clip(path_or_repo, revision=revision)
     text = clip.config.text
     tokenize = load_clip_tokenizer(
         folder, max_length=text.max_position_embeddings, vocab_size=text.vocab_size
@@ -83,8 +93,28 @@ def load_clip_reward(path_or_repo: str | os.PathLike[str], *, revision: str = "m
         return tokenize(prompts)
 
     return DifferentiableReward(
-        score=ClipScore(clip, pixels), conditions=conditions, params=read_part(folder, clip, _FILES, None)
+        score=ClipScore(clip, pixels), conditions=conditions, params=read_part(folder, clip, FILES, None)
     )
+
+
+def find_clip(path_or_repo: str | os.PathLike[str], *, revision: str) -> FoundClip:
+    """The folder of a CLIP, downloaded where it is none of this machine, and what its configs describe.
+
+    Args:
+      path_or_repo: As for `load_clip_reward`.
+      revision: Likewise.
+    Raises:
+      FileNotFoundError: If there is no such folder, or a config of it is missing.
+      ValueError: If a config asks for what jrl lacks.
+    """
+    join()  # before anything of JAX is computed
+    found = local_folder(path_or_repo, argument="the CLIP model")
+    folder = found or download(str(path_or_repo), _DOWNLOADED, ignored=(), revision=revision)
+    values = _read(folder, CONFIG)
+    with named_folder(folder):
+        clip = Clip(read_clip_model_config(values))
+        pixels = read_pixels(_read(folder, PROCESSOR), clip.config.vision.image_size)
+    return FoundClip(folder, clip, pixels)
 
 
 @dataclass(frozen=True)
@@ -103,7 +133,7 @@ class ClipScore:
         """(B,) cosines of images (B, height, width, 3) in [0, 1] and rows of ids."""
         seen = self.clip.encode_image(params, self.pixels(images), dtype=jnp.float32)
         read = self.clip.encode_text(params, tokens, dtype=jnp.float32)
-        return jnp.sum(_unit(seen) * _unit(read), axis=-1)
+        return jnp.sum(unit(seen) * unit(read), axis=-1)
 
 
 def read_pixels(values: Mapping[str, Any], size: int) -> Pixels:
@@ -133,7 +163,8 @@ def read_pixels(values: Mapping[str, Any], size: int) -> Pixels:
     return Pixels(size, tuple(values["image_mean"]), tuple(values["image_std"]))
 
 
-def _unit(vectors: Float[Array, "B P"]) -> Float[Array, "B P"]:
+def unit(vectors: Float[Array, "B P"]) -> Float[Array, "B P"]:
+    """Vectors of length 1."""
     return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,11 +13,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from jrl.distributed import on_main
 from jrl.learners.ddpo import DDPOState, init_ddpo_state
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.state import TrainState
 from jrl.mesh import place, tree_shardings
 from jrl.models.diffusion.pipeline import DiffusionModel
+from jrl.placement import local_computation
 from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
@@ -62,7 +65,8 @@ class DDPOTrainer(DiffusionTrainer):
       prompt_function: () → (prompt, metadata); it may draw from `random` and `numpy.random`.
       model: The diffusion model; None: `model.model_path` names it.
       image_samples_hook: Called once an epoch, between rewards and training, with [images, prompts, metadata, rewards,
-        reward metadata] of each sampling batch, the optimizer steps so far, and a tracker that has `log_images`.
+        reward metadata] of each sampling batch, the optimizer steps so far, and a tracker that has `log_images`. Of
+        several processes process 0 calls it, with all images; the reward metadata are what the function said there.
       optimizer: Used instead of the one that the configuration names.
 
     Attributes:
@@ -113,6 +117,7 @@ class DDPOTrainer(DiffusionTrainer):
             lambda: self.prompt_function(),  # the one of the moment
             lambda batches, is_async: self.compute_rewards(batches, is_async),
             skip_errors=train.reward_errors == "skip",
+            own_images=self.own_images,
         )
 
     @classmethod
@@ -127,7 +132,8 @@ class DDPOTrainer(DiffusionTrainer):
         """(reward vectors, reward metadata), one entry a sampling batch.
 
         Args:
-          batches: [images, prompts, metadata] of each; one that is asked for is waited for.
+          batches: [images, prompts, metadata] of each; one that is asked for is waited for. Of several processes each
+            is given its own images (`train.rewards_on`).
           is_async: Whether the reward function is called on `method.max_workers` threads, each batch as soon as its
             images are there; else in order, here.
         Raises:
@@ -177,12 +183,17 @@ class DDPOTrainer(DiffusionTrainer):
             stopwatch=stopwatch,
         )
         if self.image_samples_hook is not None:
-            step = int(jax.device_get(self.optimizer_steps()))
-            self.image_samples_hook(found.images, step, self.gallery.tracker)
+            on_main(partial(self._call_hook, self.image_samples_hook, found.images))
         self.gallery.keep(found.images[-1])
         self.state, metrics = self.update(self.state, self.frozen, found.batch, update_key, last_step)
         self.memory = found.memory
         return Epoch({"epoch": epoch, **found.metrics}, metrics, found.rows)
+
+    def _call_hook(self, hook: ImageHook, images: list[list[Any]]) -> None:
+        """Calls the user's hook."""
+        step = int(jax.device_get(self.optimizer_steps()))
+        with local_computation():
+            hook(images, step, self.gallery.tracker)
 
     def run_epoch(self, run: Run, epoch: int) -> None:
         """Runs an epoch, with what falls due after it."""

@@ -10,9 +10,8 @@ import numpy as np
 
 from jrl.learners.diffusion_config import DiffusionConfig
 from jrl.rollout.reward_columns import known_or_none, mean_and_std, prompt_means, standard_error
-from jrl.trainers.diffusion.ddpo_experience import ComputeRewards
-from jrl.trainers.diffusion.ddpo_rewards import check_rewards
 from jrl.trainers.diffusion.ddpo_sampling import Sampler, to_host
+from jrl.trainers.diffusion.image_judging import ComputeRewards, OwnImages, judge_images
 from jrl.trainers.rollouts.evaluation import Evaluation, count_samples
 from jrl.typing import Frozen, Params, PRNGKey
 
@@ -57,6 +56,7 @@ def evaluate_prompts(
     compute_rewards: ComputeRewards,
     *,
     skip_errors: bool,
+    own_images: OwnImages = np.arange,
 ) -> Judged:
     """Samples and rewards an image for each prompt; the reward function gets {} as metadata of each.
 
@@ -68,6 +68,7 @@ def evaluate_prompts(
       key: The same in every evaluation.
       compute_rewards: As of a trainer.
       skip_errors: Whether rewards may be missing.
+      own_images: Which images of a sampling call this process judges.
     Raises:
       RewardError: If the reward function fails and errors are not skipped.
     """
@@ -79,9 +80,13 @@ def evaluate_prompts(
         _, images = sampler(params, frozen, negative, texts, key, starts=numbers, steps=numbers)
         count = min(sampler.rows, len(prompts) - start)
         batches.append([to_host(images)[:count], tuple(texts[:count]), ({},) * count])
-    vectors, _ = compute_rewards(batches, False)
-    rewards = [
-        check_rewards(vector, batch[1], "evaluation", skip_errors=skip_errors)
-        for vector, batch in zip(vectors, batches, strict=True)
-    ]
+    rewards, _ = judge_images(
+        compute_rewards,
+        batches,
+        False,
+        counts=[len(batch[1]) for batch in batches],
+        own=own_images(sampler.rows),
+        name_batch=lambda number: "evaluation",
+        skip_errors=skip_errors,
+    )
     return Judged(np.concatenate([batch[0] for batch in batches]), tuple(prompts), np.concatenate(rewards))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +21,11 @@ from jrl.rollout.prompt_statistics import global_advantages, group_advantages, p
 from jrl.rollout.reward_columns import mean_and_std
 from jrl.rollout.rewards import RewardError
 from jrl.trainers.diffusion.ddpo_prompts import PromptFunction, PromptRandomness, draw_prompts
-from jrl.trainers.diffusion.ddpo_rewards import Answers, Waiting, check_rewards
+from jrl.trainers.diffusion.ddpo_rewards import Waiting
 from jrl.trainers.diffusion.ddpo_sampling import Batches, Sampler
+from jrl.trainers.diffusion.image_judging import ComputeRewards, OwnImages, judge_images
 from jrl.trainers.loop.stopwatch import Stopwatch
 from jrl.typing import DDPOBatch, Frozen, Params, PRNGKey, Trajectories
-
-ComputeRewards = Callable[[Sequence[list[Any]], bool], Answers]
 
 
 class Experience(NamedTuple):
@@ -35,7 +35,8 @@ class Experience(NamedTuple):
       batch: For the learner.
       metrics: Host-side figures.
       memory: What the next epoch begins with, plain JSON; it counts once this epoch is learned from.
-      images: What the user's hook gets: [images, prompts, metadata, rewards, reward metadata] of each batch.
+      images: What the user's hook gets: [images, prompts, metadata, rewards, reward metadata] of each batch; the last
+        is what the reward function said in this process.
       rows: One dict an image, for the samples' log.
     """
 
@@ -56,6 +57,7 @@ class Collector:
       prompt_function: The user's.
       compute_rewards: (batches, whether on threads) → reward vectors and metadata.
       skip_errors: Whether rewards may be missing.
+      own_images: Which images of a sampling call this process judges.
     """
 
     sampler: Sampler
@@ -63,6 +65,7 @@ class Collector:
     prompt_function: PromptFunction
     compute_rewards: ComputeRewards
     skip_errors: bool = False
+    own_images: OwnImages = np.arange
 
     @staticmethod
     def fresh_memory(seed: int) -> dict[str, Any]:
@@ -109,11 +112,17 @@ class Collector:
         batches = Batches(dispatch, prompts, count, while_sampling)
         total = Waiting()
         with total:
-            answers = self.compute_rewards(batches, method.async_reward_computation)
-            batches[-1]  # whoever computes rewards otherwise may not have asked for all
+            vectors, found = judge_images(
+                self.compute_rewards,
+                batches,
+                method.async_reward_computation,
+                counts=[rows] * count,
+                own=self.own_images(rows),
+                name_batch=partial(batch_name, epoch),
+                skip_errors=self.skip_errors,
+            )
         stopwatch.add("rollout", batches.waiting.seconds)
         stopwatch.add("reward", total.seconds - batches.waiting.seconds)
-        vectors, found = _checked(answers, batches, epoch, skip_errors=self.skip_errors)
         rewards = np.concatenate(vectors)
         keys = [prompt_key(tokens) for tokens in self.sampler.tokenize([p.text for p in prompts])]
         advantages, kept, metrics = self._advantages(rewards, keys, memory["rewards"])
@@ -181,27 +190,6 @@ def _concatenate(parts: list[Trajectories]) -> Trajectories:
 def _joined(parts: list[Trajectories]) -> Trajectories:
     """All rows as one."""
     return parts[0] if len(parts) == 1 else _concatenate(parts)
-
-
-def _checked(
-    answers: Any, batches: Batches, epoch: int, *, skip_errors: bool
-) -> tuple[list[np.ndarray], list[Any]]:
-    """Checks the return value of any `compute_rewards`: a vector and an entry of metadata for each batch."""
-    if not isinstance(answers, tuple | list) or len(answers) != 2:
-        raise RewardError(
-            f"`compute_rewards` must return (reward vectors, reward metadata), got {type(answers).__name__}."
-        )
-    vectors, found = (list(part) for part in answers)
-    if not len(vectors) == len(found) == len(batches):
-        raise RewardError(
-            f"`compute_rewards` must return one entry a sampling batch, got {len(vectors)} and {len(found)} for "
-            f"{len(batches)}."
-        )
-    checked = [
-        check_rewards(vector, batches[number][1], batch_name(epoch, number), skip_errors=skip_errors)
-        for number, vector in enumerate(vectors)
-    ]
-    return checked, found
 
 
 def batch_name(epoch: int, number: int) -> str:

@@ -10,9 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from jrl.distributed import is_main
 from jrl.trainers.config.sections import TrainConfig
 from jrl.trainers.diffusion.images import as_pixels, caption, has_pillow, named_images, save_grid
 from jrl.trainers.loggers.loggers import ImageLogger
+
+GRIDS = "rollouts"
+"""Folder of grids within a run's."""
 
 
 class Tracker:
@@ -62,7 +66,7 @@ class Gallery:
     """
 
     def __init__(self, train: TrainConfig, run_dir: Path) -> None:
-        self._folder = Path(train.rollout_logging_dir or run_dir / "rollouts")
+        self._folder = Path(train.rollout_logging_dir or run_dir / GRIDS)
         self._draws = has_pillow()
         if not self._draws:
             warnings.warn(
@@ -97,7 +101,7 @@ class Gallery:
     def show(
         self, kind: str, images: np.ndarray, prompts: Sequence[str], rewards: np.ndarray, step: int
     ) -> None:
-        """The first images as `<kind>_<step>.png`, and to the trackers.
+        """The first images as `<kind>_<step>.png`, and to the trackers; of several processes process 0 shows them.
 
         Args:
           kind: "samples" or "evaluation".
@@ -106,6 +110,8 @@ class Gallery:
           rewards: Likewise.
           step: Optimizer steps so far.
         """
+        if not is_main():
+            return
         captions = [caption(prompt, float(reward)) for prompt, reward in zip(prompts, rewards, strict=True)]
         if self._draws:
             path = self._folder / f"{kind}_{step:06d}.png"

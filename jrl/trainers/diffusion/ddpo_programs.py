@@ -14,19 +14,10 @@ from jrl.learners.ddpo import init_ddpo_state, make_ddpo_update
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.ops.flow_schedule import Schedule
 from jrl.trainers.config.trl_config import TRLConfig
-from jrl.trainers.diffusion.ddpo_sampling import diffusing_program
+from jrl.trainers.diffusion.planned_sampling import planned_sampling
 from jrl.trainers.loop.run import ends_within_iteration
 from jrl.trainers.plan.model_part import DiffusionShapes
-from jrl.trainers.programs import (
-    Program,
-    array_of,
-    key_on,
-    number_on,
-    optimizer_of,
-    rows_on,
-    update_program,
-    weights_on,
-)
+from jrl.trainers.programs import Program, array_of, number_on, optimizer_of, update_program
 from jrl.typing import DDPOBatch, DenoiserFns, Update
 
 
@@ -44,29 +35,12 @@ def ddpo_programs(
       ValueError: If no update can be made of the configuration.
     """
     check_sizes(config, method)
-    rows = method.sample_batch_size
-    latent_shape = shapes.model.latent_shape(method.sample_height, method.sample_width)
-    model = shapes.model.at_size(latent_shape)
-    program = diffusing_program(
-        shapes.denoiser,
-        model.schedule,
-        method,
-        mesh=mesh,
-        latent_shape=latent_shape,
-        rows=rows,
-    )
-    width = model.tokenizer([""]).shape[1]
-    tokens, empty = (array_of(count, width, dtype=jnp.int32) for count in (rows, 1))
-    numbers = rows_on(mesh, array_of(rows, dtype=jnp.int32))
-    params, frozen = weights_on(mesh, shapes.params), weights_on(mesh, shapes.frozen)
-    negative = rows_on(mesh, jax.eval_shape(shapes.denoiser.encode, shapes.frozen, empty))
-    arguments = params, frozen, rows_on(mesh, tokens), negative, key_on(mesh), numbers, numbers
-    sample = Program("sample", program, arguments)
+    sample, negative, schedule = planned_sampling(method, shapes, mesh, rows=method.sample_batch_size)
     count = method.num_samples
     trajectories = jax.tree.map(lambda x: array_of(count, *x.shape[1:], dtype=x.dtype), sample.result()[0])
     batch = DDPOBatch(trajectories, negative, array_of(count), array_of(count, dtype=jnp.bool_))
     optimizer = optimizer_of(config)
-    update = make_update(config, method, shapes.denoiser, model.schedule, optimizer)
+    update = make_update(config, method, shapes.denoiser, schedule, optimizer)
     init = partial(init_ddpo_state, optimizer=optimizer, config=method)
     steps, train = steps_per_epoch(config, method), config.train
     is_cut = ends_within_iteration(train.total_steps, steps_per_iteration=steps, max_iterations=train.epochs)

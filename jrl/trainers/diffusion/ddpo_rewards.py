@@ -15,9 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
+from jrl.placement import local_computation
 from jrl.rollout.rewards import FAILURES, RewardError, call_within
 from jrl.trainers.diffusion.images import save_image
 
@@ -68,7 +70,8 @@ class ImageRewardCall:
     ) -> tuple[np.ndarray, Any]:
         try:
             call = partial(self.reward_function, images, prompts, metadata)
-            answer = call_within(call, {}, self.timeout, name="reward_function")
+            with local_computation():
+                answer = call_within(call, {}, self.timeout, name="reward_function")
         except RewardError as error:
             raise RewardError(f"{where}: {error}") from error
         except FAILURES as error:
@@ -90,7 +93,8 @@ class ImageRewardCall:
     def _keep(self, batch: Sequence[Any], where: str) -> Path:
         """Writes images, prompts and metadata."""
         images, prompts, metadata = batch
-        folder = self.failures / where.replace(",", "").replace(" ", "_")
+        process = f" process {jax.process_index()}" if jax.process_count() > 1 else ""
+        folder = self.failures / f"{where}{process}".replace(",", "").replace(" ", "_")
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "prompts.jsonl").open("w", encoding="utf-8") as file:
             for number, image in enumerate(images):

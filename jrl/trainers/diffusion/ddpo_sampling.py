@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from jrl.compilation import COMPILER_OPTIONS
 from jrl.learners.diffusion_config import DiffusionConfig
+from jrl.mesh import place, replicated
 from jrl.ops.flow_schedule import Schedule
-from jrl.placement import place_rows, rows_sharding
+from jrl.placement import fetch, place_rows, rows_sharding
 from jrl.rollout.collect import overlap
 from jrl.rollout.diffuse import make_diffuse
 from jrl.trainers.diffusion.ddpo_prompts import Prompt
@@ -51,7 +51,7 @@ def diffusing_program(
       num_steps: T; None: that of training.
     Returns:
       `(params, frozen, tokens, negative, key, starts, steps) -> (trajectories, images)`; the last two are numbers of
-      rows, as `Sampler` takes them.
+      rows, as `Sampler` takes them. Of several processes each has all images, for whoever judges or shows them.
     """
     diffuse = make_diffuse(
         model,
@@ -75,7 +75,9 @@ def diffusing_program(
         of_start, of_steps = jax.random.split(key)
         return diffuse(params, frozen, tokens, negative, _keys(of_start, starts), _keys(of_steps, steps))
 
-    return jax.jit(sample, out_shardings=rows_sharding(mesh, rows), compiler_options=COMPILER_OPTIONS)
+    split = rows_sharding(mesh, rows)
+    images = split if jax.process_count() == 1 else replicated(mesh)
+    return jax.jit(sample, out_shardings=(split, images), compiler_options=COMPILER_OPTIONS)
 
 
 class Sampler:
@@ -130,7 +132,7 @@ class Sampler:
 
     def negative(self, frozen: Frozen) -> Float[jax.Array, "1 Q D"]:
         """Context of the negative prompt, for the denoiser."""
-        return self._encode(frozen, jnp.asarray(self._negative_tokens))
+        return self._encode(frozen, place(self._negative_tokens, replicated(self._mesh)))
 
     def __call__(
         self,
@@ -166,7 +168,7 @@ def to_host(images: jax.Array) -> Float[np.ndarray, "B 3 Y X"]:
     Raises:
       ImageError: If they do not lie in [0, 1].
     """
-    found = np.ascontiguousarray(np.moveaxis(np.asarray(images, np.float32), -1, 1))
+    found = np.ascontiguousarray(np.moveaxis(np.asarray(fetch(images), np.float32), -1, 1))
     low, high = float(found.min()), float(found.max())
     if not (low >= -_TOLERANCE and high <= 1 + _TOLERANCE):  # NaN fails too
         raise ImageError(

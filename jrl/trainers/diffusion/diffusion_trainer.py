@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
-from jrl.distributed import join
 from jrl.learners.diffusion_config import DiffusionConfig
 from jrl.mesh import place, tree_shardings
 from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.models.heads import HeadsPlace
+from jrl.placement import fetch
 from jrl.rollout.keywords import refuse_async
 from jrl.trainers.base import EVALUATION_STREAM, Trainer
 from jrl.trainers.config.trl_config import TRLConfig
@@ -27,6 +28,7 @@ from jrl.trainers.diffusion.ddpo_gallery import Gallery
 from jrl.trainers.diffusion.ddpo_prompts import PromptFunction, PromptList
 from jrl.trainers.diffusion.ddpo_rewards import Answers
 from jrl.trainers.diffusion.ddpo_sampling import Sampler
+from jrl.trainers.diffusion.image_judging import own_images
 from jrl.trainers.loading.denoiser import bind_denoiser, check_denoiser, make_denoiser, split_denoiser
 from jrl.trainers.loading.setup import ADAPTER_STREAM, ModelBundle
 from jrl.trainers.loggers.description import describe_denoiser, warn_of_unused_evaluation_steps
@@ -63,8 +65,6 @@ class DiffusionTrainer(Trainer):
       config: The run's configuration.
       model: The diffusion model; None: `model.model_path` names it.
       optimizer: Used instead of the one that the configuration names.
-    Raises:
-      ValueError: If there are several processes.
 
     Attributes:
       latent_shape: (Y, X, C) of one image's latents.
@@ -86,11 +86,6 @@ class DiffusionTrainer(Trainer):
         model: DiffusionModel | None = None,
         optimizer: optax.GradientTransformation | None = None,
     ) -> None:
-        join()  # before anything of JAX is asked
-        if jax.process_count() > 1:
-            raise ValueError(
-                f"{type(self).__name__} runs in one process, on all of its devices; got {jax.process_count()}."
-            )
         self._given_model = model
         self._eval_sampler: Sampler | None = None
         try:
@@ -175,6 +170,10 @@ class DiffusionTrainer(Trainer):
     def rows_per_call(self) -> int:
         """Images of a sampling call."""
 
+    def own_images(self, num_images: int) -> np.ndarray:
+        """Numbers of the images of a sampling call that this process judges, as `train.rewards_on` says."""
+        return own_images(self.mesh, num_images, on_main=self.config.train.rewards_on == "main")
+
     @abc.abstractmethod
     def compute_rewards(self, batches: Sequence[list[Any]], is_async: bool = False) -> Answers:
         """(reward vectors, reward metadata), one entry a sampling batch of [images, prompts, metadata]."""
@@ -201,6 +200,7 @@ class DiffusionTrainer(Trainer):
                 key,
                 self.compute_rewards,
                 skip_errors=self.config.train.reward_errors == "skip",
+                own_images=self.own_images,
             )
         self.gallery.show("evaluation", found.images, found.prompts, found.rewards, step)
         return found.as_evaluation(self.method)
@@ -250,7 +250,10 @@ class DiffusionTrainer(Trainer):
                 "`merge_adapter` must be False for a diffusion model: its adapter is a file of its own, which "
                 "diffusers loads beside the model."
             )
-        return self.model.writer(self.exported_params, lora=self.loaded.adapter)
+        params = self.exported_params
+        if jax.process_count() > 1:
+            params = fetch(dict(params), everywhere=False)
+        return self.model.writer(params, lora=self.loaded.adapter)
 
     def describe_data(self) -> dict[str, str]:
         """Describes the functions that draw prompts and judge images."""

@@ -6,18 +6,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from jrl.learners.reward_gradient import REWARD, make_reward_gradient_update
 from jrl.learners.reward_gradient_config import RewardGradientConfig
 from jrl.learners.state import TrainState, init_train_state
 from jrl.mesh import place, tree_shardings
 from jrl.models.diffusion.pipeline import DiffusionModel
-from jrl.placement import place_rows
+from jrl.placement import local_computation, place_rows
 from jrl.trainers.base import TRAINING_STREAM
 from jrl.trainers.config.registry import register_trainer
 from jrl.trainers.config.trl_config import TRLConfig
@@ -27,8 +28,31 @@ from jrl.trainers.diffusion.ddpo_rewards import Answers, check_rewards
 from jrl.trainers.diffusion.ddpo_sampling import to_host
 from jrl.trainers.diffusion.differentiable import as_differentiable, as_reward_function
 from jrl.trainers.diffusion.diffusion_trainer import DiffusionBundle, DiffusionTrainer, warn_of_rate
-from jrl.trainers.loop.run import Run
-from jrl.typing import DifferentiableReward, Params, RewardGradientBatch
+from jrl.trainers.diffusion.image_judging import judge_images
+from jrl.trainers.diffusion.reward_gradient_programs import (
+    reward_gradient_activations,
+    reward_gradient_programs,
+)
+from jrl.trainers.plan.model_part import DiffusionShapes, ModelShapes
+from jrl.trainers.programs import Program
+from jrl.trainers.rollouts.rehearsal import Rehearsal, rehearsed
+from jrl.typing import DifferentiableReward, Metrics, Params, RewardGradientBatch
+
+
+class Iteration(NamedTuple):
+    """Result of an iteration.
+
+    Attributes:
+      batch: What the update read.
+      host: Figures known on the host.
+      device: Metrics of the update, still being computed.
+      rows: One dict an image.
+    """
+
+    batch: RewardGradientBatch
+    host: dict[str, float]
+    device: Metrics
+    rows: list[dict[str, Any]]
 
 
 @register_trainer("RewardGradientTrainer")
@@ -48,6 +72,7 @@ class RewardGradientTrainer(DiffusionTrainer):
 
     state: TrainState
     reward_function: DifferentiableReward
+    unplanned = "the reward, what remat computes again, weights gathered, what is sent"
 
     def __init__(
         self,
@@ -111,16 +136,33 @@ class RewardGradientTrainer(DiffusionTrainer):
           RewardError: If these are not one finite number an image.
         """
         assert not is_async
-        found = [self._judge(*batch)[0] for batch in batches]
+        with local_computation():
+            found = [self._judge(*batch)[0] for batch in batches]
         vectors = [check_rewards(x, batch[1], "a batch") for x, batch in zip(found, batches, strict=True)]
         return tuple(vectors), ({},) * len(vectors)
 
-    def run_iteration(self, run: Run, number: int) -> None:
+    @classmethod
+    def programs(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> list[Program]:
+        """Sampling call and update of an iteration."""
+        method = config.method
+        assert isinstance(method, RewardGradientConfig), "the registry saw to it"
+        assert isinstance(model, DiffusionShapes), "the method saw to it"
+        return reward_gradient_programs(config, method, model, mesh)
+
+    @classmethod
+    def activations(cls, config: TRLConfig, model: ModelShapes, mesh: Mesh) -> int | None:
+        """Bytes of activations of the decoder and of the last K steps."""
+        method = config.method
+        assert isinstance(method, RewardGradientConfig), "the registry saw to it"
+        assert isinstance(model, DiffusionShapes), "the method saw to it"
+        return reward_gradient_activations(config, method, model, mesh)
+
+    def one_iteration(self, number: int, *, while_updating: Callable[[], None]) -> Iteration:
         """Samples, and takes an optimizer step along the gradient of the rewards.
 
         Args:
-          run: The run.
           number: Of the iteration, which the keys follow from.
+          while_updating: Called once the update is on its way.
         """
         rows = self.rows_per_call
         root_key = jax.random.fold_in(self.root_key, TRAINING_STREAM)
@@ -134,18 +176,35 @@ class RewardGradientTrainer(DiffusionTrainer):
         trajectories, images = self.sampler(
             self.params, self.frozen, negative, texts, sample_key, starts=numbers, steps=numbers
         )
-        conditions = place_rows(self.mesh, self.reward_function.conditions_of(texts, metadata))
-        batch = RewardGradientBatch(trajectories, negative, conditions)
+        with local_computation():
+            wanted = self.reward_function.conditions_of(texts, metadata)
+        batch = RewardGradientBatch(trajectories, negative, place_rows(self.mesh, wanted))
         self.state, metrics = self.update(self.state, self.frozen, batch, update_key)
-        run.flush()
+        while_updating()
         judged = [to_host(images), texts, metadata]
-        ((rewards,), (found,)) = self.compute_rewards([judged])
+        (rewards,), (found,) = judge_images(
+            self.compute_rewards,
+            [judged],
+            False,
+            counts=[rows],
+            own=self.own_images(rows),
+            name_batch=lambda _: f"iteration {number}",
+            skip_errors=False,
+        )
         self.gallery.keep([*judged, rewards, found])
         self.memory = {"random": randomness.state()}
-        rows_of_log = [
-            {"prompt": text, "reward": float(reward)} for text, reward in zip(texts, rewards, strict=True)
-        ]
-        run.after({"rollout/images": float(rows), "reward/std": float(rewards.std())}, metrics, rows_of_log)
+        return Iteration(
+            batch,
+            {"rollout/images": float(rows), "reward/std": float(rewards.std())},
+            metrics,
+            [{"prompt": text, "reward": float(reward)} for text, reward in zip(texts, rewards, strict=True)],
+        )
+
+    def rehearse(self) -> Rehearsal:
+        """Makes one iteration outside of a run; the trainer is used up by it."""
+        with jax.set_mesh(self.mesh):
+            done = self.one_iteration(0, while_updating=lambda: None)
+            return rehearsed(done.batch, done.device, rows=done.rows, host=done.host)
 
     def learn(self) -> None:
         """Runs up to `total_steps` or `epochs` iterations, whichever ends first."""
@@ -154,7 +213,8 @@ class RewardGradientTrainer(DiffusionTrainer):
             self.gallery.begin(run.loggers.trackers)
             run.begin()
             for number in run.remaining():
-                self.run_iteration(run, number)
+                done = self.one_iteration(number, while_updating=run.flush)
+                run.after(done.host, done.device, done.rows)
 
     @property
     def params(self) -> Params:

@@ -118,6 +118,10 @@ class DiffusionShapes(ModelShapes):
     model: DiffusionModel
     denoiser: DenoiserFns
 
+    def with_frozen(self, more: Mapping[str, Any]) -> DiffusionShapes:
+        """Returns a copy with more that does not train, such as a reward's weights."""
+        return replace(self, frozen={**self.frozen, **more})
+
 
 def model_part(
     config: TRLConfig, mesh: AbstractMesh, footprint: Footprint, *, attends_as_configured: bool = False
@@ -210,14 +214,14 @@ def _classifier_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint
 def _diffusion_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) -> DiffusionShapes:
     del footprint
     method = config.method
-    assert isinstance(method, DDPOConfig), "the only planned algorithm of such models"
+    has_reference = isinstance(method, DDPOConfig) and method.beta_kl > 0
     check_denoiser(config.model)
     model = describe_diffusion_model(config.model.model_path)
     lora = bind_denoiser(model, config.model.peft_config)
 
     def init(weights: Any, key: Any) -> Any:
         weighed = replace(model, weights=weights)
-        return split_denoiser(config, weighed, lora, key=key, with_reference=method.beta_kl > 0)
+        return split_denoiser(config, weighed, lora, key=key, with_reference=has_reference)
 
     params, frozen = jax.eval_shape(init, dict(model.weights), _key())
     dtype = COMPUTE_DTYPES[compute_dtype(config)]

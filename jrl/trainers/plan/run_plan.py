@@ -178,10 +178,12 @@ def _plan_of_arrays(run: _Held) -> RunPlan:
     with jax.sharding.use_abstract_mesh(run.mesh):
         # Nothing is compiled: sizes are all that is asked of the mesh.
         mesh = cast(Mesh, run.mesh)
-        found = get_trainer(run.config.train.trainer).programs(run.config, run.part, mesh)
+        trainer = get_trainer(run.config.train.trainer)
+        found = trainer.programs(run.config, run.part, mesh)
         programs = {program.name: program for program in found}
         update, sample = programs["update"], programs.get("sample")
         made = None if sample is None else sample.result()
+        kept = trainer.activations(run.config, run.part, mesh)
     held = _held(run)
     known = held["parameters that train"] + held["optimizer"]
     # An average of the weights, a loss scale, counters.
@@ -195,6 +197,7 @@ def _plan_of_arrays(run: _Held) -> RunPlan:
             "of what is counted": {
                 "gradients": _bytes(run.stepped, run.mesh),
                 "batch": placed_bytes(update.given),
+                **({} if kept is None else {"activations of a microbatch": kept}),
             }
         },
         sampling={}
@@ -203,7 +206,7 @@ def _plan_of_arrays(run: _Held) -> RunPlan:
         step_traffic={},
         token_traffic={},
         score_traffic={},
-        uncounted="activations, weights gathered, what is sent",
+        uncounted=trainer.unplanned,
     )
 
 

@@ -442,12 +442,6 @@ def test_the_steps_of_denoising_are_those_of_the_configuration(whole):
     assert whole.method.num_trained_steps == STEPS
 
 
-def test_several_processes_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="DDPOTrainer runs in one process, on all of its devices; got 2"):
-        make(tmp_path)
-
-
 def test_a_large_network_at_an_adapters_rate_is_warned_of(monkeypatch, tmp_path):
     monkeypatch.setattr(diffusion_trainer, "LARGE", 100)
     with pytest.warns(UserWarning, match="`optimizer.kwargs.lr` is 0.001, and all of a network"):

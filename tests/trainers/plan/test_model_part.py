@@ -3,21 +3,32 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from transformers import BertConfig, GPT2Config
 
 import jrl
 from jrl.api import prepare
 from jrl.cli import main
+from jrl.learners.reward_gradient import reward_gradient_loss
 from jrl.mesh import abstract_mesh
-from jrl.models.cost import device_bytes, format_bytes
+from jrl.models.cost import device_bytes, format_bytes, results_of_rows
+from jrl.trainers.config.method import Footprint
 from jrl.trainers.diffusion import DDPOTrainer
+from jrl.trainers.loading.setup import mesh_of
+from jrl.trainers.plan import model_part as model_part_module
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
+from jrl.typing import Trajectories
+from tests.diffusion_toy import LATENT, PROMPT, SD_SCHEDULE, WIDTH, toy_denoiser, toy_frozen, toy_params
 from tests.models.diffusion.tiny_folder import save_tiny_folder
-from tests.trainers.diffusion.runs import STEPS, brightness, ddpo_config, draw_prompt
+from tests.trainers.diffusion.runs import STEPS, brightness, ddpo_config, draw_prompt, toy_model
+from tests.trainers.diffusion.test_train_reward_gradient import bright, run_config
 from tests.trainers.runs import COMPARISONS, reward_config
 
 ONE = abstract_mesh(num_devices=1)
@@ -126,3 +137,88 @@ def test_a_flat_recipe_of_ddpo_is_planned(
     image = 4 * (4 * 8 * 8 * 4 + 3 + 16 * 16 * 3) + 2 * 16 * 8
     line = next(line for line in table.splitlines() if line.startswith("  samples"))
     assert line.endswith(f" {format_bytes(4 * image)}")
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy in the place of what a path names."""
+    shapes = replace(toy_model(), weights=jax.eval_shape(lambda: dict(toy_model().weights)))
+    monkeypatch.setattr(model_part_module, "describe_diffusion_model", lambda path: shapes)
+
+
+def test_a_reward_gradient_holds_what_its_trainer_holds(toy: None, tmp_path: Path) -> None:
+    config = run_config(tmp_path)
+    trainer = jrl.RewardGradientTrainer(
+        config, reward_function=bright, prompt_function=draw_prompt, model=toy_model()
+    )
+    plan = plan_run(config, ONE)
+    holds(plan, trainer.state, trainer.frozen)
+    assert sum(plan.held.values()) == device_bytes((trainer.state, trainer.frozen))
+    assert plan.microbatches == 2
+    # Four images of 8 x 8 from latents of 4 x 4 x 4 in three steps, and prompts of three vectors of eight numbers.
+    trajectory = 4 * (4 * 4 * 4 * 4 + 3 + 3 * 8)
+    assert plan.sampling["samples"] == 4 * (trajectory + 4 * 8 * 8 * 3)
+    assert plan.learning["of what is counted"]["batch"] == 4 * trajectory + 4 * 3 * 8 + 8
+    assert "not counted: the reward, what remat computes again" in plan.table()
+
+
+def activations(config: jrl.TRLConfig, *, devices: int = 1) -> int:
+    plan = plan_run(config, abstract_mesh(data=devices, num_devices=devices))
+    return plan.learning["of what is counted"]["activations of a microbatch"]
+
+
+def test_activations_of_a_reward_gradient_are_those_of_its_last_steps(toy: None, tmp_path: Path) -> None:
+    """Counted through one step and through two, and from there on as a line: as three are when they are traced."""
+    one, two, three = (activations(run_config(tmp_path, method={"num_last_steps": k})) for k in (1, 2, 3))
+    assert 0 < one < two < three
+    config = run_config(tmp_path, method={"num_last_steps": 3})
+    method, denoiser = config.method, toy_denoiser()
+    rows = config.train.rows_per_pass
+
+    def trace(count: int) -> Any:
+        def kept(params: Any, trajectories: Trajectories, negative: Any) -> Any:
+            def loss(params: Any) -> jax.Array:
+                return reward_gradient_loss(
+                    denoiser,
+                    params,
+                    toy_frozen(),
+                    trajectories,
+                    negative,
+                    bright,
+                    schedule=SD_SCHEDULE,
+                    eta=method.sample_eta,
+                    num_last_steps=3,
+                    guidance_scale=method.sample_guidance_scale,
+                )[0]
+
+            return jax.vjp(loss, params)[1]
+
+        latents, context = jnp.zeros((count, 4, *LATENT)), jnp.zeros((count, PROMPT, WIDTH))
+        drawn = Trajectories(latents, jnp.zeros((count, 3)), context)
+        return jax.make_jaxpr(kept)(toy_params(), drawn, context[:1]).jaxpr
+
+    found = results_of_rows(trace, rows)
+    assert three == sum(n * math.prod(shape) * dtype.itemsize for (shape, dtype), n in found.items())
+
+
+def test_activations_grow_with_the_rows_of_a_device(toy: None, tmp_path: Path) -> None:
+    two, four = (run_config(tmp_path, train={"minibatch_size": rows}) for rows in (2, 4))
+    assert activations(four) == 2 * activations(two) == 2 * activations(four, devices=2)
+
+
+@pytest.mark.slow
+def test_activations_of_stable_diffusion_are_what_a_compiler_keeps(folder: str, tmp_path: Path) -> None:
+    """Within a quarter of what XLA reserves for the update on a CPU; with remat only the inputs of blocks are kept."""
+    config = run_config(
+        tmp_path,
+        model={"model_path": folder, "peft_config": ADAPTER},
+        train={"batch_size": 8, "minibatch_size": 8},
+    )
+    mesh = mesh_of(config)
+    with jax.set_mesh(mesh):
+        part = model_part_module.model_part(config, mesh.abstract_mesh, Footprint())
+        programs = {p.name: p for p in jrl.RewardGradientTrainer.programs(config, part, mesh)}
+        update = programs["update"]
+        reserved = update.function.lower(*update.arguments).compile().memory_analysis().temp_size_in_bytes
+    assert activations(config) == pytest.approx(reserved, rel=0.25)
+    assert activations(config.evolve(train={"remat": True})) < activations(config) / 2

@@ -24,6 +24,7 @@ from jrl.trainers.programs import Program
 from tests.models.diffusion.tiny_folder import save_tiny_folder
 from tests.tiny import EOS_ID, PAD_ID
 from tests.trainers.diffusion.runs import brightness, ddpo_config, draw_prompt, toy_model
+from tests.trainers.diffusion.test_train_reward_gradient import bright, run_config
 from tests.trainers.runs import (
     COMPARISONS,
     PREFERENCES,
@@ -200,6 +201,27 @@ def test_a_diffusion_run_calls_what_was_planned(
     monkeypatch.setattr(model_part_module, "describe_diffusion_model", lambda path: shapes)
     sizes = {"epochs": 1, "total_steps": 100 if is_whole else 1, "eval_interval": 0}
     assert_a_diffusion_run_calls_what_was_planned(ddpo_config(tmp_path, train=sizes), toy_model())
+
+
+def test_a_reward_gradient_calls_what_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reward that stands in a plan: the mean of all pixels."""
+    shapes = replace(toy_model(), weights=jax.eval_shape(lambda: dict(toy_model().weights)))
+    monkeypatch.setattr(model_part_module, "describe_diffusion_model", lambda path: shapes)
+    config = run_config(tmp_path, train={"total_steps": 1, "eval_interval": 0})
+    programs = planned(config)
+    trainer = jrl.RewardGradientTrainer(
+        config, reward_function=bright, prompt_function=draw_prompt, model=toy_model()
+    )
+    sampler, images = trainer.sampler, programs["sample"].result()
+    calls = {
+        "sample": Recorder(sampler._sample, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), images)),
+        "update": Recorder(trainer.update, (trainer.state, {})),
+    }
+    sampler._sample, trainer.update = calls["sample"], calls["update"]
+    trainer.learn()
+    for name, call in calls.items():
+        assert call.signature == signature(programs[name].arguments)
+        assert text(config, programs[name]) == text(config, programs[name], call.function)
 
 
 @pytest.mark.slow
