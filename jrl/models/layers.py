@@ -278,7 +278,7 @@ class Table(nn.Module):
         own: Mapping[str, Array] = self.get_variable("lora", OUTPUTS, {})
         hidden = hidden.astype(dtype)
         table = own.get(WHOLE, self._rounded())
-        logits = multiply_table(hidden, table.astype(dtype))
+        logits = multiply_table(hidden, table)
         return with_token_logits(logits, hidden, own, table[own["ids"]]) if "rows" in own else logits
 
     def _rounded(self) -> Float[Array, "V D"]:

@@ -33,7 +33,7 @@ def multiply_table(rows: Float[Array, "*rows D"], table: Float[Array, "V D"]) ->
 
 def table_first(rows: Float[Array, "B D"], table: Float[Array, "V D"]) -> Float[Array, "B V"]:
     """Products with the table on the left, where it is not copied: with few rows it is nearly all there is to read."""
-    products = jnp.einsum("vd,bd->vb", table, rows, preferred_element_type=jnp.float32)
+    products = jnp.einsum("vd,bd->vb", table.astype(rows.dtype), rows, preferred_element_type=jnp.float32)
     # Without the barrier XLA would swap the operands, to be spared the transposition.
     return jax.lax.optimization_barrier(products).T
 

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from jrl.models.products.trilinear import Forms, multiply
 
 
 def contract(
@@ -38,10 +41,47 @@ def on_one_device() -> bool:
 
 
 def multiply_table(rows: Float[Array, "*rows D"], table: Float[Array, "V D"]) -> Float[Array, "*rows V"]:
-    """Products of all rows with all rows of a table, in float32. The axes of the rows are merged as in `contract`."""
+    """Products of all rows with all rows of a table, rounded to the dtype of the rows first, in float32.
+
+    The gradient of a float32 table is added up and returned in float32: logits are read in pieces, and under bfloat16
+    the sum of the pieces' gradients would round each of them.
+    """
+    return multiply(_table_forms(rows.dtype), 2, rows, table)
+
+
+@functools.cache
+def _table_forms(dtype: Any) -> Forms:
+    """Rows, table and products, each from the other two. The axes of the rows are merged as in `contract`."""
+
+    def rows(table: Float[Array, "V D"], products: Float[Array, "*rows V"]) -> Float[Array, "*rows D"]:
+        return _product("mv,vd->md", _rounded(products), table.astype(dtype))
+
+    def table(rows: Float[Array, "*rows D"], products: Float[Array, "*rows V"]) -> Float[Array, "V D"]:
+        merged = rows.reshape(-1, rows.shape[-1])
+        return _sum_of_products(
+            "mv,md->vd", _rounded(products).reshape(len(merged), -1), merged.astype(dtype)
+        )
+
+    def products(rows: Float[Array, "*rows D"], table: Float[Array, "V D"]) -> Float[Array, "*rows V"]:
+        return _product("md,vd->mv", rows.astype(dtype), table.astype(dtype))
+
+    def _rounded(products: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
+        # Once for both gradients. Inside a product, XLA for GPUs computes the softmax anew for every tile of it.
+        small = products.astype(dtype)
+        return small if small.dtype == products.dtype else jax.lax.optimization_barrier(small)
+
+    return rows, table, products
+
+
+def _product(
+    spec: str, rows: Float[Array, "*rows X"], matrix: Float[Array, "..."]
+) -> Float[Array, "*rows Y"]:
     merged = rows.reshape(-1, rows.shape[-1])
-    products = jnp.einsum("md,vd->mv", merged, table, preferred_element_type=jnp.float32)
-    return products.reshape(*rows.shape[:-1], -1)
+    return _sum_of_products(spec, merged, matrix).reshape(*rows.shape[:-1], -1)
+
+
+def _sum_of_products(spec: str, x: Array, y: Array) -> Float[Array, "..."]:
+    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
 
 def score_keys(q: Float[Array, "B K M H"], k: Float[Array, "B K S H"]) -> Float[Array, "B K M S"]:

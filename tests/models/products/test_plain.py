@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jrl.models.products.plain import contract, multiply_table
+from jrl.ops.chunks import map_positions
 
 # Rows, inputs and outputs of the four kinds of projection: MLP, queries, attention's output, a single vector.
 SHAPES = [((2, 3), (4,), (5,)), ((2, 3), (4,), (2, 3)), ((2, 3), (2, 4), (5,)), ((), (4,), (5,))]
@@ -78,3 +79,35 @@ def test_a_head_in_bfloat16_adds_up_in_float32() -> None:
     y, gradients = jax.vjp(lambda *operands: contract(*operands, 1, jnp.float32), x, kernel)
     assert y.dtype == jnp.float32 and [g.dtype for g in gradients(y)] == [jnp.bfloat16] * 2
     np.testing.assert_array_equal(y, np.full((2, 3, 5), 4 + 2.0**-5, np.float32))
+
+
+def test_pieces_of_a_table_gradient_are_added_up_in_float32() -> None:
+    """Each piece alone rounded to bfloat16 would be off by 2^-9 of it."""
+    draws = np.random.default_rng(0)
+    rows = jnp.asarray(draws.normal(size=(1, 64, 8)), jnp.bfloat16)
+    g = jnp.asarray(draws.normal(size=(1, 64, 5)), jnp.bfloat16).astype(jnp.float32)
+    table = jnp.asarray(draws.normal(size=(5, 8)), jnp.float32)
+
+    def read(table: jax.Array) -> jax.Array:
+        def piece(rows: jax.Array, g: jax.Array) -> jax.Array:
+            return (multiply_table(rows, table) * g).sum(axis=-1)
+
+        return map_positions(piece, (rows, g), positions=8).sum()
+
+    found = jax.jit(jax.grad(read))(table)
+    wanted = np.einsum("btv,btd->vd", np.asarray(g, np.float64), np.asarray(rows, np.float64))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_forward_mode_of_a_table_in_float32_under_bfloat16() -> None:
+    draws = np.random.default_rng(1)
+    rows = jnp.asarray(draws.normal(size=(3, 8)), jnp.bfloat16)
+    table, change = (jnp.asarray(draws.normal(size=(5, 8)), jnp.float32) for _ in range(2))
+    _, found = jax.jvp(lambda table: multiply_table(rows, table), (table,), (change,))
+    np.testing.assert_allclose(found, plain_product(rows, change), rtol=1e-5, atol=1e-5)
+
+
+def plain_product(rows: jax.Array, table: jax.Array) -> np.ndarray:
+    """Products of numbers in bfloat16, exactly."""
+    return np.asarray(rows, np.float64) @ np.asarray(table.astype(jnp.bfloat16), np.float64).T
