@@ -150,7 +150,7 @@ def test_other_architectures_are_refused(tmp_path):
     with pytest.raises(ValueError, match="t5: a classifier must be an encoder or a decoder"):
         Classifier.from_config(T5Config())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
-    with pytest.raises(ValueError, match="'albert' is not supported; supported are: arcee, bert, "):
+    with pytest.raises(ValueError, match="'albert' is not supported; supported are: arcee, bamba, bert, "):
         load_classifier(tmp_path)
 
 

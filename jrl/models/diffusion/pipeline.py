@@ -82,15 +82,15 @@ class DiffusionModel:
         Raises:
           ValueError: If the decoder makes no images of such a size.
         """
-        factor = self.vae.factor
+        factor = self.vae.factor * self.unet.patch_size
         edges = []
         for name, pixels, latents in zip(("height", "width"), (height, width), self.sample_size, strict=True):
             if pixels is not None and (pixels < factor or pixels % factor):
                 raise ValueError(
-                    f"`{name}` must be a positive multiple of {factor}, the pixels along the edge of one latent of "
-                    f"{self.name}; got {pixels}."
+                    f"`{name}` must be a positive multiple of {factor}, the pixels along the edge of what {self.name} "
+                    f"reads as one latent, or as one patch of them; got {pixels}."
                 )
-            edges.append(latents if pixels is None else pixels // factor)
+            edges.append(latents if pixels is None else pixels // self.vae.factor)
         return edges[0], edges[1], self.vae.channels
 
     def at_size(self, latent_shape: tuple[int, int, int]) -> DiffusionModel:

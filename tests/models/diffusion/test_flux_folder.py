@@ -54,6 +54,8 @@ def test_a_folder_goes_through_jrl(folder: Path, tmp_path: Path) -> None:
     model = load_diffusion_model(folder)
     assert model.latent_shape() == (128, 128, 16)
     assert model.latent_shape(16, 24) == (8, 12, 16)
+    with pytest.raises(ValueError, match="`height` must be a positive multiple of 4"):
+        model.latent_shape(18, 24)  # nine latents: no whole number of patches
     assert model.tokenizer(["a red cat"]).shape == (1, 8 + 512)
     model.save(tmp_path / "again")
     again = load_diffusion_model(tmp_path / "again")
