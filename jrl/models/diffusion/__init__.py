@@ -12,13 +12,15 @@ from jrl.models.diffusion.folder import (
     describe_diffusion_model,
     load_diffusion_model,
 )
+from jrl.models.diffusion.joined_context import (
+    join_context,
+)
 from jrl.models.diffusion.lora_files import (
     has_lora,
     read_lora,
 )
 from jrl.models.diffusion.mmdit import (
     MMDiT,
-    join_context,
 )
 from jrl.models.diffusion.mmdit_config import (
     MMDiTConfig,

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jrl.mesh import constrain, constrain_rows
 from jrl.models.diffusion.clip_config import (
+    ClipPooledConfig,
     ClipProjectedConfig,
     ClipTextConfig,
     ClipTowerConfig,
@@ -159,11 +160,13 @@ class TextStates(NamedTuple):
     Attributes:
       penultimate: Residual stream before the last block, not normed.
       last: Behind it, normed.
-      pooled: Projection of the end's last state; None: the encoder has no projection.
+      end: Of `last`, where the text ends; None: the encoder's config does not say where.
+      pooled: Projection of `end`; None: the encoder has no projection.
     """
 
     penultimate: Float[Array, "B Q D"]
     last: Float[Array, "B Q D"]
+    end: Float[Array, "B D"] | None
     pooled: Float[Array, "B P"] | None
 
 
@@ -185,15 +188,17 @@ class ClipTextModule(nn.Module):
         x = Embeddings(config, name="embeddings")(tokens).astype(dtype)
         penultimate, x = LayerStack(config, dtype, name="encoder")(x)
         last = stack_norm(config, dtype, "final_layer_norm")(x)
-        if not isinstance(config, ClipProjectedConfig):
-            return TextStates(penultimate, last, None)
+        if not isinstance(config, (ClipPooledConfig, ClipProjectedConfig)):
+            return TextStates(penultimate, last, None, None)
         is_end = tokens if config.eos_token_id == _LARGEST_ID else tokens == config.eos_token_id
-        end = jnp.argmax(is_end, axis=1)
-        state = jnp.take_along_axis(last, end[:, None, None], axis=1)[:, 0]
+        place = jnp.argmax(is_end, axis=1)
+        end = jnp.take_along_axis(last, place[:, None, None], axis=1)[:, 0]
+        if isinstance(config, ClipPooledConfig):
+            return TextStates(penultimate, last, end, None)
         project = linear(
             config.hidden_size, config.projection_dim, dtype, use_bias=False, name="text_projection"
         )
-        return TextStates(penultimate, last, project(state))
+        return TextStates(penultimate, last, end, project(end))
 
 
 @dataclass(frozen=True)

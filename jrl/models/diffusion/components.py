@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
+SCHEDULER, TOKENIZER, TRANSFORMER = "scheduler", "tokenizer", "transformer"
 MODEL_INDEX = "model_index.json"
 _CLIP_TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast")
 _PROJECTED = ("CLIPTextModelWithProjection",)
@@ -47,7 +47,7 @@ STABLE_DIFFUSION = PipelineKind(
 STABLE_DIFFUSION_3 = PipelineKind(
     "Stable Diffusion 3 or 3.5",
     {
-        "transformer": ("SD3Transformer2DModel",),
+        TRANSFORMER: ("SD3Transformer2DModel",),
         "vae": ("AutoencoderKL",),
         "text_encoder": _PROJECTED,
         "text_encoder_2": _PROJECTED,
@@ -74,7 +74,7 @@ STABLE_DIFFUSION_XL = PipelineKind(
 FLUX = PipelineKind(
     "FLUX.1",
     {
-        "transformer": ("FluxTransformer2DModel",),
+        TRANSFORMER: ("FluxTransformer2DModel",),
         "vae": ("AutoencoderKL",),
         "text_encoder": ("CLIPTextModel",),
         "text_encoder_2": _T5,
@@ -89,7 +89,7 @@ _BY_CLASS: Mapping[str, PipelineKind] = {
     "FluxPipeline": FLUX,
 }
 # Components that no Stable Diffusion 1 or 2 has: they would otherwise be passed over as no part of the model.
-_OTHER_MODELS = ("transformer", "text_encoder_2", "prior", "image_encoder_2", "unet_2")
+_OTHER_MODELS = (TRANSFORMER, "text_encoder_2", "prior", "image_encoder_2", "unet_2")
 
 
 def pipeline_kind(folder: Path, index: Mapping[str, Any]) -> PipelineKind:

@@ -25,6 +25,7 @@ from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.denoiser import bind_denoiser_lora, check_latents, run_denoiser
 from jrl.models.diffusion.flux_config import CLASS_NAME, PACKED_EDGE, FluxConfig, stored_flux_config
 from jrl.models.diffusion.flux_entries import flux_entries
+from jrl.models.diffusion.joined_context import check_context
 from jrl.models.diffusion.joint_block import LORA_TARGETS, Heads, JointBlock, attend_rotated, split_heads
 from jrl.models.diffusion.layers import LONGEST_PERIOD, linear
 from jrl.models.diffusion.modulation import Modulation, TimeTextEmbedding, modulated
@@ -251,11 +252,7 @@ class Flux(TakesGuidance):
                 f"height and width of `latents` must be multiples of {PACKED_EDGE}, which are packed into one patch, "
                 f"got {latents.shape[1:3]}."
             )
-        if context.ndim != 3 or context.shape[-1] != config.joint_attention_dim or context.shape[1] < 2:
-            raise ValueError(
-                f"`context` must have shape (rows, tokens + 1, {config.joint_attention_dim}), got {context.shape}. "
-                "Is the pooled prompt its last row, as `join_context` makes it?"
-            )
+        check_context(context, config.joint_attention_dim)
         if config.guidance_embeds and self.guidance is None:
             raise ValueError(
                 "`guidance` must be a number: the transformer is told the guidance scale, got None. Call `at_guidance` "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jrl.models.diffusion.clip_config import read_clip_pooled_config
 from jrl.models.diffusion.clip_text import ClipText
-from jrl.models.diffusion.components import TOKENIZER
+from jrl.models.diffusion.components import TOKENIZER, TRANSFORMER
 from jrl.models.diffusion.described import (
     DescribedFolder,
     check_fits,
@@ -17,7 +17,8 @@ from jrl.models.diffusion.described import (
 )
 from jrl.models.diffusion.flux import Flux
 from jrl.models.diffusion.flux_config import PACKED_EDGE, read_flux_config
-from jrl.models.diffusion.flux_text import FIRST, SECOND, T5_LENGTH, FluxText
+from jrl.models.diffusion.flux_text import T5_LENGTH, FluxText
+from jrl.models.diffusion.joined_context import FIRST, SECOND
 from jrl.models.diffusion.pipeline import TEXT_ENCODER, UNET, VAE_PART
 from jrl.models.diffusion.t5_config import read_t5_config
 from jrl.models.diffusion.t5_encoder import T5Encoder
@@ -26,7 +27,6 @@ from jrl.models.diffusion.vae import VAE
 from jrl.models.diffusion.vae_config import read_vae_config
 from jrl.ops.flow_schedule import make_flow_schedule
 
-TRANSFORMER = "transformer"
 _T5_TOKENIZER = "tokenizer_2"
 _SAMPLE_SIZE = (128, 128)
 """Latents of an image where nobody asks for another size: the pipeline's own, for no config says one."""
@@ -57,7 +57,7 @@ def describe_flux_folder(folder: Path, components: tuple[str, ...]) -> Described
     return DescribedFolder(
         unet=transformer,
         vae=vae,
-        text_encoder=FluxText(clip, config.eos_token_id, t5, clip_length=tokenizer.length),
+        text_encoder=FluxText(clip, t5, clip_length=tokenizer.length),
         tokenizer=JoinedTokenizer((tokenizer, t5_tokenizer)),
         schedule=described_schedule(folder, partial(make_flow_schedule, spacing="uniform")),
         sample_size=_SAMPLE_SIZE,

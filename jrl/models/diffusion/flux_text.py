@@ -11,19 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jrl.models.diffusion.clip_text import ClipText
-from jrl.models.diffusion.mmdit import join_context
+from jrl.models.diffusion.joined_context import FIRST, SECOND, check_ids, join_context
 from jrl.models.diffusion.t5_encoder import T5Encoder
 from jrl.typing import Params, PRNGKey
 
-FIRST, SECOND = "text_encoder", "text_encoder_2"
 T5_LENGTH = 512
 """Ids of a prompt that T5 reads: diffusers' default."""
-_LARGEST_ID = 2
-"""Value of `eos_token_id` in old files, which means the largest id of a row."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +27,12 @@ class FluxText:
     """Both text encoders as one, without weights.
 
     Attributes:
-      clip: Its pooled state is read.
-      end: Id of the token that ends a text for it, as its config has it.
+      clip: Its state at the end of a text is read.
       t5: Its vectors are read.
       clip_length: Ids of a prompt that CLIP reads.
     """
 
     clip: ClipText
-    end: int
     t5: T5Encoder
     clip_length: int
 
@@ -58,15 +52,8 @@ class FluxText:
           ValueError: If a row is not as long as the encoders' together.
         """
         length = self.clip_length
-        if tokens.shape[1] != length + T5_LENGTH:
-            raise ValueError(
-                f"`tokens` must have {length + T5_LENGTH} columns, the rows of both text encoders end to end, got "
-                f"{tokens.shape[1]}. Do they come from the model's own tokenizer?"
-            )
-        ids = tokens[:, :length]
-        states = self.clip.encode(params[FIRST], ids, dtype=dtype)
-        end = jnp.argmax(ids if self.end == _LARGEST_ID else ids == self.end, axis=1)
-        pooled = jnp.take_along_axis(states, end[:, None, None], axis=1)[:, 0]
-        wide = jnp.float32 if jnp.dtype(dtype) == jnp.float16 else dtype
-        vectors = self.t5.encode(params[SECOND], tokens[:, length:], dtype=wide).astype(dtype)
-        return join_context(vectors, pooled)
+        check_ids(tokens, length + T5_LENGTH, of="both")
+        states = self.clip.states(params[FIRST], tokens[:, :length], dtype=dtype)
+        assert states.end is not None  # by the kind of its config
+        vectors = self.t5.encode(params[SECOND], tokens[:, length:], dtype=dtype)
+        return join_context(vectors, states.end)

@@ -21,6 +21,7 @@ from jrl.mesh import constrain_rows
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import Lora
 from jrl.models.diffusion.denoiser import bind_denoiser_lora, check_latents, run_denoiser
+from jrl.models.diffusion.joined_context import check_context
 from jrl.models.diffusion.joint_block import LORA_TARGETS, JointBlock
 from jrl.models.diffusion.layers import LONGEST_PERIOD, Conv, linear
 from jrl.models.diffusion.mmdit_config import CLASS_NAME, MMDiTConfig, stored_mmdit_config
@@ -29,17 +30,6 @@ from jrl.models.diffusion.modulation import Modulation, TimeTextEmbedding, modul
 from jrl.models.entries_io import initial_shapes
 from jrl.models.families.base import Entry
 from jrl.typing import Params, PRNGKey
-
-
-def join_context(tokens: Float[Array, "B Q D"], pooled: Float[Array, "B P"]) -> Float[Array, "B Q2 D"]:
-    """The context that the transformer reads: a prompt's embedding, and its pooled one as one more row behind it.
-
-    Args:
-      tokens: One vector a token.
-      pooled: At most as wide; the row is filled up with zeros.
-    """
-    row = jnp.pad(pooled.astype(tokens.dtype), ((0, 0), (0, tokens.shape[-1] - pooled.shape[-1])))
-    return jnp.concatenate([tokens, row[:, None]], axis=1)
 
 
 def positions(config: MMDiTConfig) -> Float[Array, "1 M D"]:
@@ -190,11 +180,7 @@ class MMDiT:
                 f"height and width of `latents` must be multiples of {config.patch_size}, at most {largest}, got "
                 f"{latents.shape[1:3]}."
             )
-        if context.ndim != 3 or context.shape[-1] != config.joint_attention_dim or context.shape[1] < 2:
-            raise ValueError(
-                f"`context` must have shape (rows, tokens + 1, {config.joint_attention_dim}), got {context.shape}. "
-                "Is the pooled prompt its last row, as `join_context` makes it?"
-            )
+        check_context(context, config.joint_attention_dim)
         return run_denoiser(MMDiTModule(config, dtype, remat), params, lora, latents, timesteps, context)
 
     def bind_lora(self, config: LoraConfig) -> Lora:

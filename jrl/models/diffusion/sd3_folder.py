@@ -9,7 +9,7 @@ from typing import Any
 from jrl.models.diffusion.clip_config import read_clip_projected_config
 from jrl.models.diffusion.clip_pair import load_pair_tokenizers
 from jrl.models.diffusion.clip_projection import ClipProjected
-from jrl.models.diffusion.components import TOKENIZER
+from jrl.models.diffusion.components import TOKENIZER, TRANSFORMER
 from jrl.models.diffusion.described import (
     CONFIG,
     DescribedFolder,
@@ -17,10 +17,11 @@ from jrl.models.diffusion.described import (
     described_part,
     described_schedule,
 )
+from jrl.models.diffusion.joined_context import FIRST, SECOND, THIRD
 from jrl.models.diffusion.mmdit import MMDiT
 from jrl.models.diffusion.mmdit_config import read_mmdit_config
 from jrl.models.diffusion.pipeline import TEXT_ENCODER, UNET, VAE_PART
-from jrl.models.diffusion.sd3_text import FIRST, SECOND, T5_LENGTH, THIRD, SD3Text
+from jrl.models.diffusion.sd3_text import T5_LENGTH, SD3Text
 from jrl.models.diffusion.t5_config import read_t5_config
 from jrl.models.diffusion.t5_encoder import T5Encoder
 from jrl.models.diffusion.tokenizer import JoinedTokenizer, load_t5_tokenizer
@@ -28,7 +29,6 @@ from jrl.models.diffusion.vae import VAE
 from jrl.models.diffusion.vae_config import read_vae_config
 from jrl.ops.flow_schedule import make_flow_schedule
 
-TRANSFORMER = "transformer"
 _T5_TOKENIZER = "tokenizer_3"
 
 

@@ -15,11 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jrl.models.diffusion.clip_projection import ClipProjected
-from jrl.models.diffusion.mmdit import join_context
+from jrl.models.diffusion.joined_context import FIRST, SECOND, THIRD, check_ids, join_context
 from jrl.models.diffusion.t5_encoder import T5Encoder
 from jrl.typing import Params, PRNGKey
 
-FIRST, SECOND, THIRD = "text_encoder", "text_encoder_2", "text_encoder_3"
 T5_LENGTH = 256
 """Ids of a prompt that T5 reads, or zeros in their place where there is no T5: diffusers' default."""
 
@@ -62,11 +61,7 @@ class SD3Text:
         """
         length = self.clip_length
         expected = 2 * length + (0 if self.third is None else T5_LENGTH)
-        if tokens.shape[1] != expected:
-            raise ValueError(
-                f"`tokens` must have {expected} columns, the rows of all text encoders end to end, got "
-                f"{tokens.shape[1]}. Do they come from the model's own tokenizer?"
-            )
+        check_ids(tokens, expected, of="all")
         first = self.first.encode(params[FIRST], tokens[:, :length], dtype=dtype)
         second = self.second.encode(params[SECOND], tokens[:, length : 2 * length], dtype=dtype)
         clip = jnp.concatenate([first.tokens, second.tokens], axis=-1)
@@ -74,7 +69,6 @@ class SD3Text:
         if self.third is None:
             third = jnp.zeros((tokens.shape[0], T5_LENGTH, self.width), dtype)
         else:
-            wide = jnp.float32 if jnp.dtype(dtype) == jnp.float16 else dtype
-            third = self.third.encode(params[THIRD], tokens[:, 2 * length :], dtype=wide).astype(dtype)
+            third = self.third.encode(params[THIRD], tokens[:, 2 * length :], dtype=dtype)
         pooled = jnp.concatenate([first.pooled, second.pooled], axis=-1)
         return join_context(jnp.concatenate([clip, third], axis=1), pooled)

@@ -19,8 +19,9 @@ from jrl.models.diffusion.described import (
     described_part,
     described_schedule,
 )
+from jrl.models.diffusion.joined_context import FIRST, SECOND
 from jrl.models.diffusion.pipeline import TEXT_ENCODER, UNET, VAE_PART
-from jrl.models.diffusion.sdxl_text import FIRST, SECOND, SDXLText
+from jrl.models.diffusion.sdxl_text import SDXLText
 from jrl.models.diffusion.tokenizer import JoinedTokenizer
 from jrl.models.diffusion.unet import UNet
 from jrl.models.diffusion.unet_config import TEXT_TIME, UNetConfig, read_unet_config

@@ -16,10 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from jrl.models.diffusion.clip_projection import ClipProjected
 from jrl.models.diffusion.clip_text import ClipText
-from jrl.models.diffusion.mmdit import join_context
+from jrl.models.diffusion.joined_context import FIRST, SECOND, check_ids, join_context
 from jrl.typing import Params, PRNGKey
-
-FIRST, SECOND = "text_encoder", "text_encoder_2"
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,7 @@ class SDXLText:
           ValueError: If a row is not as long as the encoders' together.
         """
         length = self.clip_length
-        if tokens.shape[1] != 2 * length:
-            raise ValueError(
-                f"`tokens` must have {2 * length} columns, the rows of both text encoders end to end, got "
-                f"{tokens.shape[1]}. Do they come from the model's own tokenizer?"
-            )
+        check_ids(tokens, 2 * length, of="both")
         first = self.first.states(params[FIRST], tokens[:, :length], dtype=dtype)
         second = self.second.encode(params[SECOND], tokens[:, length:], dtype=dtype)
         return join_context(jnp.concatenate([first.penultimate, second.tokens], axis=-1), second.pooled)

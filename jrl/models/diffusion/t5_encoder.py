@@ -45,12 +45,14 @@ class T5Encoder:
         Args:
           params: Weights; they are cast to `dtype` where they are used.
           tokens: Ids, padded as the denoiser was trained with.
-          dtype: Of the computation; float16 overflows in a T5.
+          dtype: Of the result, and of the computation; that is float32 where it is float16, in which a T5 overflows.
         """
-        module = EncoderDecoder(self.config.as_seq2seq(), dtype)
+        wide = jnp.float32 if jnp.dtype(dtype) == jnp.float16 else dtype
+        module = EncoderDecoder(self.config.as_seq2seq(), wide)
         mask = jnp.ones(tokens.shape, bool)
         encoded: Any = module.apply({"params": params}, tokens, mask, method="encode")
-        return encoded
+        found: Array = encoded.astype(dtype)
+        return found
 
     def entries(self) -> list[Entry]:
         """Every tensor of its file."""

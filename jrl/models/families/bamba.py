@@ -15,11 +15,6 @@ from jrl.models.families.base import Entry, Family
 from jrl.models.families.rope import read_rope
 from jrl.models.families.tables import mlp_entries
 
-NAMES = llama_like.Names(
-    final_norm="final_layernorm",
-    norms=(("input_layernorm", "attn_norm"), ("pre_ff_layernorm", "mlp_norm")),
-)
-
 
 def read_config(hf: Any) -> TransformerConfig:
     """Maps a `BambaConfig`.
@@ -44,10 +39,10 @@ def read_config(hf: Any) -> TransformerConfig:
 
 def entries(config: TransformerConfig) -> list[Entry]:
     """Every tensor of a Bamba checkpoint."""
-    found = llama_like.outer_entries(config, NAMES)
+    found = llama_like.outer_entries(config, mamba2_like.NAMES)
     for index, layer in enumerate(config.layers):
         name, path = f"model.layers.{index}", f"layers_{index}"
-        found += llama_like.block_norm_entries(config, index, NAMES)
+        found += llama_like.block_norm_entries(config, index, mamba2_like.NAMES)
         found += mamba2_like.mixer_entries(config, layer, name, path)
         found += mlp_entries(config, f"{name}.feed_forward", f"{path}/mlp")
     return found

@@ -12,11 +12,6 @@ from jrl.models.families.base import Entry, Family, require
 from jrl.models.families.rope import read_rope
 from jrl.models.families.tables import attention_entries, mlp_entries
 
-NAMES = llama_like.Names(
-    final_norm="final_layernorm",
-    norms=(("input_layernorm", "attn_norm"), ("pre_ff_layernorm", "mlp_norm")),
-)
-
 
 def read_config(hf: Any) -> TransformerConfig:
     """Maps a `FalconH1Config`.
@@ -66,11 +61,11 @@ def _read_mamba(hf: Any) -> Mamba2:
 
 def entries(config: TransformerConfig) -> list[Entry]:
     """Every tensor of a Falcon-H1 checkpoint."""
-    found = llama_like.outer_entries(config, NAMES)
+    found = llama_like.outer_entries(config, mamba2_like.NAMES)
     for index, layer in enumerate(config.layers):
         assert isinstance(layer.mixer, AttentionBesideMamba2)
         name, path = f"model.layers.{index}", f"layers_{index}"
-        found += llama_like.block_norm_entries(config, index, NAMES)
+        found += llama_like.block_norm_entries(config, index, mamba2_like.NAMES)
         found += attention_entries(config, f"{name}.self_attn", f"{path}/attn/attn")
         found += mamba2_like.entries(config, layer.mixer.mamba, f"{name}.mamba", f"{path}/attn/mamba")
         found += mlp_entries(config, f"{name}.feed_forward", f"{path}/mlp")

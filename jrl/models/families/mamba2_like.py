@@ -6,8 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from jrl.models.config import LayerConfig, Mamba2, TransformerConfig
+from jrl.models.families import llama_like
 from jrl.models.families.base import Entry, channels, linear, require, vector
 from jrl.models.families.tables import attention_entries, linear_entries, norm_entries
+
+NAMES = llama_like.Names(
+    final_norm="final_layernorm",
+    norms=(("input_layernorm", "attn_norm"), ("pre_ff_layernorm", "mlp_norm")),
+)
+"""Tensors around the mixers of Falcon-H1 and Bamba."""
 
 
 def check_groups(model_type: str, option: str, groups: int, heads: int) -> None:

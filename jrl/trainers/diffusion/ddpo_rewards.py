@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import abc
 import json
 import logging
 import math
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -28,6 +29,23 @@ Answers = tuple[tuple[np.ndarray, ...], tuple[Any, ...]]
 """(reward vectors, reward metadata), one entry a sampling batch."""
 
 _logger = logging.getLogger(__name__)
+
+
+class AwaitedBatches(Sequence[list[Any]], abc.ABC):
+    """Sampling batches, [images, prompts, metadata] each, that are there when they are asked for."""
+
+    @abc.abstractmethod
+    def batch(self, number: int) -> list[Any]:
+        """Waits for a batch; its number is one of those that there are."""
+
+    @overload
+    def __getitem__(self, index: int) -> list[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[Any]]: ...
+    def __getitem__(self, index: int | slice) -> list[Any] | list[list[Any]]:
+        if isinstance(index, slice):
+            return [self.batch(number) for number in range(*index.indices(len(self)))]
+        return self.batch(range(len(self))[index])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jrl.placement import fetch, place_rows, rows_sharding
 from jrl.rollout.collect import overlap
 from jrl.rollout.diffuse import make_diffuse
 from jrl.trainers.diffusion.ddpo_prompts import Prompt
-from jrl.trainers.diffusion.ddpo_rewards import Waiting
+from jrl.trainers.diffusion.ddpo_rewards import AwaitedBatches, Waiting
 from jrl.trainers.diffusion.images import ImageError
 from jrl.typing import DenoiserFns, Frozen, Params, PRNGKey, Trajectories
 
@@ -184,7 +184,7 @@ def _keys(key: PRNGKey, numbers: jax.Array) -> jax.Array:
     return jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
 
 
-class Batches(Sequence[list[Any]]):
+class Batches(AwaitedBatches):
     """Sampling batches, [images, prompts, metadata] each: asking for one waits until its images are there.
 
     Args:
@@ -212,14 +212,8 @@ class Batches(Sequence[list[Any]]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> list[Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[list[Any]]: ...
-    def __getitem__(self, index: int | slice) -> list[Any] | list[list[Any]]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(self._count))]
-        number = range(self._count)[index]
+    def batch(self, number: int) -> list[Any]:
+        """Waits for a batch."""
         while len(self._arrived) <= number:
             self._arrived.append(next(self._arrivals))
         return self._arrived[number]

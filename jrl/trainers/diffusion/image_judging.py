@@ -8,7 +8,7 @@ goes from host to host, once at the end: what goes there queues on the devices b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from jrl.data.sources.fingerprint import fingerprint
 from jrl.distributed import PeerError, Word, gather, is_main
 from jrl.placement import own_rows
 from jrl.rollout.rewards import RewardError
-from jrl.trainers.diffusion.ddpo_rewards import Answers, check_rewards
+from jrl.trainers.diffusion.ddpo_rewards import Answers, AwaitedBatches, check_rewards
 from jrl.trainers.diffusion.images import ImageError
 
 ComputeRewards = Callable[[Sequence[list[Any]], bool], Answers]
@@ -38,7 +38,7 @@ def own_images(mesh: Mesh, num_images: int, *, on_main: bool) -> np.ndarray:
     return np.arange(num_images if is_main() else 0) if on_main else own_rows(mesh, num_images)
 
 
-class _OwnBatches(Sequence[list[Any]]):
+class _OwnBatches(AwaitedBatches):
     """This process's images of sampling batches; asking for a batch waits for it.
 
     Args:
@@ -52,14 +52,8 @@ class _OwnBatches(Sequence[list[Any]]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> list[Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[list[Any]]: ...
-    def __getitem__(self, index: int | slice) -> list[Any] | list[list[Any]]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
+    def batch(self, number: int) -> list[Any]:
+        """Waits for a batch, and takes this process's images of it."""
         (images, *others), rows = self._batches[number], self._rows[number]
         return [images[rows], *(tuple(other[row] for row in rows) for other in others)]
 

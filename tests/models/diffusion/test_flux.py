@@ -14,7 +14,7 @@ import pytest
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.diffusion.flux import Flux, pack, patch_rotation, unpack
 from jrl.models.diffusion.flux_config import FluxConfig, read_flux_config, stored_flux_config
-from jrl.models.diffusion.mmdit import join_context
+from jrl.models.diffusion.joined_context import join_context
 from jrl.models.entries_io import flat_tree
 from tests.models.diffusion.tiny_folder import random_weights
 

@@ -23,8 +23,8 @@ from peft.utils import get_peft_model_state_dict
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.diffusion.flux import Flux, pack, patch_rotation, unpack
 from jrl.models.diffusion.flux_config import read_flux_config, stored_flux_config
+from jrl.models.diffusion.joined_context import join_context
 from jrl.models.diffusion.lora_files import read_lora
-from jrl.models.diffusion.mmdit import join_context
 from jrl.models.diffusion.part_files import PartFiles, read_part
 from jrl.models.diffusion.saving import DIFFUSERS_STEM, write_lora_folder, write_unet_folder
 from tests.models.diffusion.test_flux import FLUX_DEV, FLUX_SCHNELL

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from jrl.models.adapters.config import LoraConfig
-from jrl.models.diffusion.mmdit import MMDiT, join_context
+from jrl.models.diffusion.joined_context import join_context
+from jrl.models.diffusion.mmdit import MMDiT
 from jrl.models.diffusion.mmdit_config import MMDiTConfig, read_mmdit_config, stored_mmdit_config
 from jrl.models.entries_io import flat_tree
 

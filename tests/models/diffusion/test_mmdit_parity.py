@@ -19,8 +19,9 @@ import torch
 from diffusers import SD3Transformer2DModel
 
 from jrl.models.adapters.config import LoraConfig
+from jrl.models.diffusion.joined_context import join_context
 from jrl.models.diffusion.lora_files import read_lora
-from jrl.models.diffusion.mmdit import MMDiT, join_context, positions
+from jrl.models.diffusion.mmdit import MMDiT, positions
 from jrl.models.diffusion.mmdit_config import read_mmdit_config
 from jrl.models.diffusion.part_files import PartFiles, read_part
 from jrl.models.diffusion.saving import DIFFUSERS_STEM, write_lora_folder, write_unet_folder

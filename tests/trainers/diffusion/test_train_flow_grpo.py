@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.diffusion.mmdit import MMDiT, join_context
+from jrl.models.diffusion.joined_context import join_context
+from jrl.models.diffusion.mmdit import MMDiT
 from jrl.models.diffusion.mmdit_config import MMDiTConfig
 from jrl.ops.flow_schedule import FlowSchedule
 from jrl.trainers.diffusion.ddpo import DDPOTrainer
