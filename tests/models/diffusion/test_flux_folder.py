@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,17 @@ from jrl.models.diffusion.t5_config import read_t5_config
 from jrl.models.diffusion.t5_encoder import T5Encoder
 from jrl.models.diffusion.vae import VAE
 from jrl.models.diffusion.vae_config import read_vae_config
+from tests.models.diffusion.folder_checks import (
+    check_is_refused,
+    check_is_written_back,
+    check_refuses_ids,
+    config,
+    index_of,
+    scheduler,
+)
 from tests.models.diffusion.test_sd3_folder import T5_XXL, VAE_3
 from tests.models.diffusion.test_sd_sizes import SD_1_CLIP
 from tests.models.diffusion.tiny_flux_folder import save_tiny_flux_folder
-from tests.models.diffusion.tiny_folder import change_json
 
 # As they stand in the repository of FLUX.1-dev.
 CLIP_L = SD_1_CLIP | {"torch_dtype": "bfloat16"}
@@ -57,15 +63,7 @@ def test_a_folder_goes_through_jrl(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`height` must be a positive multiple of 4"):
         model.latent_shape(18, 24)  # nine latents: no whole number of patches
     assert model.tokenizer(["a red cat"]).shape == (1, 8 + 512)
-    model.save(tmp_path / "again")
-    again = load_diffusion_model(tmp_path / "again")
-    assert again.architecture == model.architecture
-    same = jax.tree.map(lambda x, y: x.tobytes() == y.tobytes(), dict(model.weights), dict(again.weights))
-    assert jax.tree.all(same)
-    described = describe_diffusion_model(folder)
-    assert jax.tree.map(lambda x: x.shape, dict(described.weights)) == jax.tree.map(
-        lambda x: x.shape, dict(model.weights)
-    )
+    check_is_written_back(folder, model, tmp_path / "again")
 
 
 def test_the_shift_follows_from_the_patches_of_the_image(folder: Path) -> None:
@@ -88,22 +86,7 @@ def test_guidance_is_an_input_and_no_second_pass(folder: Path, tmp_path: Path) -
 
 def test_rows_of_another_tokenizer_are_refused(folder: Path) -> None:
     model = load_diffusion_model(folder)
-    with pytest.raises(ValueError, match=r"must have 520 columns.*got 77"):
-        model.text_encoder.encode(
-            model.weights["text_encoder"], np.zeros((1, 77), np.int32), dtype=np.float32
-        )
-
-
-def config(part: str, **changes: Any) -> Callable[[Path], None]:
-    return lambda folder: change_json(folder / part / "config.json", **changes)
-
-
-def index_of(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: change_json(folder / "model_index.json", **changes)
-
-
-def scheduler(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: change_json(folder / "scheduler/scheduler_config.json", **changes)
+    check_refuses_ids(model, np.zeros((1, 77), np.int32), columns=520)
 
 
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -156,13 +139,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_folders(case: str, folder: Path, tmp_path: Path) -> None:
-    change, expected = BAD[case]
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    change(copy)
-    with pytest.raises((ValueError, FileNotFoundError), match=expected) as error:
-        describe_diffusion_model(copy)
-    assert "\n" not in str(error.value)
-    assert str(copy) in str(error.value)
+    check_is_refused(BAD, case, folder, tmp_path / "copy")
 
 
 def test_the_end_of_a_text_is_written_as_it_was_read() -> None:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,11 @@ from jrl.models.adapters.config import LoraConfig
 from jrl.models.diffusion.flux import Flux
 from jrl.models.diffusion.flux_config import read_flux_config
 from jrl.models.diffusion.folder import load_diffusion_model
-from jrl.models.diffusion.pipeline import DiffusionModel
-from jrl.rollout.diffuse import denoise
+from tests.models.diffusion.pipeline_pair import KEY, PipelinePair, digests, noise, reread_half_precision
 from tests.models.diffusion.test_flux import FLUX_DEV
 from tests.models.diffusion.test_flux_folder import CLIP_L, REAL, VAE_FLUX
 from tests.models.diffusion.test_folder_parity import plain
 from tests.models.diffusion.test_sd3_folder import T5_XXL
-from tests.models.diffusion.test_sd3_folder_parity import digests
 from tests.models.diffusion.tiny_flux import tiny_flux
 from tests.models.diffusion.torch_unets import nchw, nhwc
 
@@ -40,22 +36,14 @@ PROMPTS = ["a red cat", "the blue dog " * 40]
 STEPS, GUIDANCE = 4, 3.5
 # Pixels of the images, of which a latent is two by two and a patch four by four.
 HEIGHT, WIDTH = 16, 24
-KEY = jax.random.key(0)
 
 
-class Pair:
-    """A pipeline of torch, and jrl's model of its folder."""
+class Pair(PipelinePair):
+    """With the contexts that a pipeline makes of the prompts."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.folder, self.theirs = folder, tiny_flux(folder, **options)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            self.ours = load_diffusion_model(folder)
+        super().__init__(folder, tiny_flux(folder, **options))
         self.guidance = GUIDANCE if self.theirs.transformer.config.guidance_embeds else 1.0
-        self.functions = self.ours.functions(compute_dtype=F32)
-        self.params, self.frozen = self.ours.split(
-            lora=None, key=KEY, compute_dtype=F32, with_reference=False
-        )
 
     def context(self) -> jax.Array:
         return jax.jit(self.functions.encode)(self.frozen, self.ours.tokenizer(PROMPTS))
@@ -95,10 +83,6 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=CASES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(tmp_path_factory.mktemp("flux") / "folder", **CASES[request.param])
-
-
-def noise(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 def test_ids(pair: Pair) -> None:
@@ -150,29 +134,6 @@ def test_levels_of_noise(pair: Pair) -> None:
     np.testing.assert_allclose(model.schedule.steps(STEPS, 0.7).timesteps, theirs.timesteps, rtol=1e-6)
 
 
-def images_of(model: DiffusionModel, pair: Pair, initial: np.ndarray) -> Any:
-    model = model.at_size(initial.shape[1:])
-    context = pair.context()
-
-    def sample(params: Any, frozen: Any) -> Any:
-        trajectories = denoise(
-            pair.functions,
-            params,
-            frozen,
-            context,
-            context[:1],
-            jnp.asarray(initial),
-            lambda number: jnp.zeros(initial.shape),
-            steps=model.schedule.steps(STEPS, 0.0),
-            schedule=model.schedule,
-            guidance_scale=pair.guidance,
-            guidance_rescale=0.0,
-        )
-        return trajectories.latents[:, -1], pair.functions.decode(frozen, trajectories.latents[:, -1])
-
-    return jax.jit(sample)(pair.params, pair.frozen)
-
-
 def test_a_whole_image(pair: Pair) -> None:
     initial = noise(2, HEIGHT // 2, WIDTH // 2, 16)
     packed = pair.theirs._pack_latents(nchw(initial), 2, 16, HEIGHT // 2, WIDTH // 2)
@@ -185,7 +146,10 @@ def test_a_whole_image(pair: Pair) -> None:
     }
     latents = pair.theirs(**options, latents=packed, output_type="latent").images
     images = pair.theirs(**options, latents=packed, output_type="pt").images
-    found_latents, found = images_of(pair.ours, pair, initial)
+    context = pair.context()
+    found_latents, found = pair.images(
+        initial, (context, context[:1]), num_steps=STEPS, guidance_scale=pair.guidance
+    )
     wanted = nhwc(pair.theirs._unpack_latents(latents, HEIGHT, WIDTH, 2))
     np.testing.assert_allclose(found_latents, wanted, atol=1e-4, rtol=1e-4)
     np.testing.assert_allclose(found, nhwc(images), atol=1e-4)
@@ -241,15 +205,9 @@ def test_an_adapter_goes_with_the_folder(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_half_precision_files(tmp_path: Path) -> None:
-    tiny_flux(tmp_path / "half", variant="fp16")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = load_diffusion_model(tmp_path / "half", variant="fp16")
-    kinds = {leaf.dtype.name for leaf in jax.tree.leaves(dict(model.weights))}
+    kinds, index = reread_half_precision(tiny_flux, tmp_path)
     # transformers keeps one of T5's maps in float32, in which it does not overflow.
     assert kinds <= {"float16", "float32"} and "float16" in kinds
-    model.save(tmp_path / "again")
-    index = json.loads((tmp_path / "again/model_index.json").read_text())
     assert index["_class_name"] == "FluxPipeline"
     assert index["text_encoder_2"] == ["transformers", "T5EncoderModel"]
 

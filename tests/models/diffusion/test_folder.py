@@ -22,6 +22,7 @@ from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.models.diffusion.saving import write_unet_folder
 from jrl.models.safetensors_io import TensorFiles, conversion_line
 from jrl.models.safetensors_write import LazyTensor, write_file
+from tests.models.diffusion.folder_checks import config, index_of, scheduler
 from tests.models.diffusion.tiny_folder import INDEX, SCHEDULER, change_json
 
 CopyFolder = Callable[[], Path]
@@ -172,18 +173,6 @@ def pickled_lora(folder: Path) -> None:
 
 def one_file(folder: Path) -> None:
     (folder / "model_index.json").rename(folder / "v1-5-pruned.ckpt")
-
-
-def config(part: str, **changes: Any) -> Callable[[Path], None]:
-    return lambda folder: change_json(folder / part / "config.json", **changes)
-
-
-def index_of(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: change_json(folder / "model_index.json", **changes)
-
-
-def scheduler(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: change_json(folder / "scheduler/scheduler_config.json", **changes)
 
 
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {

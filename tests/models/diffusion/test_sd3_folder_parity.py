@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +21,8 @@ from jrl.models.adapters.config import LoraConfig
 from jrl.models.diffusion.folder import load_diffusion_model
 from jrl.models.diffusion.mmdit import MMDiT
 from jrl.models.diffusion.mmdit_config import read_mmdit_config
-from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.ops.denoising import guided_output
-from jrl.rollout.diffuse import denoise
+from tests.models.diffusion.pipeline_pair import KEY, PipelinePair, digests, noise, reread_half_precision
 from tests.models.diffusion.test_folder_parity import plain
 from tests.models.diffusion.test_mmdit import SD_35_MEDIUM
 from tests.models.diffusion.test_sd3_folder import CLIP_G, CLIP_L, REAL, T5_XXL, VAE_3
@@ -37,21 +33,13 @@ pytestmark = pytest.mark.parity
 F32 = jnp.float32
 PROMPTS = ["a red cat", "the blue dog " * 40]
 STEPS, GUIDANCE = 4, 4.5
-KEY = jax.random.key(0)
 
 
-class Pair:
-    """A pipeline of torch, and jrl's model of its folder."""
+class Pair(PipelinePair):
+    """With the contexts that a pipeline makes of the prompts."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.folder, self.theirs = folder, tiny_sd3(folder, **options)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            self.ours = load_diffusion_model(folder)
-        self.functions = self.ours.functions(compute_dtype=F32)
-        self.params, self.frozen = self.ours.split(
-            lora=None, key=KEY, compute_dtype=F32, with_reference=False
-        )
+        super().__init__(folder, tiny_sd3(folder, **options))
 
     def contexts(self) -> tuple[jax.Array, jax.Array]:
         encode = jax.jit(self.functions.encode)
@@ -79,10 +67,6 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=CASES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(tmp_path_factory.mktemp("sd3") / "folder", **CASES[request.param])
-
-
-def noise(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 def test_ids(pair: Pair) -> None:
@@ -131,29 +115,6 @@ def test_a_guided_call(pair: Pair) -> None:
     np.testing.assert_allclose(found, nhwc(away + GUIDANCE * (towards - away)), atol=5e-5, rtol=1e-5)
 
 
-def images_of(model: DiffusionModel, pair: Pair, initial: np.ndarray) -> Any:
-    model = model.at_size((8, 8, 16))
-    context, negative = pair.contexts()
-
-    def sample(params: Any, frozen: Any) -> Any:
-        trajectories = denoise(
-            pair.functions,
-            params,
-            frozen,
-            context,
-            negative,
-            jnp.asarray(initial),
-            lambda number: jnp.zeros(initial.shape),
-            steps=model.schedule.steps(STEPS, 0.0),
-            schedule=model.schedule,
-            guidance_scale=GUIDANCE,
-            guidance_rescale=0.0,
-        )
-        return trajectories.latents[:, -1], pair.functions.decode(frozen, trajectories.latents[:, -1])
-
-    return jax.jit(sample)(pair.params, pair.frozen)
-
-
 def test_a_whole_image(pair: Pair) -> None:
     initial = noise(2, 8, 8, 16)
     options = {
@@ -166,7 +127,7 @@ def test_a_whole_image(pair: Pair) -> None:
     }
     latents = pair.theirs(**options, latents=nchw(initial), output_type="latent").images
     images = pair.theirs(**options, latents=nchw(initial), output_type="pt").images
-    found_latents, found = images_of(pair.ours, pair, initial)
+    found_latents, found = pair.images(initial, pair.contexts(), num_steps=STEPS, guidance_scale=GUIDANCE)
     np.testing.assert_allclose(found_latents, nhwc(latents), atol=1e-4, rtol=1e-4)
     np.testing.assert_allclose(found, nhwc(images), atol=1e-4)
     assert images.std() > 0.05
@@ -215,10 +176,6 @@ def test_a_folder_is_written_back(pair: Pair, tmp_path: Path) -> None:
     assert digests(load_diffusion_model(tmp_path / "unchanged")) == digests(pair.ours)
 
 
-def digests(model: DiffusionModel) -> list[str]:
-    return [hashlib.sha256(leaf.tobytes()).hexdigest() for leaf in jax.tree.leaves(dict(model.weights))]
-
-
 def test_an_adapter_goes_with_the_folder(pair: Pair, tmp_path: Path) -> None:
     lora = pair.ours.unet.bind_lora(LoraConfig(r=2, lora_alpha=4))
     adapters = jax.tree.map(lambda x: jax.random.normal(KEY, x.shape) / 3, lora.init(KEY, {}))
@@ -242,15 +199,9 @@ def test_an_adapter_goes_with_the_folder(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_half_precision_files(tmp_path: Path) -> None:
-    tiny_sd3(tmp_path / "half", variant="fp16")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = load_diffusion_model(tmp_path / "half", variant="fp16")
-    kinds = {leaf.dtype.name for leaf in jax.tree.leaves(dict(model.weights))}
+    kinds, index = reread_half_precision(tiny_sd3, tmp_path)
     # transformers keeps one of T5's maps in float32, in which it does not overflow.
     assert kinds <= {"float16", "float32"} and "float16" in kinds
-    model.save(tmp_path / "again")
-    index = json.loads((tmp_path / "again/model_index.json").read_text())
     assert index["_class_name"] == "StableDiffusion3Pipeline"
     assert index["text_encoder_3"] == ["transformers", "T5EncoderModel"]
 

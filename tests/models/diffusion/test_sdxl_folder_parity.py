@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +29,8 @@ from jrl.models.diffusion.lora_files import LORA_FILE, read_lora
 from jrl.models.diffusion.part_files import PART_FILES
 from jrl.models.diffusion.unet import LORA_TARGETS
 from jrl.ops.denoising import guided_output
-from jrl.rollout.diffuse import denoise
 from jrl.trainers.diffusion.ddpo_sampling import Sampler
+from tests.models.diffusion.pipeline_pair import KEY, PipelinePair, digests, noise, reread_half_precision
 from tests.models.diffusion.test_folder_parity import plain
 from tests.models.diffusion.test_sdxl_folder import CLIP_G, CLIP_L, REAL, SDXL_UNET, VAE_XL
 from tests.models.diffusion.tiny_sdxl import tiny_sdxl
@@ -43,23 +40,15 @@ pytestmark = pytest.mark.parity
 F32 = jnp.float32
 PROMPTS = ["a red cat", "the blue dog " * 40]
 STEPS, GUIDANCE = 4, 5.0
-KEY = jax.random.key(0)
 SHAPE = (8, 12, 4)
 """Of the latents: height and width differ, so that their order in the sizes shows."""
 
 
-class Pair:
-    """A pipeline of torch, and jrl's model of its folder."""
+class Pair(PipelinePair):
+    """With the contexts that a pipeline makes of the prompts."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.folder, self.theirs = folder, tiny_sdxl(folder, **options)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            self.ours = load_diffusion_model(folder)
-        self.functions = self.ours.functions(compute_dtype=F32)
-        self.params, self.frozen = self.ours.split(
-            lora=None, key=KEY, compute_dtype=F32, with_reference=False
-        )
+        super().__init__(folder, tiny_sdxl(folder, **options))
 
     def contexts(self, negative: str = "") -> tuple[jax.Array, jax.Array]:
         """What the denoiser reads of the prompts, and of the negative one as a run has it."""
@@ -100,10 +89,6 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=CASES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(tmp_path_factory.mktemp("sdxl") / "folder", **CASES[request.param])
-
-
-def noise(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 def test_ids(pair: Pair) -> None:
@@ -165,29 +150,6 @@ def test_a_guided_call(pair: Pair) -> None:
     np.testing.assert_allclose(found, nhwc(away + GUIDANCE * (towards - away)), atol=5e-5, rtol=1e-5)
 
 
-def images_of(pair: Pair, initial: np.ndarray, noises: np.ndarray, eta: float) -> Any:
-    """(last latents, images)."""
-    context, negative = pair.contexts()
-
-    def sample(params: Any, frozen: Any) -> Any:
-        trajectories = denoise(
-            pair.functions,
-            params,
-            frozen,
-            context,
-            negative,
-            jnp.asarray(initial),
-            lambda number: jnp.asarray(noises)[number],
-            steps=pair.ours.schedule.steps(STEPS, eta),
-            schedule=pair.ours.schedule,
-            guidance_scale=GUIDANCE,
-            guidance_rescale=0.0,
-        )
-        return trajectories.latents[:, -1], pair.functions.decode(frozen, trajectories.latents[:, -1])
-
-    return jax.jit(sample)(pair.params, pair.frozen)
-
-
 def their_images(pair: Pair, scheduler: Any, initial: np.ndarray, **options: Any) -> tuple[Any, Any]:
     """(last latents, images), by a scheduler."""
     pipeline = StableDiffusionXLPipeline(
@@ -221,7 +183,9 @@ def test_a_whole_image(pair: Pair, eta: float, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("diffusers.schedulers.scheduling_ddim.randn_tensor", draw)
     latents, images = their_images(pair, scheduler, initial, eta=eta)
     assert len(drawn) == (2 * STEPS if eta else 0)
-    found_latents, found = images_of(pair, initial, noises, eta)
+    found_latents, found = pair.images(
+        initial, pair.contexts(), num_steps=STEPS, guidance_scale=GUIDANCE, eta=eta, noises=noises
+    )
     np.testing.assert_allclose(found_latents, nhwc(latents), atol=1e-4, rtol=1e-4)
     np.testing.assert_allclose(found, nhwc(images), atol=1e-4)
     assert images.std() > 0.05
@@ -235,7 +199,7 @@ def test_without_noise_it_is_the_folders_own_sampler(pair: Pair) -> None:
         pair.theirs.scheduler.config, final_sigmas_type="sigma_min"
     )
     latents, _ = their_images(pair, scheduler, initial)
-    found, _ = images_of(pair, initial, np.zeros((STEPS, 2, *SHAPE), np.float32), 0.0)
+    found, _ = pair.images(initial, pair.contexts(), num_steps=STEPS, guidance_scale=GUIDANCE)
     level = pair.ours.schedule.alphas_cumprod[0]
     np.testing.assert_allclose(found, math.sqrt(level) * nhwc(latents), atol=1e-4, rtol=1e-4)
 
@@ -278,10 +242,6 @@ def test_a_folder_is_written_back(pair: Pair, tmp_path: Path) -> None:
     pair.ours.save(tmp_path / "unchanged")
     reread = load_diffusion_model(tmp_path / "unchanged")
     assert digests(reread) == digests(pair.ours) and reread.zero_negative == pair.ours.zero_negative
-
-
-def digests(model: Any) -> list[str]:
-    return [hashlib.sha256(leaf.tobytes()).hexdigest() for leaf in jax.tree.leaves(dict(model.weights))]
 
 
 def output_with(pair: Pair, found: Any) -> jax.Array:
@@ -336,13 +296,8 @@ def test_their_adapter_in_jrl(dialect: str, pair: Pair, tmp_path: Path) -> None:
 
 
 def test_half_precision_files(tmp_path: Path) -> None:
-    tiny_sdxl(tmp_path / "half", variant="fp16")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = load_diffusion_model(tmp_path / "half", variant="fp16")
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(dict(model.weights))} == {"float16"}
-    model.save(tmp_path / "again")
-    index = json.loads((tmp_path / "again/model_index.json").read_text())
+    kinds, index = reread_half_precision(tiny_sdxl, tmp_path)
+    assert kinds == {"float16"}
     assert index["_class_name"] == "StableDiffusionXLPipeline"
     assert index["text_encoder_2"] == ["transformers", "CLIPTextModelWithProjection"]
 
