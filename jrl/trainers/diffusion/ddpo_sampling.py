@@ -122,7 +122,8 @@ class Sampler:
             eta=eta,
             num_steps=num_steps,
         )
-        is_zero = zero_negative and not method.negative_prompts
+        # Nothing reads it where the network is told the guidance: zeros spare the encoders.
+        is_zero = model.told is not None or (zero_negative and not method.negative_prompts)
 
         def encode(frozen: Frozen, tokens: jax.Array) -> jax.Array:
             context = model.encode(frozen, tokens)

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.learners.ddpo_config import DDPOConfig
+from jrl.mesh import make_mesh
 from jrl.models.diffusion.clip_config import read_clip_pooled_config, stored_clip_config
 from jrl.models.diffusion.clip_text import ClipText
 from jrl.models.diffusion.folder import describe_diffusion_model, load_diffusion_model
@@ -20,6 +22,7 @@ from jrl.models.diffusion.t5_config import read_t5_config
 from jrl.models.diffusion.t5_encoder import T5Encoder
 from jrl.models.diffusion.vae import VAE
 from jrl.models.diffusion.vae_config import read_vae_config
+from jrl.trainers.diffusion.ddpo_sampling import Sampler
 from tests.models.diffusion.folder_checks import (
     check_is_refused,
     check_is_written_back,
@@ -28,6 +31,7 @@ from tests.models.diffusion.folder_checks import (
     index_of,
     scheduler,
 )
+from tests.models.diffusion.pipeline_pair import KEY
 from tests.models.diffusion.test_sd3_folder import T5_XXL, VAE_3
 from tests.models.diffusion.test_sd_sizes import SD_1_CLIP
 from tests.models.diffusion.tiny_flux_folder import save_tiny_flux_folder
@@ -82,6 +86,23 @@ def test_guidance_is_an_input_and_no_second_pass(folder: Path, tmp_path: Path) -
     assert functions.at_guidance(1.0)[1] == 1.0
     with pytest.raises(ValueError, match="`guidance_scale` must be at most 1, got 5"):
         functions.at_guidance(5.0)
+
+
+def test_nothing_is_encoded_for_a_second_pass_that_there_is_not(folder: Path) -> None:
+    model = load_diffusion_model(folder).at_size((4, 4, 16))
+    functions = model.functions(compute_dtype=jnp.float32)
+    _, frozen = model.split(lora=None, key=KEY, compute_dtype=jnp.float32, with_reference=False)
+    sampler = Sampler(
+        functions,
+        model.schedule,
+        model.tokenizer,
+        DDPOConfig(),
+        mesh=make_mesh(1, devices=jax.devices()[:1]),
+        latent_shape=(4, 4, 16),
+        rows=1,
+    )
+    negative = sampler.negative(frozen)
+    assert negative.shape == (1, 512 + 1, model.unet.config.joint_attention_dim) and not np.any(negative)
 
 
 def test_rows_of_another_tokenizer_are_refused(folder: Path) -> None:
