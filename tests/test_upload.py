@@ -92,6 +92,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.address)
+    # It lies on this machine, which may be told that there is no other.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     yield server
     server.shutdown()

@@ -2,6 +2,7 @@
 """The decoder: causality, rows, padding, dtypes and initialisation."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +104,10 @@ def test_lore_2_5_head_accumulates_and_answers_in_float32(family):
     factors = [np.asarray(x.astype(jnp.bfloat16), np.float64) for x in (hidden, kernel[:, :VOCAB_SIZE])]
     np.testing.assert_allclose(logits, factors[0] @ factors[1], atol=1e-4)
     assert bool((logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any())
+    # The product of a table is one program even op by op, so what it asks of the compiler is read as well.
+    asked = jax.jit(lm.policy(compute_dtype=jnp.bfloat16).logits).lower(params, {}, hidden).as_text()
+    products = re.findall(r"stablehlo\.dot_general .* -> tensor<(\S+)>", asked)
+    assert len(products) == 1 and products[0].endswith("xf32")
 
 
 def test_bfloat16_compute_stays_near_float32():

@@ -13,7 +13,7 @@ PATCHES = [
     Mutation("1.6", "jrl.models.attention.full_context",
              "columns[None, :, None]", "columns[None, :, None] + 1",
              "tests/models/test_transformer.py::test_lore_1_6_logits_at_t_read_tokens_up_to_t_and_score_t_plus_1"),
-    Mutation("2.5", "jrl.models.products.plain.multiply_table",
+    Mutation("2.5", "jrl.models.products.plain._sum_of_products",
              "jnp.einsum(form, x, y, preferred_element_type=jnp.float32)",
              "jnp.einsum(form, x, y).astype(jnp.float32)",
              "tests/models/test_transformer.py::test_lore_2_5_head_accumulates_and_answers_in_float32"),
