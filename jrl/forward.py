@@ -15,7 +15,7 @@ from typing import TypeVar
 import jax
 from jaxtyping import Array, Float, Int
 
-from jrl.mesh import logits_parts
+from jrl.mesh import logits_parts, settle_heads
 from jrl.ops.alignment import states_at, window_columns, window_targets
 from jrl.ops.checks import Scalar
 from jrl.ops.chunks import map_positions, positions_of
@@ -74,6 +74,7 @@ class Reader:
         """
         trunk = self.trunk_of(frozen, sequences) if trunk is None else trunk
         features = window_features(self.policy, params, frozen, trunk, sequences)
+        params, features = heads_with(params, features)
         found = window_logprobs(
             self.policy,
             params,
@@ -117,9 +118,10 @@ class Reader:
           A tree of (B, T, ...), unmasked: what stands at mask 0 means nothing. And the load of the experts; see
           `Features`.
         """
-        trunk, logits_fn = self.trunk_of(frozen, sequences), partial(self.policy.logits, params, frozen)
+        trunk = self.trunk_of(frozen, sequences)
         features = window_features(self.policy, params, frozen, trunk, sequences, dropout_key=dropout_key)
-        hidden = features.policy
+        params, features = heads_with(params, features)
+        hidden, logits_fn = features.policy, partial(self.policy.logits, params, frozen)
         targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
         vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
         found = map_positions(
@@ -206,6 +208,18 @@ def column_features(
     shared = features.value is features.policy
     value_states = policy_states if shared else states_at(features.value, columns)
     return Features(policy_states, value_states, features.load)
+
+
+def heads_with(params: Params, features: Features) -> tuple[Params, Features]:
+    """Parameters and features for heads to read, whose gradients are then settled before those of layers are made.
+
+    See `jrl.mesh.settle_heads`. One array for both heads stays one.
+    """
+    if features.value is features.policy:
+        params, policy = settle_heads(params, features.policy)
+        return params, features._replace(policy=policy, value=policy)
+    params, (policy, value) = settle_heads(params, (features.policy, features.value))
+    return params, features._replace(policy=policy, value=value)
 
 
 def window_logprobs(

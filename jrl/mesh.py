@@ -359,6 +359,30 @@ def gather_fsdp(tree: Any) -> Any:
     return whole_over_fsdp(constrain_parameters(tree))
 
 
+READ_LAST = ("lm_head", "v_head", "q_heads")
+"""Entries of a parameter tree that read the last states, in kernels of their own."""
+
+
+def settle_heads(params: Any, states: Any) -> tuple[Any, Any]:
+    """Ties heads to the states that they read, so that their gradients are split before those of layers are made.
+
+    A kernel's gradient is whole over `fsdp` until it is scattered. With nothing to wait for, XLA for TPUs scatters
+    those of heads behind the loop over layers: whole, they lie beside all that the layers' backward pass takes. XLA for
+    GPUs scatters them at once, and would hold more if told to.
+
+    Args:
+      params: Parameters; heads among them are those in `READ_LAST`.
+      states: Arrays that layers made, which the heads are to read.
+    Returns:
+      Both, with the same values; on other platforms, and where parameters are not split over `fsdp`, untouched.
+    """
+    heads = {name: params[name] for name in READ_LAST if name in params}
+    if not heads or platform() != "tpu" or not is_split_over_fsdp():
+        return params, states
+    heads, states = jax.lax.optimization_barrier((heads, states))
+    return {**params, **heads}, states
+
+
 def constrain_parameters(tree: Any) -> Any:
     """Pins a tree of parameters to the mesh in force as they are split; without one, returns it untouched."""
     mesh = jax.sharding.get_abstract_mesh()

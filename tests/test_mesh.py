@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes on chips that lie in a torus."""
+"""Meshes on chips that lie in a torus, and what a mesh ties together."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractDevice, PartitionSpec
 
-from jrl.mesh import abstract_mesh, experts_parts, make_mesh, partition_spec, rows_parts
+from jrl.mesh import abstract_mesh, experts_parts, make_mesh, partition_spec, rows_parts, settle_heads
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,27 @@ def test_sizes_and_experts_that_do_not_fit_are_refused() -> None:
         abstract_mesh(expert=3, num_devices=8)
     with pytest.raises(ValueError, match="divides the model's 5 experts, got expert=2"):
         partition_spec(abstract_mesh(expert=2, num_devices=8), ("experts", None), (5, 32))
+
+
+def test_the_gradients_of_heads_and_states_wait_for_each_other_on_tpus() -> None:
+    """Else a head's gradient lies whole beside the layers' backward pass; see tests/aot for what that takes."""
+    params = {"layers_0": jnp.ones(3), "lm_head": {"kernel": jnp.arange(6.0).reshape(3, 2)}}
+
+    def loss(params: Any, states: Any) -> Any:
+        settled, states = settle_heads(params, states * params["layers_0"])
+        assert settled["layers_0"] is params["layers_0"]
+        return jnp.sum((states @ settled["lm_head"]["kernel"]) ** 2)
+
+    def num_barriers() -> int:
+        return str(jax.make_jaxpr(jax.grad(loss))(params, jnp.ones((2, 3)))).count("optimization_barrier")
+
+    def devices(fsdp: int, kind: str) -> Any:
+        device = AbstractDevice(kind, num_cores=1, platform=kind)
+        return abstract_mesh(fsdp=fsdp, num_devices=fsdp).update(abstract_device=device)
+
+    for fsdp, kind, expected in ((4, "tpu", 2), (1, "tpu", 0), (4, "gpu", 0)):
+        with jax.sharding.use_abstract_mesh(devices(fsdp, kind)):
+            assert num_barriers() == expected, (fsdp, kind)
+    assert num_barriers() == 0
+    untied = {"embed": jnp.ones(2)}
+    assert settle_heads(untied, params)[0] is untied

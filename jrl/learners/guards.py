@@ -36,7 +36,9 @@ def skip_nonfinite(optimizer: optax.GradientTransformation) -> optax.GradientTra
         changes, inner = optimizer.update(updates, state.inner_state, params)
         skipped = (~finite).astype(jnp.int32)
         return (
-            jax.tree.map(lambda u: jnp.where(finite, u, jnp.zeros_like(u)), changes),
+            # Adding -0 changes no bit, where 0 takes the sign off a -0. Nor is it the array that sums of gradients
+            # begin with: XLA for GPUs makes equal arrays once, and kept zeros of the size of all parameters until here.
+            jax.tree.map(lambda u: jnp.where(finite, u, -jnp.zeros_like(u)), changes),
             optax.ApplyIfFiniteState(
                 notfinite_count=skipped * (state.notfinite_count + 1),
                 last_finite=finite,

@@ -44,6 +44,14 @@ def test_a_skipped_step_changes_no_bit_of_parameters_and_moments() -> None:
     )
 
 
+def test_a_skipped_step_keeps_the_sign_of_a_zero() -> None:
+    params = {"bias": jnp.array([-0.0, 0.0])}
+    optimizer = skip_nonfinite(optax.sgd(0.1))
+    updates, _ = optimizer.update({"bias": jnp.array([jnp.inf, 1.0])}, optimizer.init(params), params)
+    kept = optax.apply_updates(params, updates)["bias"]
+    np.testing.assert_array_equal(np.signbit(kept), [True, False])
+
+
 def test_a_norm_that_overflows_counts_as_not_finite() -> None:
     _, state = visited(skip_nonfinite(optax.sgd(0.1)), [jax.tree.map(lambda x: x + 1e30, GRADIENT)])[0]
     assert int(state.total_notfinite) == 1
