@@ -65,7 +65,7 @@ def test_the_gradients_of_heads_and_states_wait_for_each_other_on_tpus() -> None
     params = {"layers_0": jnp.ones(3), "lm_head": {"kernel": jnp.arange(6.0).reshape(3, 2)}}
 
     def loss(params: Any, states: Any) -> Any:
-        settled, states = settle_heads(params, states * params["layers_0"])
+        settled, states = settle_heads(params, states * params["layers_0"][None])
         assert settled["layers_0"] is params["layers_0"]
         return jnp.sum((states @ settled["lm_head"]["kernel"]) ** 2)
 
