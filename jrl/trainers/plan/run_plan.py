@@ -421,9 +421,11 @@ def _logits(run: _Run) -> dict[str, Bytes]:
         }
         moments = {"in the gradient of logits": backward}
     elif run.platform == "gpu":
-        # The gradient of what it multiplies comes first, and the kernel is not read again.
+        # The gradient of what it multiplies comes first, and the kernel is not read again. For a table the gradient of
+        # logits is rounded once: into an array of its own, beside the one that it is made of.
+        rounded = {"logits": logits} if "lm_head" not in read and itemsize < 4 else {}
         moments = {
-            "in the gradient of logits": kernel | as_read,
+            "in the gradient of logits": kernel | as_read | rounded,
             "in the gradient of the vocabulary's kernel": gradient | as_read,
             "while that is scattered": gradient
             | {"a device's part of it": _table_gradient(run, name, whole=False)},

@@ -316,6 +316,16 @@ def test_what_lies_beside_the_gradient_of_the_vocabulary_is_by_platform():
     }
 
 
+@pytest.mark.parametrize(("device", "beside"), [("gpu", True), ("tpu", False)])
+def test_the_gradient_of_a_table_s_logits_is_rounded_beside_them_on_gpus(device, beside):
+    config = jrl.default_sft_config().evolve(
+        model={"model_path": GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97)},
+        train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"},
+    )
+    learning = plan_run(config, mesh_of(device)).learning
+    assert learning[GRADIENT].get("logits", 0) == beside * learning[LOGITS]["logits"]
+
+
 def test_a_single_microbatch_has_no_sum_of_gradients_before_its_backward_pass():
     config, name = jrl.default_sft_config(), "gradients, summed over microbatches"
     one, two = (planned(config, minibatch_size=rows).learning for rows in (4, 2))
