@@ -110,20 +110,16 @@ def test_encoder(name, num_labels, tmp_path):
     assert model.labels == tuple(config.id2label.values())
     encoder = Encoder(model.config)
 
-    @jax.jit
-    def run(params, tokens, mask):
-        def call(method, *args):
-            return encoder.apply({"params": params}, *args, method=method)
+    def run(method, *args):
+        return jax.jit(lambda *args: encoder.apply({"params": params}, *args, method=method))(*args)
 
-        states = [call("embed_tokens", tokens, token_positions(mask))]
-        for index in range(len(out.hidden_states) - 1):
-            states.append(call("run_layers", states[-1], mask, index, index + 1))
-        return states, call("pool", states[-1], mask), model.scores(params, tokens, mask)
-
-    states, pooled, scores = run(params, tokens, mask)
-    for index, (x, expected) in enumerate(zip(states, out.hidden_states, strict=True)):
-        np.testing.assert_allclose(x[mask], expected.numpy()[mask], atol=TOLERANCE, err_msg=f"state {index}")
-    np.testing.assert_allclose(pooled, seen["pooled"], atol=TOLERANCE)
+    x = run("embed_tokens", tokens, token_positions(mask))
+    np.testing.assert_allclose(x[mask], out.hidden_states[0].numpy()[mask], atol=TOLERANCE)
+    for index, expected in enumerate(out.hidden_states[1:]):
+        x = run(lambda module, x, m, index=index: module.run_layers(x, m, index, index + 1), x, mask)
+        np.testing.assert_allclose(x[mask], expected.numpy()[mask], atol=TOLERANCE, err_msg=f"block {index}")
+    np.testing.assert_allclose(run("pool", x, mask), seen["pooled"], atol=TOLERANCE)
+    scores = jax.jit(model.scores)(params, tokens, mask)
     np.testing.assert_allclose(scores, out.logits.numpy(), atol=TOLERANCE)
     check_back_to_torch(tmp_path / "jrl", oracle, model, params)
 

@@ -31,7 +31,7 @@ def environment_of(process: int, num_processes: int, num_devices: int, port: int
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         "TOKENIZERS_PARALLELISM": "false",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices} "
-        "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",
+        "--xla_backend_optimization_level=0",
     }
     found.pop("JRL_DISTRIBUTED", None)
     if num_processes == 1:
