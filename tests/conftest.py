@@ -17,6 +17,8 @@ import jaxtyping
 
 # Programs here are tiny and many: compiling them fast matters more than how fast they run.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+# A program in one part: many parts are a quarter more work, which only idle cores would do sooner.
+ONE_PART = "--xla_cpu_parallel_codegen_split_count=1"
 # XLA's newer emitters of fused loops take as long as all else in a compilation. The default tier and `fast` do without
 # them; the others (examples, other libraries, meshes) run what users run, and hold it to the bit across programs.
 QUICK = "--xla_cpu_use_fusion_emitters=false"
@@ -51,11 +53,12 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Flags of the default tier and of `fast`, before anything is computed; what the environment says stays."""
-    flags = os.environ["XLA_FLAGS"]
-    knows = jaxlib.__version__.startswith("0.10.")  # a flag that a version does not know ends the process
-    if knows and tiers.is_quick(config.option.markexpr) and "xla_cpu_use_fusion_emitters" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {QUICK}"
+    """Flags of the tiers, before anything is computed; what the environment says stays."""
+    if not jaxlib.__version__.startswith("0.10."):
+        return  # a flag that a version does not know ends the process
+    for flag in (ONE_PART, *([QUICK] if tiers.is_quick(config.option.markexpr) else [])):
+        if flag.partition("=")[0] not in os.environ["XLA_FLAGS"]:
+            os.environ["XLA_FLAGS"] += f" {flag}"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,11 +93,15 @@ def _cpu_seconds() -> float:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m fast` reads only the rooms that it covers: half a minute goes into importing all files."""
+    """`-m fast` and `-m broad` read only the files that they choose from: importing all takes half a minute."""
     inside = collection_path.relative_to(ROOT) if collection_path.is_relative_to(ROOT) else None
-    if config.option.markexpr != "fast" or inside is None or len(inside.parts) < 2:
+    if inside is None or len(inside.parts) < 2:
         return None
-    return None if tiers.is_in_rooms(inside.as_posix()) else True
+    if config.option.markexpr == "fast":
+        return None if tiers.is_in_rooms(inside.as_posix()) else True
+    if config.option.markexpr == "broad" and inside.name.startswith("test_"):
+        return None if inside.as_posix() in tiers.broad_files() else True
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)

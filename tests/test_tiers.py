@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import is_in_rooms, is_quick, read_list
+from tests.tiers import broad_files, is_in_rooms, is_quick, read_list
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,8 +54,13 @@ def test_only_the_default_tier_and_fast_are_quick(expression: str, expected: boo
     assert is_quick(expression) == expected
 
 
+def test_the_broad_tier_reads_the_files_of_its_list() -> None:
+    assert "tests/test_pages.py" in broad_files() and "tests/learners/test_grpo.py" in broad_files()
+    assert all((ROOT / file).is_file() for file in broad_files())
+
+
 def test_quick_tiers_compile_quickly(pytestconfig: pytest.Config) -> None:
     flags = os.environ["XLA_FLAGS"]
-    assert "xla_backend_optimization_level=0" in flags
+    assert "xla_backend_optimization_level=0" in flags and "xla_cpu_parallel_codegen_split_count" in flags
     if is_quick(pytestconfig.option.markexpr):
         assert "xla_cpu_use_fusion_emitters" in flags

@@ -7,6 +7,7 @@ class or a function; with `[...]` behind it, all cases of each function there bu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -40,6 +41,12 @@ def mark(items: Iterable[pytest.Item]) -> None:
             item.add_marker("broad")
         elif is_in_rooms(function) and not names & heavy:
             item.add_marker("fast")
+
+
+@functools.cache
+def broad_files() -> frozenset[str]:
+    """The files that hold broad tests, by their paths from the root."""
+    return frozenset(line.partition("::")[0].removesuffix("[...]") for line in read_list("broad"))
 
 
 def is_quick(expression: str) -> bool:

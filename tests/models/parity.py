@@ -8,6 +8,7 @@ no norm or bias is the identity. jrl reads it, computes the same rows, and write
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,15 @@ def compare(hf_config: Any, folder: Path, *, seed: int = 0) -> Report:
     loaded = load_checkpoint(folder / "torch")
     tokens, mask = left_padded(hf_config.get_text_config().vocab_size)
     theirs = torch_stream(oracle, len(loaded.model.config.layers), tokens, mask)
-    ours = jrl_stream(loaded.model, loaded.params, tokens, mask)
+    stream = jrl_stream(loaded.model)
+    ours = stream(loaded.params, tokens, mask)
     embeddings, *blocks, final_norm, logits = (
         max_error(a, b, mask) for a, b in zip(ours, theirs, strict=True)
     )
 
     right = (tokens[:, ::-1].copy(), mask[:, ::-1].copy())
     right_padded = max_error(
-        jrl_stream(loaded.model, loaded.params, *right)[-1],
+        stream(loaded.params, *right)[-1],
         torch_stream(oracle, len(blocks), *right)[-1],
         right[1],
     )
@@ -191,8 +193,8 @@ def torch_positions(attention_mask: Any) -> Any:
     return (attention_mask.cumsum(-1) - 1).clamp(min=0)
 
 
-def jrl_stream(model: Any, params: Any, tokens: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
-    """The same of jrl."""
+def jrl_stream(model: Any) -> Callable[[Any, np.ndarray, np.ndarray], list[np.ndarray]]:
+    """The same of jrl: `stream(params, tokens, mask)`, compiled once for all rows of a shape."""
     decoder = Decoder(model.config)
 
     @jax.jit
@@ -208,7 +210,7 @@ def jrl_stream(model: Any, params: Any, tokens: np.ndarray, mask: np.ndarray) ->
         hidden = call(carried[-1].x, method="norm")
         return [*(each.x for each in carried), hidden, call(hidden, method="logits")[..., : model.vocab_size]]
 
-    return [np.asarray(part) for part in run(params, tokens, mask)]
+    return lambda params, tokens, mask: [np.asarray(part) for part in run(params, tokens, mask)]
 
 
 def torch_greedy(oracle: Any, tokens: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -216,10 +216,16 @@ class TestOwnColumns:
         played, held, decode = self.play(model, seed=1)
         newest = ModelInputs(jnp.full((self.ROWS, 1), 5), jnp.ones((self.ROWS, 1), bool))
         found = decode(newest, played)[0].policy[:, -1]
+
+        @jax.jit
+        def branch(alone: ModelInputs) -> Any:
+            return policy.branch(params, frozen, policy.trunk(frozen, alone), alone, None).policy[0]
+
+        width = max(map(len, held)) + 1
         for row, ids in enumerate(held):
-            alone = ModelInputs(jnp.asarray([[*ids, 5]], jnp.int32), jnp.ones((1, len(ids) + 1), bool))
-            trunk = policy.trunk(frozen, alone)
-            wanted = policy.branch(params, frozen, trunk, alone, None).policy[0, -1]
+            tokens = np.pad(np.asarray([[*ids, 5]], np.int32), ((0, 0), (0, width - len(ids) - 1)))
+            # What stands behind a token is not read by it.
+            wanted = branch(ModelInputs(jnp.asarray(tokens), jnp.arange(width)[None] <= len(ids)))[len(ids)]
             np.testing.assert_allclose(found[row], wanted, atol=2e-5)
 
     def test_a_row_without_a_token_stays_as_it_is(self, model):

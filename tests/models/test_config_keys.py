@@ -3,7 +3,6 @@
 
 import copy
 
-import jax
 import numpy as np
 import pytest
 from transformers import GPT2Config, LlamaConfig, OPTConfig
@@ -100,7 +99,8 @@ def outcome(config, key, plain, state, folder):
         return "refused" if is_named(key, str(error)) else str(error)
     if not is_same:
         return "agree"  # on names and shapes of all tensors
-    ours = np.asarray(jax.jit(loaded.model.logits)(loaded.params, TOKENS))
+    # Op by op: keys of a family change few of the operations, and each change would make a program of its own.
+    ours = np.asarray(loaded.model.logits(loaded.params, TOKENS))
     error = float(np.abs(ours - theirs).max())
     return "agree" if error < 1e-4 else f"off by {error:.1e}"
 

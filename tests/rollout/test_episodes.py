@@ -138,15 +138,30 @@ class TestSamples:
         ]
 
 
+WIDTH = 288
+"""Of rows that are scored, with padding behind them."""
+
+
+@functools.cache
+def scorer() -> Callable[[Any, Any], Any]:
+    """Log-probabilities of the next tokens by one pass over whole rows: one program for all of them."""
+    policy, params, frozen = model()
+
+    @jax.jit
+    def score(tokens: Any, mask: Any) -> Any:
+        inputs = ModelInputs(tokens, mask)
+        hidden = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None).policy
+        logprobs = jax.nn.log_softmax(policy.logits(params, frozen, hidden)[:, :-1])
+        return jnp.take_along_axis(logprobs, tokens[:, 1:, None], axis=2)[..., 0]
+
+    return score
+
+
 def scored(episode: Episode) -> np.ndarray:
     """Log-probabilities of the actions by one pass over the whole row."""
-    policy, params, frozen = model()
-    row = jnp.asarray([episode.known])
-    inputs = ModelInputs(row, jnp.ones(row.shape, bool))
-    hidden = policy.branch(params, frozen, policy.trunk(frozen, inputs), inputs, None).policy
-    logprobs = jax.nn.log_softmax(policy.logits(params, frozen, hidden)[0, :-1])
-    first = len(episode.task.prompt) - 1
-    taken = np.take_along_axis(np.asarray(logprobs), np.asarray(row[0, 1:])[:, None], axis=1)[first:, 0]
+    length, first = len(episode.known), len(episode.task.prompt) - 1
+    tokens = np.pad(np.asarray([episode.known], np.int32), ((0, 0), (0, WIDTH - length)))
+    taken = np.asarray(scorer()(tokens, np.arange(WIDTH)[None] < length))[0, first : length - 1]
     return np.where(episode.actions, taken, 0.0)
 
 

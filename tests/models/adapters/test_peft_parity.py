@@ -127,7 +127,8 @@ def torch_logits(model, tokens, mask, virtual: int = 0):
     return logits[:, -LENGTH:]
 
 
-def jrl_logits(lm, config, params, frozen, tokens, mask):
+def jrl_reader(lm, config, tokens, mask):
+    """`read(params, frozen)`: logits of these rows, compiled once for all parameters."""
     policy = lm.policy(adapter=config)
     inputs = ModelInputs(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask))
 
@@ -137,7 +138,11 @@ def jrl_logits(lm, config, params, frozen, tokens, mask):
         hidden = policy.branch(params, frozen, trunk, inputs, None).policy
         return policy.logits(params, frozen, hidden)[..., :VOCAB_SIZE]
 
-    return np.asarray(logits(params, frozen))
+    return lambda params, frozen: np.asarray(logits(params, frozen))
+
+
+def jrl_logits(lm, config, params, frozen, tokens, mask):
+    return jrl_reader(lm, config, tokens, mask)(params, frozen)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -154,7 +159,8 @@ def test_lora_of_peft_gives_the_same_logits_and_goes_back(case, base, tmp_path):
     found = read_adapter_folder(tmp_path / "theirs")
     adapter = loaded.model.bind(found.config)
     params = load_adapter(found.folder, adapter)
-    ours = jrl_logits(loaded.model, found.config, params, loaded.params, tokens, mask)
+    read = jrl_reader(loaded.model, found.config, tokens, mask)
+    ours = read(params, loaded.params)
     plain = torch_logits(torch_base(family), tokens, mask)
     assert np.abs(wanted - plain)[mask].max() > 1e-2
     np.testing.assert_allclose(ours[mask], wanted[mask], atol=1e-4)
@@ -166,7 +172,7 @@ def test_lora_of_peft_gives_the_same_logits_and_goes_back(case, base, tmp_path):
         back = PeftModel.from_pretrained(copy.deepcopy(torch_base(family)), tmp_path / "ours").eval()
     np.testing.assert_allclose(
         torch_logits(back, tokens, mask)[mask],
-        jrl_logits(loaded.model, found.config, moved, loaded.params, tokens, mask)[mask],
+        read(moved, loaded.params)[mask],
         atol=1e-4,
     )
 
@@ -193,7 +199,8 @@ def test_virtual_tokens_of_peft_give_the_same_logits_and_go_back(kind, family, p
     found = read_adapter_folder(tmp_path / "theirs")
     adapter = loaded.model.bind(found.config)
     params = load_adapter(found.folder, adapter)
-    ours = jrl_logits(loaded.model, found.config, params, loaded.params, tokens, mask)
+    read = jrl_reader(loaded.model, found.config, tokens, mask)
+    ours = read(params, loaded.params)
     assert np.abs(wanted - torch_logits(torch_base(family), tokens, mask))[mask].max() > 1e-2
     np.testing.assert_allclose(ours[mask], wanted[mask], atol=1e-4)
 
@@ -202,7 +209,7 @@ def test_virtual_tokens_of_peft_give_the_same_logits_and_go_back(kind, family, p
     back = PeftModel.from_pretrained(copy.deepcopy(torch_base(family)), tmp_path / "ours").eval()
     np.testing.assert_allclose(
         torch_logits(back, tokens, mask, virtual=3)[mask],
-        jrl_logits(loaded.model, found.config, moved, loaded.params, tokens, mask)[mask],
+        read(moved, loaded.params)[mask],
         atol=1e-4,
     )
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,13 +40,14 @@ BOUND = 1e-5
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A torch model and what jrl reads of it."""
+    """A torch model, what jrl reads of it, and its logits there: `read(inputs)`."""
     from tests.models.parity import perturbed
 
     folder = tmp_path_factory.mktemp(request.param)
     oracle = perturbed(CASES[request.param], 0)
     oracle.save_pretrained(folder)
-    return oracle, load_checkpoint(folder)
+    loaded = load_checkpoint(folder)
+    return oracle, loaded, jrl_reader(loaded)
 
 
 def ids(length: int) -> np.ndarray:
@@ -60,7 +62,7 @@ def torch_logits(oracle: Any, tokens: np.ndarray) -> np.ndarray:
         return oracle(torch.tensor(tokens)[None], use_cache=False).logits[0].numpy()
 
 
-def jrl_logits(loaded: Any, inputs: ModelInputs) -> np.ndarray:
+def jrl_reader(loaded: Any) -> Callable[[ModelInputs], np.ndarray]:
     policy = loaded.model.policy()
 
     @jax.jit
@@ -68,7 +70,7 @@ def jrl_logits(loaded: Any, inputs: ModelInputs) -> np.ndarray:
         features = policy.branch(params, {}, None, inputs, None).policy
         return policy.logits(params, {}, features)[..., :97]
 
-    return np.asarray(run(loaded.params, inputs))
+    return lambda inputs: np.asarray(run(loaded.params, inputs))
 
 
 def assert_near(found: np.ndarray, wanted: np.ndarray) -> None:
@@ -85,27 +87,27 @@ def padded(side: str) -> ModelInputs:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rows_are_the_row(pair: Any, side: str) -> None:
-    oracle, loaded = pair
+    oracle, _, read = pair
     inputs, wanted = padded(side), torch_logits(oracle, ids(LENGTH))
-    found = jrl_logits(loaded, inputs)
+    found = read(inputs)
     for row, mask in enumerate(np.asarray(inputs.attention_mask)):
         assert_near(found[row][mask], wanted)
 
 
 def test_packed_rows_are_the_rows(pair: Any) -> None:
-    oracle, loaded = pair
+    oracle, _, read = pair
     sizes = (31, 1, 33, 5)
     segments = np.repeat(np.arange(1, 5), sizes)[None]
     inputs = ModelInputs(
         jnp.asarray(ids(LENGTH)[None], jnp.int32), jnp.ones((1, LENGTH), bool), jnp.asarray(segments)
     )
-    (found,) = jrl_logits(loaded, inputs)
+    (found,) = read(inputs)
     for stop, size in zip(np.cumsum(sizes), sizes, strict=True):
         assert_near(found[stop - size : stop], torch_logits(oracle, ids(LENGTH)[stop - size : stop]))
 
 
 def test_64_decoded_tokens_are_the_row(pair: Any) -> None:
-    oracle, loaded = pair
+    oracle, loaded, _ = pair
     policy, total = loaded.model.policy(), LENGTH + NEW_TOKENS
     prompts = padded("left")
     tokens = prompts.tokens
@@ -137,7 +139,7 @@ def test_limits_of_steps_are_those_of_torchs_whole_rows(case: str, key: str, tmp
     oracle = perturbed(config, 0)
     oracle.save_pretrained(tmp_path / "limited")
     inputs = ModelInputs(jnp.asarray(ids(LENGTH)[None], jnp.int32), jnp.ones((1, LENGTH), bool))
-    (found,) = jrl_logits(load_checkpoint(tmp_path / "limited"), inputs)
+    (found,) = jrl_reader(load_checkpoint(tmp_path / "limited"))(inputs)
     assert_near(found, torch_logits(oracle, ids(LENGTH)))
     without = perturbed(CASES[case], 0)
     without.load_state_dict(oracle.state_dict())

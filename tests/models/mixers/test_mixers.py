@@ -186,8 +186,13 @@ def test_a_cache_after_64_tokens_is_that_of_a_fresh_prompt(kind, own):
     mask = np.asarray(inputs.attention_mask)
     wanted = hidden(policy, params, inputs)
     np.testing.assert_allclose(np.asarray(features)[mask], wanted[mask], atol=2e-5)
-    fresh = policy.init_cache(params, {}, inputs, inputs.tokens.shape[1])
-    fresh = policy.decode(params, {}, inputs, fresh)[1]
+
+    @jax.jit
+    def of_a_prompt(params: Any) -> Any:
+        empty = policy.init_cache(params, {}, inputs, inputs.tokens.shape[1])
+        return policy.decode(params, {}, inputs, empty)[1]
+
+    fresh = of_a_prompt(params)
     for found, other in zip(parts(state), parts(fresh), strict=True):
         is_state = isinstance(other, cache_module.StateCache)
         if own and not is_state:
@@ -227,9 +232,13 @@ def test_a_state_forgets_nothing_or_all(kind):
     policy, params = parts_of(kind)
     assert not policy.forgets_some and make_policy(BASE, num_layers_unfrozen=-1).forgets_some
     inputs = padded([(0, 0)] * 3, 12)
-    state = policy.own_columns(policy.init_cache(params, {}, inputs, 24))
-    _, state = policy.decode(params, {}, inputs, state)
-    empty = policy.own_columns(policy.init_cache(params, {}, inputs, 24))
+
+    @jax.jit
+    def run(params: Any) -> Any:
+        empty = policy.own_columns(policy.init_cache(params, {}, inputs, 24))
+        return empty, policy.decode(params, {}, inputs, empty)[1]
+
+    empty, state = run(params)
     for found, before, nothing in zip(
         first_state(policy.forget(state, jnp.array([0, 12, 3]))),
         first_state(state),
