@@ -107,7 +107,7 @@ class GatedDeltaMixer(nn.Module):
         k: Float[Array, "B Q M K"],
         v: Float[Array, "B Q N V"],
     ) -> DeltaInputs:
-        """Unit queries and keys of every value head, and the two numbers of each token and head."""
+        """Unit queries and keys of every value head, and its decays and rate at each token."""
         sharing = self.sizes.value_heads // self.sizes.key_heads
 
         def spread(x: Float[Array, "B Q M K"]) -> Float[Array, "B Q N K"]:
