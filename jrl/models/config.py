@@ -208,7 +208,7 @@ class LatentAttention:
       query_rank: Width that queries are expanded from; None: they are projected at once.
       rank: R, width that keys and values are expanded from.
       plain_dim: Dimensions of a query, and of a key, that do not rotate.
-      rope_dim: Those that do.
+      rope_dim: Those that do, where the layer has rotary positions; their key is the one that all heads share.
       value_dim: Width of a head's values.
       norm_epsilon: Of the norms over both short vectors.
     """
@@ -221,8 +221,8 @@ class LatentAttention:
     norm_epsilon: float = 1e-6
 
 
-@dataclass(frozen=True)
-class GatedDelta:
+@dataclass(frozen=True, repr=False)
+class GatedDelta(Described):
     """A linear recurrence with the gated delta rule (Yang et al. 2024, arXiv:2412.06464) in place of attention.
 
     Attributes:
@@ -231,6 +231,9 @@ class GatedDelta:
       key_dim: K, width of a query or key.
       value_dim: V, width of a value; a state is (K, V).
       taps: Tokens that the convolution before the recurrence reads, the newest included.
+      rank: Width that decays and gates are expanded from. Every channel of a key then decays by itself, and gates are
+        sigmoids (Kimi Delta Attention, Kimi team 2025, arXiv:2510.26692). None: a head decays as a whole, and gates are
+        SiLU of one projection.
     """
 
     key_heads: int
@@ -238,6 +241,7 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     taps: int
+    rank: int | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,7 @@ def _parsed_config(folder: Path, content: Mapping[str, Any]) -> Any:
         ValueError,
         ArithmeticError,
         RecursionError,
-        KeyError,
+        LookupError,
         TypeError,
         AttributeError,
     ) as error:

@@ -27,7 +27,7 @@ from tests.models.family_cases_mixers import CASES
 pytestmark = pytest.mark.mesh
 
 REMATERIALIZED = "Involuntary full rematerialization"
-FAMILIES = ("qwen3_next", "deepseek_v3", "lfm2", "falcon_h1", "nemotron_h")
+FAMILIES = ("qwen3_next", "deepseek_v3", "kimi_linear", "lfm2", "falcon_h1", "nemotron_h")
 ROWS, LENGTH, NEW_TOKENS = 8, 12, 6
 
 
@@ -96,6 +96,15 @@ def test_heads_of_a_recurrence_are_split() -> None:
         )
     }
     assert shapes == {"v": (16, 2, 12), "rate": (16, 2), "v_taps": (2, 12, 4), "log_rates": (2,)}
+
+
+def test_decays_of_channels_are_split_by_head() -> None:
+    mesh = make_mesh(2, 2, 2)
+    _, params = model("kimi_linear")
+    placed = jax.device_put(params, tree_shardings(mesh, params)[0])["layers_0"]["attn"]
+    up, down, bias = placed["decay_up"]["kernel"], placed["gate_down"]["kernel"], placed["decay_bias"]
+    shapes = [leaf.sharding.shard_shape(leaf.shape) for leaf in (up, down, bias)]
+    assert shapes == [(4, 2, 8), (16, 8), (2, 8)]
 
 
 def test_key_heads_that_the_tensor_axis_divides_are_never_gathered_over_it() -> None:

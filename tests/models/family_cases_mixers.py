@@ -12,6 +12,7 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GraniteMoeHybridConfig,
+    KimiLinearConfig,
     Lfm2Config,
     NemotronHConfig,
     Qwen3_5MoeTextConfig,
@@ -52,6 +53,18 @@ STATE_OF_BAMBA = MODERN | dict(mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=
 GRANITE = STATE_OF_BAMBA | dict(num_hidden_layers=3, layer_types=TYPES, shared_intermediate_size=40)
 GRANITE |= dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.1)
 GRANITE |= dict(logits_scaling=2.5, num_local_experts=5, num_experts_per_tok=2)
+# In the words of the class of transformers, and of the published files.
+KIMI = MODERN | dict(num_hidden_layers=3, layer_types=TYPES, linear_num_heads=4, linear_head_dim=8)
+KIMI |= dict(num_key_value_heads=4, q_lora_rank=10, kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=6)
+KIMI |= dict(v_head_dim=10, num_local_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, n_group=3)
+KIMI |= dict(topk_group=2, n_shared_experts=2, routed_scaling_factor=1.7, rms_norm_eps=1e-2)
+KIMI_FILE = MODERN | dict(num_key_value_heads=4, num_hidden_layers=3, kv_lora_rank=12, q_lora_rank=None)
+KIMI_FILE |= dict(qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5, model_max_length=128, num_experts=6)
+KIMI_FILE |= dict(num_experts_per_token=3, num_expert_group=1, topk_group=1, num_shared_experts=1)
+KIMI_FILE |= dict(moe_intermediate_size=24, moe_renormalize=True, first_k_dense_replace=1, rms_norm_eps=1e-2)
+KIMI_FILE |= dict(moe_router_activation_func="sigmoid", use_grouped_topk=True, mla_use_nope=True)
+KIMI_FILE |= dict(moe_layer_freq=1, rope_theta=1e4, routed_scaling_factor=2.4)
+KIMI_LINEAR = dict(kda_layers=[1, 3], full_attn_layers=[2], num_heads=3, head_dim=6, short_conv_kernel_size=3)
 NEMOTRON = {name: value for name, value in MODERN.items() if name != "num_hidden_layers"}
 NEMOTRON |= dict(mamba_num_heads=6, mamba_head_dim=7, n_groups=2, ssm_state_size=5, head_dim=12)
 # Torch's step of decoding knows no limit of the recurrence's steps, whole rows do: here it never acts.
@@ -91,6 +104,19 @@ CASES: dict[str, Any] = {
     ),
     "glm4_moe_lite": Glm4MoeLiteConfig(**LATENT),
     "glm4_moe_lite-types": Glm4MoeLiteConfig(**LATENT, mlp_layer_types=["sparse", "dense", "sparse"]),
+    "kimi_linear": KimiLinearConfig(**KIMI),
+    "kimi_linear-file": KimiLinearConfig(
+        **{key: value for key, value in KIMI_FILE.items() if key != "max_position_embeddings"},
+        linear_attn_config=KIMI_LINEAR,
+    ),
+    "kimi_linear-odd": KimiLinearConfig(
+        **KIMI
+        | dict(linear_num_heads=3, linear_head_dim=5, linear_conv_kernel_dim=2, norm_topk_prob=False)
+        | dict(layer_types=["full_attention", *TYPES[::2]], v_head_dim=5),
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        attention_bias=True,
+        hidden_act="gelu",
+    ),
     "lfm2": Lfm2Config(**CONV),
     "lfm2-four-taps": Lfm2Config(
         **CONV | dict(conv_L_cache=4, block_auto_adjust_ff_dim=False, tie_word_embeddings=False)

@@ -29,6 +29,7 @@ ALONE = (
     "glm4_moe_lite",
     "granite",
     "granitemoehybrid",
+    "kimi_linear",
     "lfm2",
     "llama4_text",
     "nemotron_h",

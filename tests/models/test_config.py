@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from transformers import LlamaConfig
 
-from jrl.models.config import Rope, ShortConvolution, TransformerConfig
+from jrl.models.config import GatedDelta, Rope, ShortConvolution, TransformerConfig
 from jrl.models.families import find_family
 from tests.models.case_fields import MODERN
 
@@ -40,6 +40,9 @@ def small() -> TransformerConfig:
 
 def test_a_model_that_an_older_version_knew_has_the_text_that_it_had():
     assert repr(small()) == FIRST_VERSION
+    recurrence = GatedDelta(2, 4, 5, 6, 3)
+    assert repr(recurrence) == "GatedDelta(key_heads=2, value_heads=4, key_dim=5, value_dim=6, taps=3)"
+    assert repr(replace(recurrence, rank=7)).endswith("taps=3, rank=7)")
 
 
 def test_what_an_older_version_did_not_know_is_in_the_text():

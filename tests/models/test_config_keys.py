@@ -2,6 +2,7 @@
 """Every key of every family's config: changed, torch and jrl agree, or jrl refuses, or torch does not change."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ def changed(config, key):
     """A copy of a config, the key of its text model set to another value that its class takes; None: it takes none."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
+    key = in_file(text, key)
     value = vars(text).get(key)
     options = (
         {
@@ -67,6 +69,11 @@ def changed(config, key):
     return None
 
 
+def in_file(text, key):
+    """Name in config.json of a field of a class, which may have another one."""
+    return type(text).attribute_map.get(key, key)
+
+
 def outcome(config, key, plain, state, folder):
     """What becomes of a change: "refused", "agree", "silent in torch", or how jrl differs."""
     import torch
@@ -96,7 +103,8 @@ def outcome(config, key, plain, state, folder):
     try:
         loaded = load_checkpoint(folder)
     except ValueError as error:
-        return "refused" if is_named(key, str(error)) else str(error)
+        names = key, in_file(config.get_text_config(), key)
+        return "refused" if any(is_named(name, str(error)) for name in names) else str(error)
     if not is_same:
         return "agree"  # on names and shapes of all tensors
     # Op by op: keys of a family change few of the operations, and each change would make a program of its own.
@@ -184,6 +192,16 @@ def test_a_key_that_nobody_reads_must_have_its_usual_value():
         ValueError, match=r"opt: `layerdrop` must be 0.0, got 0.25: nothing here reads this key"
     ):
         make_model(config)
+
+
+def test_a_key_that_a_class_calls_otherwise_is_not_passed_over():
+    config = CASES["kimi_linear"]
+    others = [name for name in usual_values(type(config)) if name != "n_group"]
+    family = dataclasses.replace(
+        find_family("kimi_linear"), read_config=lambda hf: [getattr(hf, name) for name in others]
+    )
+    with pytest.raises(ValueError, match=r"kimi_linear: `num_expert_group` must be 1, got 3"):
+        read_all_keys(family, config)
 
 
 def test_every_silent_key_has_a_reason_and_is_one_of_some_class():

@@ -3,6 +3,7 @@
 
 import copy
 import functools
+import json
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from transformers import MambaConfig
 
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
 from jrl.models.families import FAMILIES, base, find_family
+from jrl.models.hub import read_hf_config
 from jrl.models.model import CausalLM
 from jrl.models.transformer import init_decoder
 from jrl.typing import ModelInputs
@@ -174,6 +176,30 @@ def test_unsupported_architecture_lists_the_supported_ones():
             True,
             "bloom: `apply_residual_connection_post_layernorm` must be False, got True",
         ),
+        ("kimi_linear", "tie_word_embeddings", True, "`tie_word_embeddings` must be False, got True"),
+        ("kimi_linear", "num_key_value_heads", 2, "`num_key_value_heads` must be 4, got 2"),
+        ("kimi_linear", "topk_group", 4, "`num_expert_group` must divide num_experts = 6 .* got 3 and 4"),
+        ("kimi_linear", "mla_use_nope", False, "kimi_linear: `mla_use_nope` must be True, got False"),
+        ("kimi_linear", "mla_use_output_gate", True, "`mla_use_output_gate` must be False, got True"),
+        ("kimi_linear", "moe_router_activation_func", "softmax", "must be 'sigmoid', got 'softmax'"),
+        (
+            "kimi_linear-file",
+            "linear_head_dim",
+            8,
+            "`linear_attn_config` must say head_dim = 8, got 6: it contradicts another key",
+        ),
+        (
+            "kimi_linear-file",
+            "layer_types",
+            ["full_attention", "full_attention", "linear_attention"],
+            r"`linear_attn_config` must say kda_layers = \[3\], got \[1, 3\]",
+        ),
+        (
+            "kimi_linear",
+            "linear_attn_config",
+            {"use_full_rank_gate": True},
+            "must say use_full_rank_gate = None, got True: .* asks for what is not implemented",
+        ),
         ("phi3", "rope_parameters", {"rope_type": "unheard"}, "phi3: `rope_type` must be .* got 'unheard'"),
         ("llama", "rope_parameters", {"rope_type": "unheard"}, "llama: `rope_type` must be .* got 'unheard'"),
     ],
@@ -274,6 +300,33 @@ def test_a_body_that_files_name_otherwise_is_read_under_either_name(tmp_path):
     renamed = {name.replace("backbone.", "model."): tensor for name, tensor in tensors.items()}
     save_file(renamed, tmp_path / "model.safetensors")
     jax.tree.map(np.testing.assert_array_equal, load_checkpoint(tmp_path).params, expected)
+
+
+def test_a_dense_layer_of_kimi_linear_is_read_under_either_name(tmp_path):
+    model = CausalLM.from_config(CASES["kimi_linear-file"])
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    save_checkpoint(tmp_path, model, params)
+    expected = load_checkpoint(tmp_path).params
+    tensors = load_file(tmp_path / "model.safetensors")
+    layers = {name.partition(".mlp.")[0] for name in tensors if ".mlp." in name}
+    assert layers == {"model.layers.0"} and tensors["model.layers.0.self_attn.A_log"].shape == (1, 1, 3, 1)
+    renamed = {name.replace(".mlp.", ".block_sparse_moe."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, load_checkpoint(tmp_path).params, expected)
+
+
+@pytest.mark.parametrize("lists", [{"kda_layers": [1, 2, 9]}, {"kda_layers": [1]}, None])
+def test_layers_that_a_config_counts_wrongly_are_refused_by_its_file(lists, tmp_path):
+    CASES["kimi_linear-file"].save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    del fields["layer_types"]
+    told = None if lists is None else fields["linear_attn_config"] | lists
+    path.write_text(json.dumps(fields | {"linear_attn_config": told}))
+    with pytest.raises(ValueError, match=r"config\.json is refused by transformers"):
+        read_hf_config(tmp_path)
 
 
 def test_logits_of_the_model_cover_the_real_vocabulary_only():

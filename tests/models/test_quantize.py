@@ -162,6 +162,8 @@ EXACT = {
     | {"layers_2/experts/choice_bias", "layers_2/experts/router/kernel"},
     "gpt_oss": {"layers_0/attn/sinks", "layers_1/attn/sinks"},
     "qwen3_5_text": {f"layers_{i}/attn/{name}" for i in (0, 2) for name in ("log_rates", "decay_bias")},
+    "kimi_linear": {f"layers_{i}/attn/{name}" for i in (0, 2) for name in ("log_rates", "decay_bias")}
+    | {f"layers_{i}/experts/{name}" for i in (1, 2) for name in ("choice_bias", "router/kernel")},
     "falcon_h1": {f"layers_{i}/attn/mamba/{n}" for i in (0, 1) for n in ("log_rates", "step_bias", "skip")},
     "nemotron_h": {f"layers_{i}/attn/{n}" for i in (0, 2) for n in ("log_rates", "step_bias", "skip")}
     | {"layers_1/experts/choice_bias", "layers_1/experts/router/kernel"},

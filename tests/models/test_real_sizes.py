@@ -23,8 +23,8 @@ FOLDER = Path(__file__).parent / "real_configs"
 
 # Tied weights count once. Encoders are counted with a classifier of 2 labels, roberta-large-mnli of 3. The number is
 # torch's where the authors give billions alone, or count multi-token prediction: Ministral 3's text model, EXAONE,
-# Hunyuan, AFM, Bamba, Gemma 4, Granite 4, Minitron, Nemotron-H and 3, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Llama 4. Of
-# multimodal models the text model is counted.
+# Hunyuan, AFM, Bamba, Gemma 4, Granite 4, Minitron, Nemotron-H and 3, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Linear,
+# Llama 4. Of multimodal models the text model is counted.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
@@ -87,6 +87,7 @@ PARAMETERS = {
     "Llama-4-Maverick-17B-128E-text": 400_711_848_960,
     "DeepSeek-V3": 671_026_419_200,
     "Kimi-K2-Instruct": 1_026_408_232_448,
+    "Kimi-Linear-48B-A3B-Instruct": 49_122_681_728,
     "GLM-4.5-Air": 106_852_251_264,
     "GLM-4.7-Flash": 29_943_393_920,
     "LFM2-1.2B": 1_170_340_608,

@@ -31,7 +31,7 @@ from jrl.models.adapters.config import (
     to_peft_dict,
 )
 from jrl.models.adapters.lora import Lora
-from jrl.models.adapters.target_parameters import name_in_memory
+from jrl.models.adapters.memory_names import name_in_memory
 from jrl.models.adapters.targets import matches
 from jrl.models.adapters.whole_modules import WholeModule
 from jrl.models.entries_io import check_entries, entry_tensors, initial_shapes, load_entries

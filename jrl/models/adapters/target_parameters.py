@@ -18,9 +18,10 @@ import numpy as np
 
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import AdaptedModule, AdaptedProjection
+from jrl.models.adapters.memory_names import DOWN, GATE_UP, name_in_memory
 from jrl.models.families.base import Entry, Shape, halves
 
-GATE_UP, UP, DOWN = "gate_up_proj", "up_proj", "down_proj"
+UP = "up_proj"
 _UP = re.compile(r"(.*/experts)/up")
 _UNMARKED = frozenset(("llama4", "llama4_text"))
 """Families whose parameters lie (E, in, out) without a mark of it, so that PEFT 0.21 takes inputs for outputs."""
@@ -52,28 +53,6 @@ class StackedParameter(NamedTuple):
     def full_name(self) -> str:
         """Name from the top of the model, whose end `target_parameters` holds."""
         return f"{self.module}.{self.name}"
-
-
-_RENAMED = MappingProxyType(
-    {
-        # Granite 4
-        ".block_sparse_moe.input_linear.weight": f".block_sparse_moe.experts.{GATE_UP}",
-        ".block_sparse_moe.output_linear.weight": f".block_sparse_moe.experts.{DOWN}",
-        ".block_sparse_moe.router.layer": ".block_sparse_moe.router",
-        # Mixtral
-        ".block_sparse_moe.gate": ".mlp.gate",
-        ".block_sparse_moe.experts.": ".mlp.experts.",
-    }
-)
-"""Parts of older names that files have → those in transformers' memory."""
-
-
-def name_in_memory(name: str) -> str:
-    """The name of a tensor or module in transformers' memory, where PEFT finds it: some files have an older one."""
-    for old, new in _RENAMED.items():
-        if old in name:
-            return name.replace(old, new)
-    return name
 
 
 def stacked_parameters(entries: Sequence[Entry], shapes: Mapping[str, Shape]) -> list[StackedParameter]:

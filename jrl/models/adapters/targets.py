@@ -13,12 +13,12 @@ import numpy as np
 
 from jrl.models.adapters.config import CAUSAL, SEQ2SEQ, AdapterConfig, LoraConfig
 from jrl.models.adapters.lora import AdaptedModule, AdaptedProjection, Lora
+from jrl.models.adapters.memory_names import name_in_memory
 from jrl.models.adapters.target_parameters import (
     StackedParameter,
     adapted_experts,
     expand_all_linear,
     is_named,
-    name_in_memory,
     stacked_parameters,
 )
 from jrl.models.families import find_family
@@ -35,6 +35,7 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...] | str] = {
     "phi3": ("qkv_proj",),
     # Of latent attention, and of layers without attention, what makes queries and values.
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), ("q_proj", "q_b_proj", "kv_b_proj")),
+    "kimi_linear": ("q_proj", "v_proj", "q_b_proj", "kv_b_proj"),
     "qwen3_next": ("q_proj", "v_proj", "in_proj_qkvz"),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), ("q_proj", "v_proj", "in_proj_qkv")),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("q_proj", "v_proj", "in_proj_qkv")),
@@ -175,7 +176,7 @@ def modules_of(entries: Sequence[Entry]) -> dict[str, tuple[Entry, ...]]:
 
 
 def _module(entry: Entry) -> str:
-    return entry.name.removesuffix(".weight").removesuffix(".bias")
+    return name_in_memory(entry.name.removesuffix(".weight").removesuffix(".bias"))
 
 
 def _is_linear(entry: Entry) -> bool:
@@ -233,7 +234,7 @@ def _adapted_routers(
 ) -> list[AdaptedModule]:
     """Routers that `target_parameters` names by their weights; refuses names that are neither theirs nor experts'."""
     routers = {
-        f"{name_in_memory(_module(entry))}.weight": entry
+        f"{_module(entry)}.weight": entry
         for entry in entries
         if entry.paths[0].endswith("/experts/router/kernel")
     }

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 from jaxtyping import Array
 
+from jrl.models.adapters.memory_names import name_in_memory
 from jrl.models.adapters.token_rows import EMBED, EMBEDDING, HEAD, TokenRows, Vocabulary
 from jrl.models.families.base import Entry, Shape
 from jrl.models.layers import INPUTS, OUTPUTS, WHOLE
@@ -123,6 +124,10 @@ def bind_whole_modules(
             reason = f"{adapted[0]} has an adapter: leave it out of `target_modules` and `target_parameters`"
         elif any(_EXPERTS.search(path) for entry in modules[module] for path in entry.paths):
             reason = "it holds experts, whose copies jrl does not keep: adapt them by `target_parameters`"
+        elif len({name_in_memory(entry.name) for entry in modules[module]}) < len(modules[module]):
+            reason = (
+                "transformers holds several tensors of it as one, which jrl does not keep: name other modules"
+            )
         elif module in with_rows:
             reason = "rows of it train by `trainable_token_indices`: take one of the two"
         elif module == embedding and module == "shared":

@@ -240,6 +240,7 @@ class Family:
       entries: Every tensor of a checkpoint, given that config.
       base_prefix: Prefix that checkpoints of the bare body lack.
       file_prefix: What files have in its place; None: the same.
+      other_names: Patterns of names that some files have for tensors of the table, and what replaces them in reading.
       ignored: Patterns of tensors that old checkpoints hold and nobody needs (masks, inverse frequencies).
       ignored_in: The same for models of a config.
       has_prediction_layer: Checkpoints hold one layer behind the last, `model.layers.<num_layers>`: that of multi-token
@@ -257,6 +258,7 @@ class Family:
     entries: Callable[[Any], list[Entry]]
     base_prefix: str
     file_prefix: str | None = None
+    other_names: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     ignored_in: Callable[[Any], tuple[str, ...]] = lambda config: ()
     has_prediction_layer: bool = False
@@ -271,6 +273,8 @@ class Family:
 
     def table_name(self, name: str) -> str:
         """The table's name of a tensor of a file."""
+        for pattern, own in self.other_names:
+            name = re.sub(pattern, own, name)
         if self.file_prefix is None or not name.startswith(self.file_prefix):
             return name
         return self.base_prefix + name.removeprefix(self.file_prefix)

@@ -141,8 +141,11 @@ def read_all_keys(family: Family, hf: Any) -> Any:
     inner = family.text_config(hf)
     text = _Recorder(inner)
     config = family.read_config(_Recorder(hf, {"text_config": text}) if family.is_multimodal else text)
-    for key, usual in usual_values(type(inner)).items():
-        value = inner.to_dict().get(key, usual)
+    found = inner.to_dict()
+    for field, usual in usual_values(type(inner)).items():
+        # Some classes call a key of the file by another name.
+        key = type(inner).attribute_map.get(field, field)
+        value = found.get(key, usual)
         if key not in text.keys_read and key not in SILENT and value != usual:
             raise ValueError(
                 f"{family.model_type}: `{key}` must be {usual!r}, got {value!r}: nothing here reads this key, and what "

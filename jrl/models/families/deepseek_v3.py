@@ -47,14 +47,8 @@ def read_latent(model_type: str, hf: Any, is_sparse: list[bool]) -> TransformerC
     Raises:
       ValueError: As `read_config` does.
     """
-    heads = hf.num_attention_heads
-    require(
-        model_type, "num_key_value_heads", heads, hf.num_key_value_heads, "every head has its own latent keys"
-    )
-    head_dim = hf.qk_nope_head_dim + hf.qk_rope_head_dim
-    mixer = LatentAttention(
-        hf.q_lora_rank, hf.kv_lora_rank, hf.qk_nope_head_dim, hf.qk_rope_head_dim, hf.v_head_dim
-    )
+    mixer = read_latent_sizes(model_type, hf)
+    head_dim = mixer.plain_dim + mixer.rope_dim
     rope = read_rope(
         model_type, hf.rope_parameters, hf.qk_rope_head_dim, interleaved=bool(hf.rope_interleave)
     )
@@ -74,6 +68,21 @@ def read_latent(model_type: str, hf: Any, is_sparse: list[bool]) -> TransformerC
     )
 
 
+def read_latent_sizes(model_type: str, hf: Any) -> LatentAttention:
+    """The sizes of latent attention.
+
+    Raises:
+      ValueError: If there are fewer heads of keys than of queries.
+    """
+    heads = hf.num_attention_heads
+    require(
+        model_type, "num_key_value_heads", heads, hf.num_key_value_heads, "every head has its own latent keys"
+    )
+    return LatentAttention(
+        hf.q_lora_rank, hf.kv_lora_rank, hf.qk_nope_head_dim, hf.qk_rope_head_dim, hf.v_head_dim
+    )
+
+
 def _sharpening(parameters: Any) -> float:
     """What DeepSeek's scores are multiplied by, twice, under YaRN."""
     weight = parameters.get("mscale_all_dim", 0)
@@ -82,24 +91,25 @@ def _sharpening(parameters: Any) -> float:
     return float(0.1 * weight * math.log(parameters["factor"]) + 1.0)
 
 
-def read_grouped_experts(model_type: str, hf: Any) -> Experts:
+def read_grouped_experts(model_type: str, hf: Any, count_key: str = "n_routed_experts") -> Experts:
     """Experts in groups, chosen by sigmoids, and those that all tokens share, as one.
 
+    Args:
+      model_type: Of the config.
+      hf: A transformers config with DeepSeek's names, or others that it knows by these too.
+      count_key: Name of the number of experts in config.json.
     Raises:
       ValueError: If numbers of experts or groups do not fit together.
     """
+    count = hf.to_dict()[count_key]
     experts = read_experts(
-        model_type,
-        hf,
-        hf.moe_intermediate_size,
-        renormalize=bool(hf.norm_topk_prob),
-        count=hf.n_routed_experts,
+        model_type, hf, hf.moe_intermediate_size, renormalize=bool(hf.norm_topk_prob), count=count
     )
-    size = hf.n_routed_experts // hf.n_group
-    if hf.n_routed_experts % hf.n_group or size < 2 or not 1 <= hf.topk_group <= hf.n_group:
+    size = count // hf.n_group
+    if count % hf.n_group or size < 2 or not 1 <= hf.topk_group <= hf.n_group:
         raise ValueError(
-            f"{model_type}: `n_group` must divide n_routed_experts = {hf.n_routed_experts} into groups of at least 2, "
-            f"of which `topk_group` are visited; got {hf.n_group} and {hf.topk_group}."
+            f"{model_type}: `{hf.attribute_map.get('n_group', 'n_group')}` must divide {count_key} = {count} into "
+            f"groups of at least 2, of which `topk_group` are visited; got {hf.n_group} and {hf.topk_group}."
         )
     if hf.num_experts_per_tok > size * hf.topk_group:
         raise ValueError(
@@ -123,12 +133,13 @@ def entries(config: TransformerConfig) -> list[Entry]:
         assert isinstance(layer.mixer, LatentAttention)
         name, path = f"model.layers.{index}", f"layers_{index}"
         found += llama_like.block_norm_entries(config, index)
-        found += _latent_entries(config, layer.mixer, f"{name}.self_attn", f"{path}/attn")
+        found += latent_entries(config, layer.mixer, f"{name}.self_attn", f"{path}/attn")
         found += feed_forward_entries(config, layer, f"{name}.mlp", path)
     return found
 
 
-def _latent_entries(config: TransformerConfig, sizes: LatentAttention, name: str, path: str) -> list[Entry]:
+def latent_entries(config: TransformerConfig, sizes: LatentAttention, name: str, path: str) -> list[Entry]:
+    """Latent attention, at `name` in the checkpoint and `path` among the parameters."""
     heads, width, bias = config.num_heads, config.width, config.qkv_bias
     queries, query_rank = heads * config.head_dim, sizes.query_rank
     if query_rank is None:
@@ -159,13 +170,28 @@ def _latent_entries(config: TransformerConfig, sizes: LatentAttention, name: str
     ]
 
 
-def feed_forward_entries(config: TransformerConfig, layer: LayerConfig, name: str, path: str) -> list[Entry]:
-    """The MLP, or experts with those that all tokens share."""
+def feed_forward_entries(
+    config: TransformerConfig,
+    layer: LayerConfig,
+    name: str,
+    path: str,
+    *,
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> list[Entry]:
+    """The MLP, or experts with those that all tokens share.
+
+    Args:
+      config: Of the decoder.
+      layer: Of this block.
+      name: Of the module in the checkpoint, "model.layers.0.mlp".
+      path: Of the block's parameters, "layers_0".
+      parts: Names of gate, up and down of an expert there.
+    """
     experts = layer.experts
     if experts is None:
         return mlp_entries(config, name, f"{path}/mlp")
-    parts = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    found = expert_entries(config, experts, name, f"{path}/experts", **parts)
+    gate, up, down = parts
+    found = expert_entries(config, experts, name, f"{path}/experts", gate=gate, up=up, down=down)
     if experts.shared_width is not None:
         shared = replace(config, mlp_width=experts.shared_width)
         found += mlp_entries(shared, f"{name}.shared_experts", f"{path}/shared_mlp")

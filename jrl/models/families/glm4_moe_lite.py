@@ -17,13 +17,22 @@ def read_config(hf: Any) -> TransformerConfig:
       ValueError: If a type of layer is unknown, sizes of heads or experts do not fit together, or the activation or the
         scaling of the rotary positions is not implemented.
     """
+    return deepseek_v3.read_latent("glm4_moe_lite", hf, read_sparse("glm4_moe_lite", hf))
+
+
+def read_sparse(model_type: str, hf: Any) -> list[bool]:
+    """Which layers have experts, from `mlp_layer_types`.
+
+    Raises:
+      ValueError: If there is not one type a layer, or one is unknown.
+    """
     kinds = list(hf.mlp_layer_types)
     if len(kinds) != hf.num_hidden_layers or not {"dense", "sparse"}.issuperset(kinds):
         raise ValueError(
-            f"glm4_moe_lite: `mlp_layer_types` must have num_hidden_layers = {hf.num_hidden_layers} entries, each "
+            f"{model_type}: `mlp_layer_types` must have num_hidden_layers = {hf.num_hidden_layers} entries, each "
             f"dense or sparse; got {kinds}."
         )
-    return deepseek_v3.read_latent("glm4_moe_lite", hf, [kind == "sparse" for kind in kinds])
+    return [kind == "sparse" for kind in kinds]
 
 
 FAMILY = Family(

@@ -6,6 +6,8 @@ Every head has a state S, (K, V), float32. At each token t
     S ← αₜ S,   S ← S + kₜ ⊗ βₜ (vₜ − Sᵀkₜ),   oₜ = Sᵀqₜ
 
 with a decay α in (0, 1] and a rate β in [0, 1]. At β = 0 and α = 1 the state stays as it is: so padding is left out.
+A head has one α, or one for each channel of a key, which multiplies a row of S (Kimi Delta Attention, Kimi team 2025,
+arXiv:2510.26692).
 
 Whole rows go by chunks of 64 tokens. Inside a chunk the corrections u solve a triangular system (the WY form, section
 3.3 of the paper): (I + L) u = β (v − γ Sᵀk) with L the strictly lower part of β kkᵀ times the decay between two tokens.
@@ -20,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jrl.models.layers import as_row
+from jrl.models.mixers.channel_decays import ChannelDecays
 from jrl.models.mixers.chunks import ChunkSegments, chunk_decays, dot, scan_chunks
 
 
@@ -30,15 +33,20 @@ class DeltaInputs(NamedTuple):
       q: Queries.
       k: Keys, of length 1.
       v: Values.
-      log_decay: log α, at most 0.
+      log_decay: log α, at most 0, of every head or of every channel of its keys.
       rate: β.
     """
 
     q: Float[Array, "B Q N K"]
     k: Float[Array, "B Q N K"]
     v: Float[Array, "B Q N V"]
-    log_decay: Float[Array, "B Q N"]
+    log_decay: Float[Array, "B Q N"] | Float[Array, "B Q N K"]
     rate: Float[Array, "B Q N"]
+
+    @property
+    def by_channel(self) -> bool:
+        """True where every channel of a key decays by itself."""
+        return self.log_decay.ndim > self.rate.ndim
 
 
 def delta_step(
@@ -53,7 +61,8 @@ def delta_step(
       What is read, and the state after it.
     """
     q, k, v, log_decay, rate = (x[:, 0] for x in inputs)
-    state = state * jnp.exp(log_decay)[:, :, None, None]
+    decay = jnp.exp(log_decay)
+    state = state * (decay[:, :, :, None] if inputs.by_channel else decay[:, :, None, None])
     correction = rate[:, :, None] * (v - (state * k[:, :, :, None]).sum(axis=2))
     state = state + k[:, :, :, None] * correction[:, :, None, :]
     return (state * q[:, :, :, None]).sum(axis=2)[:, None], state
@@ -79,14 +88,39 @@ def _chunk(
 ) -> tuple[Float[Array, "B N C V"], Float[Array, "B N K V"]]:
     """One chunk with heads before tokens."""
     q, k, v, log_decay, rate = inputs
-    between, since_start, until_end = chunk_decays(log_decay, segments)
-    system = jnp.tril(dot("bnik,bnjk->bnij", rate[..., None] * k, k) * between, -1)
-    wanted = v - since_start[..., None] * dot("bnik,bnkv->bniv", k, state)
+    decays = (ChannelDecays if inputs.by_channel else HeadDecays)(log_decay, segments)
+    system = jnp.tril(decays.products(rate[..., None] * k, k), -1)
+    wanted = v - decays.read(k, state)
     written = dot("bnij,bnjv->bniv", unit_lower_inverse(system), rate[..., None] * wanted)
-    read = since_start[..., None] * dot("bnik,bnkv->bniv", q, state)
-    read = read + dot("bnij,bnjv->bniv", dot("bnik,bnjk->bnij", q, k) * between, written)
-    kept = since_start[:, :, -1, None, None] * state
-    return read, kept + dot("bnik,bniv->bnkv", until_end[..., None] * k, written)
+    read = decays.read(q, state)
+    read = read + dot("bnij,bnjv->bniv", decays.products(q, k), written)
+    kept = decays.kept(state)
+    return read, kept + dot("bnik,bniv->bnkv", decays.late(k), written)
+
+
+class HeadDecays:
+    """What `ChannelDecays` is, where all channels of a head decay alike."""
+
+    def __init__(self, log_decay: Float[Array, "B N C"], segments: ChunkSegments | None):
+        self._between, self._since_start, self._until_end = chunk_decays(log_decay, segments)
+
+    def products(
+        self, queries: Float[Array, "B N C K"], keys: Float[Array, "B N C K"]
+    ) -> Float[Array, "B N C C"]:
+        """As of `ChannelDecays`."""
+        return dot("bnik,bnjk->bnij", queries, keys) * self._between
+
+    def read(self, x: Float[Array, "B N C K"], state: Float[Array, "B N K V"]) -> Float[Array, "B N C V"]:
+        """As of `ChannelDecays`."""
+        return self._since_start[..., None] * dot("bnik,bnkv->bniv", x, state)
+
+    def kept(self, state: Float[Array, "B N K V"]) -> Float[Array, "B N K V"]:
+        """As of `ChannelDecays`."""
+        return self._since_start[:, :, -1, None, None] * state
+
+    def late(self, keys: Float[Array, "B N C K"]) -> Float[Array, "B N C K"]:
+        """As of `ChannelDecays`."""
+        return self._until_end[..., None] * keys
 
 
 def unit_lower_inverse(lower: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:

@@ -30,7 +30,7 @@ class LatentMixer(nn.Module):
 
     Attributes:
       config: The decoder; queries have `config.num_heads` heads.
-      layer: Scale, window and rotary positions of this layer.
+      layer: Scale, window and rotary positions of this layer, if it has any.
       sizes: Of the short vectors and of a head.
       dtype: Of the computation; scores and softmax are float32 always.
     """
@@ -76,14 +76,14 @@ class LatentMixer(nn.Module):
     ) -> tuple[Float[Array, "B Q D"], LatentCache | None]:
         """Output of attention, to be added to the residual stream, and the cache with the new columns."""
         rope, sizes = self.layer.rope, self.sizes
-        assert rope is not None
-        rotation = context.rotations[self.config.ropes.index(rope)]
         q = self.q(x) if sizes.query_rank is None else self.q_up(self.q_norm(self.q_down(x)))
         q_plain, q_rope = jnp.split(q, [sizes.plain_dim], axis=-1)
-        q_rope, k_rope = (
-            rotate(part, rotation, interleaved=rope.interleaved)
-            for part in (q_rope, self.k_rope(x)[:, :, None])
-        )
+        k_rope = self.k_rope(x)[:, :, None]
+        if rope is not None:
+            rotation = context.rotations[self.config.ropes.index(rope)]
+            q_rope, k_rope = (
+                rotate(part, rotation, interleaved=rope.interleaved) for part in (q_rope, k_rope)
+            )
         q = constrain(jnp.concatenate([q_plain, q_rope], axis=-1), "batch", None, "heads", None)
         latents = self.kv_norm(self.kv_down(x))
         if cache is None:

@@ -63,6 +63,7 @@ CASES = [
     *((family, "everything") for family in ("qwen3_moe-some-layers", "qwen2_moe", "qwen3_next", "glm4_moe")),
     ("gemma4_text-experts", "everything"),
     ("granitemoehybrid", "everything"),
+    *(("kimi_linear", name) for name in ("both", "everything")),
 ]
 
 

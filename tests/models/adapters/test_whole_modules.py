@@ -126,6 +126,11 @@ def test_experts_and_adapted_maps_and_trained_rows_are_refused():
     with pytest.raises(ValueError, match=r"fits model\.layers\.0\.mlp\.experts, and it holds experts"):
         mixture.bind(LoraConfig(modules_to_save=("layers.0.mlp.experts",)))
     assert [each.name for each in mixture.bind(LoraConfig(modules_to_save=("layers.0.mlp.gate",))).whole]
+    joined = CausalLM.from_config(FAMILY_CASES["kimi_linear"])
+    with pytest.raises(
+        ValueError, match=r"self_attn\.conv1d, and transformers holds several tensors of it as"
+    ):
+        joined.bind(LoraConfig(modules_to_save=("conv1d",)))
     lm = model("llama", True)[0]
     with pytest.raises(ValueError, match=r"q_proj has an adapter: leave it out"):
         lm.bind(LoraConfig(modules_to_save=("roj",)))

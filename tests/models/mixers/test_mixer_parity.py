@@ -25,6 +25,7 @@ FAMILIES = (
     "qwen3_5_moe_text",
     "deepseek_v3",
     "glm4_moe_lite",
+    "kimi_linear",
     "lfm2",
     "bamba",
     "falcon_h1",

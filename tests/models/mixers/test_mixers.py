@@ -66,7 +66,9 @@ KINDS = {
     ),
     "latent": config_of(LatentAttention(9, 7, 6, 4, 5), ROPE),
     "latent-whole-queries": config_of(LatentAttention(None, 7, 6, 4, 10), ROPE),
+    "latent-no-rope": config_of(LatentAttention(9, 7, 6, 4, 5)),
     "gated-delta": config_of(GatedDelta(2, 4, 5, 6, 4)),
+    "kimi-delta": config_of(GatedDelta(4, 4, 5, 5, 3, rank=6)),
     "short-convolution": config_of(ShortConvolution(3)),
     "mamba2": config_of(MAMBA),
     "attention-beside-mamba2": config_of(
@@ -83,6 +85,7 @@ KINDS = {
 }
 RECURRENT = (
     "gated-delta",
+    "kimi-delta",
     "short-convolution",
     "mamba2",
     "attention-beside-mamba2",
@@ -259,7 +262,7 @@ def test_bfloat16_decodes_near_float32(kind):
     mask = np.asarray(inputs.attention_mask)
     error = np.abs(np.asarray(found, np.float32) - exact)[mask]
     assert error.mean() < 0.03 * np.abs(exact[mask]).mean() + 0.01, error.mean()
-    if kind not in ("latent", "latent-whole-queries", "lent-keys", "short-convolution"):
+    if kind in RECURRENT and kind != "short-convolution":
         assert first_state(state)[-1].dtype == jnp.float32
 
 

@@ -400,7 +400,7 @@ def test_a_tpu_has_kernels_on_chip_while_a_sampling_call_gathers():
     assert found["TPU v5 lite"] - found["TPU v6 lite"] > table // 2 + 2 * 2 * 12 * 256**2
 
 
-@pytest.mark.parametrize("case", ["mixtral", "lfm2", "falcon_h1", "nemotron_h"])
+@pytest.mark.parametrize("case", ["mixtral", "kimi_linear", "lfm2", "falcon_h1", "nemotron_h"])
 def test_a_plan_with_experts_or_mixers_does_not_say_that_it_is_the_most(case):
     found = planned(jrl.default_ppo_config(), model=CASES[case], seq_length=16)
     assert not found.is_whole
