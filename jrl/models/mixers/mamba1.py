@@ -80,9 +80,9 @@ class Mamba1Mixer(nn.Module):
         v = _pinned(jax.nn.silu(sums).astype(self.dtype))
         # A step of 0 neither lets the state decay nor takes up a value: padding is left out.
         steps = jnp.where(rows.real[:, :, None], self._steps(v), 0.0)
-        q, k = self.q_norm(self.q(v)), self.k_norm(self.k(v))
-        v = v.astype(jnp.float32)
-        inputs = SelectiveInputs(*(part.astype(jnp.float32)[:, :, None] for part in (q, k)), v, steps)
+        q, k = self.q_norm(self.q(v))[:, :, None], self.k_norm(self.k(v))[:, :, None]
+        q, k, v = (part.astype(jnp.float32) for part in (q, k, v))
+        inputs = SelectiveInputs(q, k, v, steps)
         rates = jnp.exp(self.log_rates.astype(jnp.float32))
         assert entry.state is not None
         if x.shape[1] == 1:
