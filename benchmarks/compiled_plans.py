@@ -258,11 +258,11 @@ def figures(found: CompiledPlan) -> dict[str, Any]:
 
 NOTES = (
     "Why some plans are off:",
-    "- Updates of Llama and GPT-J on v5e and v5p are planned too low. The compiler for TPUs packs no arrays side by side",
-    "  into the place of a larger one: each has a place that only arrays may take which are no larger and needed at other",
-    "  times. So kernels and gradients of a layer hardly ever lie where the vocabulary's did, and what is reserved is",
-    "  close to the sum of all: in GRPO of GPT-2 on v5e 113 places of 297 MiB, of 309 MiB. A plan counts the fullest",
-    "  moment. Ask `--compile` before a TPU that is nearly full.",
+    "- Updates of Llama and GPT-J on v5e and v5p are planned too low. The compiler for TPUs packs no arrays side by",
+    "  side into the place of a larger one: each has a place that only arrays may take which are no larger and needed",
+    "  at other times. So kernels and gradients of a layer hardly ever lie where the vocabulary's did, and what is",
+    "  reserved is close to the sum of all: in GRPO of GPT-2 on v5e 113 places of 297 MiB, of 309 MiB. A plan counts",
+    "  the fullest moment. Ask `--compile` before a TPU that is nearly full.",
     "- On-chip memory is 128 MiB on v5e and v6e, 64 MiB on v5p, and nothing is reserved for what lies there. A plan",
     "  knows of it on v6e and v5p while a sampling call gathers its weights. T5's sampling on a TPU has weights and",
     "  cache there later, too: it is planned too high.",

@@ -76,11 +76,11 @@ class StateCache(NamedTuple):
 
     Attributes:
       tails: Inputs of a convolution at the newest tokens, one array for each convolution; 0 before the first token.
-      state: Of a recurrence, float32; None: there is none.
+      state: Of a recurrence, float32, (N, K, V) or of single channels (K, C); None: there is none.
     """
 
     tails: tuple[Float[Array, "B ..."], ...]
-    state: Float[Array, "B N K V"] | None = None
+    state: Float[Array, "B ..."] | None = None
 
     def forget(self, counts: Int[Array, "B"], left: Int[Array, "B"]) -> StateCache:
         """The entry without the newest `counts` tokens of a row, after which `left` remain.

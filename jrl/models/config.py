@@ -293,6 +293,25 @@ class Mamba2:
 
 
 @dataclass(frozen=True)
+class Mamba1:
+    """The selective scan of Mamba (Gu and Dao 2023, arXiv:2312.00752) in place of attention, with Jamba's three norms.
+
+    Attributes:
+      width: C, inner width: channels, each with a state of its own.
+      state_dim: K, width of a query or key (the paper's C and B); all channels share them.
+      step_rank: Width that the steps Δ are expanded from.
+      taps: Tokens that the convolution before the recurrence reads, the newest included.
+      taps_bias: That convolution has biases.
+    """
+
+    width: int
+    state_dim: int
+    step_rank: int
+    taps: int
+    taps_bias: bool = True
+
+
+@dataclass(frozen=True)
 class AttentionBesideMamba2:
     """Attention and a state space side by side: both read the layer's input, and what they add is summed (Falcon-H1).
 
@@ -307,7 +326,7 @@ class AttentionBesideMamba2:
     attention_out_scale: float = 1.0
 
 
-Mixer = LatentAttention | GatedDelta | ShortConvolution | Mamba2 | AttentionBesideMamba2
+Mixer = LatentAttention | GatedDelta | ShortConvolution | Mamba1 | Mamba2 | AttentionBesideMamba2
 """What mixes the tokens of a row in the place of attention; see `jrl.models.mixers`."""
 
 
@@ -414,7 +433,7 @@ class LayerConfig(Described):
     @property
     def is_recurrent(self) -> bool:
         """True where a state sums up the tokens of a row, of any number, and cannot forget one."""
-        return isinstance(self.mixer, GatedDelta | ShortConvolution | Mamba2 | AttentionBesideMamba2)
+        return isinstance(self.mixer, GatedDelta | ShortConvolution | Mamba1 | Mamba2 | AttentionBesideMamba2)
 
     @property
     def has_keys_alone(self) -> bool:

@@ -38,7 +38,7 @@ from tests.learners.batches import (
     rewarded_samples,
     sgd,
 )
-from tests.models.family_cases_moe import CASES
+from tests.models.family_cases import CASES
 from tests.tiny import tiny_lm
 
 NUM_ROWS, COEF = 6, 0.5
@@ -132,11 +132,12 @@ def test_shared_bodies_and_recomputed_layers_change_nothing(options):
 
 
 @pytest.mark.parity
-def test_equals_the_loss_of_the_whole_torch_model(tmp_path):
+@pytest.mark.parametrize("case", ["mixtral", "jamba"])
+def test_equals_the_loss_of_the_whole_torch_model(case, tmp_path):
     torch = pytest.importorskip("torch")
     from tests.models.parity import perturbed
 
-    oracle = perturbed(copy.deepcopy(CASES["mixtral"]), 0)
+    oracle = perturbed(copy.deepcopy(CASES[case]), 0)
     oracle.save_pretrained(tmp_path)
     loaded = load_checkpoint(tmp_path)
     inputs = random_sequences(NUM_ROWS).inputs

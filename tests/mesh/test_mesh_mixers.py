@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import Mesh
 
 from jrl.learners.accumulate import take_rows
 from jrl.learners.forward import trunk_of_rows
 from jrl.mesh import batch_sharding, make_mesh, tree_shardings
+from jrl.models.cost import device_bytes, estimate_cost
 from jrl.models.model import CausalLM, make_model
 from jrl.ops.logprobs import logprobs_from_logits
 from jrl.rollout.generate import make_generate
@@ -26,8 +28,9 @@ from tests.models.family_cases_mixers import CASES
 
 pytestmark = pytest.mark.mesh
 
+PROJECTIONS = ("v", "gate", "out", "k", "q", "step_down", "step_up")
 REMATERIALIZED = "Involuntary full rematerialization"
-FAMILIES = ("qwen3_next", "deepseek_v3", "kimi_linear", "lfm2", "falcon_h1", "nemotron_h")
+FAMILIES = ("qwen3_next", "deepseek_v3", "kimi_linear", "lfm2", "falcon_h1", "jamba", "nemotron_h")
 ROWS, LENGTH, NEW_TOKENS = 8, 12, 6
 
 
@@ -105,6 +108,33 @@ def test_decays_of_channels_are_split_by_head() -> None:
     up, down, bias = placed["decay_up"]["kernel"], placed["gate_down"]["kernel"], placed["decay_bias"]
     shapes = [leaf.sharding.shard_shape(leaf.shape) for leaf in (up, down, bias)]
     assert shapes == [(4, 2, 8), (16, 8), (2, 8)]
+
+
+def test_channels_of_a_scan_are_split_and_a_plan_knows_it() -> None:
+    mesh = make_mesh(2, 2, 2)
+    lm, params = model("jamba")
+    placed = jax.device_put(params, tree_shardings(mesh, params)[0])
+    attn = placed["layers_0"]["attn"]
+    shapes = {
+        name: leaf.sharding.shard_shape(leaf.shape)
+        for name, leaf in {**attn, **{name: attn[name]["kernel"] for name in PROJECTIONS}}.items()
+        if not name.endswith("norm")
+    }
+    assert shapes == {
+        **{"v": (16, 32), "gate": (16, 32), "out": (32, 16), "k": (32, 5), "q": (32, 5)},
+        **{"step_down": (32, 7), "step_up": (7, 32), "step_bias": (32,), "log_rates": (5, 32)},
+        **{"skip": (32,), "v_taps": (32, 4), "v_taps_bias": (32,)},
+    }
+    inputs = ModelInputs(jnp.zeros((ROWS, LENGTH), jnp.int32), jnp.ones((ROWS, LENGTH), bool))
+    with jax.set_mesh(mesh):
+        cache = jax.jit(lambda params: lm.policy().init_cache(params, {}, inputs, LENGTH))(placed)
+    state = cache.layers[0].state
+    assert state.sharding.shard_shape(state.shape) == (ROWS // 4, 5, 32)
+    entries = jax.tree.leaves(cache.layers)
+    own = sum(device_bytes(leaf) for leaf in entries)
+    planned = estimate_cost(lm, optax.sgd(1.0).init, mesh=mesh, rows=ROWS, length=LENGTH).cache_bytes
+    # Beside the entries: the mask, positions of columns and rows, of two rows; and the column.
+    assert planned - own == 2 * (LENGTH * (1 + 4) + 4) + 4, (planned, own)
 
 
 def test_key_heads_that_the_tensor_axis_divides_are_never_gathered_over_it() -> None:

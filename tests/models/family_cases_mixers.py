@@ -12,6 +12,7 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GraniteMoeHybridConfig,
+    JambaConfig,
     KimiLinearConfig,
     Lfm2Config,
     NemotronHConfig,
@@ -65,6 +66,8 @@ KIMI_FILE |= dict(moe_intermediate_size=24, moe_renormalize=True, first_k_dense_
 KIMI_FILE |= dict(moe_router_activation_func="sigmoid", use_grouped_topk=True, mla_use_nope=True)
 KIMI_FILE |= dict(moe_layer_freq=1, rope_theta=1e4, routed_scaling_factor=2.4)
 KIMI_LINEAR = dict(kda_layers=[1, 3], full_attn_layers=[2], num_heads=3, head_dim=6, short_conv_kernel_size=3)
+JAMBA = MODERN | dict(num_hidden_layers=3, attn_layer_period=3, attn_layer_offset=1, rms_norm_eps=1e-2)
+JAMBA |= dict(expert_layer_period=2, expert_layer_offset=0, num_experts=5, mamba_d_state=5, mamba_dt_rank=7)
 NEMOTRON = {name: value for name, value in MODERN.items() if name != "num_hidden_layers"}
 NEMOTRON |= dict(mamba_num_heads=6, mamba_head_dim=7, n_groups=2, ssm_state_size=5, head_dim=12)
 # Torch's step of decoding knows no limit of the recurrence's steps, whole rows do: here it never acts.
@@ -154,6 +157,16 @@ CASES: dict[str, Any] = {
     "granitemoehybrid-no-experts": GraniteMoeHybridConfig(
         **GRANITE | dict(num_local_experts=0, layer_types=["full_attention", *TYPES[:2]])
     ),
+    "jamba": JambaConfig(**JAMBA),
+    "jamba-odd": JambaConfig(
+        **JAMBA
+        | dict(num_hidden_layers=4, expert_layer_period=3, num_experts_per_tok=3, num_key_value_heads=4),
+        mamba_conv_bias=False,
+        mamba_d_conv=2,
+        mamba_expand=3,
+        tie_word_embeddings=True,
+    ),
+    "jamba-no-experts": JambaConfig(**JAMBA | dict(num_experts=1, mamba_dt_rank="auto", mamba_d_state=4)),
     "nemotron_h": NemotronHConfig(**NEMOTRON | NEMOTRON_MOE, hybrid_override_pattern="MEM*-"),
     "nemotron_h-odd": NemotronHConfig(
         **NEMOTRON | dict(n_groups=3, conv_kernel=2, use_conv_bias=False, mlp_bias=True),

@@ -147,7 +147,17 @@ KINDS = {
         "llama4_text",
         "mixtral",
     ),
-    *("deepseek_v3", "glm4_moe", "gpt_oss", "qwen3_next", "falcon_h1", "nemotron_h", "lfm2", "qwen2_5_vl"),
+    *(
+        "deepseek_v3",
+        "glm4_moe",
+        "gpt_oss",
+        "qwen3_next",
+        "falcon_h1",
+        "jamba",
+        "nemotron_h",
+        "lfm2",
+        "qwen2_5_vl",
+    ),
 }
 
 

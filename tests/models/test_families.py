@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
-from transformers import MambaConfig
+from transformers import JambaConfig, MambaConfig
 
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
 from jrl.models.families import FAMILIES, base, find_family
@@ -22,6 +22,7 @@ from jrl.models.transformer import init_decoder
 from jrl.typing import ModelInputs
 from tests.models import multimodal_cases
 from tests.models.family_cases import CASES
+from tests.models.family_cases_mixers import JAMBA
 from tests.tiny import tiny_hf_config
 
 
@@ -241,13 +242,28 @@ def test_buffers_of_old_checkpoints_are_passed_over_and_nothing_else(family, ign
     assert not any(found.is_ignored(found.base_prefix + name, config) for name in kept)
 
 
-@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize("family", ["jamba", "qwen2_moe", "qwen3_moe", "qwen3_next"])
 def test_without_experts_the_keys_that_describe_them_are_passed_over(family):
     config = copy.deepcopy(CASES[family])
     config.num_experts = 0
     found = CausalLM.from_config(config).config
     assert all(layer.experts is None for layer in found.layers)
     assert found.mlp_width == config.intermediate_size
+
+
+def test_which_layers_of_jamba_attend_and_which_have_experts():
+    """Of eight layers the fifth attends, and every other one has experts, as published."""
+    config = JambaConfig(**JAMBA | dict(num_hidden_layers=8, attn_layer_period=8, attn_layer_offset=4))
+    config.expert_layer_offset = 1
+    layers = CausalLM.from_config(config).config.layers
+    assert [layer.mixer is None for layer in layers] == [False] * 4 + [True] + [False] * 3
+    assert [layer.experts is not None for layer in layers] == [False, True] * 4
+
+
+def test_a_scan_that_is_steered_by_what_is_not_normalised_is_refused():
+    CausalLM.from_config(JambaConfig(**JAMBA, mamba_inner_layernorms=True))
+    with pytest.raises(ValueError, match="jamba: `mamba_inner_layernorms` must be True, got False"):
+        CausalLM.from_config(JambaConfig(**JAMBA, mamba_inner_layernorms=False))
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])

@@ -167,6 +167,7 @@ EXACT = {
     "falcon_h1": {f"layers_{i}/attn/mamba/{n}" for i in (0, 1) for n in ("log_rates", "step_bias", "skip")},
     "nemotron_h": {f"layers_{i}/attn/{n}" for i in (0, 2) for n in ("log_rates", "step_bias", "skip")}
     | {"layers_1/experts/choice_bias", "layers_1/experts/router/kernel"},
+    "jamba": {f"layers_{i}/attn/{n}" for i in (0, 2) for n in ("log_rates", "step_bias", "skip")},
     "mixtral": set(),
     "qwen3_moe": set(),
     "llama": set(),

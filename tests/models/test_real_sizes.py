@@ -23,8 +23,8 @@ FOLDER = Path(__file__).parent / "real_configs"
 
 # Tied weights count once. Encoders are counted with a classifier of 2 labels, roberta-large-mnli of 3. The number is
 # torch's where the authors give billions alone, or count multi-token prediction: Ministral 3's text model, EXAONE,
-# Hunyuan, AFM, Bamba, Gemma 4, Granite 4, Minitron, Nemotron-H and 3, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and Linear,
-# Llama 4. Of multimodal models the text model is counted.
+# Hunyuan, AFM, Bamba, Jamba, Gemma 4, Granite 4, Minitron, Nemotron-H and 3, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and
+# Linear, Llama 4. Of multimodal models the text model is counted.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
@@ -58,6 +58,7 @@ PARAMETERS = {
     "granite-3.1-2b-instruct": 2_533_531_648,
     "granite-4.0-h-tiny": 6_939_037_248,
     "Bamba-9B-v1": 9_780_235_392,
+    "AI21-Jamba-1.5-Mini": 51_570_323_328,
     "Seed-OSS-36B-Instruct": 36_151_104_512,
     "EXAONE-4.0-1.2B": 1_279_391_488,
     "Hunyuan-0.5B-Instruct": 539_010_048,

@@ -21,18 +21,19 @@ from jrl.ops.alignment import join
 from jrl.rollout.generate import make_generate
 from jrl.rollout.score import make_score
 from jrl.typing import Completions, ModelInputs, Sequences
+from tests.models.family_cases_mixers import CASES as HYBRIDS
 from tests.models.family_cases_moe import CASES, MIXTRAL
 from tests.rollout.programs import PLAIN, knobs
 from tests.tiny import PAD_ID, tiny_lm, tiny_prompts
 
 NEW_TOKENS = 12
 NOISY = MixtralConfig(**MIXTRAL | dict(num_local_experts=16, initializer_range=0.2))
-NAMES = ["mixtral", "qwen3_moe-some-layers"]
+NAMES = ["mixtral", "qwen3_moe-some-layers", pytest.param("jamba", marks=pytest.mark.slow)]
 
 
 @functools.cache
 def model(name: str) -> tuple[CausalLM, Any]:
-    config = NOISY if name == "noisy" else CASES[name]
+    config = NOISY if name == "noisy" else (CASES | HYBRIDS)[name]
     lm = CausalLM.from_config(config)
     return lm, lm.init(jax.random.key(3))
 

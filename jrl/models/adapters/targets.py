@@ -40,6 +40,7 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...] | str] = {
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), ("q_proj", "v_proj", "in_proj_qkv")),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("q_proj", "v_proj", "in_proj_qkv")),
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "lfm2"), ("q_proj", "v_proj", "in_proj")),
+    "jamba": ("q_proj", "v_proj", "in_proj"),
     "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
     **dict.fromkeys(("arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "glm4"), ("q_proj", "v_proj")),
     **dict.fromkeys(
@@ -58,8 +59,16 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...] | str] = {
 """What PEFT 0.21 adapts where `target_modules` is not given. For `olmo2`, `smollm3`, `qwen3_moe`, `distilbert` and all
 families without plain attention it has no default; theirs are the projections that play the same part."""
 HEAD = "lm_head"
-UNADAPTED = MappingProxyType(dict.fromkeys(("falcon_h1", "nemotron_h"), ("out_proj",)))
-"""Modules that PEFT 0.21 refuses to adapt: torch's kernels of a state space read their weights past an adapter."""
+UNADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("falcon_h1", "nemotron_h"),
+            ("out_proj", "PEFT refuses an adapter of it, because torch's kernels pass it by"),
+        ),
+        "jamba": ("dt_proj", "torch reads its weight past an adapter, which would act here alone"),
+    }
+)
+"""By family the module whose weight torch reads past an adapter, and why it has none."""
 
 
 def check_task(config: AdapterConfig, model_type: str) -> None:
@@ -123,14 +132,15 @@ def bind_lora(
                 '"all-linear".'
             )
         targets = DEFAULT_TARGETS[model_type]
+    unadapted = UNADAPTED.get(model_type)
     found = []
     for entry in entries:
         if not entry.name.endswith(".weight") or not _is_target(config, targets, entry):
             continue
-        if matches(UNADAPTED.get(model_type, ()), _module(entry)):
+        if unadapted is not None and matches(unadapted[:1], _module(entry)):
             raise ValueError(
-                f"peft_config: `target_modules` {targets!r} must leave out {_module(entry)}: PEFT refuses an adapter "
-                'of it, because torch\'s kernels pass it by. Name others, or add `exclude_modules: ["out_proj"]`.'
+                f"peft_config: `target_modules` {targets!r} must leave out {_module(entry)}: {unadapted[1]}. Name "
+                f'others, or add `exclude_modules: ["{unadapted[0]}"]`.'
             )
         if not _is_linear(entry):
             raise ValueError(

@@ -111,6 +111,11 @@ def channels() -> Transform:
     )
 
 
+def turned() -> Transform:
+    """A matrix that is no linear map's weight ↔ its transpose."""
+    return Transform(load=lambda tensor, shapes: [tensor.T], save=lambda arrays, vocab_size: arrays[0].T)
+
+
 def vector_by_head() -> Transform:
     """The bias that belongs to `linear_by_head` ↔ (N, H), (K, H) and (K, H)."""
     return Transform(

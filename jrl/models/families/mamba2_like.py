@@ -14,7 +14,7 @@ NAMES = llama_like.Names(
     final_norm="final_layernorm",
     norms=(("input_layernorm", "attn_norm"), ("pre_ff_layernorm", "mlp_norm")),
 )
-"""Tensors around the mixers of Falcon-H1 and Bamba."""
+"""Tensors around the mixers of Falcon-H1, Bamba and Jamba."""
 
 
 def check_groups(model_type: str, option: str, groups: int, heads: int) -> None:

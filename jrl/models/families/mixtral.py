@@ -64,7 +64,15 @@ def read_experts(
 
 
 def expert_entries(
-    config: TransformerConfig, experts: Experts, name: str, path: str, *, gate: str | None, up: str, down: str
+    config: TransformerConfig,
+    experts: Experts,
+    name: str,
+    path: str,
+    *,
+    gate: str | None,
+    up: str,
+    down: str,
+    router: str = "gate",
 ) -> list[Entry]:
     """Router and experts of one layer.
 
@@ -76,11 +84,12 @@ def expert_entries(
       gate: Name of an expert's gate there; None: it has none.
       up: Name of its up.
       down: Name of its down.
+      router: Name of the router there.
     """
-    router = (experts.count, config.width)
+    routed = (experts.count, config.width)
     read_width = experts.latent_width or config.width
     wide, narrow = (experts.width, read_width), (read_width, experts.width)
-    found = [Entry(f"{name}.gate.weight", (f"{path}/router/kernel",), linear(), router)]
+    found = [Entry(f"{name}.{router}.weight", (f"{path}/router/kernel",), linear(), routed)]
     if experts.scoring == "sigmoid":
         bias = f"{name}.gate.e_score_correction_bias"
         found.append(Entry(bias, (f"{path}/choice_bias",), vector(), (experts.count,)))

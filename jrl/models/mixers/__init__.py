@@ -23,6 +23,7 @@ from jrl.models.config import (
     GatedDelta,
     LatentAttention,
     LayerConfig,
+    Mamba1,
     Mamba2,
     ShortConvolution,
     TransformerConfig,
@@ -30,6 +31,7 @@ from jrl.models.config import (
 from jrl.models.mixers.attention_beside_mamba2 import AttentionBesideMamba2Mixer
 from jrl.models.mixers.gated_delta import GatedDeltaMixer, empty_delta
 from jrl.models.mixers.latent import LatentMixer
+from jrl.models.mixers.mamba1 import Mamba1Mixer, empty_mamba1
 from jrl.models.mixers.mamba2 import Mamba2Mixer, empty_mamba2
 from jrl.models.mixers.short_convolution import ShortConvolutionMixer, empty_convolution
 
@@ -45,6 +47,8 @@ def make_mixer(config: TransformerConfig, layer: LayerConfig, dtype: Any) -> nn.
             return GatedDeltaMixer(config, sizes, dtype)
         case ShortConvolution() as sizes:
             return ShortConvolutionMixer(config, sizes, dtype)
+        case Mamba1() as sizes:
+            return Mamba1Mixer(config, sizes, dtype)
         case Mamba2() as sizes:
             return Mamba2Mixer(config, sizes, dtype)
         case AttentionBesideMamba2() as sizes:
@@ -67,6 +71,8 @@ def empty_entry(
             return empty_delta(sizes, batch_size, dtype)
         case ShortConvolution() as sizes:
             return empty_convolution(config, sizes, batch_size, dtype)
+        case Mamba1() as sizes:
+            return empty_mamba1(sizes, batch_size, dtype)
         case Mamba2() as sizes:
             return empty_mamba2(sizes, batch_size, dtype)
         case AttentionBesideMamba2() as sizes:

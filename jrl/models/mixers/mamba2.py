@@ -69,7 +69,7 @@ class Mamba2Mixer(nn.Module):
                 part: small(f"{part}_taps_bias", zeros, *shape) for part, shape in shapes.items()
             }
         self.log_rates = small("log_rates", _init_log_rates, sizes.heads)
-        self.step_bias = small("step_bias", _init_step_bias, sizes.heads)
+        self.step_bias = small("step_bias", init_step_bias, sizes.heads)
         self.skip = small("skip", nn.initializers.ones_init(), sizes.heads)
 
     def __call__(
@@ -148,7 +148,7 @@ def _init_log_rates(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, MOST_DECAY))
 
 
-def _init_step_bias(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+def init_step_bias(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     """Biases whose softplus is a step between the bounds, evenly in its logarithm."""
     low, high = (math.log(step) for step in FRESH_STEPS)
     steps = jnp.exp(jax.random.uniform(key, shape, dtype, low, high))

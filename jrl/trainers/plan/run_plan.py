@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jrl.mesh import EXPERT, experts_parts, path_name, platform, rows_of_device, tree_shardings
-from jrl.models.config import TransformerConfig
+from jrl.models.config import Mamba1, TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED, TABLES, moves_table
 from jrl.models.products import products
@@ -720,15 +720,16 @@ def _scoring_traffic(run: _Run) -> Bytes:
 
 
 def _split_sizes(part: LanguageShapes) -> tuple[int, ...]:
-    """Sizes of the axes that `tensor` splits: query heads, MLP width, and the heads that queries share, where whole
-    ones fall to a device.
+    """Sizes of the axes that `tensor` splits: query heads, MLP width, the channels of Mamba, and the heads that queries
+    share, where whole ones fall to a device.
     """
     config, tensor = part.lm.config, part.mesh.shape["tensor"]
     sizes = (config.num_heads, *_mlp_widths(config))
     if not isinstance(config, TransformerConfig) or tensor == 1:
         return sizes
+    channels = {layer.mixer.width for layer in config.layers if isinstance(layer.mixer, Mamba1)}
     kv_heads = {layer.num_kv_heads or config.num_kv_heads for layer in config.layers}
-    return (*sizes, *sorted(count for count in kv_heads if count % tensor == 0))
+    return (*sizes, *sorted(channels), *sorted(count for count in kv_heads if count % tensor == 0))
 
 
 def _mlp_widths(config: TransformerConfig | Seq2SeqConfig) -> tuple[int, ...]:

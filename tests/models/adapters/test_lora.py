@@ -343,6 +343,18 @@ def test_what_peft_does_not_adapt_is_refused(case, targets):
     assert "in_proj" in names and "out_proj" not in names
 
 
+@pytest.mark.parametrize("targets", ["all-linear", ("x_proj", "dt_proj")])
+def test_what_torch_reads_past_an_adapter_is_refused(targets):
+    lm = CausalLM.from_config(CASES["jamba"])
+    with pytest.raises(
+        ValueError, match=r"must leave out model\.layers\.0\.mamba\.dt_proj: torch reads its weight"
+    ):
+        lm.bind(LoraConfig(target_modules=targets))
+    found = lm.bind(LoraConfig(target_modules=targets, exclude_modules=("dt_proj",))).modules
+    names = {module.name.rsplit(".", 1)[-1] for module in found}
+    assert "x_proj" in names and "dt_proj" not in names
+
+
 def test_defaults_are_those_of_peft():
     assert set(DEFAULT_TARGETS) == set(FAMILIES)
     names = [module.name for module in tiny_lm("gpt2")[0].bind(LoraConfig()).modules]

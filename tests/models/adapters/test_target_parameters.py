@@ -38,6 +38,7 @@ FAMILIES = (
     "llama4_text",
     "gemma4_text-experts",
     "granitemoehybrid",
+    "jamba",
 )
 UNGATED = ("experts.up_proj", "experts.down_proj")
 TARGETS = {
@@ -54,6 +55,11 @@ TARGETS = {
     "router": dict(target_modules=[], target_parameters=["gate.weight", "gate_up_proj"]),
     "ungated": dict(target_modules=["q_proj", "fc1_latent_proj"], target_parameters=list(UNGATED)),
     "everything": dict(target_modules="all-linear"),
+    "mamba": dict(
+        target_modules=["in_proj", "x_proj", "out_proj", "q_proj"],
+        target_parameters=["router.weight", "gate_up_proj"],
+    ),
+    "everything read": dict(target_modules="all-linear", exclude_modules=["dt_proj"]),
 }
 CASES = [
     ("nemotron_h-latent-experts", "ungated"),
@@ -64,6 +70,7 @@ CASES = [
     ("gemma4_text-experts", "everything"),
     ("granitemoehybrid", "everything"),
     *(("kimi_linear", name) for name in ("both", "everything")),
+    *(("jamba", name) for name in ("mamba", "everything read")),
 ]
 
 

@@ -30,6 +30,8 @@ FAMILIES = (
     "bamba",
     "falcon_h1",
     "granitemoehybrid",
+    "jamba",
+    "jamba-odd",
     "nemotron_h",
     "nemotron_h-odd",
 )

@@ -18,6 +18,7 @@ from jrl.models.config import (
     GatedDelta,
     LatentAttention,
     LayerConfig,
+    Mamba1,
     Mamba2,
     Mixer,
     Rope,
@@ -70,6 +71,7 @@ KINDS = {
     "gated-delta": config_of(GatedDelta(2, 4, 5, 6, 4)),
     "kimi-delta": config_of(GatedDelta(4, 4, 5, 5, 3, rank=6)),
     "short-convolution": config_of(ShortConvolution(3)),
+    "mamba1": config_of(Mamba1(42, 5, 7, 4)),
     "mamba2": config_of(MAMBA),
     "attention-beside-mamba2": config_of(
         AttentionBesideMamba2(dataclasses.replace(MAMBA, norm=None, taps_bias=False), 0.8, 1.2), ROPE_OF_HEADS
@@ -87,6 +89,7 @@ RECURRENT = (
     "gated-delta",
     "kimi-delta",
     "short-convolution",
+    "mamba1",
     "mamba2",
     "attention-beside-mamba2",
     "sublayers-alone",
@@ -305,7 +308,16 @@ def test_a_fused_kernel_serves_the_layers_of_attention(kind):
 @pytest.mark.parametrize("adapter", [PrefixConfig(3), PromptConfig(3)], ids=["prefix", "prompt"])
 @pytest.mark.parametrize(
     "case",
-    ["gemma4_text", "qwen3_5_text", "deepseek_v3", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h"],
+    [
+        "gemma4_text",
+        "qwen3_5_text",
+        "deepseek_v3",
+        "lfm2",
+        "falcon_h1",
+        "granitemoehybrid",
+        "jamba",
+        "nemotron_h",
+    ],
 )
 def test_virtual_tokens_are_refused(case, adapter):
     model = CausalLM.from_config(CASES[case])

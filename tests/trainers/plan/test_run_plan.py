@@ -95,6 +95,16 @@ def test_heads_that_queries_share_are_split():
     assert split.learning[AT_WORK][kept] < 1.5 * whole.learning[AT_WORK][kept]
 
 
+@pytest.mark.slow
+def test_channels_of_a_scan_are_split():
+    whole, split = (
+        planned(jrl.default_sft_config(), model=CASES["jamba-odd"], mesh={"data": 4 // n, "tensor": n})
+        for n in (1, 2)
+    )
+    kept = "activations of a microbatch"
+    assert split.learning[AT_WORK][kept] < 1.5 * whole.learning[AT_WORK][kept]
+
+
 @pytest.mark.parametrize("rows", [2, 4, 32])
 def test_rows_as_many_as_heads_are_not_split_over_tensor(rows):
     config, mesh = jrl.default_sft_config(), {"data": 2, "tensor": 2}
@@ -400,7 +410,7 @@ def test_a_tpu_has_kernels_on_chip_while_a_sampling_call_gathers():
     assert found["TPU v5 lite"] - found["TPU v6 lite"] > table // 2 + 2 * 2 * 12 * 256**2
 
 
-@pytest.mark.parametrize("case", ["mixtral", "kimi_linear", "lfm2", "falcon_h1", "nemotron_h"])
+@pytest.mark.parametrize("case", ["mixtral", "kimi_linear", "lfm2", "falcon_h1", "jamba", "nemotron_h"])
 def test_a_plan_with_experts_or_mixers_does_not_say_that_it_is_the_most(case):
     found = planned(jrl.default_ppo_config(), model=CASES[case], seq_length=16)
     assert not found.is_whole

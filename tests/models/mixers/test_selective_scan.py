@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The selective scan of Mamba: chunks agree with the recurrence token by token, and with matrices in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.models.mixers.chunks import CHUNK
+from jrl.models.mixers.selective_scan import SelectiveInputs, selective_rows, selective_step
+
+B, C, K = 2, 6, 5
+RATES = jnp.asarray(np.exp(np.random.default_rng(1).normal(size=(K, C))), jnp.float32)
+
+
+def random_inputs(length: int, *, seed: int = 0) -> SelectiveInputs:
+    """Slow and fast decays: the last channel forgets within a token."""
+    rng = np.random.default_rng(seed)
+    q, k = rng.normal(size=(2, B, length, 1, K))
+    v = rng.normal(size=(B, length, C))
+    step = rng.exponential(size=(B, length, C)) * np.array([0.0, 0.01, 0.1, 0.5, 5.0, 500.0])
+    return SelectiveInputs(*(jnp.asarray(x, jnp.float32) for x in (q, k, v, step)))
+
+
+def by_definition(inputs: SelectiveInputs, state: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The paper's h ← exp(Δ A) h + Δ B x and y = C h, channel by channel in float64; its h is S turned."""
+    queries, keys, values, steps = (np.asarray(part, np.float64) for part in inputs)
+    state, a = np.array(state, np.float64), -np.asarray(RATES, np.float64).T
+    read = np.zeros(values.shape)
+    for row in range(B):
+        for channel in range(C):
+            h = state[row, :, channel]
+            for t in range(values.shape[1]):
+                step = steps[row, t, channel]
+                h = np.exp(step * a[channel]) * h + step * keys[row, t, 0] * values[row, t, channel]
+                read[row, t, channel] = queries[row, t, 0] @ h
+            state[row, :, channel] = h
+    return read, state
+
+
+def by_rows(inputs: SelectiveInputs, state: Any, segments: Any = None) -> Any:
+    return selective_rows(inputs, RATES, state, segments)
+
+
+def by_steps(inputs: SelectiveInputs, state: Any) -> Any:
+    def step(state: Any, column: Any) -> Any:
+        read, state = selective_step(SelectiveInputs(*(x[:, None] for x in column)), RATES, state)
+        return state, read[:, 0]
+
+    after, read = jax.lax.scan(step, state, SelectiveInputs(*(x.swapaxes(0, 1) for x in inputs)))
+    return read.swapaxes(0, 1), after
+
+
+def part(inputs: SelectiveInputs, start: int, stop: int) -> SelectiveInputs:
+    return SelectiveInputs(*(x[:, start:stop] for x in inputs))
+
+
+def random_state() -> Any:
+    return jax.random.normal(jax.random.key(9), (B, K, C))
+
+
+@pytest.mark.parametrize("compute", [by_rows, by_steps], ids=["rows", "steps"])
+@pytest.mark.parametrize("length", [1, 5, CHUNK, CHUNK + 1, 2 * CHUNK + 9])
+def test_the_definition_is_followed(length, compute):
+    inputs, state = random_inputs(length), random_state()
+    read, after = jax.jit(compute)(inputs, state)
+    wanted, wanted_after = by_definition(inputs, state)
+    np.testing.assert_allclose(read, wanted, rtol=1e-5, atol=5e-5)
+    np.testing.assert_allclose(after, wanted_after, rtol=1e-5, atol=5e-5)
+
+
+def test_rows_in_two_parts_are_the_rows():
+    inputs, state = random_inputs(CHUNK + 20), random_state()
+    wanted, wanted_after = by_rows(inputs, state)
+    first, middle = by_rows(part(inputs, 0, 37), state)
+    second, after = by_rows(part(inputs, 37, CHUNK + 20), middle)
+    np.testing.assert_allclose(jnp.concatenate([first, second], axis=1), wanted, rtol=1e-5, atol=3e-5)
+    np.testing.assert_allclose(after, wanted_after, rtol=1e-5, atol=3e-5)
+
+
+def test_tokens_without_a_step_are_not_there():
+    inputs, state = random_inputs(20), random_state()
+    nothing = jnp.arange(20)[None, :, None] >= 12
+    padded = inputs._replace(step=jnp.where(nothing, 0.0, inputs.step))
+    _, wanted = by_rows(part(inputs, 0, 12), state)
+    np.testing.assert_allclose(by_rows(padded, state)[1], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_segments_begin_anew_within_chunks_and_at_their_borders():
+    length = 2 * CHUNK + 30
+    inputs, zero = random_inputs(length), jnp.zeros((B, K, C))
+    starts = [0, 11, CHUNK, CHUNK + 1, 2 * CHUNK - 3]
+    segments = jnp.sum(jnp.arange(length)[None] >= jnp.asarray(starts)[:, None], axis=0)
+    read, state = by_rows(inputs, zero, jnp.broadcast_to(segments, (B, length)))
+    for start, stop in zip(starts, [*starts[1:], length], strict=True):
+        wanted, last = by_rows(part(inputs, start, stop), zero)
+        np.testing.assert_allclose(read[:, start:stop], wanted, rtol=1e-5, atol=3e-5)
+    np.testing.assert_allclose(state, last, rtol=1e-5, atol=3e-5)
+
+
+def test_gradients_are_those_of_the_steps():
+    inputs, weights = random_inputs(13), jax.random.normal(jax.random.key(1), (B, 13, C))
+
+    def summed(compute: Any) -> Any:
+        return lambda inputs, state: (compute(inputs, state)[0] * weights).sum()
+
+    found, wanted = (
+        jax.jit(jax.grad(summed(f), (0, 1)))(inputs, random_state()) for f in (by_rows, by_steps)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5), found, wanted)
+    assert all(float(jnp.abs(leaf).max()) > 0.1 for leaf in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize("step", [0.0, 1e-30, 1e4, 1e30])
+def test_extreme_steps_and_their_gradients_are_finite(step):
+    inputs = random_inputs(CHUNK + 3)
+    inputs = inputs._replace(step=jnp.full_like(inputs.step, step), v=inputs.v / max(step, 1.0))
+
+    def loss(inputs: Any, rates: Any, state: Any) -> Any:
+        read, after = selective_rows(inputs, rates, state)
+        return read.sum() + after.sum(), read
+
+    (_, read), gradient = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(inputs, RATES, random_state())
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves((read, gradient)))
+    if step >= 1e4:
+        # Of everything before, nothing is left: each token reads what it has taken up itself.
+        own = (inputs.q * inputs.k).sum(-1) * inputs.step * inputs.v
+        np.testing.assert_allclose(read, own, rtol=1e-5, atol=1e-6)
+
+
+def sizes(jaxpr: Any) -> Iterator[int]:
+    """Elements of every array that a program makes, inner programs included."""
+    for equation in jaxpr.eqns:
+        yield from (int(np.prod(variable.aval.shape)) for variable in equation.outvars)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from sizes(inner)
+
+
+def test_no_array_holds_the_states_of_a_whole_row():
+    """Forward there is one state at a time; backward, one a chunk and those of the chunk at work."""
+    state = jax.ShapeDtypeStruct((B, K, C), jnp.float32)
+
+    def largest(compute: Any, length: int) -> int:
+        inputs = jax.eval_shape(lambda: random_inputs(length))
+        return max(sizes(jax.make_jaxpr(compute)(inputs, state).jaxpr))
+
+    def gradient(*given: Any) -> Any:
+        return jax.grad(lambda *given: by_rows(*given)[0].sum(), (0, 1))(*given)
+
+    assert largest(by_rows, 2 * CHUNK) == B * 2 * CHUNK * C < B * CHUNK * K * C
+    assert largest(gradient, 40 * CHUNK) == B * 40 * CHUNK * C
