@@ -84,20 +84,17 @@ def _chunk(
     segments: ChunkSegments | None,
 ) -> tuple[Float[Array, "B C T"], Float[Array, "B K C"]]:
     """One chunk of T tokens, with channels before tokens as `scan_chunks` has them."""
-    begins = None
-    if segments is not None:
-        before, own = segments
-        begins = (own != jnp.concatenate([before[:, None], own[:, :-1]], axis=1)).swapaxes(0, 1)
+    before, own = (None, None) if segments is None else (segments[0], segments[1].swapaxes(0, 1))
 
-    def one(state: Array, token: Any) -> tuple[Array, Array]:
-        inputs, begins = token
-        if begins is not None:
-            state = jnp.where(begins[:, None, None], 0.0, state)
+    def one(carry: Any, token: Any) -> tuple[Any, Array]:
+        (state, before), (inputs, own) = carry, token
+        if own is not None:
+            state = jnp.where((own != before)[:, None, None], 0.0, state)
         read, state = _token(inputs, rates, state)
-        return state, read
+        return (state, own), read
 
     tokens = SelectiveInputs(*(jnp.moveaxis(x, 2, 0) for x in inputs))
-    state, read = jax.lax.scan(one, state, (tokens, begins))
+    (state, _), read = jax.lax.scan(one, (state, before), (tokens, own))
     return jnp.moveaxis(read, 0, 2), state
 
 

@@ -102,7 +102,8 @@ def test_channels_of_a_scan_are_split():
         for n in (1, 2)
     )
     kept = "activations of a microbatch"
-    assert split.learning[AT_WORK][kept] < 1.5 * whole.learning[AT_WORK][kept]
+    # Twice the rows on half of the channels. What is as wide as the stream or the state is whole: 2.04 times were none.
+    assert split.learning[AT_WORK][kept] < 1.6 * whole.learning[AT_WORK][kept]
 
 
 @pytest.mark.parametrize("rows", [2, 4, 32])
