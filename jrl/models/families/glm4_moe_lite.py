@@ -21,7 +21,7 @@ def read_config(hf: Any) -> TransformerConfig:
 
 
 def read_sparse(model_type: str, hf: Any) -> list[bool]:
-    """Which layers have experts, from `mlp_layer_types`.
+    """True for each layer with experts, from `mlp_layer_types`.
 
     Raises:
       ValueError: If there is not one type a layer, or one is unknown.

@@ -55,7 +55,7 @@ class ChannelDecays:
     def products(
         self, queries: Float[Array, "B N C K"], keys: Float[Array, "B N C K"]
     ) -> Float[Array, "B N C C"]:
-        """What the query of token i reads of the key of token j; 0 where j comes after i."""
+        """Products of the query of token i and the key of token j as it is by then; 0 where j comes after i."""
         queries, keys = _filled(queries), _filled(keys)
         blocks = (queries * keys).sum(axis=-1)[..., None, None]
         queries, keys = queries[:, :, :, None], keys[:, :, :, None]
@@ -70,15 +70,15 @@ class ChannelDecays:
         return found if self._sees is None else jnp.where(self._sees, found, 0.0)
 
     def read(self, x: Float[Array, "B N C K"], state: Float[Array, "B N K V"]) -> Float[Array, "B N C V"]:
-        """What each token's x reads of the state before the chunk."""
+        """Products of each token's x and the state before the chunk, as it is by then."""
         return dot("bnik,bnkv->bniv", self._since_start * x, state)
 
     def kept(self, state: Float[Array, "B N K V"]) -> Float[Array, "B N K V"]:
-        """What is left of that state after the chunk."""
+        """The state before the chunk, as it is after it."""
         return self._since_start[:, :, -1, :, None] * state
 
     def late(self, keys: Float[Array, "B N C K"]) -> Float[Array, "B N C K"]:
-        """Keys as they are at the end of the chunk."""
+        """The keys, as they are at the end of the chunk."""
         return self._until_end * keys
 
 

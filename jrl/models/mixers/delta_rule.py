@@ -99,7 +99,7 @@ def _chunk(
 
 
 class HeadDecays:
-    """What `ChannelDecays` is, where all channels of a head decay alike."""
+    """Factors of a chunk where all channels of a head decay alike; the methods are those of `ChannelDecays`."""
 
     def __init__(self, log_decay: Float[Array, "B N C"], segments: ChunkSegments | None):
         self._between, self._since_start, self._until_end = chunk_decays(log_decay, segments)
@@ -107,19 +107,19 @@ class HeadDecays:
     def products(
         self, queries: Float[Array, "B N C K"], keys: Float[Array, "B N C K"]
     ) -> Float[Array, "B N C C"]:
-        """As of `ChannelDecays`."""
+        """Products of the query of token i and the key of token j, decayed between the two."""
         return dot("bnik,bnjk->bnij", queries, keys) * self._between
 
     def read(self, x: Float[Array, "B N C K"], state: Float[Array, "B N K V"]) -> Float[Array, "B N C V"]:
-        """As of `ChannelDecays`."""
+        """Products of each token's x and the decayed state before the chunk."""
         return self._since_start[..., None] * dot("bnik,bnkv->bniv", x, state)
 
     def kept(self, state: Float[Array, "B N K V"]) -> Float[Array, "B N K V"]:
-        """As of `ChannelDecays`."""
+        """The state before the chunk, decayed to its end."""
         return self._since_start[:, :, -1, None, None] * state
 
     def late(self, keys: Float[Array, "B N C K"]) -> Float[Array, "B N C K"]:
-        """As of `ChannelDecays`."""
+        """The keys, decayed to the end of the chunk."""
         return self._until_end[..., None] * keys
 
 
