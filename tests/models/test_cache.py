@@ -238,4 +238,4 @@ class TestOwnColumns:
     def test_seq2seq_models_refuse(self):
         policy, params, frozen, _ = tiny_policy("t5")
         with pytest.raises(ValueError, match="causal language model"):
-            policy.own_columns(policy.init_cache(params, frozen, tiny_contexts(), 8))
+            jax.eval_shape(lambda: policy.own_columns(policy.init_cache(params, frozen, tiny_contexts(), 8)))

@@ -35,14 +35,15 @@ def test_a_step_along_its_gradient_raises_it(reward: jrl.DifferentiableReward) -
     def total(images: jax.Array) -> jax.Array:
         return reward(images, tokens).sum()
 
-    value, gradient = jax.jit(jax.value_and_grad(total))(IMAGES)
+    graded, judged = jax.jit(jax.value_and_grad(total)), jax.jit(lambda *inputs: reward(*inputs))
+    value, gradient = graded(IMAGES)
     assert -2.0 <= float(value) <= 2.0
     size = float(jnp.square(gradient).sum())
     assert size > 0
     step = 1e-3 / size**0.5
-    rise = float(total(IMAGES + step * gradient) - value)
+    rise = float(graded(IMAGES + step * gradient)[0] - value)
     assert rise == pytest.approx(step * size, rel=0.05)
-    assert float(jnp.abs(reward(IMAGES, tokens) - reward(IMAGES, tokens[::-1])).max()) > 1e-3
+    assert float(jnp.abs(judged(IMAGES, tokens) - judged(IMAGES, tokens[::-1])).max()) > 1e-3
 
 
 def test_pixels_of_their_own_size_are_only_normalised() -> None:
