@@ -111,7 +111,7 @@ def _inner(kind: str, rest: str) -> str:
 
 
 def _flux_names(known: set[str]) -> dict[str, tuple[str, ...]]:
-    found = {original: (name,) for original, name in _FLUX_OUTER.items()}
+    found: dict[str, tuple[str, ...]] = {original: (name,) for original, name in _FLUX_OUTER.items()}
     for original, name, parts in (
         ("double_blocks", "transformer_blocks", _FLUX_DOUBLE),
         ("single_blocks", "single_transformer_blocks", _FLUX_SINGLE),
