@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every decoder family under a hydra reference, with LoRA, and on a mesh.
+"""Every language model's family under a hydra reference, with LoRA, and on a mesh.
 
 One PPO iteration of each is in `tests/trainers/test_train_families.py`.
 """
@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 def test_the_hydra_reference_is_the_model_before_training(family):
     lm, params = model(family)
     # Logits that a mistake could change.
-    assert float(jnp.abs(jax.jit(lambda p, i: whole_logits(lm, p, i))(params, rows())).max()) > 0.1
+    assert float(jnp.abs(jax.jit(lambda p, i: whole_logits(lm, p, i))(params, rows(family))).max()) > 0.1
     assert hydra_error(family) < TOLERANCE
 
 

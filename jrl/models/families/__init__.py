@@ -45,6 +45,7 @@ from jrl.models.families import (
     mistral,
     mistral3,
     mixtral,
+    mt5,
     nemotron,
     nemotron_h,
     olmo2,
@@ -69,6 +70,7 @@ from jrl.models.families import (
     stablelm,
     starcoder2,
     t5,
+    umt5,
 )
 from jrl.models.families.base import Entry, Family, Shape
 from jrl.suggestions import did_you_mean
@@ -118,6 +120,7 @@ FAMILIES = MappingProxyType(
             mistral.FAMILY,
             mistral3.FAMILY,
             mixtral.FAMILY,
+            mt5.FAMILY,
             nemotron.FAMILY,
             nemotron_h.FAMILY,
             olmo2.FAMILY,
@@ -142,6 +145,7 @@ FAMILIES = MappingProxyType(
             stablelm.FAMILY,
             starcoder2.FAMILY,
             t5.FAMILY,
+            umt5.FAMILY,
         )
     }
 )
