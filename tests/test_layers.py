@@ -98,6 +98,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "episodes",
             "experience",
             "gathering",
+            "reward_call",
             "sampler",
             "slot_collector",
             "turns",

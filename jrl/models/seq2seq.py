@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encoder-decoder of T5 (Raffel et al. 2020, arXiv:1910.10683), as parts applied with only their own parameters.
 
-Every block is pre-norm with RMSNorm. Attention has no scale; a table of relative positions, one for each stack, is
-added to the scores of its self-attention. Dropout stands where the reference implementation has it: on embeddings,
-attention weights, inside and behind every MLP, behind every attention, and on the output of both stacks.
+Every block is pre-norm with RMSNorm. Attention has no scale; a table of relative positions, one for each stack or each
+layer, is added to the scores of self-attention. Dropout stands where the reference implementation has it: on
+embeddings, attention weights, inside and behind every MLP, behind every attention, and on the output of both stacks.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.models.transformer import Head, hide_padding
 
 Stream = Float[Array, "B Q D"]
+Bias = Float[Array, "1 N Q S"]
 
 
 class Rows(NamedTuple):
@@ -78,15 +79,19 @@ class _Block(nn.Module):
     """Base class of the blocks of both stacks.
 
     Attributes:
+      reads_ahead: Self-attention reads later tokens too.
       config: The model.
       dtype: Of the computation.
     """
 
+    reads_ahead: ClassVar[bool]
     config: Seq2SeqConfig
     dtype: Any
 
     def setup(self) -> None:
         """Names the parts."""
+        if self.config.bias_in_every_layer:
+            self.relative_bias = RelativeBias(self.config, both_ways=self.reads_ahead)
         self.attn, self.mlp = RelativeAttention(self.config, self.dtype), Mlp(self.config, self.dtype)
         self.attn_norm, self.mlp_norm = self.norm(), self.norm()
         self.dropout = nn.Dropout(self.config.dropout)
@@ -94,6 +99,10 @@ class _Block(nn.Module):
     def norm(self) -> Norm:
         """A norm over the residual stream."""
         return Norm("rms", self.config.norm_epsilon, (self.config.width,), self.dtype)
+
+    def bias(self, of_stack: Bias | None, queries: Int[Array, "Q"], keys: Int[Array, "S"]) -> Bias:
+        """The relative positions that the self-attention reads: this layer's where the stack has none."""
+        return self.relative_bias(queries, keys) if of_stack is None else of_stack
 
     def add(self, x: Stream, update: Stream) -> Stream:
         """The residual stream with what a sublayer adds to it."""
@@ -104,15 +113,20 @@ class _Block(nn.Module):
 class EncoderBlock(_Block):
     """Self-attention over the whole context, then the MLP."""
 
-    def __call__(self, x: Stream, mask: Bool[Array, "B Q S"], bias: Float[Array, "1 N Q S"]) -> Stream:
-        """The residual stream after this layer."""
-        normed = self.attn_norm(x)
+    reads_ahead = True
+
+    def __call__(self, x: Stream, mask: Bool[Array, "B Q S"], bias: Bias | None) -> Stream:
+        """The residual stream after this layer; `bias` is None where every layer has its own."""
+        normed, columns = self.attn_norm(x), jnp.arange(x.shape[1])
+        bias = self.bias(bias, columns, columns)
         x = self.add(x, self.attn(normed, self.attn.memory(normed), mask, bias))
         return self.add(x, self.mlp(self.mlp_norm(x)))
 
 
 class DecoderBlock(_Block):
     """Causal self-attention, attention over the encoder's output, then the MLP."""
+
+    reads_ahead = False
 
     def setup(self) -> None:
         """Names the cross-attention beside what all blocks have."""
@@ -128,10 +142,19 @@ class DecoderBlock(_Block):
         x: Stream,
         source: Float[Array, "B C D"] | LayerCache,
         rows: Rows,
-        bias: Float[Array, "1 N Q S"],
+        bias: Bias | None,
         cache: LayerCache | None,
     ) -> tuple[Stream, LayerCache | None]:
-        """The residual stream after this layer, and its cache; `source` is the encoder's output, or `read` of it."""
+        """The residual stream after this layer, and its cache.
+
+        Args:
+          x: The stream before it.
+          source: The encoder's output, or `read` of it.
+          rows: What attention needs to know.
+          bias: Relative positions; None where every layer has its own.
+          cache: Earlier keys and values; None without a cache.
+        """
+        bias = self.bias(bias, rows.queries, jnp.arange(rows.mask.shape[2]))
         normed = self.attn_norm(x)
         memory = self.attn.memory(normed)
         if cache is not None:
@@ -164,8 +187,9 @@ class EncoderDecoder(nn.Module):
         """Names the parts; what a method does not touch needs no parameters."""
         config = self.config
         self.embed = Table(config.padded_vocab_size, config.width, config.init_factor, "vocab")
-        self.encoder_relative_bias = RelativeBias(config, both_ways=True)
-        self.decoder_relative_bias = RelativeBias(config, both_ways=False)
+        if not config.bias_in_every_layer:
+            self.encoder_relative_bias = RelativeBias(config, both_ways=True)
+            self.decoder_relative_bias = RelativeBias(config, both_ways=False)
         encoder, decoder = EncoderBlock, DecoderBlock
         if self.remat:
             encoder, decoder = nn.remat(EncoderBlock), nn.remat(DecoderBlock)
@@ -181,7 +205,8 @@ class EncoderDecoder(nn.Module):
     def outer_parts(self, ids: Int[Array, "B Q"]) -> Float[Array, "B Q V"]:
         """Touches every part but the layers, which is what `init` needs."""
         columns = jnp.arange(ids.shape[1])
-        self.encoder_relative_bias(columns, columns), self.decoder_relative_bias(columns, columns)
+        if not self.config.bias_in_every_layer:
+            self.encoder_relative_bias(columns, columns), self.decoder_relative_bias(columns, columns)
         return self.logits(self.norm(self.encoder_final_norm(self.embed_tokens(ids))))
 
     def embed_tokens(self, tokens: Int[Array, "B Q"], is_whole: bool = False) -> Stream:
@@ -193,7 +218,7 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Array, "B C D"]:
         """The encoder's output, which the decoder reads: garbage where padded. `is_whole` as of `embed_tokens`."""
         x, columns = self.embed_tokens(tokens, is_whole), jnp.arange(tokens.shape[1])
-        bias = self.encoder_relative_bias(columns, columns)
+        bias = None if self.config.bias_in_every_layer else self.encoder_relative_bias(columns, columns)
         visible = jnp.broadcast_to(mask[:, None, :], (*tokens.shape, tokens.shape[1]))
 
         def call(block: Any, x: Array) -> Any:
@@ -225,7 +250,9 @@ class EncoderDecoder(nn.Module):
           stop: Behind the last one.
           caches: One entry for each layer of the decoder, or None. With them every layer has its own body.
         """
-        bias = self.decoder_relative_bias(rows.queries, jnp.arange(rows.mask.shape[2]))
+        bias = None
+        if not self.config.bias_in_every_layer:
+            bias = self.decoder_relative_bias(rows.queries, jnp.arange(rows.mask.shape[2]))
         if caches is None:
 
             def call(block: Any, x: Array) -> Any:
@@ -279,7 +306,7 @@ def init_encoder_decoder(config: Seq2SeqConfig, key: Array) -> dict[str, Any]:
 @functools.partial(jax.jit, static_argnums=0)
 def _init_encoder_block(config: Seq2SeqConfig, key: Array) -> dict[str, Any]:
     x, mask = jnp.zeros((1, 1, config.width)), jnp.ones((1, 1, 1), bool)
-    bias = jnp.zeros((1, config.num_heads, 1, 1))
+    bias = None if config.bias_in_every_layer else jnp.zeros((1, config.num_heads, 1, 1))
     return dict(EncoderBlock(config, jnp.float32).init(key, x, mask, bias)["params"])
 
 
@@ -287,7 +314,7 @@ def _init_encoder_block(config: Seq2SeqConfig, key: Array) -> dict[str, Any]:
 def _init_decoder_block(config: Seq2SeqConfig, key: Array) -> dict[str, Any]:
     x, mask = jnp.zeros((1, 1, config.width)), jnp.ones((1, 1, 1), bool)
     rows = Rows(mask, jnp.zeros((1,), jnp.int32), mask[0])
-    bias = jnp.zeros((1, config.num_heads, 1, 1))
+    bias = None if config.bias_in_every_layer else jnp.zeros((1, config.num_heads, 1, 1))
     return dict(DecoderBlock(config, jnp.float32).init(key, x, x, rows, bias, None)["params"])
 
 

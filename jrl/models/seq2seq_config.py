@@ -29,6 +29,7 @@ class Seq2SeqConfig:
       num_buckets: Rows of a table of relative positions.
       max_distance: Distances from here on share the last bucket.
       decoder_start_token_id: First id of every decoder row.
+      bias_in_every_layer: Every self-attention has a table of relative positions; otherwise a stack shares one.
       dropout: Rate everywhere; acts only where a dropout key is given.
       init_factor: Multiplies the standard deviations of fresh weights.
     """
@@ -48,6 +49,7 @@ class Seq2SeqConfig:
     num_buckets: int
     max_distance: int
     decoder_start_token_id: int
+    bias_in_every_layer: bool = False
     dropout: float = 0.0
     init_factor: float = 1.0
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule, typed_value
+from jrl.ops.noise_schedule import DenoisingSteps, NoiseSchedule
+from jrl.ops.scheduler_keys import FLOW_FIXED, read_keys
 
 FLOW_CLASS = "FlowMatchEulerDiscreteScheduler"
 FLOW_PREDICTION = "flow_prediction"
@@ -214,16 +215,6 @@ def flow_steps(
     return DenoisingSteps(*(x.astype(dtype) for x in coefficients))
 
 
-_FIXED = (
-    "invert_sigmas",
-    "use_karras_sigmas",
-    "use_exponential_sigmas",
-    "use_beta_sigmas",
-    "stochastic_sampling",
-)
-"""Keys that must be false: nothing else is implemented."""
-
-
 def make_flow_schedule(config: Mapping[str, Any], *, spacing: str = "trained") -> FlowSchedule:
     """The schedule of a flow-matching checkpoint, from the dictionary of its `scheduler_config.json`.
 
@@ -243,21 +234,8 @@ def make_flow_schedule(config: Mapping[str, Any], *, spacing: str = "trained") -
     if kind != FLOW_CLASS:
         raise ValueError(f"the scheduler of a flow must be {FLOW_CLASS}, got {kind!r}.")
     own = ("spacing", "prediction_type", "resolution_shift")
-    fields = {
+    kinds = {
         field.name: str(field.type) for field in dataclasses.fields(FlowSchedule) if field.name not in own
     }
-    given = {}
-    for name, value in config.items():
-        if name in fields:
-            given[name] = typed_value(value, name=name, kind=fields[name])
-        elif name in _FIXED:
-            if value:
-                raise ValueError(
-                    f"the scheduler's `{name}` must be false (else not implemented), got {value!r}."
-                )
-        elif not name.startswith("_"):
-            raise ValueError(
-                f"the scheduler's configuration has an unknown key `{name}`, and what it asks for may not be "
-                f"implemented. Known: {', '.join([*fields, *_FIXED])}."
-            )
+    given = read_keys(config, kinds, fixed=FLOW_FIXED, silent={})
     return FlowSchedule(**given, spacing=spacing)

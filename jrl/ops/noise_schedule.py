@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Num
 
 from jrl.ops.predictions import PREDICTIONS
+from jrl.ops.scheduler_keys import NOISE_FIXED, NOISE_SILENT, read_keys
 
 
 def _linear(start: float, end: float, count: int) -> np.ndarray:
@@ -212,15 +213,17 @@ _OTHER_PROCESSES = {"FlowMatch": "flow matching", "EDM": "levels of noise σ in 
 def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
     """The schedule of a Stable Diffusion checkpoint, from the dictionary of its `scheduler_config.json`.
 
-    The checkpoint may name another scheduler, such as PNDM: what that one has and DDIM has not is ignored. Two keys
-    are repaired, as the checkpoints' own library does: latents are never clipped to ±1, and timesteps start at 1.
+    The checkpoint may name another scheduler, such as PNDM: how that one steps is not read, since DDIM takes its
+    place (`jrl.ops.scheduler_keys`). Two keys are repaired, as the checkpoints' own library does: latents are never
+    clipped to ±1, and timesteps start at 1. A third is repaired here alone: the last step ends at ᾱ_0.
 
     Args:
       config: Keys of diffusers' schedulers.
     Returns:
       A schedule, with the defaults of `NoiseSchedule` for what the dictionary does not name.
     Raises:
-      ValueError: If the scheduler is one of another process, or a value is of a wrong kind or unknown.
+      ValueError: If the scheduler is one of another process, a key is unknown, or a value is of a wrong kind or not
+        implemented.
     Reference: diffusers, `DDIMScheduler.from_config` and the repairs in `StableDiffusionPipeline.__init__`.
     Example:
       >>> make_noise_schedule({"beta_end": 0.012, "steps_offset": 1, "clip_sample": False}).beta_end
@@ -230,16 +233,8 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
     for prefix, meaning in _OTHER_PROCESSES.items():
         if kind.startswith(prefix):
             raise ValueError(f"the scheduler must be one of a model with β, got {kind!r} ({meaning}).")
-    if config.get("timestep_type", "discrete") != "discrete":
-        raise ValueError(
-            "the scheduler's `timestep_type` must be 'discrete', got "
-            f"{config['timestep_type']!r}: the network is told levels of noise, and not timesteps."
-        )
-    given = {
-        field.name: typed_value(config[field.name], name=field.name, kind=str(field.type))
-        for field in dataclasses.fields(NoiseSchedule)
-        if field.name in config
-    }
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(NoiseSchedule)}
+    given = read_keys(config, kinds, fixed=NOISE_FIXED, silent=NOISE_SILENT)
     if given.get("trained_betas") is not None:
         given.setdefault("num_train_timesteps", len(given["trained_betas"]))
     for name, default, repaired, why in (
@@ -253,38 +248,13 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
                 stacklevel=2,
             )
         given[name] = repaired
+    if config.get("set_alpha_to_one"):
+        warnings.warn(
+            "the scheduler's configuration has True for `set_alpha_to_one`; False is used: a last step to ᾱ = 1 has no "
+            "density.",
+            stacklevel=2,
+        )
     return NoiseSchedule(**given)
-
-
-def typed_value(value: Any, *, name: str, kind: str) -> Any:
-    """A value of a scheduler's configuration, once it is of the kind that its field has.
-
-    Args:
-      value: As the file has it.
-      name: Of the key, for messages.
-      kind: The field's annotation, such as "float" or "float | None".
-    Returns:
-      The value; whole numbers as floats and lists as tuples, where the field has those.
-    Raises:
-      ValueError: If it is of another kind.
-    Reference: none; a check of types.
-    Example:
-      >>> typed_value(3, name="shift", kind="float")
-      3.0
-    """
-    if value is None and kind.endswith("| None"):
-        return None
-    kind = kind.removesuffix(" | None")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "float" and is_number:
-        return float(value)
-    if kind.startswith("tuple") and isinstance(value, list | tuple):
-        return tuple(typed_value(beta, name=name, kind="float") for beta in value)
-    if not isinstance(value, {"int": int, "bool": bool, "str": str}.get(kind, type(None))) or (
-        kind == "int" and not is_number
-    ):
-        raise ValueError(f"the scheduler's configuration must have {kind} for `{name}`, got {value!r}.")
-    return value
 
 
 def denoising_steps(

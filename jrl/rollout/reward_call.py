@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jrl.placement import local_computation
 from jrl.rollout.keywords import reward_functions, unique_names
 from jrl.rollout.reward_columns import RewardColumns, check_weights, combined_rewards, reward_columns
 from jrl.rollout.rewards import RewardError, call_reward_fns
@@ -83,7 +84,7 @@ class RewardCall:
         names, alone = tuple(self.functions), len(self.functions) == 1
         roles = ["reward_fn"] if alone else [f"reward_fn[{name}]" for name in names]
         try:
-            with self.asking:
+            with self.asking, local_computation():
                 found = call_reward_fns(
                     dict(zip(roles, self.functions.values(), strict=True)),
                     texts,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs what every family must do beyond its logits, and rewrites the table of families in docs/models.md.
 
-`python tests/models/family_table.py` runs, for every decoder family, the tests of hydra, LoRA, a mesh and one PPO
+`python tests/models/family_table.py` runs, for every family that writes, the tests of hydra, LoRA, a mesh and one PPO
 iteration, and reads the other two tables of the page for the rest of a line. With names it runs these families alone,
 and with `--columns hydra,lora` these tests alone; other cells stay as they are.
 """

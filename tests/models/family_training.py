@@ -16,26 +16,26 @@ import numpy as np
 from jrl.mesh import batch_sharding, make_mesh, tree_shardings
 from jrl.models.adapters import LoraConfig
 from jrl.models.adapters.peft_format import adapter_entries
-from jrl.models.model import CausalLM
+from jrl.models.model import LanguageModel, make_model
 from jrl.models.policy import init_reference
 from jrl.typing import ModelInputs
-from tests.models import family_cases, multimodal_cases
+from tests.models import family_cases, multimodal_cases, seq2seq_cases
 
 ROWS, LENGTH = 8, 9
-CONFIGS = {
-    config.model_type: config for config in reversed((family_cases.CASES | multimodal_cases.CASES).values())
-}
-"""A config of every decoder family: its first case."""
+CASES = family_cases.CASES | multimodal_cases.CASES | seq2seq_cases.CASES
+CONFIGS = {config.model_type: config for config in reversed(CASES.values())}
+"""A config of every language model's family: its first case."""
 
 
 @functools.cache
-def model(family: str) -> tuple[CausalLM, Any]:
+def model(family: str) -> tuple[LanguageModel, Any]:
     """The model of a family, and parameters of which none is at its initial value."""
-    lm = CausalLM.from_config(CONFIGS[family])
+    lm = make_model(CONFIGS[family])
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lm.init, jax.random.key(0))
     # Scales are around 1, or around 0 where 1 is added.
-    middle = 0.0 if lm.config.norm.endswith("plus_one") else 1.0
+    adds_one = lm.family.kind == "causal" and lm.config.norm.endswith("plus_one")
+    middle = 0.0 if adds_one else 1.0
     return lm, jax.tree.map(
         lambda leaf: (0.1 * rng.normal(size=leaf.shape) + (middle if leaf.ndim == 1 else 0.0)).astype(
             np.float32
@@ -44,15 +44,21 @@ def model(family: str) -> tuple[CausalLM, Any]:
     )
 
 
-def rows() -> ModelInputs:
-    """Left-padded rows."""
-    tokens = jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 97)
-    return ModelInputs(tokens, jnp.arange(LENGTH)[None] >= jnp.arange(ROWS)[:, None] % 4)
+def rows(family: str) -> ModelInputs:
+    """Left-padded rows; of an encoder-decoder with a context, which is padded the other way round."""
+    tokens, context = (jax.random.randint(jax.random.key(seed), (ROWS, LENGTH), 2, 97) for seed in (1, 2))
+    mask = jnp.arange(LENGTH)[None] >= jnp.arange(ROWS)[:, None] % 4
+    if model(family)[0].family.kind == "causal":
+        return ModelInputs(tokens, mask)
+    return ModelInputs(tokens, mask, None, context, mask[::-1, ::-1])
 
 
-def whole_logits(lm: CausalLM, params: Any, inputs: ModelInputs) -> Any:
+def whole_logits(lm: LanguageModel, params: Any, inputs: ModelInputs) -> Any:
     """Logits of the model itself, 0 at padding."""
-    logits = lm.logits(params, inputs.tokens, inputs.attention_mask)
+    context: dict[str, Any] = {}
+    if inputs.context_tokens is not None:
+        context = dict(context_tokens=inputs.context_tokens, context_mask=inputs.context_mask)
+    logits = lm.logits(params, inputs.tokens, inputs.attention_mask, **context)
     return jnp.where(inputs.attention_mask[..., None], logits, 0.0)
 
 
@@ -80,7 +86,7 @@ def hydra_report(family: str) -> tuple[float, float]:
         errors = [jnp.abs(logits(part) - own).max() for part in (init_reference(trained), trained)]
         return jnp.maximum(*errors), jnp.abs(own).max()
 
-    error, largest = run(params, rows())
+    error, largest = run(params, rows(family))
     return float(error), float(largest)
 
 
@@ -93,7 +99,7 @@ def lora_report(family: str) -> tuple[float, list[str], list[str]]:
     lm, whole = model(family)
     config = LoraConfig(r=2)
     split: dict[str, Any] = dict(adapter=config)
-    policy, inputs = lm.policy(**split), rows()
+    policy, inputs = lm.policy(**split), rows(family)
     params, frozen = lm.split_params(whole, key=jax.random.key(0), **split)
 
     @jax.jit
@@ -126,10 +132,10 @@ def lora_names(family: str) -> list[str]:
 def mesh_error(family: str) -> float:
     """Largest distance between logits on a mesh (2, 2, 2) and on one device."""
     lm, params = model(family)
-    inputs, mesh = rows(), make_mesh(2, 2, 2)
+    inputs, mesh = rows(family), make_mesh(2, 2, 2)
     run = jax.jit(functools.partial(whole_logits, lm))
     wanted = np.asarray(run(params, inputs))
     placed = jax.device_put(params, tree_shardings(mesh, params)[0])
-    spread = ModelInputs(*(jax.device_put(part, batch_sharding(mesh)) for part in inputs[:2]))
+    spread = jax.device_put(inputs, batch_sharding(mesh))
     with jax.set_mesh(mesh):
         return float(np.abs(np.asarray(run(placed, spread)) - wanted).max())

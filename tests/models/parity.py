@@ -17,10 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Llama4ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    Llama4ForConditionalGeneration,
+)
 
 from jrl.models.attention import full_context
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
+from jrl.models.families import find_family
 from jrl.models.positions import token_positions
 from jrl.models.transformer import Decoder
 from jrl.rollout.generate import make_generate
@@ -115,6 +121,8 @@ def max_error(one: np.ndarray, other: np.ndarray, mask: np.ndarray) -> float:
 
 def auto_class(hf_config: Any) -> Any:
     """The class that opens checkpoints of a config: a multimodal one has that of its text model in it."""
+    if find_family(hf_config.model_type).kind == "seq2seq":
+        return AutoModelForSeq2SeqLM
     return AutoModelForImageTextToText if "text_config" in hf_config.to_dict() else AutoModelForCausalLM
 
 

@@ -25,8 +25,8 @@ from tests.models import (  # noqa: E402
     family_cases,
     multimodal_cases,
     parity,
+    seq2seq_cases,
     seq2seq_parity,
-    test_seq2seq_parity,
 )
 
 PAGE = ROOT / "docs" / "models.md"
@@ -77,7 +77,7 @@ def main(chosen: Sequence[str]) -> None:
     """Runs the cases that a pattern names, all without one, and writes the page."""
     cases = family_cases.CASES | multimodal_cases.CASES
     runs = [(case, config, parity.compare) for case, config in cases.items()]
-    runs += [(case, config, seq2seq_parity.compare) for case, config in test_seq2seq_parity.CASES.items()]
+    runs += [(case, config, seq2seq_parity.compare) for case, config in seq2seq_cases.CASES.items()]
     rows = {}
     for case, config, compare in runs:
         if chosen and not any(fnmatch.fnmatch(case, pattern) for pattern in chosen):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from transformers import T5ForConditionalGeneration
+from transformers import AutoModelForSeq2SeqLM
 
 from jrl.models.checkpoint import load_checkpoint, save_checkpoint
 from jrl.models.seq2seq import EncoderDecoder, Rows
@@ -59,23 +59,30 @@ def compare(hf_config: Any, folder: Path, *, seed: int = 0) -> Report:
 
 
 def perturbed(hf_config: Any, seed: int) -> Any:
-    """A random torch model, none of its parameters at its initial value; the head of 1.1 is one of its own."""
+    """A random torch model, none of its parameters at its initial value."""
     torch.manual_seed(seed)
-    oracle = T5ForConditionalGeneration._from_config(
-        copy.deepcopy(hf_config), attn_implementation="eager", dtype=torch.float32
-    ).eval()
+    oracle = build(hf_config)
     with torch.no_grad():
-        # transformers ties every new T5; published checkpoints of 1.1 are not tied.
-        if not hf_config.scale_decoder_outputs:
-            oracle.lm_head.weight = torch.nn.Parameter(torch.randn_like(oracle.lm_head.weight))
         for parameter in oracle.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return oracle
 
 
+def build(hf_config: Any) -> Any:
+    """A fresh torch model; a head that nothing scales is its own, as in published checkpoints of 1.1 and mT5.
+
+    transformers ties every new one.
+    """
+    config = copy.deepcopy(hf_config)
+    made = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    if not hf_config.to_dict().get("scale_decoder_outputs", False):
+        made.lm_head.weight = torch.nn.Parameter(torch.randn_like(made.lm_head.weight))
+    return made.eval()
+
+
 def reopened(folder: Path) -> Any:
     """The torch model of a folder, which must hold exactly its tensors."""
-    oracle, info = T5ForConditionalGeneration.from_pretrained(
+    oracle, info = AutoModelForSeq2SeqLM.from_pretrained(
         folder, attn_implementation="eager", output_loading_info=True
     )
     problems = {what: found for what, found in info.items() if found}
@@ -108,7 +115,9 @@ def torch_stream(oracle: Any, inputs: ModelInputs) -> list[np.ndarray]:
     hooks = [
         stack.block[0].register_forward_pre_hook(lambda module, given: seen.append(given[0])),
         *(
-            block.register_forward_hook(lambda module, given, out: seen.append(out[0]))
+            block.register_forward_hook(
+                lambda module, given, out: seen.append(out if isinstance(out, torch.Tensor) else out[0])
+            )
             for block in stack.block
         ),
         stack.final_layer_norm.register_forward_hook(lambda module, given, out: seen.append(out)),

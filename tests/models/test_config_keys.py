@@ -11,11 +11,12 @@ from transformers import GPT2Config, LlamaConfig, OPTConfig
 from jrl.models.families import find_family
 from jrl.models.families.config_keys import SILENT, read_all_keys, usual_values
 from jrl.models.model import make_model
-from tests.models import multimodal_cases
+from tests.models import multimodal_cases, seq2seq_cases
 from tests.models.case_fields import GPT, MODERN
 from tests.models.family_cases import CASES
 
-PLAIN = {name: config for name, config in (CASES | multimodal_cases.CASES).items() if "-" not in name}
+ALL = CASES | multimodal_cases.CASES | seq2seq_cases.CASES
+PLAIN = {name: config for name, config in ALL.items() if "-" not in name}
 TOKENS = np.random.default_rng(0).integers(2, 80, (2, 21))
 """Longer than the windows, so that these act."""
 FINE = ("agree", "refused", "silent in torch", "torch refuses", "no other value")
@@ -27,7 +28,10 @@ STRINGS = {
     "hidden_activation": "relu",
     "activation": "relu",
     "activation_function": "relu",
+    "feed_forward_proj": "gated-silu",
 }
+MADE = ("dense_act_fn", "is_gated_act")
+"""What transformers makes of a key, and keeps beside it."""
 
 
 def changed(config, key):
@@ -58,7 +62,7 @@ def changed(config, key):
         if option is None or option == value:
             continue
         try:
-            fields = text.to_dict() | {key: option}
+            fields = {name: kept for name, kept in text.to_dict().items() if name not in MADE} | {key: option}
             remade = type(text).from_dict(fields)
         except Exception:  # transformers' own checks
             continue
@@ -76,16 +80,13 @@ def in_file(text, key):
 
 def outcome(config, key, plain, state, folder):
     """What becomes of a change: "refused", "agree", "silent in torch", or how jrl differs."""
-    import torch
-
     from jrl.models.checkpoint import load_checkpoint
-    from tests.models.parity import auto_class, writer
 
     other = changed(config, key)
     if other is None:
         return "no other value"
     try:
-        oracle = auto_class(other).from_config(other, attn_implementation="eager").eval()
+        oracle = build(other)
     except Exception:
         return "torch refuses"
     shapes = {name: tensor.shape for name, tensor in oracle.state_dict().items()}
@@ -93,8 +94,7 @@ def outcome(config, key, plain, state, folder):
     if is_same:
         oracle.load_state_dict(state)
         try:
-            with torch.no_grad():
-                theirs = writer(oracle)(torch.tensor(TOKENS)).logits.numpy()
+            theirs = torch_logits(oracle)
         except RuntimeError:  # sizes that do not fit together
             return "torch refuses"
         if np.array_equal(theirs, plain):
@@ -108,9 +108,31 @@ def outcome(config, key, plain, state, folder):
     if not is_same:
         return "agree"  # on names and shapes of all tensors
     # Op by op: keys of a family change few of the operations, and each change would make a program of its own.
-    ours = np.asarray(loaded.model.logits(loaded.params, TOKENS))
+    context = {"context_tokens": TOKENS} if loaded.model.family.kind == "seq2seq" else {}
+    ours = np.asarray(loaded.model.logits(loaded.params, TOKENS, **context))
     error = float(np.abs(ours - theirs).max())
     return "agree" if error < 1e-4 else f"off by {error:.1e}"
+
+
+def build(config):
+    """A fresh torch model."""
+    from tests.models import parity, seq2seq_parity
+
+    if find_family(config.model_type).kind == "seq2seq":
+        return seq2seq_parity.build(config)
+    return parity.auto_class(config).from_config(config, attn_implementation="eager").eval()
+
+
+def torch_logits(oracle):
+    """Logits of the rows; an encoder-decoder reads them as the context, too."""
+    import torch
+
+    from tests.models.parity import writer
+
+    tokens = torch.tensor(TOKENS)
+    is_seq2seq = find_family(oracle.config.model_type).kind == "seq2seq"
+    with torch.no_grad():
+        return writer(oracle)(tokens, **({"decoder_input_ids": tokens} if is_seq2seq else {})).logits.numpy()
 
 
 def is_named(key, message):
@@ -121,14 +143,12 @@ def is_named(key, message):
 
 def walk(name, folder):
     """The outcome of every key of a family's config class."""
-    import torch
-
-    from tests.models.parity import perturbed, writer
+    from tests.models import parity, seq2seq_parity
 
     config = PLAIN[name]
-    oracle = perturbed(config, seed=0)
-    with torch.no_grad():
-        plain = writer(oracle)(torch.tensor(TOKENS)).logits.numpy()
+    is_seq2seq = find_family(config.model_type).kind == "seq2seq"
+    oracle = (seq2seq_parity if is_seq2seq else parity).perturbed(config, seed=0)
+    plain = torch_logits(oracle)
     keys, state = usual_values(type(config.get_text_config())), oracle.state_dict()
     return {key: outcome(config, key, plain, state, folder / key) for key in keys}
 
@@ -157,6 +177,7 @@ KINDS = {
         "nemotron_h",
         "lfm2",
         "qwen2_5_vl",
+        "umt5",
     ),
 }
 
@@ -180,7 +201,9 @@ def test_a_refusal_names_the_key():
 
 
 @pytest.mark.parametrize(
-    "config", [GPT2Config(**GPT), LlamaConfig(**MODERN)], ids=lambda config: config.model_type
+    "config",
+    [GPT2Config(**GPT), LlamaConfig(**MODERN), PLAIN["t5"]],
+    ids=lambda config: config.model_type,
 )
 def test_no_key_of_a_class_is_passed_over(config):
     """Without torch: whatever a key is changed to, it is read, refused, or among those that change nothing."""
@@ -215,6 +238,6 @@ def test_a_key_that_a_class_calls_otherwise_is_not_passed_over():
 
 
 def test_every_silent_key_has_a_reason_and_is_one_of_some_class():
-    keys = {key for config in CASES.values() for key in vars(config)}
-    others = {"feed_forward_proj", "qa_dropout", "sinusoidal_pos_embds", "is_encoder_decoder"}
+    keys = {key for config in PLAIN.values() for key in vars(config)}
+    others = {"qa_dropout", "sinusoidal_pos_embds"}
     assert all(SILENT.values()) and set(SILENT) - keys <= others

@@ -14,7 +14,7 @@ from transformers import T5Config
 import jrl
 from jrl.mesh import AXES, make_mesh, rows_of_device
 from jrl.models.adapters.config import read_adapter_config
-from jrl.models.cost import device_bytes, different_results, estimate_cost, format_bytes
+from jrl.models.cost import device_bytes, different_results, estimate_cost, format_bytes, results_of_rows
 from jrl.models.model import make_model
 from jrl.typing import ModelInputs
 from tests.tiny import tiny_hf_config, tiny_lm
@@ -155,6 +155,20 @@ def test_views_of_one_array_are_counted_once():
 
     found = different_results(jax.make_jaxpr(program)(jnp.ones((2, 3))).jaxpr)
     assert [leaf.shape for leaf in found] == [(2, 3), (2, 3), (4, 2, 3)]
+
+
+def test_rows_that_guidance_doubles_are_counted_beside_those_that_it_does_not():
+    """An array of twice the rows is what as many of the others are of twice as many rows."""
+
+    def trace(count):
+        def kept(x):
+            both = jnp.concatenate([x, x])
+            return jnp.sin(x), jnp.cos(x), jnp.sin(both), jnp.arange(3) * 2
+
+        return jax.make_jaxpr(kept)(jnp.zeros((count, 4))).jaxpr
+
+    rows, both = ((6, 4), jnp.dtype("float32")), ((12, 4), jnp.dtype("float32"))
+    assert results_of_rows(trace, 6) == {rows: 2, both: 1}
 
 
 def test_two_calls_of_one_function_give_results_of_their_own():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every decoder family under a hydra reference, with LoRA, and on a mesh.
+"""Every language model's family under a hydra reference, with LoRA, and on a mesh.
 
 One PPO iteration of each is in `tests/trainers/test_train_families.py`.
 """

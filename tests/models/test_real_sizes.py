@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent / "real_configs"
 # Tied weights count once. Encoders are counted with a classifier of 2 labels, roberta-large-mnli of 3. The number is
 # torch's where the authors give billions alone, or count multi-token prediction: Ministral 3's text model, EXAONE,
 # Hunyuan, AFM, Bamba, Jamba, Gemma 4, Granite 4, Minitron, Nemotron-H and 3, Qwen3-Next, Qwen3.5, GLM, Kimi K2 and
-# Linear, Llama 4. Of multimodal models the text model is counted.
+# Linear, umT5 and Llama 4. Of multimodal models the text model is counted.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
@@ -99,6 +99,8 @@ PARAMETERS = {
     "t5-base": 222_903_552,
     "flan-t5-base": 247_577_856,
     "flan-t5-xxl": 11_135_332_352,
+    "mt5-small": 300_176_768,
+    "umt5-small": 306_601_984,
     "bert-base-uncased": 109_483_778,
     "roberta-large-mnli": 355_362_819,
     "distilbert-base-uncased-finetuned-sst-2-english": 66_955_010,

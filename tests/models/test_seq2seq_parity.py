@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Against torch transformers, for T5 1.0 and 1.1: each stage, greedy decoding, and the way back."""
+"""Against torch transformers, for T5 1.0 and 1.1, mT5 and umT5: each stage, greedy decoding, and the way back."""
 
 import json
 
@@ -9,17 +9,10 @@ from safetensors.numpy import load_file, save_file
 
 from jrl.models.checkpoint import load_checkpoint
 from jrl.models.seq2seq_attention import distance_buckets
-from tests.tiny import tiny_hf_config
+from tests.models.seq2seq_cases import CASES
 
 pytestmark = pytest.mark.parity
 pytest.importorskip("torch", reason="needs the parity extra")
-
-RELU = dict(feed_forward_proj="relu", tie_word_embeddings=True)
-CASES = {
-    "t5": tiny_hf_config("t5", 3, num_decoder_layers=2, **RELU),
-    "t5-1.1": tiny_hf_config("t5", 3, num_decoder_layers=2),
-    "t5-wide-heads": tiny_hf_config("t5", d_kv=12, feed_forward_proj="gated-silu", initializer_factor=0.5),
-}
 
 
 @pytest.mark.parametrize("case", CASES)

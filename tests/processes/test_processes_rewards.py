@@ -36,6 +36,16 @@ def test_process_0_judges_all_rows_where_it_is_asked_to(run):
     assert_same_run(got, run("ppo", 1, 2))
 
 
+def test_a_reward_that_computes_by_jax_runs_in_each_process_alone(run):
+    """Evaluations of 3 rows do not divide: one process judges 2 rows, the other 1."""
+    got, alone = (run("ppo", *layout, reward="vowels_in_jax") for layout in ((2, 1), (1, 2)))
+    sizes = [[len(rows) for rows in result["rows_seen"]] for result in got.results]
+    assert sizes[0] != sizes[1]
+    for mine, wanted in zip(got.rollouts, alone.rollouts, strict=True):
+        assert (mine["prompt"], mine["output"]) == (wanted["prompt"], wanted["output"])
+        assert mine["reward"] == pytest.approx(wanted["reward"], abs=1e-6)
+
+
 def test_metrics_are_measured_once_on_all_rows(run):
     for result in run("ppo", 2, 1).results:
         evaluations = [record for record in result["history"] if "evaluation" in record]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jrl
@@ -33,6 +34,11 @@ def vowels(outputs: list[str], prompts: list[str], **others: Any) -> list[float]
     """Share of vowels."""
     ROWS_SEEN.append(list(prompts))
     return runs.count_vowels(outputs, **others)
+
+
+def vowels_in_jax(outputs: list[str], prompts: list[str]) -> jax.Array:
+    """The same on this process's device, whatever the others do: the number of its rows may differ from theirs."""
+    return 1.0 * jnp.asarray(vowels(outputs, prompts))
 
 
 def fails_in_process_1(outputs: list[str], prompts: list[str], **others: Any) -> list[float]:
@@ -91,7 +97,9 @@ def letters(outputs: list[str]) -> dict[str, Any]:
 REWARDS: dict[str, Any] = {
     "several": [vowels, short_or_silent],
     "partly_silent": [vowels, even_or_silent],
-    **{function.__name__: function for function in (vowels, fails_in_process_1, fails_on_dogs)},
+    **{
+        function.__name__: function for function in (vowels, vowels_in_jax, fails_in_process_1, fails_on_dogs)
+    },
 }
 ENVIRONMENTS: dict[str, Any] = {world.__name__: world for world in (Parrot, Moody)}
 TEXTS = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we go on"]

@@ -12,12 +12,10 @@ from jrl.models.families import FAMILIES
 from jrl.models.model import make_model
 from jrl.models.multimodal import TextLayout
 from tests.models import multimodal_cases
-from tests.models.family_cases import CASES
-from tests.tiny import tiny_hf_config, tiny_t5_tokenizer, tiny_tokenizer
+from tests.models.family_training import CONFIGS
+from tests.tiny import tiny_t5_tokenizer, tiny_tokenizer
 from tests.trainers.runs import PROMPTS, ppo_config
 
-CONFIGS = {config.model_type: config for config in reversed((CASES | multimodal_cases.CASES).values())}
-CONFIGS |= {"t5": tiny_hf_config("t5")}
 pytestmark = pytest.mark.slow
 TRAINED = {"hydra": {"num_layers_unfrozen": 1}, "lora": {"peft_config": {"peft_type": "LORA", "r": 2}}}
 # gpt2 and t5 run with hydra, and gpt2 with LoRA, in test_train_{ppo,seq2seq,adapters}.py.

@@ -25,7 +25,7 @@ from jrl.models.families import find_family
 from jrl.models.families.base import Entry, Shape
 
 DEFAULT_TARGETS: Mapping[str, tuple[str, ...] | str] = {
-    "t5": ("q", "v"),
+    **dict.fromkeys(("t5", "mt5", "umt5"), ("q", "v")),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
     **dict.fromkeys(("bloom", "gpt_neox"), ("query_key_value",)),
     **dict.fromkeys(("opt", "gptj", "gpt_neo", "llama", "mistral", "mixtral"), ("q_proj", "v_proj")),
@@ -56,8 +56,8 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...] | str] = {
     **dict.fromkeys(("bert", "roberta"), ("query", "value")),
     "distilbert": ("q_lin", "v_lin"),
 }
-"""What PEFT 0.21 adapts where `target_modules` is not given. For `olmo2`, `smollm3`, `qwen3_moe`, `distilbert` and all
-families without plain attention it has no default; theirs are the projections that play the same part."""
+"""What PEFT 0.21 adapts where `target_modules` is not given. For `olmo2`, `smollm3`, `qwen3_moe`, `umt5`, `distilbert`
+and all families without plain attention it has no default; theirs are the projections that play the same part."""
 HEAD = "lm_head"
 UNADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {

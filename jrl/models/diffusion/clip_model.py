@@ -17,7 +17,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jrl.models.diffusion.clip_config import ClipProjectedConfig, ClipTowerConfig, read_clip_projected_config
-from jrl.models.diffusion.clip_entries import clip_entries, layer_entries
+from jrl.models.diffusion.clip_entries import PREFIX, PROJECTION, clip_entries, layer_entries
 from jrl.models.diffusion.clip_projection import ClipProjected
 from jrl.models.diffusion.clip_text import LayerStack, stack_norm
 from jrl.models.diffusion.config_values import COUNT, POSITIVE, UNREAD, Kind, one_of, read_values, require
@@ -150,22 +150,60 @@ class ClipVisionModule(nn.Module):
 
 
 @dataclass(frozen=True)
-class Clip:
-    """Both towers, without weights.
+class ClipImages:
+    """The tower of images alone, without weights.
 
     Attributes:
-      config: The architecture.
+      config: The architecture of both towers, as the folder describes it.
     """
 
     config: ClipConfig
 
     def init(self, key: PRNGKey) -> dict[str, Any]:
+        """Fresh float32 parameters: {"vision": ...}."""
+        size = self.config.vision.image_size
+        init = jax.jit(self._module(jnp.float32).init)
+        return {VISION: dict(init(key, jnp.zeros((1, size, size, 3)))["params"])}
+
+    def encode_image(
+        self, params: Params, pixels: Float[Array, "B Y X 3"], *, dtype: Any
+    ) -> Float[Array, "B P"]:
+        """Vectors of images, not normalised.
+
+        Args:
+          params: Of this tower, or of both.
+          pixels: Of `image_size`, less their mean, over their deviation.
+          dtype: Of the computation.
+        Raises:
+          ValueError: If images have another size.
+        """
+        size = self.config.vision.image_size
+        if pixels.shape[1:] != (size, size, 3):
+            raise ValueError(f"`pixels` must have shape (rows, {size}, {size}, 3), got {pixels.shape}.")
+        encoded: Any = self._module(dtype).apply({"params": params[VISION]}, pixels)
+        return encoded
+
+    def _module(self, dtype: Any) -> ClipVisionModule:
+        return ClipVisionModule(self.config.vision, self.config.text.projection_dim, dtype)
+
+    def entries(self) -> list[Entry]:
+        """Every tensor of this tower."""
+        entries = _vision_entries(self.config.vision, self.config.text.projection_dim)
+        return [_within(VISION, entry) for entry in entries]
+
+    def stored_config(self) -> dict[str, Any]:
+        """Contents of the config.json of both towers."""
+        return Clip(self.config).stored_config()
+
+
+@dataclass(frozen=True)
+class Clip(ClipImages):
+    """Both towers, without weights."""
+
+    def init(self, key: PRNGKey) -> dict[str, Any]:
         """Fresh float32 parameters: {"text": ..., "vision": ...}."""
         text_key, vision_key = jax.random.split(key)
-        size = self.config.vision.image_size
-        init = jax.jit(self._vision(jnp.float32).init)
-        vision = dict(init(vision_key, jnp.zeros((1, size, size, 3)))["params"])
-        return {TEXT: self._text.init(text_key), VISION: vision}
+        return {TEXT: self._text.init(text_key), **super().init(vision_key)}
 
     def encode_text(self, params: Params, tokens: Int[Array, "B Q"], *, dtype: Any) -> Float[Array, "B P"]:
         """Vectors of texts, not normalised.
@@ -177,40 +215,14 @@ class Clip:
         """
         return self._text.encode(params[TEXT], tokens, dtype=dtype).pooled
 
-    def encode_image(
-        self, params: Params, pixels: Float[Array, "B Y X 3"], *, dtype: Any
-    ) -> Float[Array, "B P"]:
-        """Vectors of images, not normalised.
-
-        Args:
-          params: Of both towers.
-          pixels: Of `image_size`, less their mean, over their deviation.
-          dtype: Of the computation.
-        Raises:
-          ValueError: If images have another size.
-        """
-        size = self.config.vision.image_size
-        if pixels.shape[1:] != (size, size, 3):
-            raise ValueError(f"`pixels` must have shape (rows, {size}, {size}, 3), got {pixels.shape}.")
-        encoded: Any = self._vision(dtype).apply({"params": params[VISION]}, pixels)
-        return encoded
-
     @property
     def _text(self) -> ClipProjected:
         return ClipProjected(self.config.text)
 
-    def _vision(self, dtype: Any) -> ClipVisionModule:
-        return ClipVisionModule(self.config.vision, self.config.text.projection_dim, dtype)
-
     def entries(self) -> list[Entry]:
         """Every tensor of its file but the scale of logits, which a cosine does not need."""
-        texts = clip_entries(self.config.text)
-        images = _vision_entries(self.config.vision, self.config.text.projection_dim)
-        return [
-            replace(entry, paths=tuple(f"{name}/{path}" for path in entry.paths))
-            for name, part in ((TEXT, texts), (VISION, images))
-            for entry in part
-        ]
+        texts = (_within(TEXT, entry) for entry in clip_entries(self.config.text))
+        return [*texts, *super().entries()]
 
     def stored_config(self) -> dict[str, Any]:
         """Contents of config.json, as transformers reads it."""
@@ -227,6 +239,16 @@ class Clip:
 def is_ignored(name: str) -> bool:
     """True for the scale of logits, and for tensors that only count positions."""
     return name == "logit_scale" or name.endswith(".embeddings.position_ids")
+
+
+def is_ignored_by_images(name: str) -> bool:
+    """True for what the tower of images does not read: the same, and the tower of texts."""
+    return is_ignored(name) or name.startswith((PREFIX, PROJECTION))
+
+
+def _within(tower: str, entry: Entry) -> Entry:
+    """The entry among the parameters of both towers."""
+    return replace(entry, paths=tuple(f"{tower}/{path}" for path in entry.paths))
 
 
 def _vision_entries(config: ClipVisionConfig, projection_dim: int) -> list[Entry]:

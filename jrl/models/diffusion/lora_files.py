@@ -8,8 +8,12 @@
 | attention processors of old diffusers | `<attention>.processor.to_q_lora.down.weight`, `to_out_lora` |
 | kohya | `lora_unet_<module with _ for .>.lora_down.weight`, and `.alpha` |
 
+Kohya's trainer, and others in any dialect, may call a module by its name in the code that the model was published with
+(`jrl.models.diffusion.original_names`). One that is several maps here is cut: they share its A, and each has its rows
+of B.
+
 Down is A (r, in) and up is B (out, r), as in memory. A scale s = α / r other than 1 is said by `.alpha` tensors or by
-the file's metadata, and where neither is, α is r. A file that also adapts the text encoder or a convolution wider than
+the file's metadata, and where neither is, α is r. A file that also adapts a text encoder or a convolution wider than
 1 × 1, as those of kohya often do, is refused whole.
 """
 
@@ -18,7 +22,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,7 @@ import numpy as np
 
 from jrl.models.adapters.config import LoraConfig, read_adapter_config
 from jrl.models.adapters.lora import Lora
+from jrl.models.diffusion.original_names import original_modules
 from jrl.models.diffusion.parts import Denoiser
 from jrl.models.entries_io import some
 from jrl.models.safetensors_io import SUFFIX, TensorFiles, read_metadata
@@ -38,7 +43,7 @@ LORA_STEM = "pytorch_lora_weights"
 LORA_FILE = f"{LORA_STEM}{SUFFIX}"
 ALPHA = "alpha"
 # What a name may begin with, and the ends that say which of the matrices it is.
-_PREFIX = re.compile(r"^(?:base_model\.model\.)?(?:unet\.|transformer\.)?")
+_PREFIX = re.compile(r"^(?:base_model\.model\.)?(?:unet\.|transformer\.|diffusion_model\.)?")
 _ENDS: tuple[tuple[str, str], ...] = (
     (r"\.lora\.down\.weight", "A"),
     (r"\.lora\.up\.weight", "B"),
@@ -117,7 +122,7 @@ def read_lora(folder: Path, unet: Denoiser) -> FoundLora:
         the message names file and tensor.
     """
     files = TensorFiles(folder, LORA_STEM)
-    found = _tensors(files, {_flat(name): name for name in _modules(unet)})
+    found = _tensors(files, _Modules.of(unet))
     for module, leaves in found.items():
         missing = [name for name in ("A", "B") if name not in leaves]
         if missing:
@@ -139,28 +144,73 @@ def read_lora(folder: Path, unet: Denoiser) -> FoundLora:
     return FoundLora(lora, {name: {leaf: found[name][leaf] for leaf in ("A", "B")} for name in found})
 
 
-def _modules(unet: Denoiser) -> Iterator[str]:
-    """The denoiser's modules with a weight."""
-    return (entry.name.removesuffix(".weight") for entry in unet.entries() if entry.name.endswith(".weight"))
+@dataclass(frozen=True)
+class _Modules:
+    """Modules of a denoiser.
+
+    Attributes:
+      outputs: Of each module with a weight, its outputs.
+      originals: Modules by the name in the published code, with `_` for `.`.
+      flat: A module by its name here, with `_` for `.`.
+    """
+
+    outputs: Mapping[str, int]
+    originals: Mapping[str, tuple[str, ...]]
+    flat: Mapping[str, str]
+
+    @classmethod
+    def of(cls, unet: Denoiser) -> _Modules:
+        """Those of a denoiser."""
+        outputs = {
+            entry.name.removesuffix(".weight"): entry.shape[0]
+            for entry in unet.entries()
+            if entry.name.endswith(".weight")
+        }
+        originals = {_flat(name): here for name, here in original_modules(outputs).items()}
+        return cls(outputs, originals, {_flat(name): name for name in outputs})
+
+    def named(self, name: str) -> tuple[str, ...] | None:
+        """The modules that a file calls by this name; None where a name of kohya's is of none."""
+        if name.startswith(_KOHYA):
+            flat = name.removeprefix(_KOHYA)
+            return (self.flat[flat],) if flat in self.flat else self.originals.get(flat)
+        return (name,) if name in self.outputs else self.originals.get(_flat(name), (name,))
+
+    def cut(self, tensor: np.ndarray, leaf: str, modules: tuple[str, ...]) -> list[np.ndarray]:
+        """What each of the modules has of a tensor of all of them."""
+        if leaf != "B" or len(modules) == 1:
+            return [tensor] * len(modules)
+        sizes = [self.outputs[module] for module in modules]
+        if tensor.shape[0] != sum(sizes):
+            raise ValueError(
+                f"the matrix B of {', '.join(modules)} together must have {sum(sizes)} rows, got {tensor.shape[0]}. "
+                "Was the adapter made for another model?"
+            )
+        return np.split(tensor, np.cumsum(sizes)[:-1])
 
 
 def _flat(module: str) -> str:
     return module.replace(".", "_")
 
 
-def _tensors(files: TensorFiles, kohya: Mapping[str, str]) -> dict[str, dict[str, np.ndarray]]:
+def _tensors(files: TensorFiles, known: _Modules) -> dict[str, dict[str, np.ndarray]]:
     """The matrices of each module, by its name in the denoiser."""
     found: dict[str, dict[str, np.ndarray]] = {}
     unknown = []
     for name in files:
-        place = _place(name, kohya)
+        place = _place(name, known)
         if place is None:
             unknown.append(name)
             continue
-        module, leaf = place
-        if leaf in found.setdefault(module, {}):
-            raise ValueError(f"{files.source}: {name} holds {leaf} of {module} a second time.")
-        found[module][leaf] = _matrix(files.read(name, np.float32))
+        modules, leaf = place
+        try:
+            parts = known.cut(_matrix(files.read(name, np.float32)), leaf, modules)
+        except ValueError as error:
+            raise ValueError(f"{files.source}: {name}: {error}") from error
+        for module, part in zip(modules, parts, strict=True):
+            if leaf in found.setdefault(module, {}):
+                raise ValueError(f"{files.source}: {name} holds {leaf} of {module} a second time.")
+            found[module][leaf] = part
     if unknown:
         raise ValueError(
             f"{files.source}: {len(unknown)} tensors are of no LoRA of a UNet: {some(sorted(unknown))}. Do they adapt "
@@ -169,24 +219,20 @@ def _tensors(files: TensorFiles, kohya: Mapping[str, str]) -> dict[str, dict[str
     return found
 
 
-def _place(name: str, kohya: Mapping[str, str]) -> tuple[str, str] | None:
-    """Module and matrix that a tensor's name says; None where it says none."""
+def _place(name: str, known: _Modules) -> tuple[tuple[str, ...], str] | None:
+    """Modules and matrix that a tensor's name says; None where it says none."""
     plain = _PREFIX.sub("", name)
     if plain.startswith(_OTHERS):
         return None
     processor = _PROCESSOR.match(plain)
     if processor:
         end = "to_out.0" if processor["part"] == "to_out" else processor["part"]
-        return f"{processor['attention']}.{end}", "A" if processor["way"] == "down" else "B"
+        return (f"{processor['attention']}.{end}",), "A" if processor["way"] == "down" else "B"
     for end, leaf in _ENDS:
         match = re.search(f"{end}$", plain)
-        if match is None:
-            continue
-        module = plain[: match.start()]
-        if not module.startswith(_KOHYA):
-            return module, leaf
-        flat = module.removeprefix(_KOHYA)
-        return (kohya[flat], leaf) if flat in kohya else None
+        if match is not None:
+            modules = known.named(plain[: match.start()])
+            return None if modules is None else (modules, leaf)
     return None
 
 

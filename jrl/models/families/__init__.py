@@ -47,6 +47,7 @@ from jrl.models.families import (
     mistral,
     mistral3,
     mixtral,
+    mt5,
     nemotron,
     nemotron_h,
     olmo2,
@@ -71,6 +72,7 @@ from jrl.models.families import (
     stablelm,
     starcoder2,
     t5,
+    umt5,
 )
 from jrl.models.families.base import Entry, Family, Shape
 from jrl.suggestions import did_you_mean
@@ -122,6 +124,7 @@ FAMILIES = MappingProxyType(
             mistral.FAMILY,
             mistral3.FAMILY,
             mixtral.FAMILY,
+            mt5.FAMILY,
             nemotron.FAMILY,
             nemotron_h.FAMILY,
             olmo2.FAMILY,
@@ -146,6 +149,7 @@ FAMILIES = MappingProxyType(
             stablelm.FAMILY,
             starcoder2.FAMILY,
             t5.FAMILY,
+            umt5.FAMILY,
         )
     }
 )

@@ -14,15 +14,27 @@ from jrl.models.seq2seq_config import Seq2SeqConfig
 
 
 def read_config(hf: Any) -> Seq2SeqConfig:
-    """Maps a `T5Config`.
+    """Maps a `T5Config`."""
+    return read_t5(hf, ties_head=hf.tie_word_embeddings, scales_head=hf.scale_decoder_outputs)
 
+
+def read_t5(
+    hf: Any, *, ties_head: bool, scales_head: bool, bias_in_every_layer: bool = False
+) -> Seq2SeqConfig:
+    """Maps a config with the keys of `T5Config`, for every family that has them.
+
+    Args:
+      hf: The transformers config.
+      ties_head: The head is the transposed embedding, if it is scaled too.
+      scales_head: What the head reads is divided by the root of the width.
+      bias_in_every_layer: Every layer has a table of relative positions.
     Raises:
       ValueError: If the config describes an encoder or a decoder alone.
     """
     if hf.is_decoder or not hf.is_encoder_decoder:
         raise ValueError(
-            "t5: `is_encoder_decoder` must be true and `is_decoder` false: only the whole model is supported, "
-            f"got {hf.is_encoder_decoder} and {hf.is_decoder}."
+            f"{hf.model_type}: `is_encoder_decoder` must be true and `is_decoder` false: only the whole model is "
+            f"supported, got {hf.is_encoder_decoder} and {hf.is_decoder}."
         )
     start = hf.to_dict().get("decoder_start_token_id")
     return Seq2SeqConfig(
@@ -33,13 +45,14 @@ def read_config(hf: Any) -> Seq2SeqConfig:
         num_heads=hf.num_heads,
         head_dim=hf.d_kv,
         mlp_width=hf.d_ff,
-        activation=read_activation("t5", hf.dense_act_fn),
+        activation=read_activation(hf.model_type, hf.dense_act_fn),
         gated_mlp=hf.is_gated_act,
         norm_epsilon=hf.layer_norm_epsilon,
-        tie_embeddings=hf.tie_word_embeddings and hf.scale_decoder_outputs,
-        logit_scale=hf.d_model**-0.5 if hf.scale_decoder_outputs else None,
+        tie_embeddings=ties_head and scales_head,
+        logit_scale=hf.d_model**-0.5 if scales_head else None,
         num_buckets=hf.relative_attention_num_buckets,
         max_distance=hf.relative_attention_max_distance,
+        bias_in_every_layer=bias_in_every_layer,
         # T5 starts with padding where nothing is said.
         decoder_start_token_id=hf.pad_token_id or 0 if start is None else start,
         dropout=hf.dropout_rate,
@@ -48,7 +61,7 @@ def read_config(hf: Any) -> Seq2SeqConfig:
 
 
 def entries(config: Seq2SeqConfig) -> list[Entry]:
-    """Every tensor of a T5 checkpoint."""
+    """Every tensor of a checkpoint."""
     width, vocab = config.width, config.vocab_size
     found = [Entry("shared.weight", ("embed/embedding",), vocabulary(transposed=False), (vocab, width))]
     if not config.tie_embeddings:
@@ -59,14 +72,8 @@ def entries(config: Seq2SeqConfig) -> list[Entry]:
         found.append(
             Entry(f"{stack}.final_layer_norm.weight", (f"{path}final_norm/scale",), vector(), (width,))
         )
-        found.append(
-            Entry(
-                f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-                (f"{stack}_relative_bias/embedding",),
-                table(),
-                (config.num_buckets, config.num_heads),
-            )
-        )
+        if not config.bias_in_every_layer:
+            found.append(_relative_bias(config, f"{stack}.block.0.layer.0", f"{stack}_relative_bias"))
     for index in range(config.num_encoder_layers):
         name, path = f"encoder.block.{index}.layer", f"encoder_layers_{index}"
         found += _attention(config, f"{name}.0", "SelfAttention", path, "attn") + _mlp(
@@ -80,9 +87,18 @@ def entries(config: Seq2SeqConfig) -> list[Entry]:
     return found
 
 
+def _relative_bias(config: Seq2SeqConfig, name: str, path: str) -> Entry:
+    shape = config.num_buckets, config.num_heads
+    return Entry(
+        f"{name}.SelfAttention.relative_attention_bias.weight", (f"{path}/embedding",), table(), shape
+    )
+
+
 def _attention(config: Seq2SeqConfig, name: str, hf_part: str, path: str, part: str) -> list[Entry]:
     width, heads = config.width, config.num_heads * config.head_dim
     found = [Entry(f"{name}.layer_norm.weight", (f"{path}/{part}_norm/scale",), vector(), (width,))]
+    if config.bias_in_every_layer and part == "attn":
+        found.append(_relative_bias(config, name, f"{path}/relative_bias"))
     for projection in "qkvo":
         out = projection == "o"
         found.append(
@@ -109,16 +125,17 @@ def _mlp(config: Seq2SeqConfig, name: str, path: str) -> list[Entry]:
     return found
 
 
+IGNORED = (
+    r"^(encoder|decoder)\.embed_tokens\.weight$",
+    r"\.EncDecAttention\.relative_attention_bias\.weight$",
+)
+"""The embedding a second and third time, and a table of the first cross-attention that nothing reads."""
 FAMILY = Family(
     model_type="t5",
     architecture="T5ForConditionalGeneration",
     read_config=read_config,
     entries=entries,
     base_prefix="",
-    # The embedding a second and third time, and a table of the first cross-attention that nothing reads.
-    ignored=(
-        r"^(encoder|decoder)\.embed_tokens\.weight$",
-        r"\.EncDecAttention\.relative_attention_bias\.weight$",
-    ),
+    ignored=IGNORED,
     kind="seq2seq",
 )

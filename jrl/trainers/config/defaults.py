@@ -33,7 +33,8 @@ def default_config(
       method: The algorithm's section.
       trainer: By its name; an online algorithm with a recipe needs no trainer of its own.
       model: What is trained.
-      lr: Learning rate of AdamW.
+      lr: Learning rate of AdamW. The default suits a GPT-2, and is too high for larger models: TRL's is 1e-6 for the
+        GRPO family. `jrl.train(config=method)`, given the section alone, chooses by the size of the model.
       total_steps: Optimizer steps in all.
       batch_size: Rows of an optimizer step.
     """

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jrl.models.diffusion.clip_model import VISION, Clip
+from jrl.models.diffusion.clip_model import ClipImages, is_ignored_by_images
 from jrl.models.diffusion.part_files import read_part
 from jrl.models.safetensors_io import SUFFIX, TensorFiles
 from jrl.trainers.diffusion.clip_reward import FILES, Pixels, find_clip, unit
@@ -49,10 +49,9 @@ def load_aesthetic_reward(
     weights = _tensor_file(Path(head))
     folder, towers, pixels = find_clip(clip, revision=revision)
     layers = _read_layers(weights, towers.config.text.projection_dim)
-    vision = read_part(folder, towers, FILES, None)[VISION]
-    return DifferentiableReward(
-        score=AestheticScore(towers, pixels), params={"clip": {VISION: vision}, "head": layers}
-    )
+    images = ClipImages(towers.config)
+    vision = read_part(folder, images, FILES._replace(is_ignored=is_ignored_by_images), None)
+    return DifferentiableReward(score=AestheticScore(images, pixels), params={"clip": vision, "head": layers})
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,11 @@ class AestheticScore:
     """Score of images.
 
     Attributes:
-      clip: The towers, of which that of images is asked.
+      clip: The tower of images.
       pixels: Rule by which images become what it reads.
     """
 
-    clip: Clip
+    clip: ClipImages
     pixels: Pixels
 
     def __call__(self, params: Params, images: Array, conditions: Any) -> Float[Array, "B"]:

@@ -21,7 +21,6 @@ from jrl.models.config import Mamba1, TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED, TABLES, moves_table
 from jrl.models.products import products
-from jrl.models.routing import expert_layers
 from jrl.models.score_blocks import ScoreBlocks
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.rollout.episodes import TAIL_SHARE
@@ -655,10 +654,15 @@ def _exchanged(part: LanguageShapes, *, rows: int, length: int, passes: int) -> 
     parts, config = experts_parts(part.mesh), part.lm.config
     if parts == 1 or not isinstance(config, TransformerConfig):
         return {}
-    tokens = _stream_bytes(part, rows=rows, length=length)
-    answers = tokens * 4 // jnp.dtype(part.dtype).itemsize
-    layers = len(expert_layers(config))
-    return {"expert: tokens gathered, answers summed": passes * layers * (parts - 1) * (tokens + answers)}
+    numbers = rows_of_device(rows, part.mesh) * length * sum(_expert_stream_widths(config))
+    sent = numbers * (jnp.dtype(part.dtype).itemsize + 4)
+    return {"expert: tokens gathered, answers summed": passes * (parts - 1) * sent}
+
+
+def _expert_stream_widths(config: TransformerConfig) -> list[int]:
+    """Numbers that the experts of each layer read of a token, and answer: latent ones, where there are some."""
+    layers = (layer.experts for layer in config.layers)
+    return [experts.latent_width or config.width for experts in layers if experts is not None]
 
 
 def _expert_bytes(tree: Any, mesh: AbstractMesh) -> int:

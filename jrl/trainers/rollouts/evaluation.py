@@ -17,7 +17,7 @@ import numpy as np
 from jrl.data.prompts import PromptSet
 from jrl.data.sources.fingerprint import fingerprint
 from jrl.distributed import on_main
-from jrl.placement import DISPATCH
+from jrl.placement import DISPATCH, local_computation
 from jrl.rollout.collect import Collector
 from jrl.rollout.gathering import Judgement, Judging, Part, totals
 from jrl.rollout.reward_call import RewardCall, keep_failed
@@ -175,7 +175,8 @@ class Evaluator:
         """Calls the user's metrics; texts on which they fail are kept on the disk before the run stops."""
         metadata = self.prompts.metadata(np.arange(len(self.prompts)))
         try:
-            return call_metric_fn(metric_fn, texts, tokenizer=self.handed_tokenizer, metadata=metadata)
+            with local_computation():
+                return call_metric_fn(metric_fn, texts, tokenizer=self.handed_tokenizer, metadata=metadata)
         except RewardError as error:
             told = f"evaluation at step {self.step}: {error}"
             if self.skip_errors and isinstance(error, MetricError):

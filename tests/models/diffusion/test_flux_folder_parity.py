@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 import torch
 from diffusers import FluxPipeline
+from diffusers.loaders.lora_conversion_utils import _convert_kohya_flux_lora_to_diffusers
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.diffusion.flux import Flux
 from jrl.models.diffusion.flux_config import read_flux_config
 from jrl.models.diffusion.folder import load_diffusion_model
+from jrl.models.diffusion.lora_files import read_lora
+from jrl.models.diffusion.original_names import original_modules
 from tests.models.diffusion.pipeline_pair import KEY, PipelinePair, digests, noise, reread_half_precision
 from tests.models.diffusion.test_flux import FLUX_DEV
 from tests.models.diffusion.test_flux_folder import CLIP_L, REAL, VAE_FLUX
 from tests.models.diffusion.test_folder_parity import plain
+from tests.models.diffusion.test_lora_files import in_original_names, module_names, random_adapters, save
 from tests.models.diffusion.test_sd3_folder import T5_XXL
 from tests.models.diffusion.tiny_flux import tiny_flux
 from tests.models.diffusion.torch_unets import nchw, nhwc
@@ -202,6 +207,60 @@ def test_an_adapter_goes_with_the_folder(pair: Pair, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=2e-5)
     base = jax.jit(pair.functions.at_guidance(pair.guidance)[0].predict)(pair.params, pair.frozen, *data)
     assert np.abs(base - found).max() > 0.05
+
+
+def shared(adapters: dict[str, Any], modules: list[str]) -> dict[str, Any]:
+    """The same with one A for the maps that are one in the published code."""
+    for names in original_modules(modules).values():
+        for name in names[1:]:
+            if name in adapters:
+                adapters[name]["A"] = adapters[names[0]]["A"]
+    return adapters
+
+
+def test_an_adapter_with_names_of_the_published_code(pair: Pair, tmp_path: Path) -> None:
+    # Of single blocks diffusers knows the published widths alone: they are the next test's.
+    modules = [name for name in module_names(pair.ours.unet) if not name.startswith("single_")]
+    maps = [name for name in modules if name.startswith("transformer_blocks.") and "norm_" not in name]
+    lora = pair.ours.unet.bind_lora(LoraConfig(r=2, target_modules=tuple(maps)))
+    adapters = shared(jax.tree.map(lambda x: 0.1 * x, random_adapters(lora)), module_names(pair.ours.unet))
+    tensors = in_original_names(adapters, module_names(pair.ours.unet))
+    assert any("txt_attn_qkv" in name for name in tensors) and not any("single" in name for name in tensors)
+    save(tmp_path, tensors)
+    theirs = FluxPipeline.from_pretrained(pair.folder)
+    theirs.load_lora_weights(tmp_path)
+    found = read_lora(tmp_path, pair.ours.unet)
+    assert {module.scale for module in found.lora.modules} == {3.0} and found.adapters.keys() == {*maps}
+    latents = noise(2, 8, 8, 16)
+    functions, _ = pair.ours.functions(compute_dtype=F32, lora=found.lora).at_guidance(pair.guidance)
+    model = replace(pair.ours, found_lora=found)
+    params, frozen = model.split(lora=found.lora, key=KEY, compute_dtype=F32, with_reference=False)
+    data = (jnp.asarray(latents), jnp.full(2, 500.0), pair.context())
+    ours = jax.jit(functions.predict)(params, frozen, *data)
+    base = jax.jit(pair.functions.at_guidance(pair.guidance)[0].predict)(pair.params, pair.frozen, *data)
+    assert np.abs(base - ours).max() > 0.05
+    np.testing.assert_allclose(ours, pair.call(theirs, latents, 500.0), atol=1e-4, rtol=2e-5)
+
+
+def test_single_blocks_of_the_published_size_are_cut_as_diffusers_cuts_them(tmp_path: Path) -> None:
+    flux = Flux(read_flux_config(FLUX_DEV | {"num_layers": 1, "num_single_layers": 1}))
+    maps = [name for name in module_names(flux) if name.startswith("single_") and "attn.norm" not in name]
+    lora = flux.bind_lora(LoraConfig(r=2, target_modules=tuple(maps)))
+    tensors = in_original_names(shared(random_adapters(lora), module_names(flux)), module_names(flux))
+    assert {name.split("_0_")[1].split(".")[0] for name in tensors} == {
+        "linear1",
+        "linear2",
+        "modulation_lin",
+    }
+    save(tmp_path, tensors)
+    theirs = _convert_kohya_flux_lora_to_diffusers({name: torch.tensor(x) for name, x in tensors.items()})
+    found = read_lora(tmp_path, flux)
+    assert len(theirs) == 2 * len(found.adapters) == 2 * len(maps)
+    for module in found.lora.modules:
+        # diffusers multiplies the scale into A.
+        for leaf, scale in (("A", module.scale), ("B", 1.0)):
+            wanted = theirs[f"transformer.{module.name}.lora_{leaf}.weight"]
+            np.testing.assert_allclose(scale * found.adapters[module.name][leaf], wanted, rtol=1e-6)
 
 
 def test_half_precision_files(tmp_path: Path) -> None:

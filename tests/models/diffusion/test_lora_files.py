@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,15 @@ import pytest
 
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.adapters.lora import Lora
+from jrl.models.diffusion.flux import Flux
 from jrl.models.diffusion.folder import load_diffusion_model
 from jrl.models.diffusion.lora_files import LORA_FILE, read_lora, write_lora
+from jrl.models.diffusion.original_names import original_modules
+from jrl.models.diffusion.parts import Denoiser
 from jrl.models.diffusion.pipeline import DiffusionModel
 from jrl.models.safetensors_io import TensorFiles
 from jrl.models.safetensors_write import LazyTensor, write_file
+from tests.models.diffusion.test_flux import TINY
 
 Tensors = dict[str, np.ndarray]
 Matrices = Mapping[str, Mapping[str, np.ndarray]]
@@ -92,6 +96,31 @@ def kohya(adapters: Matrices) -> Tensors:
     return found
 
 
+def in_original_names(adapters: Matrices, modules: Iterable[str], prefix: str = "lora_unet_") -> Tensors:
+    """A file of kohya's with the names of the published code, its joined maps joined again; α is 6.
+
+    Args:
+      adapters: Maps that are one there must have the same A.
+      modules: Of the denoiser.
+      prefix: Of all names; other than kohya's, dots stay.
+    """
+    found = {}
+    for original, names in original_modules(modules).items():
+        if names[0] not in adapters:
+            continue
+        name = f"{prefix}{original.replace('.', '_') if prefix == 'lora_unet_' else original}"
+        found[f"{name}.lora_down.weight"] = adapters[names[0]]["A"]
+        found[f"{name}.lora_up.weight"] = np.concatenate([adapters[each]["B"] for each in names])
+        found[f"{name}.alpha"] = np.asarray(6.0, np.float32)
+    return found
+
+
+def module_names(denoiser: Denoiser) -> list[str]:
+    """Modules with a weight."""
+    names = (entry.name for entry in denoiser.entries())
+    return [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+
+
 @pytest.fixture(scope="module")
 def lora(tiny_model: DiffusionModel) -> Lora:
     return tiny_model.unet.bind_lora(LoraConfig(r=3, lora_alpha=3))
@@ -118,6 +147,38 @@ def test_dialects(dialect: str, lora: Lora, tiny_model: DiffusionModel, tmp_path
         assert np.array_equal(found.adapters[name]["A"], leaves["A"])
         assert np.array_equal(found.adapters[name]["B"], leaves["B"])
     assert found.adapters.keys() == adapters.keys()
+
+
+@pytest.mark.parametrize("prefix", ["lora_unet_", "diffusion_model."])
+def test_names_of_the_published_code(
+    prefix: str, lora: Lora, tiny_model: DiffusionModel, tmp_path: Path
+) -> None:
+    adapters = random_adapters(lora)
+    tensors = in_original_names(adapters, module_names(tiny_model.unet), prefix)
+    assert len(tensors) == 3 * len(adapters) and all("blocks" in name or "middle" in name for name in tensors)
+    save(tmp_path, tensors)
+    found = read_lora(tmp_path, tiny_model.unet)
+    assert {module.scale for module in found.lora.modules} == {2.0}
+    assert found.adapters.keys() == adapters.keys()
+    for name, leaves in adapters.items():
+        assert np.array_equal(found.adapters[name]["A"], leaves["A"])
+        assert np.array_equal(found.adapters[name]["B"], leaves["B"])
+
+
+def test_a_joined_map_is_cut(tmp_path: Path) -> None:
+    flux, generator = Flux(TINY), np.random.default_rng(0)
+    down, up = (generator.standard_normal(shape).astype(np.float32) for shape in ((2, 6), (42, 2)))
+    name = "lora_unet_single_blocks_0_linear1"
+    save(tmp_path, {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up})
+    found = read_lora(tmp_path, flux).adapters
+    parts = [f"single_transformer_blocks.0.{part}" for part in ("attn.to_q", "attn.to_k", "attn.to_v")]
+    parts.append("single_transformer_blocks.0.proj_mlp")
+    assert all(np.array_equal(found[part]["A"], down) for part in parts)
+    assert np.array_equal(np.concatenate([found[part]["B"] for part in parts]), up)
+    assert [found[part]["B"].shape[0] for part in parts] == [6, 6, 6, 24]
+    save(tmp_path, {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up[1:]})
+    with pytest.raises(ValueError, match=r"linear1.lora_up.weight: .* together must have 42 rows, got 41"):
+        read_lora(tmp_path, flux)
 
 
 def test_what_is_written(lora: Lora, tiny_model: DiffusionModel, tmp_path: Path) -> None:
@@ -184,6 +245,14 @@ BAD: dict[str, tuple[Tensors, str]] = {
     "the text encoder": (
         {"text_encoder.x.lora_linear_layer.down.weight": A, "lora_te_x.lora_up.weight": B},
         r"2 tensors are of no LoRA of a UNet: lora_te_x.lora_up.weight, text_encoder.x.*text encoder",
+    ),
+    "the text encoders of XL": (
+        {f"lora_te{n}_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": B for n in (1, 2)},
+        r"2 tensors are of no LoRA of a UNet: lora_te1_text_model.*lora_te2_text_model.*text encoder",
+    ),
+    "an unknown block of the published code": (
+        {"lora_unet_input_blocks_99_1_proj_in.lora_up.weight": B},
+        r"1 tensors are of no LoRA of a UNet: lora_unet_input_blocks_99",
     ),
     "DoRA": ({f"unet.{MODULE}.lora_magnitude_vector": B[:, 0]}, r"lora_magnitude_vector.*DoRA"),
     "an unknown module": (

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jrl.mesh import abstract_mesh, tree_shardings
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.diffusion.joined_context import join_context
 from jrl.models.diffusion.mmdit import MMDiT
@@ -70,6 +71,24 @@ def test_published_sizes(config: dict[str, Any], learned: int, buffer: int) -> N
     sizes = {entry.name: math.prod(entry.shape) for entry in MMDiT(read_mmdit_config(config)).entries()}
     assert sizes.pop("pos_embed.pos_embed") == buffer
     assert sum(sizes.values()) == learned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [SD_35_MEDIUM, SD_35_LARGE], ids=["3.5 medium", "3.5 large"])
+def test_memory_at_the_real_size(config: dict[str, Any]) -> None:
+    """On (1, 4, 2) each device holds an eighth of what multiplies activations, and norms and biases whole."""
+    tree = MMDiT(read_mmdit_config(config)).shapes
+    shapes, places = map(flat_tree, (tree, tree_shardings(abstract_mesh(1, 4, 2, num_devices=8), tree)[0]))
+    held = sum(math.prod(places[path].shard_shape(leaf.shape)) for path, leaf in shapes.items())
+
+    def size(*ends: str) -> int:
+        return sum(leaf.size for path, leaf in shapes.items() if path.endswith(ends))
+
+    # The maps that make shifts and scales are split in four: their results are needed whole.
+    in_four = size("norm1/linear/kernel", "norm1_context/linear/kernel", "norm_out/linear/kernel")
+    whole = size("pos_embed/position_bias")  # the table of positions, which is no weight
+    rest = sum(leaf.size for leaf in shapes.values()) - in_four - whole
+    assert held == pytest.approx(rest / 8 + in_four / 4 + whole, rel=0.01)
 
 
 @pytest.mark.slow

@@ -18,12 +18,10 @@ from jrl.models.diffusion.clip_config import read_clip_config, read_clip_project
 from jrl.models.diffusion.clip_projection import ClipProjected
 from jrl.models.diffusion.clip_text import ClipText
 from jrl.models.diffusion.folder import describe_diffusion_model, load_diffusion_model
-from jrl.models.diffusion.lora_files import LORA_FILE, read_lora
 from jrl.models.diffusion.unet import UNet
 from jrl.models.diffusion.unet_config import read_unet_config
 from jrl.models.diffusion.vae import VAE
 from jrl.models.diffusion.vae_config import read_vae_config
-from jrl.models.safetensors_write import LazyTensor, write_file
 from tests.models.diffusion.folder_checks import (
     check_is_refused,
     check_is_written_back,
@@ -201,14 +199,6 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_folders(case: str, folder: Path, tmp_path: Path) -> None:
     check_is_refused(BAD, case, folder, tmp_path / "copy")
-
-
-def test_an_adapter_with_names_of_the_original_repository_is_refused(folder: Path, tmp_path: Path) -> None:
-    name = "lora_unet_input_blocks_7_1_transformer_blocks_0_attn1_to_q.lora_down.weight"
-    matrix = np.zeros((2, 12), np.float32)
-    write_file(tmp_path / LORA_FILE, {name: LazyTensor(matrix.dtype, matrix.shape, lambda: matrix)})
-    with pytest.raises(ValueError, match=f"1 tensors are of no LoRA of a UNet: {name}"):
-        read_lora(tmp_path, describe_diffusion_model(folder).unet)
 
 
 def test_settings_of_the_index(folder: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from jrl.ops.denoising import guided_output
 from jrl.trainers.diffusion.ddpo_sampling import Sampler
 from tests.models.diffusion.pipeline_pair import KEY, PipelinePair, digests, noise, reread_half_precision
 from tests.models.diffusion.test_folder_parity import plain
+from tests.models.diffusion.test_lora_files import in_original_names, module_names, random_adapters, save
 from tests.models.diffusion.test_sdxl_folder import CLIP_G, CLIP_L, REAL, SDXL_UNET, VAE_XL
 from tests.models.diffusion.tiny_sdxl import tiny_sdxl
 from tests.models.diffusion.torch_unets import nchw, nhwc
@@ -293,6 +294,22 @@ def test_their_adapter_in_jrl(dialect: str, pair: Pair, tmp_path: Path) -> None:
     wanted = their_output(pair, pipeline.unet)
     np.testing.assert_allclose(output_with(pair, found), wanted, atol=5e-5, rtol=2e-5)
     assert (tmp_path / LORA_FILE).is_file()
+
+
+def test_an_adapter_with_names_of_the_published_code(pair: Pair, tmp_path: Path) -> None:
+    targets = (*LORA_TARGETS, "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2", "time_emb_proj")
+    lora = pair.ours.unet.bind_lora(LoraConfig(r=2, target_modules=targets))
+    adapters = jax.tree.map(lambda x: 0.2 * x, random_adapters(lora))
+    tensors = in_original_names(adapters, module_names(pair.ours.unet))
+    assert len(tensors) == 3 * len(adapters)
+    save(tmp_path, tensors)
+    theirs = StableDiffusionXLPipeline.from_pretrained(pair.folder)
+    theirs.load_lora_weights(tmp_path)
+    found = read_lora(tmp_path, pair.ours.unet)
+    assert {module.scale for module in found.lora.modules} == {3.0}
+    ours = output_with(pair, found)
+    assert np.abs(output_with(pair, None) - ours).max() > 0.05
+    np.testing.assert_allclose(ours, their_output(pair, theirs.unet), atol=1e-4, rtol=2e-5)
 
 
 def test_half_precision_files(tmp_path: Path) -> None:

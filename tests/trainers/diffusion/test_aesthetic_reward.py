@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import jrl
 from jrl.named_functions import load_differentiable_reward, load_image_reward, names_image_model
@@ -74,6 +75,20 @@ def test_the_score_has_a_gradient_by_images(reward: jrl.DifferentiableReward) ->
     score, gradient = climb(given)
     assert np.isfinite(gradient).all() and float(jnp.abs(gradient).max()) > 1e-4
     assert float(climb(given + 1e-2 * gradient / jnp.linalg.norm(gradient))[0]) > float(score)
+
+
+def test_the_tower_of_texts_is_not_read(
+    reward: jrl.DifferentiableReward, head: Path, clip: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(clip, tmp_path / "clip"))
+    held = load_file(folder / "model.safetensors")
+    images_alone = {name: x for name, x in held.items() if not name.startswith("text_")}
+    assert len(images_alone) < len(held)
+    save_file(images_alone, folder / "model.safetensors")
+    found = jrl.load_aesthetic_reward(head, clip=folder)
+    np.testing.assert_array_equal(found(images(), {}), reward(images(), {}))
+    with pytest.raises(ValueError, match=r"37 tensors are missing: text_model"):
+        jrl.load_clip_reward(folder)
 
 
 def test_its_name_on_a_command(head: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:

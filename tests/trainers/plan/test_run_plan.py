@@ -445,6 +445,16 @@ def test_experts_are_split_over_their_axis_and_what_is_exchanged_is_counted():
         planned(jrl.default_sft_config(), mesh={"expert": 4})
 
 
+def test_latent_experts_exchange_latent_vectors():
+    config = copy.deepcopy(CASES["nemotron_h-latent-experts"])
+    config.n_routed_experts = 12
+    layers = [layer.experts for layer in make_model(config).config.layers if layer.experts is not None]
+    assert {experts.latent_width for experts in layers} == {12} and config.hidden_size > 12
+    plan = planned(jrl.default_sft_config(), model=config, mesh={"expert": 4})
+    exchanged = 2 * len(layers) * 3 * 16 * 12 * (4 + 4)
+    assert plan.step_traffic["expert: tokens gathered, answers summed"] == exchanged
+
+
 def test_q_heads_and_their_gradients_are_whole_at_once():
     plan = planned(jrl.default_ilql_config())
     heads = 2 * (32 * 64 + 64 + 64 * 128 + 128)
