@@ -60,8 +60,8 @@ def jrl_logits(model):
     return np.asarray(lm.logits(params, tokens()))
 
 
-# Mixtral's experts are stacked in memory, and are not in files.
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral"])
+# Mixtral's experts are stacked in memory, and are not in files; so are Kimi Linear's convolutions, and names differ.
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "kimi_linear"])
 def test_logits_of_a_decoder_are_those_of_torch(name):
     oracle = made(AutoModelForCausalLM, CASES[name])
     expected = torch_logits(oracle, input_ids=tokens())
