@@ -17,8 +17,6 @@ import jaxtyping
 
 # Programs here are tiny and many: compiling them fast matters more than how fast they run.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
-# A program in one part: many parts are a quarter more work, which only idle cores would do sooner.
-ONE_PART = "--xla_cpu_parallel_codegen_split_count=1"
 # XLA's newer emitters of fused loops take as long as all else in a compilation. The default tier and `fast` do without
 # them; the others (examples, other libraries, meshes) run what users run, and hold it to the bit across programs.
 QUICK = "--xla_cpu_use_fusion_emitters=false"
@@ -53,12 +51,11 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Flags of the tiers, before anything is computed; what the environment says stays."""
-    if not jaxlib.__version__.startswith("0.10."):
-        return  # a flag that a version does not know ends the process
-    for flag in (ONE_PART, *([QUICK] if tiers.is_quick(config.option.markexpr) else [])):
-        if flag.partition("=")[0] not in os.environ["XLA_FLAGS"]:
-            os.environ["XLA_FLAGS"] += f" {flag}"
+    """Flags of the default tier and of `fast`, before anything is computed; what the environment says stays."""
+    flags = os.environ["XLA_FLAGS"]
+    knows = jaxlib.__version__.startswith("0.10.")  # a flag that a version does not know ends the process
+    if knows and tiers.is_quick(config.option.markexpr) and "xla_cpu_use_fusion_emitters" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {QUICK}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -61,6 +61,6 @@ def test_the_broad_tier_reads_the_files_of_its_list() -> None:
 
 def test_quick_tiers_compile_quickly(pytestconfig: pytest.Config) -> None:
     flags = os.environ["XLA_FLAGS"]
-    assert "xla_backend_optimization_level=0" in flags and "xla_cpu_parallel_codegen_split_count" in flags
+    assert "xla_backend_optimization_level=0" in flags
     if is_quick(pytestconfig.option.markexpr):
         assert "xla_cpu_use_fusion_emitters" in flags
