@@ -252,8 +252,10 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> tuple[Any, list[str]
         name, rounded = re.subn(
             r"(/kernel|/experts/(?:up|gate|down))/(values|scales)$", r"\1", path_name(path)
         )
+        # A rounded kernel has one axis for its inputs; that behind attention had two, heads and their width.
+        num_axes = np.ndim(leaf) + bool(rounded and name.endswith("/o/kernel"))
         for pattern, logical in PARAMETER_AXES:
-            if rounded and re.search(pattern, name):
+            if rounded and re.search(pattern, name) and len(logical) == num_axes:
                 logical = _rounded_axes(logical, np.shape(leaf), is_stacked=not name.endswith("/kernel"))
             if re.search(pattern, name) and len(logical) == np.ndim(leaf):
                 spec, replicated = partition_spec(mesh, logical, np.shape(leaf))

@@ -251,12 +251,13 @@ def results_of_rows(trace: Callable[[int], Any], num_rows: int) -> Counter[tuple
 
     Args:
       trace: Number of rows → the program, as a jaxpr.
-      num_rows: Of the run: by their number attention keeps its scores, or makes them anew. What three times as many
-        keep as well does not grow with them. Guidance makes two rows of one, so twice as many would not tell.
+      num_rows: Of the run: by their number attention keeps its scores, or makes them anew. What 13 times as many
+        keep as well does not grow with them. Few times as many would not tell: guidance makes two rows of one, and a
+        token has a place at each of its experts.
     """
     found, other = (
         Counter((leaf.shape, leaf.dtype) for leaf in different_results(trace(count)))
-        for count in (num_rows, 3 * num_rows)
+        for count in (num_rows, 13 * num_rows)
     )
     return found - other
 

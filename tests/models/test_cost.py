@@ -157,18 +157,22 @@ def test_views_of_one_array_are_counted_once():
     assert [leaf.shape for leaf in found] == [(2, 3), (2, 3), (4, 2, 3)]
 
 
-def test_rows_that_guidance_doubles_are_counted_beside_those_that_it_does_not():
-    """An array of twice the rows is what as many of the others are of twice as many rows."""
+@pytest.mark.parametrize("times", [2, 3, 8])
+def test_rows_that_a_program_repeats_are_counted_beside_those_that_it_does_not(times):
+    """Guidance doubles rows, experts take each token several times.
+
+    An array of twice the rows is what as many of the others are of twice as many rows.
+    """
 
     def trace(count):
         def kept(x):
-            both = jnp.concatenate([x, x])
-            return jnp.sin(x), jnp.cos(x), jnp.sin(both), jnp.arange(3) * 2
+            repeated = jnp.concatenate([x] * times)
+            return jnp.sin(x), jnp.cos(x), jnp.sin(repeated), jnp.arange(3) * 2
 
         return jax.make_jaxpr(kept)(jnp.zeros((count, 4))).jaxpr
 
-    rows, both = ((6, 4), jnp.dtype("float32")), ((12, 4), jnp.dtype("float32"))
-    assert results_of_rows(trace, 6) == {rows: 2, both: 1}
+    once, repeated = ((6, 4), jnp.dtype("float32")), ((6 * times, 4), jnp.dtype("float32"))
+    assert results_of_rows(trace, 6) == {once: 2, repeated: 1}
 
 
 def test_two_calls_of_one_function_give_results_of_their_own():

@@ -183,6 +183,8 @@ def test_unsupported_architecture_lists_the_supported_ones():
         ("kimi_linear", "mla_use_nope", False, "kimi_linear: `mla_use_nope` must be True, got False"),
         ("kimi_linear", "mla_use_output_gate", True, "`mla_use_output_gate` must be False, got True"),
         ("kimi_linear", "moe_router_activation_func", "softmax", "must be 'sigmoid', got 'softmax'"),
+        ("kimi_linear", "num_nextn_predict_layers", 1, "`num_nextn_predict_layers` must be 0, got 1"),
+        ("jamba", "sliding_window", 4, "jamba: `sliding_window` must be None, got 4: torch attends to all"),
         (
             "kimi_linear-file",
             "linear_head_dim",
@@ -258,6 +260,13 @@ def test_which_layers_of_jamba_attend_and_which_have_experts():
     layers = CausalLM.from_config(config).config.layers
     assert [layer.mixer is None for layer in layers] == [False] * 4 + [True] + [False] * 3
     assert [layer.experts is not None for layer in layers] == [False, True] * 4
+
+
+@pytest.mark.parametrize("off", [False, 0, None, []])
+def test_an_option_of_kimi_linear_that_is_off_need_not_be_known(off):
+    config = copy.deepcopy(CASES["kimi_linear"])
+    config.linear_attn_config = {"gate_lower_bound": off}
+    CausalLM.from_config(config)
 
 
 def test_a_scan_that_is_steered_by_what_is_not_normalised_is_refused():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import MixtralConfig
 
-from jrl.mesh import path_name, tree_shardings
+from jrl.mesh import abstract_mesh, path_name, tree_shardings
 from jrl.models.adapters import LoraConfig
 from jrl.models.entries_io import parameter_targets
 from jrl.models.model import make_model
@@ -247,3 +247,28 @@ def test_the_backward_pass_keeps_rounded_kernels_and_no_expanded_ones(name, kind
     kept = {leaf.shape for leaf in jax.tree.leaves(backward) if jnp.issubdtype(leaf.dtype, jnp.floating)}
     assert not kept & kernels
     assert any(leaf.dtype in (jnp.int8, jnp.uint8) for leaf in jax.tree.leaves(backward))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "jamba", "kimi_linear", "mixtral", "nemotron_h"])
+def test_a_rounded_kernel_is_split_as_the_kernel_is(family):
+    """A single axis stands for its inputs, split as the first of them."""
+    lm = make_model(CASES[family])
+    shapes = jax.eval_shape(lm.init, jax.random.key(0))
+    mesh = abstract_mesh(fsdp=2, tensor=2, num_devices=4)
+    rounded = jax.eval_shape(lambda tree: quantize_frozen(tree, "int8"), shapes)
+    places = {path_name(path): place for path, place in leaves_of(tree_shardings(mesh, shapes)[0])}
+    found = {path_name(path): place for path, place in leaves_of(tree_shardings(mesh, rounded)[0])}
+    kernels = {
+        path_name(path): leaf for path, leaf in leaves_of(shapes) if f"{path_name(path)}/values" in found
+    }
+    assert len(kernels) > 3
+    for name, leaf in kernels.items():
+        start, inputs = int(not name.endswith("/kernel")), 1 + name.endswith("/o/kernel")
+        axes = (*places[name].spec, *[None] * leaf.ndim)[: leaf.ndim]
+        wanted = (*axes[: start + 1], *axes[start + inputs :])
+        got = found[f"{name}/values"].spec
+        assert (*got, *[None] * len(wanted))[: len(wanted)] == wanted, name
+
+
+def leaves_of(tree):
+    return jax.tree_util.tree_leaves_with_path(tree)

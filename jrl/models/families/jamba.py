@@ -39,9 +39,11 @@ def _read_mamba(hf: Any) -> Mamba1:
     # No published model has them, and with them torch lets padding into a row's convolutions.
     because = "projections of the scan with biases are not implemented"
     require("jamba", "mamba_proj_bias", False, hf.mamba_proj_bias, because)
-    # Of the first checkpoints alone; no class declares it.
-    norms = hf.to_dict().get("mamba_inner_layernorms", True)
+    # Two of published checkpoints alone; no class declares them.
+    fields = hf.to_dict()
+    norms, window = fields.get("mamba_inner_layernorms", True), fields.get("sliding_window")
     require("jamba", "mamba_inner_layernorms", True, norms, "what steers the scan is normalised, as in torch")
+    require("jamba", "sliding_window", None, window, "torch attends to all tokens")
     return Mamba1(
         width=hf.mamba_expand * hf.hidden_size,
         state_dim=hf.mamba_d_state,

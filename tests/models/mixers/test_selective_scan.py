@@ -27,10 +27,10 @@ def random_inputs(length: int, *, seed: int = 0) -> SelectiveInputs:
     return SelectiveInputs(*(jnp.asarray(x, jnp.float32) for x in (q, k, v, step)))
 
 
-def by_definition(inputs: SelectiveInputs, state: Any) -> tuple[np.ndarray, np.ndarray]:
+def by_definition(inputs: SelectiveInputs, state: Any, rates: Any = RATES) -> tuple[np.ndarray, np.ndarray]:
     """The paper's h ← exp(Δ A) h + Δ B x and y = C h, channel by channel in float64; its h is S turned."""
     queries, keys, values, steps = (np.asarray(part, np.float64) for part in inputs)
-    state, a = np.array(state, np.float64), -np.asarray(RATES, np.float64).T
+    state, a = np.array(state, np.float64), -np.asarray(rates, np.float64).T
     read = np.zeros(values.shape)
     for row in range(B):
         for channel in range(C):
@@ -103,17 +103,37 @@ def test_segments_begin_anew_within_chunks_and_at_their_borders():
     np.testing.assert_allclose(state, last, rtol=1e-5, atol=3e-5)
 
 
-def test_gradients_are_those_of_the_steps():
-    inputs, weights = random_inputs(13), jax.random.normal(jax.random.key(1), (B, 13, C))
+def test_gradients_are_those_of_the_definition():
+    """Of inputs, rates and state, by differences of the definition in float64 along random directions."""
+    length = CHUNK + 9
+    inputs, state = random_inputs(length), random_state()
+    weights = np.asarray(jax.random.normal(jax.random.key(1), (B, length, C)), np.float64)
 
-    def summed(compute: Any) -> Any:
-        return lambda inputs, state: (compute(inputs, state)[0] * weights).sum()
+    def summed(inputs: Any, rates: Any, state: Any) -> Any:
+        return (selective_rows(inputs, rates, state)[0] * jnp.asarray(weights, jnp.float32)).sum()
 
-    found, wanted = (
-        jax.jit(jax.grad(summed(f), (0, 1)))(inputs, random_state()) for f in (by_rows, by_steps)
+    given = tuple(inputs), RATES, state
+    gradients = jax.jit(jax.grad(lambda q, rates, s: summed(SelectiveInputs(*q), rates, s), (0, 1, 2)))(
+        *given
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5), found, wanted)
-    assert all(float(jnp.abs(leaf).max()) > 0.1 for leaf in jax.tree.leaves(found))
+    leaves, tree = jax.tree.flatten(given)
+    for number, (leaf, gradient) in enumerate(zip(leaves, jax.tree.leaves(gradients), strict=True)):
+        rng = np.random.default_rng(number)
+        along = rng.normal(size=leaf.shape) * (np.asarray(leaf) != 0)
+
+        def moved(by: float, number: int = number, along: Any = along) -> float:
+            parts = [
+                np.asarray(x, np.float64) + (by * along if n == number else 0) for n, x in enumerate(leaves)
+            ]
+            inputs, rates, state = jax.tree.unflatten(tree, parts)
+            return float((by_definition(SelectiveInputs(*inputs), state, rates)[0] * weights).sum())
+
+        wanted = (moved(1e-6) - moved(-1e-6)) / 2e-6
+        scale = float(np.linalg.norm(np.asarray(gradient) * along))
+        assert (
+            scale > 0.1
+            and abs(float((np.asarray(gradient, np.float64) * along).sum()) - wanted) < 1e-3 * scale
+        )
 
 
 @pytest.mark.parametrize("step", [0.0, 1e-30, 1e4, 1e30])
