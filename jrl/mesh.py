@@ -365,8 +365,10 @@ def gather_fsdp(tree: Any) -> Any:
     return whole_over_fsdp(constrain_parameters(tree))
 
 
-READ_LAST = ("lm_head", "v_head", "q_heads")
-"""Entries of a parameter tree that read the last states, in kernels of their own."""
+READ_LAST = ("lm_head", "v_head")
+"""Entries of a parameter tree that read the last states, in kernels of their own.
+
+Q heads are not among them: the loop over pieces of their values ends before layers have gradients anyway."""
 
 
 def settle_heads(params: Any, states: Any) -> tuple[Any, Any]:

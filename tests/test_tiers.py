@@ -59,6 +59,22 @@ def test_the_broad_tier_reads_the_files_of_its_list() -> None:
     assert all((ROOT / file).is_file() for file in broad_files())
 
 
+@pytest.mark.parametrize(
+    ("expression", "file", "ignored"),
+    [
+        ("broad", "tests/learners/test_grpo.py", False),
+        ("broad", "tests/test_mesh.py", True),
+        ("not slow", "tests/test_mesh.py", False),
+    ],
+)
+def test_a_file_without_broad_tests_is_not_read_for_them(
+    expression: str, file: str, ignored: bool, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytestconfig.option, "markexpr", expression)
+    found = pytestconfig.hook.pytest_ignore_collect(collection_path=ROOT / file, config=pytestconfig)
+    assert bool(found) == ignored
+
+
 def test_quick_tiers_compile_quickly(pytestconfig: pytest.Config) -> None:
     flags = os.environ["XLA_FLAGS"]
     assert "xla_backend_optimization_level=0" in flags

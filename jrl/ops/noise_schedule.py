@@ -248,10 +248,11 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
                 stacklevel=2,
             )
         given[name] = repaired
-    if config.get("set_alpha_to_one"):
+    if config.get("set_alpha_to_one", kind.startswith("DDIM")):
+        found = config.get("set_alpha_to_one", "nothing, which means True")
         warnings.warn(
-            "the scheduler's configuration has True for `set_alpha_to_one`; False is used: a last step to ᾱ = 1 has no "
-            "density.",
+            f"the scheduler's configuration has {found} for `set_alpha_to_one`; False is used: a last step to ᾱ = 1 "
+            "has no density.",
             stacklevel=2,
         )
     return NoiseSchedule(**given)

@@ -11,7 +11,10 @@ from jrl.ops.flow_schedule import make_flow_schedule
 from jrl.ops.noise_schedule import make_noise_schedule
 from jrl.ops.scheduler_keys import FLOW_FIXED, NOISE_FIXED, NOISE_SILENT
 
-PLAIN: dict[str, Any] = {"_class_name": "DDIMScheduler", "clip_sample": False, "steps_offset": 1}
+PLAIN: dict[str, Any] = {
+    **{"_class_name": "DDIMScheduler", "clip_sample": False},
+    **{"set_alpha_to_one": False, "steps_offset": 1},
+}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,9 @@ def test_a_last_step_without_density_is_repaired_aloud() -> None:
     with pytest.warns(UserWarning, match="has True for `set_alpha_to_one`; False is used"):
         schedule = make_noise_schedule(PLAIN | {"set_alpha_to_one": True})
     assert schedule == make_noise_schedule(PLAIN | {"set_alpha_to_one": False})
+    unsaid = {name: value for name, value in PLAIN.items() if name != "set_alpha_to_one"}
+    with pytest.warns(UserWarning, match="has nothing, which means True for `set_alpha_to_one`"):
+        assert make_noise_schedule(unsaid | {"_class_name": "DDIMScheduler"}) == schedule
 
 
 def test_another_sampler_changes_nothing() -> None:

@@ -213,8 +213,8 @@ def _tensors(files: TensorFiles, known: _Modules) -> dict[str, dict[str, np.ndar
             found[module][leaf] = part
     if unknown:
         raise ValueError(
-            f"{files.source}: {len(unknown)} tensors are of no LoRA of a UNet: {some(sorted(unknown))}. Do they adapt "
-            "the text encoder, or by another method (DoRA, LoHa, LoKr)?"
+            f"{files.source}: {len(unknown)} tensors are of no LoRA of this denoiser: {some(sorted(unknown))}. Do they "
+            "adapt the text encoder, a module that has no counterpart here, or by another method (DoRA, LoHa, LoKr)?"
         )
     return found
 

@@ -57,19 +57,16 @@ class _OfImages:
 def as_reward_function(reward: DifferentiableReward) -> RewardFunction:
     """A reward as DDPO calls one: `(images (B 3 Y X), prompts, metadata) -> (rewards, {})`, compiled.
 
-    Its weights go to the device at the first call, and stay there.
-
     Args:
       reward: Any.
     """
     score = jax.jit(reward.score, compiler_options=COMPILER_OPTIONS)
-    weights = functools.cache(lambda: jax.device_put(reward.params))
 
     def reward_function(
         images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Any]
     ) -> tuple[np.ndarray, dict[str, Any]]:
         conditions = reward.conditions_of(prompts, metadata)
-        found = score(weights(), jnp.moveaxis(jnp.asarray(images, jnp.float32), 1, -1), conditions)
+        found = score(reward.params, jnp.moveaxis(jnp.asarray(images, jnp.float32), 1, -1), conditions)
         return np.asarray(found, np.float32), {}
 
     return reward_function

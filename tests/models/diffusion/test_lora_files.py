@@ -244,15 +244,15 @@ A, B = np.ones((2, 8), np.float32), np.ones((8, 2), np.float32)
 BAD: dict[str, tuple[Tensors, str]] = {
     "the text encoder": (
         {"text_encoder.x.lora_linear_layer.down.weight": A, "lora_te_x.lora_up.weight": B},
-        r"2 tensors are of no LoRA of a UNet: lora_te_x.lora_up.weight, text_encoder.x.*text encoder",
+        r"2 tensors are of no LoRA of this denoiser: lora_te_x.lora_up.weight, text_encoder.x.*text encoder",
     ),
     "the text encoders of XL": (
         {f"lora_te{n}_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": B for n in (1, 2)},
-        r"2 tensors are of no LoRA of a UNet: lora_te1_text_model.*lora_te2_text_model.*text encoder",
+        r"2 tensors are of no LoRA of this denoiser: lora_te1_text_model.*lora_te2_text_model.*text encoder",
     ),
     "an unknown block of the published code": (
         {"lora_unet_input_blocks_99_1_proj_in.lora_up.weight": B},
-        r"1 tensors are of no LoRA of a UNet: lora_unet_input_blocks_99",
+        r"1 tensors are of no LoRA of this denoiser: lora_unet_input_blocks_99",
     ),
     "DoRA": ({f"unet.{MODULE}.lora_magnitude_vector": B[:, 0]}, r"lora_magnitude_vector.*DoRA"),
     "an unknown module": (

@@ -144,17 +144,6 @@ def test_the_command_trains_an_adapter_of_a_folder(tmp_path: Path, monkeypatch: 
     assert list((tmp_path / "run").rglob(LORA_FILE))
 
 
-def test_weights_of_a_reward_go_to_the_device_once() -> None:
-    weighed = jrl.DifferentiableReward(
-        lambda params, images, conditions: images.mean((1, 2, 3)) * params["weight"],
-        params={"weight": np.full(1, 2.0, np.float32)},
-    )
-    judge, images = as_reward_function(weighed), jnp.ones((3, 3, 4, 4))
-    judge(images, PROMPTS, ({},) * 3)
-    with jax.transfer_guard_host_to_device("disallow"):
-        assert judge(images, PROMPTS, ({},) * 3)[0].tolist() == [2.0, 2.0, 2.0]
-
-
 def test_a_reward_as_ddpo_calls_one() -> None:
     images = np.random.default_rng(0).uniform(size=(3, 3, 4, 4)).astype(np.float32)
     found, more = as_reward_function(COLOURFUL)(images, PROMPTS, ({},) * 3)
