@@ -283,6 +283,15 @@ def test_the_layer_behind_the_last_is_passed_over_and_no_other(family):
     assert not find_family("llama").is_ignored("model.layers.3.mlp.gate.weight", config)
 
 
+def saved(model, folder):
+    """(parameters, tensors of the file) of a checkpoint with random weights."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    save_checkpoint(folder, model, params)
+    return load_checkpoint(folder).params, load_file(folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("case", "bare", "extra"),
     [
@@ -297,16 +306,11 @@ def test_the_layer_behind_the_last_is_passed_over_and_no_other(family):
 def test_published_checkpoints_of_the_family_are_read(case, bare, extra, tmp_path):
     # Bodies saved alone lack the prefix; old files hold masks, and tied heads a second time.
     model = CausalLM.from_config(CASES[case])
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
-    save_checkpoint(tmp_path, model, params)
-    expected = load_checkpoint(tmp_path).params
-    tensors = load_file(tmp_path / "model.safetensors")
+    expected, tensors = saved(model, tmp_path)
     if bare:
         tensors = {name.removeprefix(model.family.base_prefix): t for name, t in tensors.items()}
     assert not tensors.keys() & set(extra)
-    embedding = np.asarray(params["embed"]["embedding"])[: model.vocab_size]
+    embedding = np.asarray(expected["embed"]["embedding"])[: model.vocab_size]
     heads = ("lm_head.weight", "embed_out.weight")
     more = {name: embedding if name in heads else np.ones((3, 3), np.float32) for name in extra}
     save_file(tensors | more, tmp_path / "model.safetensors")
@@ -315,12 +319,7 @@ def test_published_checkpoints_of_the_family_are_read(case, bare, extra, tmp_pat
 
 def test_a_body_that_files_name_otherwise_is_read_under_either_name(tmp_path):
     model = CausalLM.from_config(CASES["nemotron_h"])
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
-    save_checkpoint(tmp_path, model, params)
-    expected = load_checkpoint(tmp_path).params
-    tensors = load_file(tmp_path / "model.safetensors")
+    expected, tensors = saved(model, tmp_path)
     assert {name.partition(".")[0] for name in tensors} == {"backbone", "lm_head"}
     renamed = {name.replace("backbone.", "model."): tensor for name, tensor in tensors.items()}
     save_file(renamed, tmp_path / "model.safetensors")
@@ -329,12 +328,7 @@ def test_a_body_that_files_name_otherwise_is_read_under_either_name(tmp_path):
 
 def test_a_dense_layer_of_kimi_linear_is_read_under_either_name(tmp_path):
     model = CausalLM.from_config(CASES["kimi_linear-file"])
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
-    save_checkpoint(tmp_path, model, params)
-    expected = load_checkpoint(tmp_path).params
-    tensors = load_file(tmp_path / "model.safetensors")
+    expected, tensors = saved(model, tmp_path)
     layers = {name.partition(".mlp.")[0] for name in tensors if ".mlp." in name}
     assert layers == {"model.layers.0"} and tensors["model.layers.0.self_attn.A_log"].shape == (1, 1, 3, 1)
     renamed = {name.replace(".mlp.", ".block_sparse_moe."): tensor for name, tensor in tensors.items()}

@@ -12,6 +12,12 @@ import pytest
 
 from jrl.models.mixers.chunks import CHUNK
 from jrl.models.mixers.delta_rule import DeltaInputs, delta_rows, delta_step, unit_lower_inverse
+from tests.models.mixers.recurrences import (
+    assert_segments_begin_anew,
+    assert_two_parts_are_the_rows,
+    by_steps,
+    part,
+)
 
 B, N, K, V = 2, 3, 5, 7
 both = pytest.mark.parametrize("by_channel", [False, True], ids=["by head", "by channel"])
@@ -71,21 +77,14 @@ def test_keys_that_are_all_alike_lose_no_digits():
     )
 
 
-def by_steps(inputs: DeltaInputs, state: Any) -> Any:
-    """What is read, and the state after it, token by token."""
-
-    def step(state: Any, column: Any) -> Any:
-        read, state = delta_step(DeltaInputs(*(x[:, None] for x in column)), state)
-        return state, read[:, 0]
-
-    after, read = jax.lax.scan(step, state, DeltaInputs(*(x.swapaxes(0, 1) for x in inputs)))
-    return read.swapaxes(0, 1), after
+def token_by_token(inputs: DeltaInputs, state: Any) -> Any:
+    return by_steps(delta_step, inputs, state)
 
 
 @both
 def test_steps_agree_with_rows(by_channel):
     inputs, state = random_inputs(CHUNK + 7, by_channel=by_channel), random_state()
-    read, after = by_steps(inputs, state)
+    read, after = token_by_token(inputs, state)
     wanted, wanted_after = delta_rows(inputs, state)
     np.testing.assert_allclose(read, wanted, atol=1e-5)
     np.testing.assert_allclose(after, wanted_after, atol=1e-5)
@@ -93,12 +92,8 @@ def test_steps_agree_with_rows(by_channel):
 
 @both
 def test_rows_in_two_parts_are_the_rows(by_channel):
-    inputs, state = random_inputs(CHUNK + 20, by_channel=by_channel), random_state()
-    wanted, wanted_after = delta_rows(inputs, state)
-    first, middle = delta_rows(DeltaInputs(*(x[:, :37] for x in inputs)), state)
-    second, after = delta_rows(DeltaInputs(*(x[:, 37:] for x in inputs)), middle)
-    np.testing.assert_allclose(jnp.concatenate([first, second], axis=1), wanted, atol=1e-5)
-    np.testing.assert_allclose(after, wanted_after, atol=1e-5)
+    inputs = random_inputs(CHUNK + 20, by_channel=by_channel)
+    assert_two_parts_are_the_rows(delta_rows, inputs, random_state(), atol=1e-5)
 
 
 @both
@@ -109,20 +104,14 @@ def test_tokens_without_rate_and_decay_are_not_there(by_channel):
         log_decay=jnp.where(nothing[..., None] if by_channel else nothing, 0.0, inputs.log_decay),
         rate=jnp.where(nothing, 0.0, inputs.rate),
     )
-    _, wanted = delta_rows(DeltaInputs(*(x[:, :12] for x in inputs)), state)
+    _, wanted = delta_rows(part(inputs, 0, 12), state)
     np.testing.assert_allclose(delta_rows(padded, state)[1], wanted, atol=1e-6)
 
 
 @both
 def test_segments_begin_anew_within_chunks_and_at_their_borders(by_channel):
     inputs = random_inputs(2 * CHUNK + 30, by_channel=by_channel)
-    starts = [0, 11, CHUNK, CHUNK + 1, 2 * CHUNK - 3]
-    segments = jnp.sum(jnp.arange(2 * CHUNK + 30)[None] >= jnp.asarray(starts)[:, None], axis=0)
-    zero = jnp.zeros((B, N, K, V))
-    read, _ = delta_rows(inputs, zero, jnp.broadcast_to(segments, (B, 2 * CHUNK + 30)))
-    for start, stop in zip(starts, [*starts[1:], 2 * CHUNK + 30], strict=True):
-        wanted, _ = delta_rows(DeltaInputs(*(x[:, start:stop] for x in inputs)), zero)
-        np.testing.assert_allclose(read[:, start:stop], wanted, atol=1e-5)
+    assert_segments_begin_anew(delta_rows, inputs, jnp.zeros((B, N, K, V)), atol=1e-5)
 
 
 @both
@@ -140,7 +129,7 @@ def test_gradients_are_those_of_the_steps(length, by_channel):
 
     found = gradient(delta_rows, np.float32)
     with jax.enable_x64():
-        wanted = jax.device_get(gradient(by_steps, np.float64))
+        wanted = jax.device_get(gradient(token_by_token, np.float64))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), found, wanted)
     assert all(float(jnp.abs(leaf).max()) > 0.1 for leaf in jax.tree.leaves(found))
 

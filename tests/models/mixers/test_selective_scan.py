@@ -13,6 +13,12 @@ import pytest
 
 from jrl.models.mixers.chunks import CHUNK
 from jrl.models.mixers.selective_scan import SelectiveInputs, selective_rows, selective_step
+from tests.models.mixers.recurrences import (
+    assert_segments_begin_anew,
+    assert_two_parts_are_the_rows,
+    by_steps,
+    part,
+)
 
 B, C, K = 2, 6, 5
 RATES = jnp.asarray(np.exp(np.random.default_rng(1).normal(size=(K, C))), jnp.float32)
@@ -47,24 +53,15 @@ def by_rows(inputs: SelectiveInputs, state: Any, segments: Any = None) -> Any:
     return selective_rows(inputs, RATES, state, segments)
 
 
-def by_steps(inputs: SelectiveInputs, state: Any) -> Any:
-    def step(state: Any, column: Any) -> Any:
-        read, state = selective_step(SelectiveInputs(*(x[:, None] for x in column)), RATES, state)
-        return state, read[:, 0]
-
-    after, read = jax.lax.scan(step, state, SelectiveInputs(*(x.swapaxes(0, 1) for x in inputs)))
-    return read.swapaxes(0, 1), after
-
-
-def part(inputs: SelectiveInputs, start: int, stop: int) -> SelectiveInputs:
-    return SelectiveInputs(*(x[:, start:stop] for x in inputs))
+def token_by_token(inputs: SelectiveInputs, state: Any) -> Any:
+    return by_steps(lambda inputs, state: selective_step(inputs, RATES, state), inputs, state)
 
 
 def random_state() -> Any:
     return jax.random.normal(jax.random.key(9), (B, K, C))
 
 
-@pytest.mark.parametrize("compute", [by_rows, by_steps], ids=["rows", "steps"])
+@pytest.mark.parametrize("compute", [by_rows, token_by_token], ids=["rows", "steps"])
 @pytest.mark.parametrize("length", [1, 5, CHUNK, CHUNK + 1, 2 * CHUNK + 9])
 def test_the_definition_is_followed(length, compute):
     inputs, state = random_inputs(length), random_state()
@@ -75,12 +72,7 @@ def test_the_definition_is_followed(length, compute):
 
 
 def test_rows_in_two_parts_are_the_rows():
-    inputs, state = random_inputs(CHUNK + 20), random_state()
-    wanted, wanted_after = by_rows(inputs, state)
-    first, middle = by_rows(part(inputs, 0, 37), state)
-    second, after = by_rows(part(inputs, 37, CHUNK + 20), middle)
-    np.testing.assert_allclose(jnp.concatenate([first, second], axis=1), wanted, rtol=1e-5, atol=3e-5)
-    np.testing.assert_allclose(after, wanted_after, rtol=1e-5, atol=3e-5)
+    assert_two_parts_are_the_rows(by_rows, random_inputs(CHUNK + 20), random_state(), rtol=1e-5, atol=3e-5)
 
 
 def test_tokens_without_a_step_are_not_there():
@@ -92,15 +84,8 @@ def test_tokens_without_a_step_are_not_there():
 
 
 def test_segments_begin_anew_within_chunks_and_at_their_borders():
-    length = 2 * CHUNK + 30
-    inputs, zero = random_inputs(length), jnp.zeros((B, K, C))
-    starts = [0, 11, CHUNK, CHUNK + 1, 2 * CHUNK - 3]
-    segments = jnp.sum(jnp.arange(length)[None] >= jnp.asarray(starts)[:, None], axis=0)
-    read, state = by_rows(inputs, zero, jnp.broadcast_to(segments, (B, length)))
-    for start, stop in zip(starts, [*starts[1:], length], strict=True):
-        wanted, last = by_rows(part(inputs, start, stop), zero)
-        np.testing.assert_allclose(read[:, start:stop], wanted, rtol=1e-5, atol=3e-5)
-    np.testing.assert_allclose(state, last, rtol=1e-5, atol=3e-5)
+    zero = jnp.zeros((B, K, C))
+    assert_segments_begin_anew(by_rows, random_inputs(2 * CHUNK + 30), zero, rtol=1e-5, atol=3e-5)
 
 
 def test_gradients_are_those_of_the_definition():

@@ -12,6 +12,12 @@ import pytest
 
 from jrl.models.mixers.chunks import CHUNK
 from jrl.models.mixers.state_space import StateSpaceInputs, state_space_rows, state_space_step
+from tests.models.mixers.recurrences import (
+    assert_segments_begin_anew,
+    assert_two_parts_are_the_rows,
+    by_steps,
+    part,
+)
 
 B, N, G, K, V = 2, 6, 2, 5, 7
 
@@ -40,24 +46,15 @@ def by_definition(inputs: StateSpaceInputs, state: Any) -> tuple[np.ndarray, np.
     return read, state
 
 
-def by_steps(inputs: StateSpaceInputs, state: Any) -> Any:
-    def step(state: Any, column: Any) -> Any:
-        read, state = state_space_step(StateSpaceInputs(*(x[:, None] for x in column)), state)
-        return state, read[:, 0]
-
-    after, read = jax.lax.scan(step, state, StateSpaceInputs(*(x.swapaxes(0, 1) for x in inputs)))
-    return read.swapaxes(0, 1), after
-
-
-def part(inputs: StateSpaceInputs, start: int, stop: int) -> StateSpaceInputs:
-    return StateSpaceInputs(*(x[:, start:stop] for x in inputs))
+def token_by_token(inputs: StateSpaceInputs, state: Any) -> Any:
+    return by_steps(state_space_step, inputs, state)
 
 
 def random_state() -> Any:
     return jax.random.normal(jax.random.key(9), (B, N, K, V))
 
 
-@pytest.mark.parametrize("compute", [state_space_rows, by_steps], ids=["rows", "steps"])
+@pytest.mark.parametrize("compute", [state_space_rows, token_by_token], ids=["rows", "steps"])
 @pytest.mark.parametrize("length", [1, 5, CHUNK, CHUNK + 1, 2 * CHUNK + 9])
 def test_the_definition_is_followed(length, compute):
     inputs, state = random_inputs(length), random_state()
@@ -68,12 +65,7 @@ def test_the_definition_is_followed(length, compute):
 
 
 def test_rows_in_two_parts_are_the_rows():
-    inputs, state = random_inputs(CHUNK + 20), random_state()
-    wanted, wanted_after = state_space_rows(inputs, state)
-    first, middle = state_space_rows(part(inputs, 0, 37), state)
-    second, after = state_space_rows(part(inputs, 37, CHUNK + 20), middle)
-    np.testing.assert_allclose(jnp.concatenate([first, second], axis=1), wanted, atol=3e-5)
-    np.testing.assert_allclose(after, wanted_after, atol=3e-5)
+    assert_two_parts_are_the_rows(state_space_rows, random_inputs(CHUNK + 20), random_state(), atol=3e-5)
 
 
 def test_tokens_without_value_and_decay_are_not_there():
@@ -87,15 +79,8 @@ def test_tokens_without_value_and_decay_are_not_there():
 
 
 def test_segments_begin_anew_within_chunks_and_at_their_borders():
-    length = 2 * CHUNK + 30
-    inputs, zero = random_inputs(length), jnp.zeros((B, N, K, V))
-    starts = [0, 11, CHUNK, CHUNK + 1, 2 * CHUNK - 3]
-    segments = jnp.sum(jnp.arange(length)[None] >= jnp.asarray(starts)[:, None], axis=0)
-    read, state = state_space_rows(inputs, zero, jnp.broadcast_to(segments, (B, length)))
-    for start, stop in zip(starts, [*starts[1:], length], strict=True):
-        wanted, last = state_space_rows(part(inputs, start, stop), zero)
-        np.testing.assert_allclose(read[:, start:stop], wanted, atol=3e-5)
-    np.testing.assert_allclose(state, last, atol=3e-5)
+    zero = jnp.zeros((B, N, K, V))
+    assert_segments_begin_anew(state_space_rows, random_inputs(2 * CHUNK + 30), zero, atol=3e-5)
 
 
 def test_gradients_are_those_of_the_steps():
@@ -105,7 +90,8 @@ def test_gradients_are_those_of_the_steps():
         return lambda inputs, state: (compute(inputs, state)[0] * weights).sum()
 
     found, wanted = (
-        jax.jit(jax.grad(summed(f), (0, 1)))(inputs, random_state()) for f in (state_space_rows, by_steps)
+        jax.jit(jax.grad(summed(f), (0, 1)))(inputs, random_state())
+        for f in (state_space_rows, token_by_token)
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5), found, wanted)
     assert all(float(jnp.abs(leaf).max()) > 0.1 for leaf in jax.tree.leaves(found))
