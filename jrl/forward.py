@@ -74,7 +74,7 @@ class Reader:
         """
         trunk = self.trunk_of(frozen, sequences) if trunk is None else trunk
         features = window_features(self.policy, params, frozen, trunk, sequences)
-        params, features = heads_with(params, features)
+        params, features = _heads_with(params, features)
         found = window_logprobs(
             self.policy,
             params,
@@ -120,7 +120,7 @@ class Reader:
         """
         trunk = self.trunk_of(frozen, sequences)
         features = window_features(self.policy, params, frozen, trunk, sequences, dropout_key=dropout_key)
-        params, features = heads_with(params, features)
+        params, features = _heads_with(params, features)
         hidden, logits_fn = features.policy, partial(self.policy.logits, params, frozen)
         targets = window_targets(sequences.inputs.tokens, sequences.starts, width=sequences.mask.shape[1])
         vocab_size = jax.eval_shape(logits_fn, hidden[:, 0]).shape[-1]
@@ -210,7 +210,7 @@ def column_features(
     return Features(policy_states, value_states, features.load)
 
 
-def heads_with(params: Params, features: Features) -> tuple[Params, Features]:
+def _heads_with(params: Params, features: Features) -> tuple[Params, Features]:
     """Parameters and features for heads to read, whose gradients are then settled before those of layers are made.
 
     See `jrl.mesh.settle_heads`. One array for both heads stays one.

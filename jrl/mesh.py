@@ -255,9 +255,9 @@ def tree_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> tuple[Any, list[str]
         # A rounded kernel has one axis for its inputs; that behind attention had two, heads and their width.
         num_axes = np.ndim(leaf) + bool(rounded and name.endswith("/o/kernel"))
         for pattern, logical in PARAMETER_AXES:
-            if rounded and re.search(pattern, name) and len(logical) == num_axes:
-                logical = _rounded_axes(logical, np.shape(leaf), is_stacked=not name.endswith("/kernel"))
-            if re.search(pattern, name) and len(logical) == np.ndim(leaf):
+            if len(logical) == num_axes and re.search(pattern, name):
+                if rounded:
+                    logical = _rounded_axes(logical, np.shape(leaf), is_stacked=not name.endswith("/kernel"))
                 spec, replicated = partition_spec(mesh, logical, np.shape(leaf))
                 report.extend(f"{name}: {what} is replicated" for what in replicated)
                 return NamedSharding(mesh, spec)

@@ -375,6 +375,11 @@ def constrain_cache(x: Float[Array, "B K S H"]) -> Float[Array, "B K S H"]:
     return constrain(x, "batch", "kv_heads", None, None)
 
 
+def constrain_channels(x: Float[Array, "B T C"]) -> Float[Array, "B T C"]:
+    """Pins channels, each with a state or a tail of its own, to the mesh: they are split as the width of an MLP is."""
+    return constrain(x, "batch", None, "mlp")
+
+
 def spread_kv_heads(num_heads: int, x: Float[Array, "B Q K H"]) -> Float[Array, "B R Q H"]:
     """Repeats the heads for the mesh in force, and puts them before the positions."""
     num_kv_heads = x.shape[2]

@@ -240,21 +240,16 @@ def make_noise_schedule(config: Mapping[str, Any]) -> NoiseSchedule:
     for name, default, repaired, why in (
         ("steps_offset", 0, 1, "at timestep 0 a step has no density"),
         ("clip_sample", True, False, "latents of Stable Diffusion reach far beyond ±1"),
+        ("set_alpha_to_one", kind.startswith("DDIM"), False, "a last step to ᾱ = 1 has no density"),
     ):
-        if given.get(name, default) != repaired:
-            found = given.get(name, f"nothing, which means {default}")
+        if config.get(name, default) != repaired:
+            found = config.get(name, f"nothing, which means {default}")
             warnings.warn(
                 f"the scheduler's configuration has {found} for `{name}`; {repaired} is used: {why}.",
                 stacklevel=2,
             )
-        given[name] = repaired
-    if config.get("set_alpha_to_one", kind.startswith("DDIM")):
-        found = config.get("set_alpha_to_one", "nothing, which means True")
-        warnings.warn(
-            f"the scheduler's configuration has {found} for `set_alpha_to_one`; False is used: a last step to ᾱ = 1 "
-            "has no density.",
-            stacklevel=2,
-        )
+        if name in kinds:
+            given[name] = repaired
     return NoiseSchedule(**given)
 
 

@@ -192,8 +192,15 @@ class ClipImages:
         return [_within(VISION, entry) for entry in entries]
 
     def stored_config(self) -> dict[str, Any]:
-        """Contents of the config.json of both towers."""
-        return Clip(self.config).stored_config()
+        """Contents of the config.json of both towers, as transformers reads it."""
+        text, vision = asdict(self.config.text), asdict(self.config.vision)
+        return {
+            "architectures": [CLASS_NAME],
+            "model_type": MODEL_TYPE,
+            "projection_dim": self.config.text.projection_dim,
+            "text_config": {"model_type": "clip_text_model", **text},
+            "vision_config": {"model_type": "clip_vision_model", "num_channels": 3, **vision},
+        }
 
 
 @dataclass(frozen=True)
@@ -223,17 +230,6 @@ class Clip(ClipImages):
         """Every tensor of its file but the scale of logits, which a cosine does not need."""
         texts = (_within(TEXT, entry) for entry in clip_entries(self.config.text))
         return [*texts, *super().entries()]
-
-    def stored_config(self) -> dict[str, Any]:
-        """Contents of config.json, as transformers reads it."""
-        text, vision = asdict(self.config.text), asdict(self.config.vision)
-        return {
-            "architectures": [CLASS_NAME],
-            "model_type": MODEL_TYPE,
-            "projection_dim": self.config.text.projection_dim,
-            "text_config": {"model_type": "clip_text_model", **text},
-            "vision_config": {"model_type": "clip_vision_model", "num_channels": 3, **vision},
-        }
 
 
 def is_ignored(name: str) -> bool:

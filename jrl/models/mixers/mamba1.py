@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jrl.mesh import constrain
 from jrl.models.attention import AttentionContext, residual_init_range
-from jrl.models.cache import StateCache
+from jrl.models.cache import StateCache, constrain_channels
 from jrl.models.config import Mamba1, TransformerConfig
 from jrl.models.layers import Norm, Projection, as_row
 from jrl.models.mixers.convolution import convolve
@@ -77,7 +76,7 @@ class Mamba1Mixer(nn.Module):
         sums, tail = convolve(self.v(x), self.v_taps, rows, entry.tails[0])
         if self.sizes.taps_bias:
             sums = sums + as_row(self.v_taps_bias.astype(jnp.float32), 3)
-        v = _pinned(jax.nn.silu(sums).astype(self.dtype))
+        v = constrain_channels(jax.nn.silu(sums).astype(self.dtype))
         # A step of 0 neither lets the state decay nor takes up a value: padding is left out.
         steps = jnp.where(rows.real[:, :, None], self._steps(v), 0.0)
         q, k = self.q_norm(self.q(v))[:, :, None], self.k_norm(self.k(v))[:, :, None]
@@ -90,26 +89,21 @@ class Mamba1Mixer(nn.Module):
         else:
             read, state = selective_rows(inputs, rates, entry.state, rows.segments)
         read = read + as_row(self.skip.astype(jnp.float32), 3) * v
-        read = _pinned(read * jax.nn.silu(self.gate(x).astype(jnp.float32)))
-        after = StateCache((_pinned(tail),), _pinned(state))
+        read = constrain_channels(read * jax.nn.silu(self.gate(x).astype(jnp.float32)))
+        after = StateCache((constrain_channels(tail),), constrain_channels(state))
         return rows.put_back(self.out(read.astype(self.dtype))), None if cache is None else after
 
     def _steps(self, v: Float[Array, "B Q C"]) -> Float[Array, "B Q C"]:
         """Δ of every token and channel."""
         raw = self.step_up(self.step_norm(self.step_down(v))).astype(jnp.float32)
-        return _pinned(jax.nn.softplus(raw + as_row(self.step_bias.astype(jnp.float32), 3)))
+        return constrain_channels(jax.nn.softplus(raw + as_row(self.step_bias.astype(jnp.float32), 3)))
 
 
 def empty_mamba1(sizes: Mamba1, batch_size: int, dtype: Any) -> StateCache:
     """The entry before the first token."""
     tail = jnp.zeros((batch_size, sizes.taps - 1, sizes.width), dtype)
     state = jnp.zeros((batch_size, sizes.state_dim, sizes.width), jnp.float32)
-    return StateCache((_pinned(tail),), _pinned(state))
-
-
-def _pinned(x: Float[Array, "B T C"]) -> Float[Array, "B T C"]:
-    """The mesh splits channels, as it splits the width of an MLP."""
-    return constrain(x, "batch", None, "mlp")
+    return StateCache((constrain_channels(tail),), constrain_channels(state))
 
 
 def _init_log_rates(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jrl.mesh import constrain
 from jrl.models.attention import AttentionContext, residual_init_range
-from jrl.models.cache import StateCache
+from jrl.models.cache import StateCache, constrain_channels
 from jrl.models.config import ShortConvolution, TransformerConfig
 from jrl.models.layers import Projection
 from jrl.models.mixers.convolution import convolve
@@ -49,18 +48,14 @@ class ShortConvolutionMixer(nn.Module):
         rows = context.recurrent
         assert rows is not None
         x = rows.take(x)
-        gated = constrain(self.before(x) * self.x(x), "batch", None, "mlp")
+        gated = constrain_channels(self.before(x) * self.x(x))
         sums, tail = convolve(gated, self.taps, rows, None if cache is None else cache.tails[0])
         y = self.out(self.after(x) * sums.astype(self.dtype))
-        return rows.put_back(y), None if cache is None else StateCache((_pinned(tail),))
+        return rows.put_back(y), None if cache is None else StateCache((constrain_channels(tail),))
 
 
 def empty_convolution(
     config: TransformerConfig, sizes: ShortConvolution, batch_size: int, dtype: Any
 ) -> StateCache:
     """The entry before the first token."""
-    return StateCache((_pinned(jnp.zeros((batch_size, sizes.taps - 1, config.width), dtype)),))
-
-
-def _pinned(tail: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    return constrain(tail, "batch", None, "mlp")
+    return StateCache((constrain_channels(jnp.zeros((batch_size, sizes.taps - 1, config.width), dtype)),))
