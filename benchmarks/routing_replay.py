@@ -71,7 +71,7 @@ def measure(lm: CausalLM, *, rows: int, tokens: int) -> dict[str, Any]:
     )
     noisy = lm.policy(compute_dtype=jnp.bfloat16, routing_replay=True)
     generate = make_generate(noisy, max_new_tokens=tokens, eos_token_ids=(), pad_token_id=0)
-    knobs = SamplingKnobs(jnp.float32(1.0), jnp.float32(1.0))
+    knobs = SamplingKnobs(jnp.float32(1.0))
     sampled = jax.jit(generate)(params, {}, prompts, jnp.arange(rows), knobs, jax.random.key(2))
     replayed = join(prompts, sampled, pad_token_id=0)
     plain = replayed._replace(inputs=replayed.inputs._replace(experts=None))

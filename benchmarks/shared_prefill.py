@@ -53,7 +53,7 @@ def compare(flags: argparse.Namespace, response: int) -> dict[str, Any]:
     params, frozen = subject.load()
     prompts = subject.tokens(flags.prompts, flags.prompt, seed=1)
     rows = flags.prompts * flags.generations
-    knobs = SamplingKnobs(jnp.float32(1), jnp.float32(1))
+    knobs = SamplingKnobs(jnp.float32(1))
     calls: dict[str, Callable[[], Completions]] = {}
     found: dict[str, Any] = {}
     for name, generations in (("shared", flags.generations), ("each", 1)):

@@ -129,7 +129,9 @@ class Model:
         generate = _generator(
             self.lm, max_new_tokens, eos_ids, pad if pad is not None else (eos_ids or (0,))[0], top_k
         )
-        knobs = SamplingKnobs(jnp.asarray(temperature, jnp.float32), jnp.asarray(top_p, jnp.float32))
+        knobs = SamplingKnobs(jnp.asarray(temperature, jnp.float32))
+        if not isinstance(top_p, int | float) or top_p != 1:
+            knobs = knobs._replace(top_p=jnp.asarray(top_p, jnp.float32))
         if beta is not None:
             params, knobs = _steered(params), knobs._replace(beta=jnp.asarray(beta, jnp.float32))
         inputs = self.lm.prompt_inputs(jnp.asarray(tokens), jnp.asarray(attention_mask, bool))

@@ -36,7 +36,7 @@ def main() -> None:
     params = jax.jit(model.init)(jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(2), (flags.batch, flags.prompt), 2, shape["vocab_size"])
     prompts = ModelInputs(tokens, jnp.ones_like(tokens, dtype=bool))
-    knobs = SamplingKnobs(jnp.float32(1), jnp.float32(1))
+    knobs = SamplingKnobs(jnp.float32(1))
     generate = jax.jit(
         make_generate(model.policy(), max_new_tokens=flags.response, eos_token_ids=(), pad_token_id=0)
     )

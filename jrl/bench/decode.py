@@ -23,7 +23,7 @@ def decode(subject: Subject, shapes: Shapes) -> Work:
     )
     tokens = subject.tokens(shapes.rows, shapes.prompt, seed=1)
     prompts = ModelInputs(tokens, jnp.ones(tokens.shape, bool))
-    knobs = SamplingKnobs(jnp.float32(1), jnp.float32(1))
+    knobs = SamplingKnobs(jnp.float32(1))
     row_ids, key = jnp.arange(shapes.rows), jax.random.key(2)
     return Work(
         call=lambda: generate(params, frozen, prompts, row_ids, knobs, key),

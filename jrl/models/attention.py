@@ -29,6 +29,7 @@ from jrl.models.cache import (
     spread_kv_heads,
 )
 from jrl.models.config import LayerConfig, TransformerConfig
+from jrl.models.decode_attention import KeySpans, attend_spans, key_spans
 from jrl.models.fused_attention import FusedRows, KernelImplementation, attend_fused, fused_rows
 from jrl.models.layers import Norm, Projection
 from jrl.models.positions import Rotation, alibi_slopes, rotate, rotations
@@ -50,6 +51,8 @@ class AttentionContext(NamedTuple):
       positions: Of the queries and of the keys, for ALiBi; None without it.
       column: Where the cache takes the next keys; None without a cache.
       fused: Rows that go through one kernel; None: through einsums and `masks`.
+      spans: What the newest token of each row reads of the cache by a kernel, for each of `config.reaches`; None: by
+        einsums and `masks`.
       recurrent: Real tokens in the order of a recurrence; None where no layer has one.
       lent: Keys and values of earlier layers, by the number of the layer, for those that have none; None: no layer
         lends any.
@@ -60,6 +63,7 @@ class AttentionContext(NamedTuple):
     positions: tuple[Int[Array, "B Q"], Int[Array, "B S"]] | None = None
     column: Column | Places | None = None
     fused: FusedRows | SplashRows | None = None
+    spans: tuple[KeySpans, ...] | None = None
     recurrent: RecurrentRows | None = None
     lent: dict[int, LayerCache] | None = None
 
@@ -103,8 +107,8 @@ def fused_context(
     return AttentionContext(None, rotations(config, positions), fused=rows, recurrent=recurrent)
 
 
-def cached_context(config: TransformerConfig, new: NewTokens) -> AttentionContext:
-    """Context of new tokens, which read all cached before them."""
+def cached_context(config: TransformerConfig, new: NewTokens, *, by_kernel: bool) -> AttentionContext:
+    """Context of new tokens, which read all cached before them; `by_kernel` where it is one token a row."""
     cache, real, positions, column, _ = new
     queries = (
         column.columns if isinstance(column, Places) else (column + jnp.arange(positions.shape[1]))[None]
@@ -113,7 +117,11 @@ def cached_context(config: TransformerConfig, new: NewTokens) -> AttentionContex
     mask = (queries[:, :, None] >= columns[None, None, :]) & cache.mask[:, None, :]
     recurrent = recurrent_rows(real) if config.is_recurrent else None
     context = _context(config, mask, positions, cache.key_positions)
-    return context._replace(column=column, recurrent=recurrent)
+    spans = None
+    if by_kernel and positions.shape[1] == 1:
+        assert context.masks is not None
+        spans = tuple(map(key_spans, context.masks))
+    return context._replace(column=column, recurrent=recurrent, spans=spans)
 
 
 def _context(
@@ -276,8 +284,12 @@ class Attention(nn.Module):
                 softcap = config.attention_softcap
                 return attend_splash(q, k, v, context.fused, scale=scale, window=window, softcap=softcap)
             return attend_fused(q, k, v, context.fused, scale=scale, window=window)
+        reach = config.reaches.index(layer.reach)
+        if context.spans is not None:
+            (k,), (v,) = read
+            return attend_spans(q, k, v, context.spans[reach], scale=layer.attention_scale)
         assert context.masks is not None
-        mask = context.masks[config.reaches.index(layer.reach)]
+        mask = context.masks[reach]
         operands = Operands(q, *read, mask, positions=context.positions)
         whole = functools.partial(
             attend,

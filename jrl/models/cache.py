@@ -275,10 +275,15 @@ def cached_kv_heads(num_heads: int, num_kv_heads: int) -> int:
     return math.lcm(num_kv_heads, tensor) if num_heads % tensor == 0 else num_kv_heads
 
 
-def empty_layer_cache(config: TransformerConfig, batch_size: int, length: int, dtype: Any) -> LayerCache:
-    """Zeros: the columns are masked until they are written."""
+def empty_layer_cache(
+    config: TransformerConfig, batch_size: int, length: int, dtype: Any, *, in_one: bool = False
+) -> LayerCache:
+    """Zeros: the columns are masked until they are written. `in_one` buffer, whatever a product reads best."""
     kv_heads = cached_kv_heads(config.num_heads, config.num_kv_heads)
     shape = (batch_size, kv_heads, length, config.head_dim)
+    if in_one:
+        k, v = (constrain_cache(jnp.zeros(shape, dtype)) for _ in ("k", "v"))
+        return LayerCache((k,), (v,))
     return empty_buffers(shape, config.num_heads // kv_heads, dtype)
 
 

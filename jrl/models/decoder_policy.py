@@ -18,6 +18,7 @@ from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
 from jrl.models.attention import AttentionContext, cached_context, full_context, fused_context
 from jrl.models.cache import Cache, LayerCache, LayerEntry, cache_tokens, record_experts, spread_kv_heads
 from jrl.models.config import TransformerConfig
+from jrl.models.decode_attention import decodes_by_kernel, whole_blocks
 from jrl.models.fused_attention import KernelImplementation
 from jrl.models.mixers import empty_entry
 from jrl.models.noise import EmbeddingNoise
@@ -163,7 +164,7 @@ class DecoderPolicy:
     ) -> tuple[Features, Cache]:
         """Appends columns of tokens, or of vectors in the place of their embeddings."""
         new = cache_tokens(cache, mask)
-        context, positions = cached_context(self.config, new), new.positions
+        context, positions = cached_context(self.config, new, by_kernel=self._by_kernel), new.positions
         variables = self._variables(params, frozen)
         start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
         if vectors is not None:
@@ -233,11 +234,20 @@ class DecoderPolicy:
         pairs = zip(cache.layers, virtual.keys_and_values(weights), strict=True)
         return filled._replace(layers=tuple(with_prefix(entry, k, v) for entry, (k, v) in pairs))
 
+    @property
+    def _by_kernel(self) -> bool:
+        """True where a single token of each row reads the cache by a kernel."""
+        return self.attention == "cudnn" and decodes_by_kernel(self.config, self.decoder.dtype)
+
     def _empty_cache(self, batch_size: int, length: int) -> Cache:
+        in_one = self._by_kernel
+        length = whole_blocks(length) if in_one else length
+
         def entries(start: int) -> tuple[LayerEntry, ...]:
             config, dtype = self.config, self.decoder.dtype
             return tuple(
-                empty_entry(config, layer, batch_size, length, dtype) for layer in config.layers[start:]
+                empty_entry(config, layer, batch_size, length, dtype, in_one=in_one)
+                for layer in config.layers[start:]
             )
 
         record = None

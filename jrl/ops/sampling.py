@@ -30,7 +30,7 @@ class SamplingContext(NamedTuple):
       num_sampled: Tokens that were sampled so far, one number for every row or a column (B 1).
       seen: True for ids that occur in the row so far, its prompt included; None unless a processor reads it.
       temperature: Divides the logits.
-      top_p: Mass of the nucleus.
+      top_p: Mass of the nucleus; None: all tokens are kept.
       last_tokens: The last token of each row, its prompt included; None unless a processor reads it.
       forbidden: True where the column's token may not follow the row's; None: all may.
       advantages: Q − V of every action, by which ILQL steers; None: no steering.
@@ -40,7 +40,7 @@ class SamplingContext(NamedTuple):
     num_sampled: Int[Array, ""] | Int[Array, "B 1"]
     seen: Bool[Array, "B V"] | None
     temperature: Float[Array, ""]
-    top_p: Float[Array, ""]
+    top_p: Float[Array, ""] | None
     last_tokens: Int[Array, "B"] | None = None
     forbidden: Bool[Array, "W W"] | None = None
     advantages: Float[Array, "B V"] | None = None
@@ -319,7 +319,7 @@ def make_processors(
     if top_k > 0:
         processors.append(lambda logits, context: keep_top_k(logits, k=top_k))
 
-    processors.append(lambda logits, context: keep_top_p(logits, context.top_p))
+    processors.append(_keep_top_p)
     return tuple(processors)
 
 
@@ -328,6 +328,10 @@ def _forbid_transitions(logits: Float[Array, "B V"], context: SamplingContext) -
         return logits
     assert context.last_tokens is not None
     return forbid_transitions(logits, context.last_tokens, context.forbidden)
+
+
+def _keep_top_p(logits: Float[Array, "B V"], context: SamplingContext) -> Float[Array, "B V"]:
+    return logits if context.top_p is None else keep_top_p(logits, context.top_p)
 
 
 def _steer(logits: Float[Array, "B V"], context: SamplingContext) -> Float[Array, "B V"]:

@@ -204,6 +204,8 @@ def _sampled(
         features, cache = policy.decode(loop_params, loop_frozen, inputs, loop.cache)
         return sample(loop._replace(cache=cache), features)
 
+    # What the cache begins with beside the prompts' own padding; see `prefill`.
+    padding = -prompts.tokens.shape[1] % prefill_columns(*prompts.tokens.shape)
     last, cache = prefill(policy, params, frozen, prompts, width - 1)
     features, cache, prompts = repeat_rows((last, cache, prompts), settings.num_generations)
     seen = None
@@ -214,8 +216,8 @@ def _sampled(
     end = jax.lax.while_loop(more, next_token, sample(start, features))
     experts = policy.visited(end.cache)
     if experts is not None:
-        # The cache may begin with more padding than the prompts have.
-        experts = experts[:, experts.shape[1] - (prompts.tokens.shape[1] + width - 1) :]
+        # The cache may end with columns that nothing is written to.
+        experts = experts[:, padding : padding + prompts.tokens.shape[1] + width - 1]
     return Completions(end.tokens, end.lengths, end.done, end.logprobs, experts=experts)
 
 

@@ -110,8 +110,9 @@ class GenerationSettings:
     @property
     def knobs(self) -> SamplingKnobs:
         """The traced part."""
+        top_p = None if self.top_p == 1 else jnp.float32(self.top_p)
         beta = None if self.beta is None else jnp.float32(self.beta)
-        return SamplingKnobs(jnp.float32(self.temperature), jnp.float32(self.top_p), beta)
+        return SamplingKnobs(jnp.float32(self.temperature), top_p, beta)
 
 
 class Sampler:

@@ -165,13 +165,14 @@ def sampling_program(
         start = array_of(num_prompts, 1, dtype=jnp.int32)
         real = array_of(num_prompts, 1, dtype=jnp.bool_)
         prompts = ModelInputs(start, real, context_tokens=tokens, context_mask=mask)
+    top_p = None if settings.top_p == 1 else number_on(mesh)
     beta = None if settings.beta is None else number_on(mesh)
     arguments = (
         weights_on(mesh, model.params),
         weights_on(mesh, model.frozen),
         rows_on(mesh, prompts),
         with_shardings(array_of(num_rows, dtype=jnp.int32), replicated(mesh)),
-        SamplingKnobs(number_on(mesh), number_on(mesh), beta),
+        SamplingKnobs(number_on(mesh), top_p, beta),
         key_on(mesh),
     )
     sampler = Sampler(model.policy, mesh=mesh)

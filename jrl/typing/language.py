@@ -167,18 +167,18 @@ class Sequences(NamedTuple):
 
 
 class SamplingKnobs(NamedTuple):
-    """Traced sampling numbers: changing them recompiles nothing.
+    """Traced sampling numbers: changing them recompiles nothing, but for one between None and a number.
 
     Attributes:
       temperature: Divides the logits; > 0.
-      top_p: Mass of the nucleus kept; 1 keeps all.
+      top_p: Mass of the nucleus kept; 1 keeps all. None: all are kept, and no nucleus is looked for.
       beta: Weight of Q − V beside the log-probabilities (ILQL); None: heads are not read.
       forbidden: True where the column's token may not follow the row's; None: all may.
       limits: Most tokens of each row; None: as many as the sampler is made for.
     """
 
     temperature: Float[Array, ""]
-    top_p: Float[Array, ""]
+    top_p: Float[Array, ""] | None = None
     beta: Float[Array, ""] | None = None
     forbidden: Bool[Array, "V V"] | None = None
     limits: Int[Array, "B"] | None = None

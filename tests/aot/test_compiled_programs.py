@@ -54,6 +54,10 @@ SPLASH = (*FUSED, "gemma2")
 """Models whose attention the splash kernel of TPUs computes."""
 
 
+DECODING = "__gpu$xla.gpu.triton"
+"""Target of Pallas's kernels on GPUs."""
+
+
 class Case(NamedTuple):
     """A model, compiled.
 
@@ -181,6 +185,15 @@ class TestKernels:
             found = {name for name in kernels(text) if "fmha" in name}
             found |= set(re.findall(r"%(splash_m[hq]a_[a-z]+)\w*[.\d]* = ", text))
             assert found == (wanted if case.name in served else set())
+
+    def test_a_token_attends_by_one_kernel(self, case: Case) -> None:
+        """On GPUs, in each layer, and without a choice between lengths of the cache."""
+        text = case.programs["sample"]
+        served = case.is_gpu and case.name in FUSED
+        layers = make_model(MODELS[case.name]).config.num_layers
+        assert kernels(text).get(DECODING, 0) == (layers if served else 0)
+        in_loop = [site for site in sites(read_module(text)) if site.instruction.opcode == "conditional"]
+        assert not served or not [site for site in in_loop if site.place]
 
 
 class TestUpdate:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jrl.mesh import make_mesh, replicated, tree_shardings
 from jrl.models import cache
+from jrl.models.decoder_policy import DecoderPolicy
 from jrl.placement import rows_sharding
 from jrl.rollout.generate import make_generate
 from jrl.typing import Completions, SamplingKnobs
@@ -87,6 +88,19 @@ def test_a_cache_that_is_read_in_parts_gives_the_ids_of_one_device(
     wanted = expected("llama", False)
     monkeypatch.setattr(cache, "READ_COLUMNS", 8)
     monkeypatch.setattr(cache, "reads_slices", lambda _: is_sliced)
+    capfd.readouterr()
+    actual = sample(make_mesh(1, 2, 4), "llama")
+    assert REMATERIALIZED not in capfd.readouterr().err
+    np.testing.assert_array_equal(actual.tokens, wanted.tokens)
+    np.testing.assert_allclose(actual.logprobs, wanted.logprobs, atol=1e-5)
+
+
+def test_by_the_decoding_kernel_the_ids_are_those_of_one_device(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Interpreted, and on each device for its own rows and heads."""
+    wanted = expected("llama", False)
+    monkeypatch.setattr(DecoderPolicy, "_by_kernel", True)
     capfd.readouterr()
     actual = sample(make_mesh(1, 2, 4), "llama")
     assert REMATERIALIZED not in capfd.readouterr().err

@@ -56,14 +56,23 @@ def make_mixer(config: TransformerConfig, layer: LayerConfig, dtype: Any) -> nn.
 
 
 def empty_entry(
-    config: TransformerConfig, layer: LayerConfig, batch_size: int, length: int, dtype: Any
+    config: TransformerConfig,
+    layer: LayerConfig,
+    batch_size: int,
+    length: int,
+    dtype: Any,
+    *,
+    in_one: bool = False,
 ) -> LayerEntry:
-    """The cache's entry of a layer before the first token, with `length` columns where it has any."""
+    """The cache's entry of a layer before the first token, with `length` columns where it has any.
+
+    Those of attention lie `in_one` buffer, or as products read them best.
+    """
     if layer.only == "feed_forward" or layer.keys_of is not None:
         return StateCache(())
     match layer.mixer:
         case None:
-            return empty_layer_cache(config.for_layer(layer), batch_size, length, dtype)
+            return empty_layer_cache(config.for_layer(layer), batch_size, length, dtype, in_one=in_one)
         case LatentAttention() as sizes:
             shape = (batch_size, 1, length, sizes.rank + sizes.rope_dim)
             return empty_latents(shape, config.num_heads, dtype)
@@ -77,6 +86,6 @@ def empty_entry(
             return empty_mamba2(sizes, batch_size, dtype)
         case AttentionBesideMamba2() as sizes:
             return AttentionStateCache(
-                empty_layer_cache(config, batch_size, length, dtype),
+                empty_layer_cache(config, batch_size, length, dtype, in_one=in_one),
                 empty_mamba2(sizes.mamba, batch_size, dtype),
             )

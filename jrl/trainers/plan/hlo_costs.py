@@ -30,7 +30,9 @@ _PALLAS_PRODUCTS = {
     r"splash_m[hq]a_fwd": 2,
     r"splash_m[hq]a_dq": 3,
     r"splash_m[hq]a_dkv": 4,
+    r"jit\(gqa\)": 2,
 }
+_PALLAS_TARGETS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
 # Results of splash's dkv kernel where it makes dq as well, with one product more.
 _FUSED_RESULTS = 5
 
@@ -167,7 +169,7 @@ def _custom_flops(computation: Computation, it: Instruction) -> float:
         return _attention_flops(computation, it)
     if match := re.search(r'"cost_estimate":\s*\{[^}]*"flops":\s*"?(\d+)', it.attributes):
         return float(match[1])
-    if it.target == "tpu_custom_call":
+    if it.target in _PALLAS_TARGETS:
         return _pallas_flops(computation, it)
     return 0.0
 

@@ -458,6 +458,18 @@ def test_a_kernel_that_makes_all_three_gradients_has_a_product_more(queries_too,
     assert hlo.num_flops(text, rounds=1) == products * 2 * 4 * 8 * 512 * 128 * 256
 
 
+def test_the_decoding_kernel_of_gpus_has_two_products():
+    """As XLA writes it, once vmap has put rows and key/value heads before the rest."""
+    text = entry(
+        "%q = bf16[4,2,7,64]{3,2,1,0} parameter(0)",
+        "%k = bf16[4,2,1,512,64]{4,3,2,1,0} parameter(1)",
+        "ROOT %c = bf16[4,2,1,7,64]{4,3,2,1,0} custom-call(%q, %k, %k), "
+        'custom_call_target="__gpu$xla.gpu.triton", '
+        'metadata={op_name="jit(f)/jit(gqa)/vmap(vmap(mha_forward))/pallas_call"}',
+    )
+    assert hlo.num_flops(text, rounds=1) == 2 * 2 * 4 * 2 * 7 * 64 * 512
+
+
 def test_sorts_of_a_library_count():
     text = entry(
         PARAMETER,

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoding kernel, interpreted, against einsums: same outputs, and what a row that it cannot read becomes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.models.attention import attend
+from jrl.models.decode_attention import BLOCK, attend_spans, decodes_by_kernel, key_spans, whole_blocks
+from jrl.models.decoder_policy import DecoderPolicy
+from jrl.models.model import make_model
+from jrl.models.score_blocks import Operands
+from jrl.rollout.generate import make_generate
+from jrl.typing import ModelInputs, SamplingKnobs
+from tests.models.family_cases import CASES
+from tests.tiny import tiny_hf_config, tiny_prompts
+
+
+def draw(rows, heads, kv_heads, length, width, dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (rows, 1, heads, width), (rows, kv_heads, length, width), (rows, kv_heads, length, width)
+    return (jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes, strict=True))
+
+
+def spans_mask(spans, length):
+    columns = np.arange(length)
+    return jnp.asarray([[(columns >= start) & (columns < stop)] for start, stop in spans])
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"), [(14, 2), (4, 4), (40, 2)], ids=["groups of 7", "of 1", "of 20"]
+)
+def test_the_kernel_is_einsums(heads, kv_heads):
+    """Spans that begin and end inside blocks, at their edges, of one column, and of none."""
+    length = 3 * BLOCK
+    q, k, v = draw(6, heads, kv_heads, length, 16)
+    spans = [(0, length), (5, 77), (BLOCK, 2 * BLOCK), (130, 131), (0, 1), (9, 9)]
+    mask = spans_mask(spans, length)
+    found = attend_spans(q, k, v, key_spans(mask), scale=0.3)
+    expected = attend(Operands(q, (k,), (v,), mask), scale=0.3)
+    np.testing.assert_allclose(found[:5], expected[:5], atol=2e-6)
+    np.testing.assert_array_equal(found[5], 0.0)
+
+
+def test_a_row_with_a_gap_becomes_nan_and_leaves_the_others_alone():
+    length = BLOCK
+    q, k, v = draw(3, 4, 2, length, 16)
+    mask = spans_mask([(3, 40), (3, 40), (0, 12)], length).at[1, 0, 20].set(False)
+    found = attend_spans(q, k, v, key_spans(mask), scale=1.0)
+    assert np.isnan(found).all((1, 2, 3)).tolist() == [False, True, False]
+    np.testing.assert_allclose(found[::2], attend(Operands(q, (k,), (v,), mask), scale=1.0)[::2], atol=2e-6)
+
+
+@pytest.fixture
+def by_kernel(monkeypatch):
+    """Has every decoder read its cache by the kernel."""
+    return lambda: monkeypatch.setattr(DecoderPolicy, "_by_kernel", True)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3-window", "mixtral"])
+def test_sampling_by_the_kernel_is_sampling_by_einsums(name, by_kernel):
+    """Rows with padding on the left, two samples of a prompt, more columns than a block; in one family a window."""
+    lm = make_model(CASES[name])
+    params = lm.init(jax.random.key(0))
+    prompts = tiny_prompts(3, 60)
+
+    def sample():
+        generate = make_generate(
+            lm.policy(), max_new_tokens=9, eos_token_ids=(), pad_token_id=0, num_generations=2
+        )
+        knobs = SamplingKnobs(jnp.float32(1))
+        return jax.jit(generate)(params, {}, prompts, jnp.arange(6), knobs, jax.random.key(1))
+
+    expected = sample()
+    by_kernel()
+    found = sample()
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
+
+
+def test_the_record_of_experts_is_as_long_as_by_einsums(by_kernel):
+    lm = make_model(CASES["mixtral"])
+    params, prompts = lm.init(jax.random.key(0)), tiny_prompts(3, 7)
+
+    def experts():
+        generate = make_generate(
+            lm.policy(routing_replay=True), max_new_tokens=4, eos_token_ids=(), pad_token_id=0
+        )
+        knobs = SamplingKnobs(jnp.float32(1))
+        return jax.jit(generate)(params, {}, prompts, jnp.arange(3), knobs, jax.random.key(1)).experts
+
+    expected = experts()
+    by_kernel()
+    np.testing.assert_array_equal(experts(), expected)
+
+
+def test_rows_with_columns_of_their_own(by_kernel):
+    """Turns of an environment: one token for some rows, and none for one that has read nothing."""
+    lm = make_model(tiny_hf_config("llama"))
+    params = lm.init(jax.random.key(0))
+    texts = tiny_prompts(4, 9)
+
+    def read():
+        policy = lm.policy()
+        nothing = ModelInputs(jnp.zeros((4, 1), jnp.int32), jnp.zeros((4, 1), bool))
+        cache = policy.own_columns(policy.init_cache(params, {}, nothing, 80))
+        texts_mask = texts.attention_mask.at[2].set(False)
+        cache = policy.decode(params, {}, ModelInputs(texts.tokens, texts_mask), cache)[1]
+        one = ModelInputs(jnp.asarray([[5], [6], [7], [8]]), jnp.asarray([[True], [True], [False], [True]]))
+        return policy.decode(params, {}, one, cache)[0].policy
+
+    expected = read()
+    by_kernel()
+    found = read()
+    np.testing.assert_allclose(found[jnp.asarray([0, 1, 3])], expected[jnp.asarray([0, 1, 3])], atol=1e-5)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "serves"),
+    [(jnp.bfloat16, 64, True), (jnp.float32, 64, False), (jnp.float16, 64, False), (jnp.bfloat16, 96, False)],
+)
+def test_where_the_kernel_serves(dtype, width, serves):
+    config = make_model(tiny_hf_config("llama", head_dim=width)).config
+    assert decodes_by_kernel(config, dtype) == serves
+
+
+def test_a_cache_has_whole_blocks():
+    assert [whole_blocks(length) for length in (1, BLOCK, BLOCK + 1)] == [BLOCK, BLOCK, 2 * BLOCK]
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="the kernel itself needs an NVIDIA GPU")
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(14, 2, 64), (32, 8, 128), (8, 1, 256)])
+def test_on_a_gpu_it_is_einsums_too(heads, kv_heads, width):
+    length = 8 * BLOCK
+    q, k, v = draw(64, heads, kv_heads, length, width, jnp.bfloat16)
+    ends = np.random.default_rng(0).integers(1, length, size=64)
+    mask = spans_mask([(end // 3, end) for end in ends], length)
+    wide = [x.astype(jnp.float32) for x in (q, k, v)]
+    exact = attend(Operands(wide[0], (wide[1],), (wide[2],), mask), scale=0.1)
+    by_einsum = attend(Operands(q, (k,), (v,), mask), scale=0.1)
+    by_kernel = attend_spans(q, k, v, key_spans(mask), scale=0.1)
+    far = [float(jnp.linalg.norm(x.astype(jnp.float32) - exact)) for x in (by_kernel, by_einsum)]
+    assert far[0] <= 1.5 * far[1] + 1e-3 * float(jnp.linalg.norm(exact))
