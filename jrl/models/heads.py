@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from jrl.mesh import constrain_rows
 from jrl.models.families.base import Entry, linear, vector, vocabulary, vocabulary_vector
+from jrl.models.layers import hide_padding
 
 VALUE_HEADS = ("mlp", "linear")
 HEADS = ("v_head", "q_heads", "target_q_heads")
@@ -83,8 +84,7 @@ class QHead(nn.Module):
         # Whole like its input, else the gradient of all Q values would be gathered on every device.
         x = constrain_rows(x)
         values = Dense(self.padded_vocab_size, nn.initializers.zeros_init(), name="out")(x)
-        real = jnp.arange(self.padded_vocab_size) < self.vocab_size
-        return jnp.where(real.reshape((1,) * (values.ndim - 1) + (-1,)), values, -jnp.inf)
+        return hide_padding(values, self.vocab_size)
 
 
 def read_heads(

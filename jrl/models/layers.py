@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain, parts_of, rows_of_device
 from jrl.models.products import Kernel, StoredKernel, contract, multiply_table
@@ -37,6 +38,31 @@ WITH_BIAS = ("layer", "layer_plus_one")
 def as_row(vector: Array, ndim: int) -> Array:
     """A parameter with leading axes of 1: rank promotion hides mistakes, so shapes are made to agree."""
     return vector.reshape((1,) * (ndim - vector.ndim) + vector.shape)
+
+
+def hide_padding(x: Float[Array, "*rows V"], vocab_size: int) -> Float[Array, "*rows V"]:
+    """−inf in the columns that only pad the vocabulary, to which no gradient comes."""
+    return x if x.shape[-1] == vocab_size else _hide_padding(x, vocab_size)
+
+
+# A ceiling, as no mask of all rows may be a constant of a loop over positions; see `jrl.ops.logprobs`. The derivative of
+# a minimum would divide by the number of arguments that are equal.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _hide_padding(x: Float[Array, "*rows V"], vocab_size: int) -> Float[Array, "*rows V"]:
+    ceiling = jnp.where(_is_real(x, vocab_size), jnp.inf, -jnp.inf)
+    return jnp.minimum(x, ceiling.astype(x.dtype))
+
+
+@_hide_padding.defjvp
+def _hide_padding_tangents(
+    vocab_size: int, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    (x,), (x_dot,) = primals, tangents
+    return _hide_padding(x, vocab_size), jnp.where(_is_real(x, vocab_size), x_dot, 0.0)
+
+
+def _is_real(x: Float[Array, "*rows V"], vocab_size: int) -> Bool[Array, "... V"]:
+    return as_row(jnp.arange(x.shape[-1]) < vocab_size, x.ndim)
 
 
 class Projection(nn.Module):

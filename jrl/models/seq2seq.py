@@ -20,10 +20,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.mesh import constrain, constrain_rows
 from jrl.models.cache import Column, LayerCache
 from jrl.models.layer_loop import run_blocks
-from jrl.models.layers import ACTIVATIONS, Norm, Projection, Table
+from jrl.models.layers import ACTIVATIONS, Norm, Projection, Table, hide_padding
 from jrl.models.seq2seq_attention import RelativeAttention, RelativeBias
 from jrl.models.seq2seq_config import Seq2SeqConfig
-from jrl.models.transformer import Head, hide_padding
+from jrl.models.transformer import Head
 
 Stream = Float[Array, "B Q D"]
 Bias = Float[Array, "1 N Q S"]

@@ -30,6 +30,7 @@ from jrl.models.layers import (
     Table,
     add_adapter,
     as_row,
+    hide_padding,
     stored_kernel,
     with_token_logits,
 )
@@ -86,12 +87,6 @@ class Carried(NamedTuple):
     def given(self, count: int) -> list[tuple[Float[Array, "B Q P"], ...]]:
         """Further arguments of each of the next `count` layers."""
         return [(own,) for own in self.inputs[:count]] if self.inputs else [()] * count
-
-
-def hide_padding(logits: Float[Array, "*rows V"], vocab_size: int) -> Float[Array, "*rows V"]:
-    """−inf in the columns that only pad the vocabulary."""
-    real = jnp.arange(logits.shape[-1]) < vocab_size
-    return jnp.where(as_row(real, logits.ndim), logits, -jnp.inf)
 
 
 class Decoder(nn.Module):

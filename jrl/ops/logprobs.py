@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jrl.ops.checks import (
     Scalar,
@@ -92,8 +92,30 @@ def take_targets(x: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Fl
     check_float("x", x)
     check_integer("targets", targets)
     check_same_shape("targets", targets, "x[..., 0]", x[..., 0])
-    ids = jax.lax.broadcasted_iota(targets.dtype, x.shape, x.ndim - 1)
-    return jnp.sum(jnp.where(ids == targets[..., None], x, 0.0), axis=-1)
+    return jnp.sum(where_or_zero(_is_target(targets, x), x), axis=-1)
+
+
+# JAX takes what does not depend on a piece of the vocabulary out of the loop over pieces when it derives the loop, and
+# every piece then reads it from memory. So no constant may be as wide as a piece: ids have the axis of the vocabulary
+# alone, and zeros are made of the mask.
+def _is_target(targets: Int[Array, "*rows"], x: Float[Array, "*rows V"]) -> Bool[Array, "*rows V"]:
+    ids = jax.lax.broadcasted_iota(targets.dtype, (1,) * targets.ndim + x.shape[-1:], targets.ndim)
+    return ids == targets[..., None]
+
+
+def where_or_zero(mask: Bool[Array, "*rows V"], x: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
+    """`x` where the mask is True, else 0, without an array of zeros that a loop over positions would hold.
+
+    Args:
+      mask: True where a value counts. It must depend on the position.
+      x: Values.
+    Returns:
+      Of the shape and dtype of `x`.
+    Example:
+      >>> where_or_zero(jnp.array([True, False]), jnp.array([5.0, jnp.inf])).tolist()
+      [5.0, 0.0]
+    """
+    return jnp.where(mask, x, mask.astype(x.dtype))
 
 
 def logprobs_from_logits(
@@ -138,9 +160,8 @@ def _target_tangents(primals: tuple[Array, Array], tangents: tuple[Array, Any]) 
     largest, log_sum = _normalizer(logits)
 
     def tangent(logits: Array, largest: Array, log_sum: Array, logits_dot: Array) -> Array:
-        ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
         probs = jnp.exp(logits - largest[..., None] - log_sum[..., None])
-        change = (jnp.where(ids == targets[..., None], 1.0, 0.0) - probs) * logits_dot
+        change = (_is_target(targets, logits).astype(logits.dtype) - probs) * logits_dot
         return jnp.where(_is_inside(targets, logits), jnp.sum(change, axis=-1), 0.0)
 
     return (
@@ -204,7 +225,7 @@ def _entropy_tangents(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Ar
 
 def _finite_or_zero(x: Array) -> Array:
     """0·log 0 = 0, but 0·(−inf) is NaN: an excluded token enters as 0·0."""
-    return jnp.where(x > -jnp.inf, x, 0.0)
+    return where_or_zero(x > -jnp.inf, x)
 
 
 def kl_from_logits(
@@ -243,7 +264,7 @@ def _read_kl(logits: Array, ref_logits: Array) -> tuple[Array, Array, Array, Arr
     """(KL, π, π_ref, log π − log π_ref)."""
     logprobs, ref_logprobs = (jax.nn.log_softmax(each, axis=-1) for each in (logits, ref_logits))
     # As in the entropy: an excluded token enters as 0·0, never as 0·(inf − inf).
-    difference = jnp.where(logprobs > -jnp.inf, logprobs - ref_logprobs, 0.0)
+    difference = where_or_zero(logprobs > -jnp.inf, logprobs - ref_logprobs)
     probs = jnp.exp(logprobs)
     return jnp.sum(probs * difference, axis=-1), probs, jnp.exp(ref_logprobs), difference
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.ops.checks import check_float
-from jrl.ops.logprobs import take_targets
+from jrl.ops.logprobs import take_targets, where_or_zero
 from jrl.ops.masking import at_least_float32
 
 
@@ -61,8 +61,8 @@ def read_tokens(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -
     return TokenReads(
         logprobs=target - jnp.log(total),
         # An excluded token enters as 0·0: 0·(−inf) is NaN.
-        entropy=jnp.log(mass) - jnp.sum(seen * jnp.where(present, watched, 0.0), axis=-1) / mass,
+        entropy=jnp.log(mass) - jnp.sum(seen * where_or_zero(present, watched), axis=-1) / mass,
         collision=jnp.log(jnp.sum(jnp.square(seen), axis=-1)) - 2 * jnp.log(mass),
-        mean_logits=jnp.sum(jnp.where(present, jax.lax.stop_gradient(logits), 0.0), axis=-1) / count,
+        mean_logits=jnp.sum(where_or_zero(present, jax.lax.stop_gradient(logits)), axis=-1) / count,
         is_top=jax.lax.stop_gradient(target) >= 0,
     )
