@@ -159,8 +159,9 @@ def _target_logprobs(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows
 
 
 def _read_targets(logits: Array, targets: Array, largest: Array, log_sum: Array) -> Array:
-    # Subtracted one after the other: their sum would round away what tells two likely tokens apart.
-    logprobs = take_targets(logits, targets) - largest - log_sum
+    # Subtracted one after the other: their sum would round away what tells two likely tokens apart. The largest comes
+    # off first, so that XLA for GPUs reads the target in the pass that adds up exponentials.
+    logprobs = take_targets(logits - largest[..., None], targets) - log_sum
     return jnp.where(_is_inside(targets, logits), logprobs, 0.0)
 
 
