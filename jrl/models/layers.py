@@ -45,8 +45,8 @@ def hide_padding(x: Float[Array, "*rows V"], vocab_size: int) -> Float[Array, "*
     return x if x.shape[-1] == vocab_size else _hide_padding(x, vocab_size)
 
 
-# A ceiling, as no mask of all rows may be a constant of a loop over positions; see `jrl.ops.logprobs`. The derivative of
-# a minimum would divide by the number of arguments that are equal.
+# A ceiling: no mask of all rows may be a constant of a loop over positions; see `jrl.ops.logprobs`. The derivative of a
+# minimum would divide by the number of arguments that are equal.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _hide_padding(x: Float[Array, "*rows V"], vocab_size: int) -> Float[Array, "*rows V"]:
     ceiling = jnp.where(_is_real(x, vocab_size), jnp.inf, -jnp.inf)

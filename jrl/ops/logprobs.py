@@ -12,7 +12,7 @@ Reference: none; textbook definitions, computed stably.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -96,11 +96,21 @@ def take_targets(x: Float[Array, "*rows V"], targets: Int[Array, "*rows"]) -> Fl
 
 
 # JAX takes what does not depend on a piece of the vocabulary out of the loop over pieces when it derives the loop, and
-# every piece then reads it from memory. So no constant may be as wide as a piece: ids have the axis of the vocabulary
-# alone, and zeros are made of the mask.
+# every piece then reads it from memory. So no constant may be as wide as a piece. Zeros are made of the mask; ids are
+# numbered in a call that JAX takes as a whole.
 def _is_target(targets: Int[Array, "*rows"], x: Float[Array, "*rows V"]) -> Bool[Array, "*rows V"]:
-    ids = jax.lax.broadcasted_iota(targets.dtype, (1,) * targets.ndim + x.shape[-1:], targets.ndim)
-    return ids == targets[..., None]
+    return _one_hot(x.shape[-1])(targets)
+
+
+@cache
+def _one_hot(vocab_size: int) -> Callable[[Int[Array, "*rows"]], Bool[Array, "*rows V"]]:
+    @jax.custom_batching.custom_vmap
+    def one_hot(targets: Int[Array, "*rows"]) -> Bool[Array, "*rows V"]:
+        ids = jax.lax.broadcasted_iota(targets.dtype, (*targets.shape, vocab_size), targets.ndim)
+        return ids == targets[..., None]
+
+    one_hot.def_vmap(lambda _, is_batched, targets: (one_hot(targets), is_batched[0]))
+    return one_hot
 
 
 def where_or_zero(mask: Bool[Array, "*rows V"], x: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
@@ -149,8 +159,9 @@ def _target_logprobs(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows
 
 
 def _read_targets(logits: Array, targets: Array, largest: Array, log_sum: Array) -> Array:
-    # Subtracted one after the other: their sum would round away what tells two likely tokens apart.
-    logprobs = take_targets(logits, targets) - largest - log_sum
+    # Subtracted one after the other: their sum would round away what tells two likely tokens apart. The largest comes
+    # off first, so that XLA for GPUs reads the target in the pass that adds up exponentials.
+    logprobs = take_targets(logits - largest[..., None], targets) - log_sum
     return jnp.where(_is_inside(targets, logits), logprobs, 0.0)
 
 

@@ -234,3 +234,44 @@ def test_zeros_of_the_size_of_the_parameters_are_made_once(tmp_path: Path) -> No
     ]
     trained = 4 * sum(leaf.size for leaf in jax.tree.leaves(shapes)) // 4
     assert 0.5 * trained < sum(made) < 1.1 * trained
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_pieces_of_the_vocabulary_share_nothing_as_wide_as_one(name: str, compile_for: Compile) -> None:
+    """A loop over pieces holds no array of (rows, positions, V), and reads a piece's logits twice to reduce them.
+
+    GPT-2's vocabulary is padded, which takes a mask; Llama's is not.
+    """
+    text = compile_for(
+        MODELS[name], "gpu:h100x1", "data=1", ["update"], train={"logprob_chunk_bytes": 64 << 20}
+    )["update"]
+    vocab_size = make_model(MODELS[name]).config.padded_vocab_size
+    width = MODELS[name].hidden_size
+    num_loops, module = 0, read_module(text)
+    for site in sites(module):
+        if site.instruction.opcode != "while":
+            continue
+        held = wide_arrays(site.instruction.result, vocab_size, width)
+        assert not held, (site.instruction.name, held)
+        body = module.computations[site.instruction.called["body"][0]].instructions
+        reads = [
+            array
+            for it in body.values()
+            if it.opcode == "fusion"
+            and "reduce"
+            in {part.opcode for part in module.computations[it.called["calls"][0]].instructions.values()}
+            for operand in it.operands
+            for array in wide_arrays(body[operand].result, vocab_size, width)
+        ]
+        num_loops += bool(reads)
+        assert len(reads) <= 2, (site.instruction.name, reads)
+    assert num_loops == 2, "forward and backward"
+
+
+def wide_arrays(result: str, vocab_size: int, width: int) -> list[Any]:
+    """Arrays of a type that have a column of the vocabulary for each of many positions; not a head's kernel."""
+    return [
+        array
+        for array in arrays_of(result)
+        if array.shape[-1:] == (vocab_size,) and math.prod(array.shape[:-1]) > 64 and array.shape[0] != width
+    ]

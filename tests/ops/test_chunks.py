@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jrl.mesh import AXES, logits_parts
+from jrl.models.layers import hide_padding
 from jrl.ops.chunks import map_positions, positions_of
+from jrl.ops.logprobs import entropy_from_logits, kl_from_logits, logprobs_from_logits, take_targets
+from jrl.ops.token_reads import read_tokens
 
 SIZES = [(3, 7, 2), (3, 7, 6), (5, 2, 2), (4, 1, 1)]
 
@@ -86,3 +91,38 @@ def test_sizes_must_be_positive(argument: str) -> None:
     sizes = dict(chunk_bytes=1000, vocab_size=10, num_reads=1, num_parts=1) | {argument: 0}
     with pytest.raises(ValueError, match=f"`{argument}` must be > 0, got 0"):
         positions_of(sizes.pop("chunk_bytes"), **sizes)
+
+
+WIDE_READS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "log-probabilities": logprobs_from_logits,
+    "entropy": lambda logits, _: entropy_from_logits(logits),
+    "KL": lambda logits, _: kl_from_logits(logits, 2 * logits),
+    "a Q value": take_targets,
+    "statistics": lambda logits, targets: sum(read_tokens(logits, targets)[:4], jnp.zeros(())),
+    "padding": lambda logits, _: jnp.max(hide_padding(logits, logits.shape[-1] - 1), axis=-1),
+}
+
+
+def loop_operands(jaxpr: jax.extend.core.Jaxpr) -> Iterator[jax.core.AbstractValue]:
+    """What the loops of a jaxpr are given once for all rounds."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield from (each.aval for each in equation.invars[: equation.params["num_consts"]])
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from loop_operands(inner)
+
+
+@pytest.mark.parametrize("name", WIDE_READS)
+def test_nothing_as_wide_as_a_piece_is_held_for_all_pieces(name: str) -> None:
+    """The kernel is: it is smaller than a piece here. What a derivative takes out of a loop, each round would read."""
+    hidden, kernel, targets = jnp.ones((3, 8, 4)), jnp.ones((4, 50)), jnp.zeros((3, 8), jnp.int32)
+
+    def objective(kernel: jax.Array) -> jax.Array:
+        def read(hidden: jax.Array, targets: jax.Array) -> jax.Array:
+            return WIDE_READS[name](hidden @ kernel, targets)
+
+        return map_positions(read, (hidden, targets), positions=6).sum()
+
+    held = [aval.size for aval in loop_operands(jax.make_jaxpr(jax.value_and_grad(objective))(kernel).jaxpr)]
+    assert kernel.size in held
+    assert max(held) <= kernel.size
