@@ -9,6 +9,7 @@ end. By einsums a token of a layer takes nine kernels and a choice between lengt
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,11 @@ class KeySpans:
 def decodes_by_kernel(config: TransformerConfig, compute_dtype: Any) -> bool:
     """True where the kernel serves this model, of which cuDNN's serves whole rows.
 
-    It leaves its sums unnormalised in the compute dtype, where float16 could overflow.
+    It leaves its sums unnormalised in the compute dtype, where float16 could overflow. A JAX that no longer ships the
+    kernel has none.
     """
-    return jnp.dtype(compute_dtype) == jnp.bfloat16 and all(width in _WIDTHS for width in config.head_dims)
+    is_read = jnp.dtype(compute_dtype) == jnp.bfloat16 and all(width in _WIDTHS for width in config.head_dims)
+    return is_read and _kernel() is not None
 
 
 def whole_blocks(length: int) -> int:
@@ -105,6 +108,18 @@ def attend_spans(
     return (out + spans.fill[:, None, None].astype(out.dtype))[:, None]
 
 
+@functools.cache
+def _kernel() -> Any:
+    """`gqa` of JAX's decoding kernels; None in a JAX without them. They are deprecated since 0.11.2."""
+    # Imported late: Pallas takes a third of a second, and no CPU has use for it.
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        try:
+            from jax.experimental.pallas.ops.gpu.decode_attention import gqa
+        except ImportError:
+            return None
+    return gqa
+
+
 def _attend(
     q: Float[Array, "B N H"],
     k: Float[Array, "B K S H"],
@@ -115,10 +130,7 @@ def _attend(
     scale: float,
 ) -> Float[Array, "B N H"]:
     """The kernel, on the rows and heads of one device."""
-    # Imported late: Pallas takes a third of a second, and no CPU has use for it.
-    from jax.experimental.pallas.ops.gpu import decode_attention
-
-    sums, (totals, _) = decode_attention.gqa(
+    sums, (totals, _) = _kernel()(
         q,
         k.swapaxes(1, 2),
         v.swapaxes(1, 2),

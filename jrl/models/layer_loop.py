@@ -6,7 +6,8 @@ and `jax.lax.scan` runs one body over them. On TPUs what is frozen is not stacke
 each round picks its own. Layers are equal where their options are, and the shapes, dtypes and kinds
 of all their variables, adapters included; where kinds of layers alternate, one body holds a whole period of them.
 
-Every platform has its form (`jrl.models.products`): CPUs run layers one by one. Figures:
+Every platform has its form (`jrl.models.products`): CPUs and GPUs run layers one by one, as a GPU would copy what goes
+into the stacks and comes out of them. Figures:
 `docs/internals/0005-decoder-by-kinds.md`.
 """
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoding kernel, interpreted, against einsums: same outputs, and what a row that it cannot read becomes."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.models import decode_attention
 from jrl.models.attention import attend
 from jrl.models.decode_attention import BLOCK, attend_spans, decodes_by_kernel, key_spans, whole_blocks
 from jrl.models.decoder_policy import DecoderPolicy
@@ -124,6 +127,14 @@ def test_rows_with_columns_of_their_own(by_kernel):
 def test_where_the_kernel_serves(dtype, width, serves):
     config = make_model(tiny_hf_config("llama", head_dim=width)).config
     assert decodes_by_kernel(config, dtype) == serves
+
+
+def test_a_jax_without_the_kernel_has_einsums(monkeypatch):
+    config = make_model(tiny_hf_config("llama", head_dim=64)).config
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.ops.gpu.decode_attention", None)
+    decode_attention._kernel.cache_clear()
+    assert not decodes_by_kernel(config, jnp.bfloat16)
+    decode_attention._kernel.cache_clear()
 
 
 def test_a_cache_has_whole_blocks():

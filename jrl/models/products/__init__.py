@@ -3,13 +3,13 @@
 
 A model calls these functions and knows of no platform. The set behind them is `PLAIN`, or `CPU` where the mesh in
 force is of CPUs (without a mesh: where JAX computes on one). Both agree to rounding, and both are differentiable by
-every transform of JAX, any number of times.
+every transform of JAX, any number of times. `GPU` has the products of `PLAIN`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.ad_checkpoint import checkpoint_name
@@ -53,12 +53,13 @@ class Products:
 PLAIN = Products(
     plain.multiply_table, plain.score_keys, plain.mix_values, plain.grouped_dot, lambda tree, *_: tree, True
 )
+GPU = replace(PLAIN, shares_layers=False)
 CPU = Products(cpu.multiply_table, cpu.score_keys, cpu.mix_values, blocks.grouped_dot, turn_kernels, False)
 
 
 def products() -> Products:
     """The set of `jrl.mesh.platform()`."""
-    return CPU if platform() == "cpu" else PLAIN
+    return {"cpu": CPU, "gpu": GPU}.get(platform(), PLAIN)
 
 
 def contract(

@@ -20,7 +20,6 @@ from jrl.mesh import EXPERT, experts_parts, path_name, platform, rows_of_device,
 from jrl.models.config import Mamba1, TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED, TABLES, moves_table
-from jrl.models.products import products
 from jrl.models.score_blocks import ScoreBlocks
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.rollout.episodes import TAIL_SHARE
@@ -346,7 +345,7 @@ def _learning(run: _Run) -> dict[str, Bytes]:
     }
     at_work = {
         **forward,
-        "equal layers stacked, and their gradients": _stacked_bytes(run),
+        "kernels of layers as products read them, and their gradients": _read_layers(run),
         "activations of a microbatch": kept,
     }
     moved = {name: run.as_read[name] for name in run.tables if run.moves_table(name)}
@@ -455,14 +454,14 @@ def _trunk_bytes(run: _Run) -> int:
     return whole * rows_of_device(rows, run.mesh) // rows
 
 
-def _stacked_bytes(run: _Run) -> int:
-    """Bytes of the copies in which equal layers share a body, and of the gradients of those that train.
+def _read_layers(run: _Run) -> int:
+    """Bytes of layers' kernels as products read them, and of the gradients of those that train, as products make them.
 
-    Where the platform is not known they count: accelerators have that form. TPUs pick one frozen layer at a time.
+    On TPUs, and where the platform is not known, these are the stacks of equal layers that share a body; TPUs pick one
+    frozen layer at a time. GPUs round each kernel of a layer that trains. A CPU reads what is trained.
     """
-    with jax.sharding.use_abstract_mesh(run.mesh):
-        if run.platform is not None and not products().shares_layers:
-            return 0
+    if run.platform == "cpu":
+        return 0
     layers = {
         name: _bytes({name: tree}, run.mesh)
         for name, tree in run.as_read.items()
@@ -470,6 +469,8 @@ def _stacked_bytes(run: _Run) -> int:
     }
     frozen = [size for name, size in layers.items() if name not in run.stepped]
     trained = sum(layers.values()) - sum(frozen)
+    if run.platform == "gpu":
+        return 2 * trained
     return 2 * trained + (max(frozen, default=0) if run.platform == "tpu" else sum(frozen))
 
 
