@@ -458,7 +458,7 @@ def _read_layers(run: _Run) -> int:
     """Bytes of layers' kernels as products read them, and of the gradients of those that train, as products make them.
 
     On TPUs, and where the platform is not known, these are the stacks of equal layers that share a body; TPUs pick one
-    frozen layer at a time. GPUs round each kernel of a layer that trains. A CPU reads what is trained.
+    frozen layer at a time. GPUs round the kernels of layers that train, in low precision. A CPU reads what is trained.
     """
     if run.platform == "cpu":
         return 0
@@ -470,7 +470,7 @@ def _read_layers(run: _Run) -> int:
     frozen = [size for name, size in layers.items() if name not in run.stepped]
     trained = sum(layers.values()) - sum(frozen)
     if run.platform == "gpu":
-        return 2 * trained
+        return trained + (trained if jnp.dtype(run.part.dtype).itemsize < 4 else 0)
     return 2 * trained + (max(frozen, default=0) if run.platform == "tpu" else sum(frozen))
 
 

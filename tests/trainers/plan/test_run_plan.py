@@ -481,20 +481,33 @@ def mesh_of(device):
     return mesh.update(abstract_device=AbstractDevice(device, num_cores=None, platform=device))
 
 
-@pytest.mark.parametrize(("device", "frozen"), [("gpu", 2), ("tpu", 1), (None, 2)])
-def test_frozen_layers_lie_twice_but_on_tpus(device, frozen):
-    """A shared body reads a stack of them; on a TPU it picks one at a time. Of three layers the last trains."""
+@pytest.mark.parametrize(
+    ("device", "dtype", "copies", "frozen"),
+    [
+        ("gpu", "bfloat16", 2, 0),
+        ("gpu", "float32", 1, 0),
+        ("tpu", "bfloat16", 2, 1),
+        (None, "float32", 2, 2),
+        ("cpu", "float32", 0, 0),
+    ],
+)
+def test_kernels_of_layers_as_products_read_them(device, dtype, copies, frozen):
+    """A layer's own copy and its gradient; a shared body reads a stack of frozen layers, too, and on a TPU picks one at
+    a time. Of three layers the last trains.
+    """
     mesh = mesh_of(device)
     config = jrl.default_ppo_config().evolve(
-        model={"model_path": TINY, "num_layers_unfrozen": 1}, train={"batch_size": 4, "seq_length": 16}
+        model={"model_path": TINY, "num_layers_unfrozen": 1},
+        train={"batch_size": 4, "seq_length": 16, "compute_dtype": dtype},
     )
     found = {
         unfrozen: plan_run(config.evolve(model={"num_layers_unfrozen": unfrozen}), mesh)
         for unfrozen in (1, 3)
     }
-    stacked = [plan.learning[AT_WORK]["equal layers stacked, and their gradients"] for plan in found.values()]
-    layer = stacked[1] // 6
-    assert stacked == [(2 + frozen) * layer, 6 * layer]
+    name = "kernels of layers as products read them, and their gradients"
+    read = [plan.learning[AT_WORK].get(name, 0) for plan in found.values()]
+    layer = read[1] // max(3 * copies, 1)
+    assert read == [(copies + frozen) * layer, 3 * copies * layer]
 
 
 def test_narrow_heads_fill_the_tiles_of_a_tpu():
