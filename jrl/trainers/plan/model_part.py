@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 
 from jrl.learners.ddpo_config import DDPOConfig
 from jrl.learners.reward_model_config import RewardConfig
-from jrl.mesh import experts_parts
+from jrl.mesh import experts_parts, platform
 from jrl.models.classifier import Classifier
 from jrl.models.classifier_adapter import bind_classifier
 from jrl.models.config import TransformerConfig
@@ -230,7 +230,11 @@ def _diffusion_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint)
 
 
 def _policies(make: Callable[..., PolicyFns], *, remat: bool) -> tuple[PolicyFns, PolicyFns]:
-    """(a model as a run computes it, the same that keeps every activation)."""
+    """(a model as a run computes it, the same that keeps every activation).
+
+    XLA for GPUs computes again what costs little, as a shared body is told to; see `jrl.models.layer_loop`.
+    """
+    make = partial(make, share_layers=True if platform() == "gpu" else None)
     keeping = make(remat=False)
     return make(remat=True) if remat else keeping, keeping
 
