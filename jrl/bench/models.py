@@ -14,6 +14,7 @@ from transformers import GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from jrl.models.adapters.config import AdapterConfig, read_adapter_config
 from jrl.models.checkpoint import load_checkpoint, read_model
+from jrl.models.decode_attention import decodes_by_kernel
 from jrl.models.fused_attention import AttnImplementation, choose_attention
 from jrl.models.heads import init_value_head
 from jrl.models.hub import find_folder
@@ -213,6 +214,12 @@ class Subject:
         """Attention implementation of scoring and training on this process's devices."""
         options = self.options
         return choose_attention(options.attn_implementation, self.lm.config, jnp.dtype(options.compute_dtype))
+
+    @property
+    def decoding(self) -> str:
+        """How a token attends to the cache: "pallas", by JAX's kernel, or "einsum"."""
+        by_kernel = decodes_by_kernel(self.attention, self.lm.config, jnp.dtype(self.options.compute_dtype))
+        return "pallas" if by_kernel else "einsum"
 
     @property
     def is_random(self) -> bool:

@@ -45,12 +45,14 @@ class KeySpans:
     fill: Float[Array, "B"]
 
 
-def decodes_by_kernel(config: TransformerConfig, compute_dtype: Any) -> bool:
-    """True where the kernel serves this model, of which cuDNN's serves whole rows.
+def decodes_by_kernel(attention: str | None, config: TransformerConfig, compute_dtype: Any) -> bool:
+    """True where the kernel serves a model whose whole rows attend by this implementation: by cuDNN's alone.
 
     It leaves its sums unnormalised in the compute dtype, where float16 could overflow. A JAX that no longer ships the
     kernel has none.
     """
+    if attention != "cudnn":
+        return False
     is_read = jnp.dtype(compute_dtype) == jnp.bfloat16 and all(width in _WIDTHS for width in config.head_dims)
     return is_read and _kernel() is not None
 

@@ -237,7 +237,7 @@ class DecoderPolicy:
     @property
     def _by_kernel(self) -> bool:
         """True where a single token of each row reads the cache by a kernel."""
-        return self.attention == "cudnn" and decodes_by_kernel(self.config, self.decoder.dtype)
+        return decodes_by_kernel(self.attention, self.config, self.decoder.dtype)
 
     def _empty_cache(self, batch_size: int, length: int) -> Cache:
         in_one = self._by_kernel

@@ -60,7 +60,7 @@ def make_policy(
       attn_implementation: How trunk and branch attend. By "xla" and "cudnn" they read rows padded on the right alone:
         any other becomes NaN, and packed rows go through einsums. By "splash" they read all of these; where a layer has
         a window, a row with padding between its tokens becomes NaN. Attention dropout and virtual tokens go through
-        einsums in any case, as the cache does.
+        einsums in any case. So does the cache, but under "cudnn" where `jrl.models.decode_attention` serves.
       share_layers: Equal layers share one body of the programs, wherever whole rows are read; None: where that is the
         platform's form. See `jrl.models.layer_loop`.
       routing_replay: `decode` records which experts tokens visit; see `jrl.models.routing`. Whole rows visit the

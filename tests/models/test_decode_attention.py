@@ -126,14 +126,15 @@ def test_rows_with_columns_of_their_own(by_kernel):
 )
 def test_where_the_kernel_serves(dtype, width, serves):
     config = make_model(tiny_hf_config("llama", head_dim=width)).config
-    assert decodes_by_kernel(config, dtype) == serves
+    assert decodes_by_kernel("cudnn", config, dtype) == serves
+    assert not any(decodes_by_kernel(other, config, dtype) for other in (None, "xla", "einsum"))
 
 
 def test_a_jax_without_the_kernel_has_einsums(monkeypatch):
     config = make_model(tiny_hf_config("llama", head_dim=64)).config
     monkeypatch.setitem(sys.modules, "jax.experimental.pallas.ops.gpu.decode_attention", None)
     decode_attention._kernel.cache_clear()
-    assert not decodes_by_kernel(config, jnp.bfloat16)
+    assert not decodes_by_kernel("cudnn", config, jnp.bfloat16)
     decode_attention._kernel.cache_clear()
 
 
