@@ -67,7 +67,9 @@ RECIPES = {
 SECONDS = ROOT / "benchmarks" / "results" / "predicted_seconds.jsonl"
 PROGRAMS = 5
 """Raised by a change after which recipes compile to other programs. 2: lookups move what is found, not the table.
-3: gradients of tied tables are added up in float32. 4: no zeros of a skipped step; on TPUs heads are settled first."""
+3: gradients of tied tables are added up in float32. 4: no zeros of a skipped step; on TPUs heads are settled first.
+5: no constant as wide as a piece of the vocabulary, no nucleus that nobody wants; GPUs run layers one by one, and
+decode by a kernel."""
 TARGETS = {
     "tpu:v5e:2x4": (2, 4, 1),
     "tpu:v6e:4x4": (2, 8, 1),

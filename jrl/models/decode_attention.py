@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of one new token a row to the cache, by the decoding kernel that ships with JAX, on NVIDIA GPUs.
 
-The kernel reads the columns of the cache that a query may read, and no others: each row says where its own begin and
-end. By einsums a token of a layer takes nine kernels and a choice between lengths, which cost more time than reading
-(figures: `docs/performance.md`).
+Each row says where the columns begin and end that its query may read. The kernel reads the blocks of the cache up to
+the last of them. By einsums a token of a layer takes nine kernels and a choice between lengths, which cost more time
+than reading. Figures: `benchmarks/README.md`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def attend_spans(
     *,
     scale: float,
 ) -> Float[Array, "B 1 N H"]:
-    """Softmax attention of one query a row, N query heads over K key/value heads.
+    """Softmax attention of one query a row, N query heads over K key/value heads. It has no derivative.
 
     Where this is no GPU the kernel is interpreted.
 

@@ -41,7 +41,7 @@ def as_row(vector: Array, ndim: int) -> Array:
 
 
 def hide_padding(x: Float[Array, "*rows V"], vocab_size: int) -> Float[Array, "*rows V"]:
-    """−inf in the columns that only pad the vocabulary, to which no gradient comes."""
+    """−inf in the columns that only pad the vocabulary, to which no gradient comes. A NaN stays one."""
     return x if x.shape[-1] == vocab_size else _hide_padding(x, vocab_size)
 
 

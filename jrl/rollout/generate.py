@@ -108,6 +108,7 @@ def make_generate(
     num_generations: int = 1,
 ) -> Generate:
     """A sampler with these static settings; the caller jits it. Temperature, top-p and ILQL's beta are traced.
+    Without a top-p no nucleus is looked for.
 
     With a `beta` among the knobs, Q − V of the model's heads steers the draw. What is read is `params["q_heads"]`: ILQL
     gives its target heads in their place.

@@ -118,6 +118,8 @@ class GenerationSettings:
 class Sampler:
     """Compiled samplers, one for each static setting; temperature, top-p and beta are traced and share one program.
 
+    A nucleus (top-p below 1) makes a second one of it.
+
     Args:
       policy: The model.
       forbidden: A transition mask, as `check_logit_mask` gives it.

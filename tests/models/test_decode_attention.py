@@ -61,7 +61,9 @@ def by_kernel(monkeypatch):
     return lambda: monkeypatch.setattr(DecoderPolicy, "_by_kernel", True)
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3-window", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["llama", "phi3-window", "mixtral", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+)
 def test_sampling_by_the_kernel_is_sampling_by_einsums(name, by_kernel):
     """Rows with padding on the left, two samples of a prompt, more columns than a block; in one family a window."""
     lm = make_model(CASES[name])
@@ -130,12 +132,19 @@ def test_where_the_kernel_serves(dtype, width, serves):
     assert not any(decodes_by_kernel(other, config, dtype) for other in (None, "xla", "einsum"))
 
 
-def test_a_jax_without_the_kernel_has_einsums(monkeypatch):
-    config = make_model(tiny_hf_config("llama", head_dim=64)).config
+@pytest.fixture
+def without_kernel(monkeypatch):
+    """A JAX that does not ship it."""
     monkeypatch.setitem(sys.modules, "jax.experimental.pallas.ops.gpu.decode_attention", None)
     decode_attention._kernel.cache_clear()
-    assert not decodes_by_kernel("cudnn", config, jnp.bfloat16)
+    yield
     decode_attention._kernel.cache_clear()
+
+
+@pytest.mark.usefixtures("without_kernel")
+def test_a_jax_without_the_kernel_has_einsums():
+    config = make_model(tiny_hf_config("llama", head_dim=64)).config
+    assert not decodes_by_kernel("cudnn", config, jnp.bfloat16)
 
 
 def test_a_cache_has_whole_blocks():

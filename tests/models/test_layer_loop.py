@@ -15,13 +15,14 @@ from jax.extend.core import jaxprs_in_params
 from transformers import BertConfig, Gemma4TextConfig
 
 from jrl.models import layer_loop, score_blocks
+from jrl.models import products as products_module
 from jrl.models.adapters.config import LoraConfig
 from jrl.models.classifier import Classifier
 from jrl.models.encoder import Encoder
 from jrl.models.layer_loop import DEAR, Run, find_runs
 from jrl.models.model import make_model
 from jrl.models.noise import EmbeddingNoise
-from jrl.models.products import CPU, PLAIN, products
+from jrl.models.products import CPU, GPU, PLAIN, products
 from jrl.models.quantize import quantize_frozen
 from jrl.ops.logprobs import logprobs_from_logits
 from tests.models.classifier_cases import BERT, labelled
@@ -342,9 +343,13 @@ def test_every_layer_of_a_body_drops_something_else() -> None:
     assert len(np.unique(np.round(jax.jit(stream, static_argnums=0)(2)[0, 0], 3))) == 3
 
 
-def test_one_by_one_is_the_form_of_a_cpu_alone() -> None:
-    assert PLAIN.shares_layers and not CPU.shares_layers
+def test_one_by_one_is_the_form_of_all_but_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PLAIN.shares_layers and not CPU.shares_layers and not GPU.shares_layers
     assert products() is CPU
+    for name, wanted in (("gpu", GPU), ("tpu", PLAIN)):
+        with monkeypatch.context() as there:
+            there.setattr(products_module, "platform", lambda name=name: name)
+            assert products() is wanted
     _, params, frozen, _ = parts("gpt2")
     lm, _, _, inputs = parts("gpt2")
     branch = lm.policy().branch

@@ -71,12 +71,14 @@ class LanguageShapes(ModelShapes):
     Attributes:
       lm: The model.
       policy: As algorithms see it.
-      keeping: The same, which keeps every activation; `policy` itself without remat.
+      counted: The same, whose residuals are what a compiler keeps of activations.
+      keeping: The same, which keeps every activation; `counted` itself without remat.
       depth: Layers that a gradient passes.
     """
 
     lm: LanguageModel
     policy: PolicyFns
+    counted: PolicyFns
     keeping: PolicyFns
     depth: int
 
@@ -177,7 +179,13 @@ def _language_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint) 
     shapes = _shapes(lm, split, config.model.frozen_dtype)
     depth = _depth(lm, config, adapts="adapter" in split)
     return LanguageShapes(
-        lm.family.model_type, *shapes, mesh, dtype, lm, *_policies(make, remat=config.train.remat), depth
+        lm.family.model_type,
+        *shapes,
+        mesh,
+        dtype,
+        lm,
+        *_policies(make, mesh, remat=config.train.remat),
+        depth,
     )
 
 
@@ -207,7 +215,7 @@ def _classifier_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint
     )
     lm = CausalLM(model.hf_config, model.family, model.config)
     depth = _depth(lm, config, adapts=adapter is not None)
-    decoder = LanguageShapes(*shared, lm, *_policies(make, remat=config.train.remat), depth)
+    decoder = LanguageShapes(*shared, lm, *_policies(make, mesh, remat=config.train.remat), depth)
     return ClassifierShapes(*shared, model, scorer, decoder)
 
 
@@ -229,14 +237,19 @@ def _diffusion_part(config: TRLConfig, mesh: AbstractMesh, footprint: Footprint)
     return DiffusionShapes(model.name, params, frozen, mesh, dtype, model, denoiser)
 
 
-def _policies(make: Callable[..., PolicyFns], *, remat: bool) -> tuple[PolicyFns, PolicyFns]:
-    """(a model as a run computes it, the same that keeps every activation).
+def _policies(
+    make: Callable[..., PolicyFns], mesh: AbstractMesh, *, remat: bool
+) -> tuple[PolicyFns, PolicyFns, PolicyFns]:
+    """A model as a run computes it, as its activations are counted, and as it keeps every one of them.
 
-    XLA for GPUs computes again what costs little, as a shared body is told to; see `jrl.models.layer_loop`.
+    XLA for GPUs computes again what costs little, as a shared body is told to (`jrl.models.layer_loop`): so there the
+    activations are counted as if layers shared one.
     """
-    make = partial(make, share_layers=True if platform() == "gpu" else None)
-    keeping = make(remat=False)
-    return make(remat=True) if remat else keeping, keeping
+    with jax.sharding.use_abstract_mesh(mesh):
+        on_gpus = mesh.abstract_device is not None and platform() == "gpu"
+    keeping = make(remat=False, share_layers=True if on_gpus else None)
+    counted = make(remat=True, share_layers=True if on_gpus else None) if remat else keeping
+    return make(remat=remat), counted, keeping
 
 
 def _depth(lm: LanguageModel, config: TRLConfig, *, adapts: bool) -> int:

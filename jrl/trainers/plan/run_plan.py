@@ -532,7 +532,10 @@ def _kernel_bytes(run: _Run) -> int:
 
 
 def _cache(run: _Run, rows: int) -> int:
-    """Bytes of the cache of some rows. The kernel that reads it on GPUs reads whole blocks of columns."""
+    """Bytes of the cache of some rows.
+
+    The kernel that reads it on GPUs reads whole blocks of columns. A model without it has up to a block less.
+    """
     length, is_read = run.length, run.platform == "gpu" and not run.has_context
     if is_read and decodes_by_kernel("cudnn", run.part.lm.config, run.part.dtype):
         length = whole_blocks(length)
@@ -605,7 +608,7 @@ def _activations(run: _Run) -> tuple[int, int]:
             split_sizes=_split_sizes(run.part),
             has_context=run.has_context,
         )
-        for policy in (run.part.policy, run.part.keeping)
+        for policy in (run.part.counted, run.part.keeping)
     )
     return kept, (everything - kept) // run.part.depth
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
 import pytest
 import yaml
 from jax.sharding import AbstractDevice
@@ -25,6 +26,7 @@ from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.plan.model_part import model_part
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
 from jrl.trainers.ppo import PPOTrainer
+from jrl.typing import ModelInputs
 from tests.models.family_cases import CASES
 from tests.models.family_cases_gemma4 import CASES as GEMMA4
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, save_tiny_checkpoint
@@ -614,3 +616,20 @@ def test_slots_of_a_seq2seq_model_are_refused():
     )
     with pytest.raises(ValueError, match=r"`method\.rollout_slots` must be null for a seq2seq model, got 8"):
         planned(config, model=t5)
+
+
+def test_a_plan_counts_activations_of_another_form_than_it_compiles():
+    """On GPUs a run's layers are called one by one, and counted as a shared body keeps them."""
+    mesh = mesh_of("gpu")
+    config = jrl.default_sft_config().evolve(model={"model_path": TINY})
+    part = model_part(config, mesh, footprint_of(config))
+
+    def num_scans(policy):
+        inputs = ModelInputs(jnp.ones((4, 8), jnp.int32), jnp.ones((4, 8), bool))
+        with jax.sharding.use_abstract_mesh(mesh):
+            jaxpr = jax.make_jaxpr(
+                lambda p, f: policy.branch(p, f, policy.trunk(f, inputs), inputs, None).policy
+            )
+            return str(jaxpr(part.params, part.frozen)).count("scan[")
+
+    assert [num_scans(policy) for policy in (part.policy, part.counted)] == [0, 1]
