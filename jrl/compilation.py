@@ -9,7 +9,7 @@ What jrl's programs are compiled with is here too (`COMPILER_OPTIONS`), the same
 
 A program compiled for one processor may hold instructions that another lacks, and home folders are shared between
 machines: every kind of machine has a folder of its own, and so has every version of JAX, whose old folders may go.
-Where one process has several devices of a CPU nothing is kept (`_keep_none`).
+Where a run has several devices of a CPU, in one process or in several, nothing is kept (`_keep_none`).
 Programs are code: the folder is made for this user alone.
 """
 
@@ -70,8 +70,8 @@ def cache_refusal() -> str | None:
     config: Any = jax.config  # its attributes are made at run time
     if not config.jax_enable_compilation_cache:
         return "JAX_ENABLE_COMPILATION_CACHE says so"
-    if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
-        return "one process has several devices of a CPU"
+    if _has_several_devices_of_a_cpu():
+        return "the run has several devices of a CPU"
     if not config.jax_compilation_cache_dir and os.environ.get(VARIABLE) == "off":
         return f"{VARIABLE} is off"
     folder = cache_path()
@@ -101,7 +101,7 @@ def use_compilation_cache() -> Path | None:
     config: Any = jax.config  # its attributes are made at run time
     if not config.jax_enable_compilation_cache:
         return None
-    if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
+    if _has_several_devices_of_a_cpu():
         _keep_none(config.jax_compilation_cache_dir or os.environ.get(VARIABLE, "off"))
         return None
     if config.jax_compilation_cache_dir:
@@ -124,18 +124,29 @@ def use_compilation_cache() -> Path | None:
     return folder
 
 
-def _keep_none(named: str) -> None:
-    """Turns the cache off: a program over several devices of a CPU, read back, waits for ever in its collectives.
+def _has_several_devices_of_a_cpu() -> bool:
+    """Whether programs may reach over several: those of this process, or of all processes of the job."""
+    return jax.default_backend() == "cpu" and jax.device_count() > 1
 
-    Seen with jaxlib 0.10.2: PPO on a mesh of (2, 2, 2) virtual devices ends with "Termination timeout for all reduce"
-    in its second process, every time.
+
+def _keep_none(named: str) -> None:
+    """Turns the cache off: a program over several devices of a CPU, read back, mixes up its collectives.
+
+    As compiled, they run one after the other, in one order on all devices. XLA keeps that order as a resource that
+    they share, and reads it back for each list of operations alone: a loop and what stands beside it, or two loops,
+    no longer share one and may run at once. Gloo, which talks between processes, tells them apart by their order
+    alone; one process that reads a program back among others that compile it is enough.
+
+    Seen with jaxlib 0.10.2. PPO on a mesh of (2, 2, 2) virtual devices ends with "Termination timeout for all reduce"
+    in its second process, every time. PPO in two processes of one device each hangs, or some steps have a loss of NaN
+    and are skipped, in about half of the runs on a busy machine.
     """
     jax.config.update("jax_enable_compilation_cache", False)  # type: ignore[no-untyped-call]
     compilation_cache.reset_cache()  # else JAX goes on with what it found at the first program
     if named != "off":
         warnings.warn(
-            f"Compiled programs are neither kept in {named} nor read from there: this process has "
-            f"{jax.local_device_count()} devices of a CPU, and programs over them hang when they are read back.",
+            f"Compiled programs are neither kept in {named} nor read from there: this run has {jax.device_count()} "
+            "devices of a CPU, and programs over them compute something else or hang when they are read back.",
             stacklevel=3,
         )
 

@@ -12,6 +12,7 @@ import pytest
 
 from jrl import compilation
 from jrl.compilation import compiled, machine_name, use_compilation_cache
+from tests.processes.job import Job
 
 NAMES = (
     "jax_compilation_cache_dir",
@@ -180,3 +181,25 @@ print(*[warning.message for warning in said])
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert ("hang when they are read back" in done.stdout) == named and not list(tmp_path.iterdir())
+
+
+def test_several_processes_of_a_cpu_keep_none(tmp_path):
+    """The same where each has one device: what process 0 reads back and the others compile anew no longer fits."""
+    script = """
+import jax
+from jrl.compilation import cache_refusal, use_compilation_cache
+from jrl.distributed import join
+join()
+assert jax.local_device_count() == 1 and jax.device_count() == 2
+print(cache_refusal())
+assert use_compilation_cache() is None and not jax.config.jax_enable_compilation_cache
+jax.jit(lambda x: jax.numpy.sin(x) @ x)(jax.numpy.ones((8, 8)))
+"""
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
+    variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    job = Job(["-c", script], tmp_path / "logs", num_processes=2, variables=variables)
+    job.succeed(timeout=120.0)
+    for process in range(2):
+        said = job.output(process)
+        assert "the run has several devices of a CPU" in said and "hang when they are read back" in said
+    assert not list(tmp_path.glob("programs/*"))
