@@ -51,6 +51,7 @@ def test_metrics_are_measured_once_on_all_rows(run):
         evaluations = [record for record in result["history"] if "evaluation" in record]
         assert evaluations
         assert all(record["metrics/process"] == 0.0 for record in evaluations)
+        assert all(record["metrics/computed_in"] == 1.0 for record in evaluations)
 
 
 def test_all_processes_keep_the_same_history(run):

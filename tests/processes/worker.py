@@ -90,8 +90,13 @@ class Moody(Parrot):
 
 
 def letters(outputs: list[str]) -> dict[str, Any]:
-    """A metric that says in which process it ran, and on how many rows."""
-    return {"letters": [float(len(text)) for text in outputs], "process": float(jax.process_index())}
+    """A metric of JAX's that says in which process it ran, on devices of how many, and on how many rows."""
+    numbers = 1.0 * jnp.asarray([float(len(text)) for text in outputs])
+    return {
+        "letters": np.asarray(numbers).tolist(),
+        "process": float(jax.process_index()),
+        "computed_in": float(len({device.process_index for device in numbers.sharding.device_set})),
+    }
 
 
 REWARDS: dict[str, Any] = {
