@@ -138,8 +138,8 @@ def _keep_none(named: str) -> None:
     alone; one process that reads a program back among others that compile it is enough.
 
     Seen with jaxlib 0.10.2. PPO on a mesh of (2, 2, 2) virtual devices ends with "Termination timeout for all reduce"
-    in its second process, every time. PPO in two processes of one device each hangs, or some steps have a loss of NaN
-    and are skipped, in about half of the runs on a busy machine.
+    in its second process, every time. Of second starts of PPO in two processes of one device each, on a busy machine,
+    about half hang; in others, steps had a loss of NaN and were skipped.
     """
     jax.config.update("jax_enable_compilation_cache", False)  # type: ignore[no-untyped-call]
     compilation_cache.reset_cache()  # else JAX goes on with what it found at the first program
