@@ -536,9 +536,9 @@ def _cache(run: _Run, rows: int) -> int:
 
     The kernel that reads it on GPUs reads whole blocks of columns. A model without it has up to a block less.
     """
-    length, is_read = run.length, run.platform == "gpu" and not run.has_context
-    if is_read and decodes_by_kernel("cudnn", run.part.lm.config, run.part.dtype):
-        length = whole_blocks(length)
+    length, config = run.length, run.part.lm.config
+    if run.platform == "gpu" and isinstance(config, TransformerConfig):
+        length = whole_blocks(length) if decodes_by_kernel("cudnn", config, run.part.dtype) else length
     return cache_bytes(
         run.part.policy,
         run.part.params,
