@@ -276,9 +276,9 @@ NOTES = (
     "  v5p.",
     "- GPT-J attends by einsums on GPUs here, since JAX compiles cuDNN's kernel for its heads only where the GPU is: a",
     "  run takes less than is reserved.",
-    "- Older cases are from before GPUs ran layers one by one and decoded by a kernel; many are from before heads were",
-    "  settled on TPUs, and before updates on GPUs lost the zeros of a skipped step. Most are from before lookups moved",
-    "  what is found. Those on v6e and v5p are from before the splash kernel.",
+    "- Older cases are from before GPUs ran layers one by one and decoded by a kernel; many are from before heads",
+    "  were settled on TPUs, and before updates on GPUs lost the zeros of a skipped step. Most are from before",
+    "  lookups moved what is found. Those on v6e and v5p are from before the splash kernel.",
     "- `ppo_imdb_llama_7b_lora` is missing on v5e, whose compiler took more than the 22 GB of the machine, and on v6e,",
     "  whose compiler did not end within 25 minutes.",
 )
