@@ -247,9 +247,9 @@ def _policies(
     """
     with jax.sharding.use_abstract_mesh(mesh):
         on_gpus = mesh.abstract_device is not None and platform() == "gpu"
-    keeping = make(remat=False, share_layers=True if on_gpus else None)
-    counted = make(remat=True, share_layers=True if on_gpus else None) if remat else keeping
-    return make(remat=remat), counted, keeping
+    count = partial(make, share_layers=True if on_gpus else None)
+    keeping = count(remat=False)
+    return make(remat=remat), count(remat=True) if remat else keeping, keeping
 
 
 def _depth(lm: LanguageModel, config: TRLConfig, *, adapts: bool) -> int:

@@ -19,7 +19,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jrl.mesh import EXPERT, experts_parts, path_name, platform, rows_of_device, tree_shardings
 from jrl.models.config import Mamba1, TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
-from jrl.models.decode_attention import decodes_by_kernel, whole_blocks
 from jrl.models.layers import ROUNDED, TABLES, moves_table
 from jrl.models.score_blocks import ScoreBlocks
 from jrl.models.seq2seq_config import Seq2SeqConfig
@@ -532,20 +531,14 @@ def _kernel_bytes(run: _Run) -> int:
 
 
 def _cache(run: _Run, rows: int) -> int:
-    """Bytes of the cache of some rows.
-
-    The kernel that reads it on GPUs reads whole blocks of columns. A model without it has up to a block less.
-    """
-    length, config = run.length, run.part.lm.config
-    if run.platform == "gpu" and isinstance(config, TransformerConfig):
-        length = whole_blocks(length) if decodes_by_kernel("cudnn", config, run.part.dtype) else length
+    """Bytes of the cache of some rows."""
     return cache_bytes(
         run.part.policy,
         run.part.params,
         run.part.frozen,
         mesh=run.mesh,
         rows=rows,
-        length=length,
+        length=run.length,
         has_context=run.has_context,
     )
 
