@@ -82,12 +82,14 @@ def attend_fused(
       scale: Multiplies the scores.
       window: Keys that a query reads, its own among them; None: all before it.
     """
-    real = rows.real[:, :, None, None]
+    real, length = rows.real[:, :, None, None], q.shape[1]
+    # JAX refuses the derivative of cuDNN's kernel for rows of an odd length.
+    spare = length % 2 if rows.implementation == "cudnn" else 0
 
     # A kernel may leave whatever was in memory where there is padding, in the output and in its gradients: neither
     # may reach a matrix product, where NaN times 0 is NaN.
-    def clean(x: Float[Array, "B L _ H"]) -> Float[Array, "B L _ H"]:
-        return jnp.where(real, x, 0)
+    def clean(x: Float[Array, "B L _ H"]) -> Float[Array, "B M _ H"]:
+        return jnp.pad(jnp.where(real, x, 0), ((0, 0), (0, spare), (0, 0), (0, 0)))
 
     out = jax.nn.dot_product_attention(
         clean(q),
@@ -97,9 +99,9 @@ def attend_fused(
         is_causal=True,
         query_seq_lengths=rows.lengths,
         key_value_seq_lengths=rows.lengths,
-        local_window_size=None if window is None or window >= q.shape[1] else (window - 1, 0),
+        local_window_size=None if window is None or window >= length else (window - 1, 0),
         implementation=rows.implementation,
-    )
+    )[:, :length]
     return jnp.where(real, out, rows.fill[:, None, None, None].astype(out.dtype))
 
 

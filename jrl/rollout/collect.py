@@ -11,8 +11,9 @@ What is random of a row depends on the key and the row's number alone, never on 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +22,7 @@ import jax
 import numpy as np
 
 from jrl.data.prompts import PromptBatch, PromptSet
-from jrl.placement import local_rows, own_rows, place_rows
+from jrl.placement import DISPATCH, local_rows, own_rows, place_rows
 from jrl.rollout.gathering import AsArray, Judging, Part, all_texts, to_main, totals
 from jrl.rollout.reward_call import RewardCall
 from jrl.rollout.reward_columns import RewardColumns
@@ -81,6 +82,50 @@ def overlap(
         yield done
 
 
+class Sending:
+    """Sends programs to the devices, one after the other, while the host goes on.
+
+    JAX sends a program to a TPU or a CPU and returns. To a GPU the calling thread itself starts each kernel, and after
+    every round of a loop over tokens it waits to hear whether there is another: it is held for as long as the program
+    runs. So a thread of its own does that for GPUs, unless the caller has them to itself (`DISPATCH`). Under several
+    processes it does not: the order of programs must be the same in all of them, and what the host sends meanwhile
+    would come at any place.
+
+    Args:
+      mesh: Where the programs run.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh) -> None:
+        self._mesh = mesh
+        threaded = sending_holds_the_host(mesh) and not DISPATCH.is_entered()
+        self._thread = ThreadPoolExecutor(1, "sending") if threaded else None
+
+    def __call__(self, program: Callable[[], Sent]) -> Callable[[], Sent]:
+        """Sends a program behind those before it; what it gives waits until it is sent, and is its result."""
+        if self._thread is None:
+            return given(program())
+        return self._thread.submit(self._send, program).result
+
+    def close(self) -> None:
+        """Waits until what is being sent is on its way, and drops what is behind it."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _send(self, program: Callable[[], Sent]) -> Sent:
+        with DISPATCH, jax.set_mesh(self._mesh):
+            return program()
+
+
+def given(value: Sent) -> Callable[[], Sent]:
+    """What `Sending` gives of a program that is sent."""
+    return lambda: value
+
+
+def sending_holds_the_host(mesh: jax.sharding.Mesh) -> bool:
+    """True where a thread that sends a program is held until it ends, and may leave that to another."""
+    return mesh.devices.flat[0].platform == "gpu" and jax.process_count() == 1
+
+
 @dataclass(frozen=True)
 class Call:
     """A sampling call and its results.
@@ -88,14 +133,19 @@ class Call:
     Attributes:
       batch: The prompts, on the host, each once.
       count: Rows that are real; the others fill the call up.
-      completions: What was sampled, on the device.
-      followed: What the hook made of them, on the device; None without a hook.
+      sampled: Gives what was sampled, on the device; it may have to wait until the program is sent.
+      followed: Gives what the hook made of it, likewise; None without a hook.
     """
 
     batch: PromptBatch
     count: int
-    completions: Completions
-    followed: Any
+    sampled: Callable[[], Completions]
+    followed: Callable[[], Any]
+
+    @property
+    def completions(self) -> Completions:
+        """What was sampled, on the device."""
+        return self.sampled()
 
 
 Follow = Callable[[ModelInputs, Completions], Any]
@@ -194,13 +244,14 @@ class Collector:
             meanwhile=meanwhile,
             clock=clock,
         )
-        for call, part in parts:
-            if follow is not None:
-                calls.append(call)
-            metadata = prompts.metadata(indices[part.numbers])
-            with clock("reward"):
-                judging.add(part, metadata, label=f"{label}_row_{row:06d}")
-            row += self._rows_of_call(len(indices))
+        with closing(parts):  # also where rewards fail: what is being sent is waited for
+            for call, part in parts:
+                if follow is not None:
+                    calls.append(call)
+                metadata = prompts.metadata(indices[part.numbers])
+                with clock("reward"):
+                    judging.add(part, metadata, label=f"{label}_row_{row:06d}")
+                row += self._rows_of_call(len(indices))
         with clock("reward"):
             return Collected(*judging.together(), calls)
 
@@ -231,7 +282,7 @@ class Collector:
         follow: Follow | None = None,
         meanwhile: Callable[[], None] = lambda: None,
         clock: Clock = lambda name: nullcontext(),
-    ) -> Iterator[tuple[Call, Part]]:
+    ) -> Generator[tuple[Call, Part]]:
         """This process's completions call by call. Arguments as of a call.
 
         A last call that is short is filled up with rows from the front, which are dropped: same program.
@@ -239,15 +290,16 @@ class Collector:
         total, rows_of_call = len(indices), self._rows_of_call(len(indices))
         columns = prompts.width(indices) if width is None else width
         own = own_rows(self.mesh, rows_of_call)
+        send = Sending(self.mesh)
 
         def dispatch(number: int) -> Call:
             start = number * rows_of_call
             numbers = np.arange(start, start + rows_of_call) % total
             batch = prompts.rows(indices[numbers[:: self.num_generations]], width=columns)
             inputs = place_rows(self.mesh, batch.inputs)
-            completions = self.sampler(params, frozen, inputs, first + numbers, settings, key)
-            followed = None if follow is None else follow(inputs, completions)
-            return Call(batch, min(rows_of_call, total - start), completions, followed)
+            sampled = send(lambda: self.sampler(params, frozen, inputs, first + numbers, settings, key))
+            followed = send(lambda: None if follow is None else follow(inputs, sampled()))
+            return Call(batch, min(rows_of_call, total - start), sampled, followed)
 
         def receive(number: int, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             rows = own[own < call.count]
@@ -265,15 +317,20 @@ class Collector:
                 part = Part(number * rows_of_call + rows, texts)
                 return call, to_main(part) if self.on_main else part
 
-        return overlap(
-            dispatch,
-            receive,
-            finish,
-            -(-total // rows_of_call),
-            ahead=self.ahead,
-            hold_back=self.on_main,
-            meanwhile=meanwhile,
-        )
+        try:
+            yield from overlap(
+                dispatch,
+                receive,
+                finish,
+                -(-total // rows_of_call),
+                ahead=self.ahead,
+                hold_back=self.on_main,
+                meanwhile=meanwhile,
+            )
+            with clock("rollout"):  # whoever comes next sends behind all of it
+                send(lambda: None)()
+        finally:
+            send.close()
 
     def _decoded(
         self,

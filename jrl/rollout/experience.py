@@ -361,7 +361,7 @@ class ExperienceCollector:
             rounds.append(judged)
             row = 0
             for call in calls:
-                chunk = (*call.followed, call.completions.logprobs)
+                chunk = (*call.followed(), call.completions.logprobs)
                 if held is None:
                     held = self._hold(chunk, num_rows=self._num_rollouts)
                 own = np.full(len(call.completions.lengths), self._num_rollouts, np.int32)
@@ -422,7 +422,7 @@ class ExperienceCollector:
         mixed, size = judged.groups.mixed, self._num_generations
         kept = judged.valid & np.repeat(mixed, size) if self._rules.mixed_only else judged.valid
         rollouts, agreement = self._assembled(
-            [(*call.followed, call.completions.logprobs) for call in calls],
+            [(*call.followed(), call.completions.logprobs) for call in calls],
             judged.rewards,
             judged.texts.lengths,
             judged.failed,

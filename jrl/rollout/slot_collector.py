@@ -10,7 +10,7 @@ Of several processes each knows all rows; the world of a row is in the process t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from jrl.data.prompts import PromptSet
 from jrl.distributed import is_main
 from jrl.placement import own_rows, place_rows
-from jrl.rollout.collect import Call, Clock, Collector, Follow
+from jrl.rollout.collect import Call, Clock, Collector, Follow, given
 from jrl.rollout.environments import World
 from jrl.rollout.episode import Episode, Task
 from jrl.rollout.episodes import Player
@@ -59,7 +59,7 @@ class SlotCollector(Collector):
         follow: Follow | None = None,
         meanwhile: Callable[[], None] = lambda: None,
         clock: Clock = lambda name: nullcontext(),
-    ) -> Iterator[tuple[Call, Part]]:
+    ) -> Generator[tuple[Call, Part]]:
         """This process's rows call by call, as `Collector.parts` gives them; slots write while the caller judges."""
         total, rows_of_call = len(indices), self._rows_of_call(len(indices))
         own = self._judged_here(rows_of_call)
@@ -92,11 +92,12 @@ class SlotCollector(Collector):
             inputs = place_rows(self.mesh, prompt.inputs)
             completions = self._completions(rows, settings)
             followed = None if follow is None else follow(inputs, completions)
+            call = Call(prompt, count, given(completions), given(followed))
             judged = own[own < count]
             with clock("decode"):
                 texts = self._texts([rows[row] for row in judged], settings, prompts.separator)
                 part = Part(start + judged, texts)
-            yield Call(prompt, count, completions, followed), part
+            yield call, part
 
     def _judged_here(self, num_rows: int) -> np.ndarray:
         """Rows of a call that this process judges, ascending."""

@@ -13,7 +13,7 @@ from transformers import MistralConfig
 from jrl.models import fused_attention
 from jrl.models.adapters.config import LoraConfig, PrefixConfig
 from jrl.models.config import LatentAttention
-from jrl.models.fused_attention import choose_attention, fused_rows
+from jrl.models.fused_attention import attend_fused, choose_attention, fused_rows
 from jrl.models.model import make_model
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.scorer import make_scorer, split_scorer
@@ -248,6 +248,33 @@ def test_garbage_of_a_kernel_at_padding_reaches_nothing(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", dirty_kernel)
     dirty = results(lm, params, right_padded(), "xla")
     assert_same(clean, dirty)
+
+
+def test_rows_of_an_odd_length_get_a_column_for_cudnn(monkeypatch):
+    """JAX refuses the derivative of cuDNN's kernel for an odd length."""
+    kernel, lengths = jax.nn.dot_product_attention, list[int]()
+
+    def by_xla(q, k, v, *, implementation, **options):
+        assert q.shape[1] == k.shape[1] == v.shape[1]
+        lengths.append(q.shape[1])
+        return kernel(q, k, v, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    q, k, v = (jax.random.normal(jax.random.key(seed), (2, 11, 4, 8)) for seed in range(3))
+    mask = right_padded((11, 4)).attention_mask
+
+    def attend(implementation):
+        def total(q, k, v):
+            rows = fused_rows(mask, implementation)
+            out = attend_fused(q, k.swapaxes(1, 2), v.swapaxes(1, 2), rows, scale=0.3, window=5)
+            return jnp.sum(jnp.sin(out)), out
+
+        (_, out), gradients = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)(q, k, v)
+        return out, gradients
+
+    (one, two) = attend("xla"), attend("cudnn")
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), one, two)
+    assert lengths == [11, 12]
 
 
 def test_no_mask_of_queries_and_keys_is_made(monkeypatch):

@@ -336,7 +336,7 @@ def test_sampled_ids_are_trained_ids_over_eight_turns(kind):
     follow = lambda inputs, done: score(params, frozen, None, inputs, done, jnp.float32(1.0))  # noqa: E731
     parts = collect.parts(params, frozen, prompts, np.arange(3), options, jax.random.key(1), follow=follow)
     ((call, part),) = list(parts)
-    rows, scored = call.followed
+    rows, scored = call.followed()
     for row, world in enumerate(worlds):
         own = np.asarray(rows.mask[row])
         start = int(rows.starts[row]) + 1
