@@ -114,7 +114,7 @@ def make_policy(
         partial(read_heads, config.vocab_size, config.padded_vocab_size),
         policy.init_cache,
         policy.decode,
-        adapter.loop_weights if isinstance(adapter, Lora) else loop_weights,
+        partial(adapter.loop_weights, dtype=compute_dtype) if isinstance(adapter, Lora) else loop_weights,
         partial(adapter.rounded if isinstance(adapter, Lora) else round_kernels, dtype=compute_dtype),
         own_columns,
         forget,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels rounded before a loop over tokens, which would otherwise read the master weights anew for each of them."""
+"""Kernels and adapters rounded before a loop over tokens, which would otherwise read the master weights anew for each of them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jrl.typing import Params
 _ROUNDED = re.compile(
     r"(^|/)(((attn|mamba)/\w+|cross/[qkvo])/kernel|(shared_)?mlp/(up|gate|down)/kernel|experts/(up|gate|down|latent_(down|up)/kernel)|lm_head/kernel|(layer_)?embed_(in|out)/kernel|input_(gate|out)/kernel)$"
 )
+_PROJECTIONS = re.compile(r"(^|/)((attn|mamba)/\w+|cross/[qkvo]|(shared_)?mlp/(up|gate|down))$")
 
 
 def round_kernels(tree: Params, dtype: Any) -> Params:
@@ -40,3 +42,21 @@ def round_kernels(tree: Params, dtype: Any) -> Params:
     for name in found.keys() & set(TABLES):  # of table and copy only what is read is ever made
         found[name] = {**found[name], ROUNDED: found[name]["embedding"].astype(dtype)}
     return found
+
+
+def round_adapters(tree: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    """Rounds A and B of projections to the dtype in which products read them: results are the same to the bit.
+
+    Those of the head, of experts and of tables stay: they are read in others.
+
+    Args:
+      tree: The collection "lora".
+      dtype: Of the computation.
+    """
+
+    def rounded(path: Any, leaf: Any) -> Any:
+        *module, name = path_name(path).split("/")
+        is_read = name in ("a", "b") and _PROJECTIONS.search("/".join(module))
+        return leaf.astype(dtype) if is_read else leaf
+
+    return dict(jax.tree_util.tree_map_with_path(rounded, dict(tree)))

@@ -102,7 +102,7 @@ def make_seq2seq_policy(
         partial(read_heads, config.vocab_size, config.padded_vocab_size),
         policy.init_cache,
         policy.decode,
-        loop_weights if adapter is None else adapter.loop_weights,
+        loop_weights if adapter is None else partial(adapter.loop_weights, dtype=compute_dtype),
         partial(round_kernels if adapter is None else adapter.rounded, dtype=compute_dtype),
     )
 

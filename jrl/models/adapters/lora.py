@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -24,7 +25,7 @@ from jrl.models.adapters.whole_modules import WholeModule
 from jrl.models.families.base import Shape
 from jrl.models.layers import adapted_kernel
 from jrl.models.products import loop_weights
-from jrl.models.rounding import round_kernels
+from jrl.models.rounding import round_adapters, round_kernels
 from jrl.typing import Params, PRNGKey
 
 _ABOVE = int(np.iinfo(np.int32).max)
@@ -91,6 +92,20 @@ class AdaptedModule:
         return {"A": (ranks, self.size_in), "B": (self.size_out, ranks)}
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=("trained", "leaves"), meta_fields=())
+@dataclass(frozen=True)
+class LoopAdapters:
+    """Adapters as a loop over tokens reads them.
+
+    Attributes:
+      trained: As they are trained.
+      leaves: `Lora.variables` of them.
+    """
+
+    trained: Params
+    leaves: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Lora:
     """A LoRA configuration, bound to one model.
@@ -147,8 +162,10 @@ class Lora:
         }
         return maps | {each.name: each.init(params) for each in self.beside}
 
-    def variables(self, adapters: Params) -> dict[str, Any]:
+    def variables(self, adapters: Params | LoopAdapters) -> dict[str, Any]:
         """The collection "lora" that layers read: one entry a projection or table, nested as the parameters are."""
+        if isinstance(adapters, LoopAdapters):
+            return adapters.leaves
         tree: dict[str, Any] = {}
         for each in self.beside:
             for path, leaf in each.leaves(adapters[each.name]).items():
@@ -171,16 +188,26 @@ class Lora:
                 _place(tree, part.path, leaf)
         return tree
 
-    def overlay(self, params: Params, adapters: Params) -> dict[str, Any]:
+    def overlay(self, params: Params, adapters: Params | LoopAdapters) -> dict[str, Any]:
         """The model's parameters, those of modules that train whole from the adapter."""
         found = dict(params)
+        trained = adapters.trained if isinstance(adapters, LoopAdapters) else adapters
         for each in self.whole:
-            found = each.overlay(found, adapters[each.name])
+            found = each.overlay(found, trained[each.name])
         return found
 
-    def loop_weights(self, weights: Params, num_rows: int, num_tokens: int) -> Params:
-        """`PolicyFns.loop_weights`. DoRA reads the norms of kernels for every token: they stay as they are trained."""
-        return weights if self.config.use_dora else loop_weights(weights, num_rows, num_tokens)
+    def loop_weights(self, weights: Params, num_rows: int, num_tokens: int, *, dtype: Any) -> Params:
+        """`PolicyFns.loop_weights`: A and B are scaled, turned and rounded once, and not for every token.
+
+        DoRA reads the norms of kernels for every token: they stay as they are trained.
+        """
+        if self.config.use_dora:
+            return weights
+        found = dict(loop_weights(weights, num_rows, num_tokens))
+        if self.name in weights:
+            trained = weights[self.name]
+            found[self.name] = LoopAdapters(trained, round_adapters(self.variables(trained), dtype))
+        return found
 
     def rounded(self, weights: Params, dtype: Any) -> Params:
         """`PolicyFns.rounded`. DoRA's norms are of the kernels as they are trained."""

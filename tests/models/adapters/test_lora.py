@@ -4,13 +4,16 @@
 import copy
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.compilation import COMPILER_OPTIONS
 from jrl.learners.optimizers import decayed
+from jrl.mesh import path_name
 from jrl.models.adapters import LoraConfig, read_adapter_config
 from jrl.models.adapters.targets import DEFAULT_TARGETS
 from jrl.models.families import FAMILIES
@@ -20,7 +23,7 @@ from jrl.models.policy import branch_start
 from jrl.models.seq2seq_policy import branch_start as seq2seq_branch_start
 from tests.models.family_cases import CASES
 from tests.models.test_policy import decode_all, scorer
-from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_prompts
+from tests.tiny import VOCAB_SIZE, tiny_contexts, tiny_lm, tiny_prompts
 
 EVERYWHERE = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear")
 # Of each block the fused or the first and the last projection: what compiles is small, and the paths are those.
@@ -31,7 +34,8 @@ def adapted(family, config, *, scale=0.1, **options):
     """(policy, params, frozen) with an adapter away from its start by so much."""
     lm, whole = tiny_lm(family)
     split = {"adapter": config} | options
-    params, frozen = lm.split_params(whole, key=jax.random.key(0), **split)
+    places = {name: value for name, value in split.items() if name != "compute_dtype"}
+    params, frozen = lm.split_params(whole, key=jax.random.key(0), **places)
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
     moved = [
@@ -156,6 +160,31 @@ def test_lore_2_12_base_and_adapter_are_sampled_and_not_their_rounded_sum():
     np.testing.assert_allclose(sampled, scored, atol=1e-5)
     np.testing.assert_allclose(scored, exact, atol=1e-5)
     assert float(jnp.abs(merged - sampled).max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("llama", ["q_proj", "down_proj", "lm_head"]), ("gpt2", ["c_attn", "c_fc"]), ("t5", ["q", "wo"])],
+)
+def test_a_loop_over_tokens_reads_adapters_that_are_rounded_already(family, targets):
+    config = LoraConfig(r=3, lora_alpha=6, target_modules=targets)
+    policy, params, frozen = adapted(family, config, compute_dtype=jnp.bfloat16)
+    inputs = tiny_contexts(4, 8, 3) if family == "t5" else tiny_prompts(4, 8)
+
+    @partial(jax.jit, compiler_options=COMPILER_OPTIONS)
+    def decoded(params):
+        cache = policy.init_cache(params, frozen, inputs, 8)
+        hidden = policy.decode(params, frozen, inputs, cache)[0].policy
+        return hidden, policy.logits(params, frozen, hidden)
+
+    once = policy.loop_weights(params, 4, 8)
+    jax.tree.map(np.testing.assert_array_equal, decoded(once), decoded(params))
+    # A head adds up in float32.
+    kinds = {
+        path_name(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(once["lora"].leaves)
+    }
+    assert len(kinds) > 2
+    assert all(kind == (jnp.float32 if "lm_head" in name else jnp.bfloat16) for name, kind in kinds.items())
 
 
 @pytest.mark.parametrize("use_dora", [False, True])
