@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels and adapters rounded before a loop over tokens, which would otherwise read the master weights anew for each of them."""
+"""Kernels and adapters rounded before a loop over tokens, which would read the master weights anew for each."""
 
 from __future__ import annotations
 
