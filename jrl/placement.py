@@ -26,30 +26,23 @@ class Dispatch:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._entered: list[int] = []
 
     def __enter__(self) -> None:
         """Waits for the other threads."""
         self._lock.acquire()
-        self._entered.append(threading.get_ident())
 
     def __exit__(self, *error: object) -> None:
         """Lets the others go on, once the thread has left as often as it has entered."""
-        self._entered.pop()
         self._lock.release()
 
     @contextlib.contextmanager
     def left(self) -> Iterator[None]:
         """Inside, this thread waits for something else, and others may send programs; it has entered once."""
-        self.__exit__()
+        self._lock.release()
         try:
             yield
         finally:
-            self.__enter__()
-
-    def is_entered(self) -> bool:
-        """True in the thread that has entered: until it leaves, no other may send."""
-        return threading.get_ident() in self._entered
+            self._lock.acquire()
 
 
 DISPATCH = Dispatch()

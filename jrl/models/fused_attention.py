@@ -83,7 +83,7 @@ def attend_fused(
       window: Keys that a query reads, its own among them; None: all before it.
     """
     real, length = rows.real[:, :, None, None], q.shape[1]
-    # JAX refuses the derivative of cuDNN's kernel for rows of an odd length.
+    # JAX refuses the derivative of cuDNN's kernel for rows of an odd length, as if each call had a bias.
     spare = length % 2 if rows.implementation == "cudnn" else 0
 
     # A kernel may leave whatever was in memory where there is padding, in the output and in its gradients: neither

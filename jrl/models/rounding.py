@@ -18,7 +18,8 @@ from jrl.typing import Params
 _ROUNDED = re.compile(
     r"(^|/)(((attn|mamba)/\w+|cross/[qkvo])/kernel|(shared_)?mlp/(up|gate|down)/kernel|experts/(up|gate|down|latent_(down|up)/kernel)|lm_head/kernel|(layer_)?embed_(in|out)/kernel|input_(gate|out)/kernel)$"
 )
-_PROJECTIONS = re.compile(r"(^|/)((attn|mamba)/\w+|cross/[qkvo]|(shared_)?mlp/(up|gate|down))$")
+# Not those of latent attention's `k_up` and `v_up`, which are added to their kernels in float32.
+_PROJECTIONS = re.compile(r"(^|/)((attn|mamba)/(?![kv]_up)\w+|cross/[qkvo]|(shared_)?mlp/(up|gate|down))$")
 
 
 def round_kernels(tree: Params, dtype: Any) -> Params:
@@ -47,7 +48,7 @@ def round_kernels(tree: Params, dtype: Any) -> Params:
 def round_adapters(tree: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
     """Rounds A and B of projections to the dtype in which products read them: results are the same to the bit.
 
-    Those of the head, of experts and of tables stay: they are read in others.
+    All others stay: heads add up in float32, and a few that are read in this dtype are small.
 
     Args:
       tree: The collection "lora".

@@ -70,6 +70,17 @@ def map_positions(read: Callable[..., Result], arrays: tuple[Any, ...], *, posit
     return joined
 
 
+def chunk_shape(num_rows: int, width: int, *, positions: int) -> tuple[int, int]:
+    """(rows, columns) of the chunks that `map_positions` makes of arrays (B, T, ...).
+
+    Args:
+      num_rows: B.
+      width: T.
+      positions: As there.
+    """
+    return _ChunkGrid.covering(num_rows, width, positions=positions).shape
+
+
 class _ChunkGrid(NamedTuple):
     """Cuts (B T) into a grid of equal chunks, padded at the end.
 
@@ -89,9 +100,14 @@ class _ChunkGrid(NamedTuple):
         rows = -(-num_rows // row_chunks)
         return cls(num_rows, width, row_chunks, time_chunks=-(-width // max(positions // rows, 1)))
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of a chunk."""
+        return -(-self.num_rows // self.row_chunks), -(-self.width // self.time_chunks)
+
     def split(self, x: Array) -> Array:
         """(B T ...) to (chunk, rows of a chunk, columns of a chunk, ...)."""
-        rows, columns = -(-self.num_rows // self.row_chunks), -(-self.width // self.time_chunks)
+        rows, columns = self.shape
         rest = x.shape[2:]
         overhang = (rows * self.row_chunks - self.num_rows, columns * self.time_chunks - self.width)
         x = jnp.pad(x, ((0, overhang[0]), (0, overhang[1]), *((0, 0) for _ in rest)))

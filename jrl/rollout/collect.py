@@ -10,6 +10,7 @@ What is random of a row depends on the key and the row's number alone, never on 
 
 from __future__ import annotations
 
+import contextvars
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ import jax
 import numpy as np
 
 from jrl.data.prompts import PromptBatch, PromptSet
-from jrl.placement import DISPATCH, local_rows, own_rows, place_rows
+from jrl.placement import local_rows, own_rows, place_rows
 from jrl.rollout.gathering import AsArray, Judging, Part, all_texts, to_main, totals
 from jrl.rollout.reward_call import RewardCall
 from jrl.rollout.reward_columns import RewardColumns
@@ -87,24 +88,37 @@ class Sending:
 
     JAX sends a program to a TPU or a CPU and returns. To a GPU the calling thread itself starts each kernel, and after
     every round of a loop over tokens it waits to hear whether there is another: it is held for as long as the program
-    runs. So a thread of its own does that for GPUs, unless the caller has them to itself (`DISPATCH`). Under several
-    processes it does not: the order of programs must be the same in all of them, and what the host sends meanwhile
-    would come at any place.
+    runs. So a thread of its own does that for a GPU. Of several devices each must get the programs in the same order,
+    whoever sends them: there the calling thread sends.
+
+    The thread has the mesh, the default device and the precision of products of the thread that made it, and no other
+    setting of JAX's that is a thread's own.
 
     Args:
       mesh: Where the programs run.
     """
 
     def __init__(self, mesh: jax.sharding.Mesh) -> None:
-        self._mesh = mesh
-        threaded = sending_holds_the_host(mesh) and not DISPATCH.is_entered()
-        self._thread = ThreadPoolExecutor(1, "sending") if threaded else None
+        self._thread = ThreadPoolExecutor(1, "sending") if sending_holds_the_host(mesh) else None
+        self._mesh, self._context = mesh, contextvars.copy_context()
+        self._device: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+        self._precision: Any = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        self._error: BaseException | None = None
 
     def __call__(self, program: Callable[[], Sent]) -> Callable[[], Sent]:
-        """Sends a program behind those before it; what it gives waits until it is sent, and is its result."""
+        """Sends a program behind those before it.
+
+        Returns:
+          A function that waits until the program is sent, and gives its result.
+        """
         if self._thread is None:
             return given(program())
-        return self._thread.submit(self._send, program).result
+        return self._thread.submit(self._context.run, self._send, program).result
+
+    def check(self) -> None:
+        """Raises what a program failed with, if one did by now."""
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """Waits until what is being sent is on its way, and drops what is behind it."""
@@ -112,8 +126,13 @@ class Sending:
             self._thread.shutdown(cancel_futures=True)
 
     def _send(self, program: Callable[[], Sent]) -> Sent:
-        with DISPATCH, jax.set_mesh(self._mesh):
-            return program()
+        device, precision = jax.default_device(self._device), jax.default_matmul_precision(self._precision)
+        try:
+            with jax.set_mesh(self._mesh), device, precision:
+                return program()
+        except BaseException as error:
+            self._error = self._error or error
+            raise
 
 
 def given(value: Sent) -> Callable[[], Sent]:
@@ -123,7 +142,7 @@ def given(value: Sent) -> Callable[[], Sent]:
 
 def sending_holds_the_host(mesh: jax.sharding.Mesh) -> bool:
     """True where a thread that sends a program is held until it ends, and may leave that to another."""
-    return mesh.devices.flat[0].platform == "gpu" and jax.process_count() == 1
+    return mesh.size == 1 and mesh.devices.flat[0].platform == "gpu" and jax.process_count() == 1
 
 
 @dataclass(frozen=True)
@@ -133,8 +152,8 @@ class Call:
     Attributes:
       batch: The prompts, on the host, each once.
       count: Rows that are real; the others fill the call up.
-      sampled: Gives what was sampled, on the device; it may have to wait until the program is sent.
-      followed: Gives what the hook made of it, likewise; None without a hook.
+      sampled: Waits until sampling is sent, and gives what is sampled, on the device.
+      followed: The same of what the hook makes of it; it gives None without a hook.
     """
 
     batch: PromptBatch
@@ -315,6 +334,7 @@ class Collector:
                 written = [call.batch.token_lists[row // self.num_generations] for row in rows]
                 texts = self._decoded(written, tokens, lengths, settings, prompts.separator)
                 part = Part(number * rows_of_call + rows, texts)
+                send.check()  # before rewards are paid for
                 return call, to_main(part) if self.on_main else part
 
         try:
@@ -329,6 +349,7 @@ class Collector:
             )
             with clock("rollout"):  # whoever comes next sends behind all of it
                 send(lambda: None)()
+            send.check()
         finally:
             send.close()
 

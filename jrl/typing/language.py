@@ -124,7 +124,7 @@ class PolicyFns:
       decode: `(params, frozen, inputs, cache) -> (Features, cache)` with rows (B, L of inputs). Appends the inputs to
         the cache: the left-padded prompt first (prefill), then one token a call.
       loop_weights: `(params or frozen, B, T) -> the same`, as a loop of `decode` over T single tokens of B rows reads
-        them fastest: another arrangement of the same numbers, understood by `decode` and `logits` alone.
+        them fastest: arranged anew, an adapter rounded as products read it; `decode` and `logits` alone understand it.
       rounded: `params or frozen -> the same`, with kernels in the dtype in which `decode` and `logits` read them: it
         changes no result, and a loop over tokens moves fewer bytes.
       own_columns: `cache -> cache` in which every row has columns of its own: `decode` then writes the real tokens of a

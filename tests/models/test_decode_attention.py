@@ -151,7 +151,9 @@ def test_a_cache_has_whole_blocks():
     assert [whole_blocks(length) for length in (1, BLOCK, BLOCK + 1)] == [BLOCK, BLOCK, 2 * BLOCK]
 
 
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")  # by jax 0.11.2
+@pytest.mark.filterwarnings(
+    "ignore:The Pallas Triton backend is deprecated:DeprecationWarning"
+)  # by jax 0.11.2
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="the kernel itself needs an NVIDIA GPU")
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(14, 2, 64), (32, 8, 128), (8, 1, 256)])
 def test_on_a_gpu_it_is_einsums_too(heads, kv_heads, width):

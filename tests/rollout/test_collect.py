@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from pathlib import Path
+from concurrent.futures import CancelledError
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from jrl.data.prompts import PromptSet
 from jrl.mesh import make_mesh
 from jrl.placement import DISPATCH
 from jrl.rollout import collect
-from jrl.rollout.collect import Collector
+from jrl.rollout.collect import Collector, Sending
 from jrl.rollout.reward_call import RewardCall
 from jrl.rollout.rewards import RewardError
 from jrl.rollout.sampler import GenerationSettings, Sampler
@@ -43,9 +45,9 @@ def setting():
     return lm.policy(), params, tokenizer, prompts, settings
 
 
-def collected(setting, sampler, reward, follow=None):
+def collected(setting, sampler, reward, follow=None, folder=None):
     _, params, tokenizer, prompts, settings = setting
-    rewards = RewardCall(reward, tokenizer, skip_errors=False, timeout=None, failures=Path("unused"))
+    rewards = RewardCall(reward, tokenizer, skip_errors=False, timeout=None, failures=folder)
     collector = Collector(sampler, tokenizer, (), MESH, CALL, rewards=rewards)
     with jax.set_mesh(MESH):
         return collector(
@@ -113,10 +115,23 @@ def test_the_mesh_is_in_force_where_programs_are_sent(setting):
 
 
 @pytest.mark.usefixtures("threaded")
+def test_settings_of_the_calling_thread_hold_where_programs_are_sent(setting):
+    sampler, found = Sampler(setting[0]), set()
+
+    def sample(*arguments):
+        found.add(jax.config.jax_default_matmul_precision)
+        return sampler(*arguments)
+
+    with jax.default_matmul_precision("float32"):
+        collected(setting, sample, lengths)
+    assert found == {"float32"}
+
+
+@pytest.mark.usefixtures("threaded")
 @pytest.mark.parametrize("fails", ["sampling", "scoring", "reward"])
-def test_a_failure_ends_the_collection(setting, fails):
-    """Whoever fails is told, no thread is left, and nothing is sent after the end."""
-    sampler, sent = Sampler(setting[0]), list[str]()
+def test_a_failure_ends_the_collection(setting, fails, tmp_path):
+    """Whoever fails is told, and no thread is left."""
+    sampler, asked = Sampler(setting[0]), list[int]()
 
     def fail(where):
         if fails == where:
@@ -124,7 +139,6 @@ def test_a_failure_ends_the_collection(setting, fails):
 
     def sample(*arguments):
         fail("sampling")
-        sent.append("sampled")
         return sampler(*arguments)
 
     def follow(inputs, completions):
@@ -132,27 +146,63 @@ def test_a_failure_ends_the_collection(setting, fails):
         return longest(inputs, completions)
 
     def reward(outputs):
+        asked.append(len(outputs))
         fail("reward")
         return lengths(outputs)
 
     with pytest.raises((LookupError, RewardError), match=fails):
-        found = collected(setting, sample, reward, follow)
-        [call.followed() for call in found.calls]
+        collected(setting, sample, reward, follow, tmp_path)
+    if fails != "reward":  # the second call's samples come behind the first one's scores
+        assert len(asked) <= 1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sending")]
-    before = list(sent)
-    threading.Event().wait(0.05)
-    assert sent == before
 
 
 @pytest.mark.usefixtures("threaded")
-def test_who_has_the_devices_to_itself_sends_itself(setting):
-    """A thread of its own would wait for the devices, and the caller for the thread."""
-    threads = set()
+def test_nothing_is_sent_after_the_end():
+    send, held, goes_on, sent = Sending(MESH), threading.Event(), threading.Event(), list[str]()
 
-    def sample(*arguments):
-        threads.add(threading.current_thread())
-        return Sampler(setting[0])(*arguments)
+    def hold():
+        held.set()
+        assert goes_on.wait(SECONDS)
+        sent.append("first")
 
-    with DISPATCH:
-        collected(setting, sample, lengths)
-    assert threads == {threading.current_thread()}
+    first, second = send(hold), send(lambda: sent.append("second"))
+    assert held.wait(SECONDS)
+    closing = threading.Thread(target=send.close)
+    closing.start()
+    with pytest.raises(CancelledError):
+        second()
+    goes_on.set()
+    closing.join(SECONDS)
+    first()
+    assert sent == ["first"]
+
+
+@pytest.mark.usefixtures("threaded")
+def test_a_reward_that_sends_programs_itself_waits_for_nobody(setting):
+    """Programs of one device may come in any order."""
+    sampler, judged = Sampler(setting[0]), threading.Event()
+
+    def follow(inputs, completions):
+        assert judged.wait(SECONDS), "the reward waited"
+        return longest(inputs, completions)
+
+    def reward(outputs):
+        with DISPATCH, jax.set_mesh(MESH):  # as a reward model of jrl's
+            found = jax.jit(jnp.sum)(jnp.arange(len(outputs)))
+        judged.set()
+        return [float(found)] * len(outputs)
+
+    for outer in (contextlib.nullcontext(), DISPATCH):  # evaluations have the devices to themselves
+        with outer:
+            assert collected(setting, sampler, reward, follow).rewards.tolist() == [1.0] * ROWS
+        judged.clear()
+
+
+def test_a_thread_sends_to_a_single_gpu_alone():
+    def devices(platform, count):
+        found = np.asarray([SimpleNamespace(platform=platform)] * count)
+        return SimpleNamespace(devices=found, size=count)
+
+    cases = {("gpu", 1): True, ("gpu", 8): False, ("tpu", 1): False, ("cpu", 1): False}
+    assert {case: collect.sending_holds_the_host(devices(*case)) for case in cases} == cases

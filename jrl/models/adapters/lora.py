@@ -205,7 +205,7 @@ class Lora:
             return weights
         found = dict(loop_weights(weights, num_rows, num_tokens))
         if self.name in weights:
-            trained = weights[self.name]
+            trained = found[self.name]
             found[self.name] = LoopAdapters(trained, round_adapters(self.variables(trained), dtype))
         return found
 

@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jrl.mesh import EXPERT, experts_parts, path_name, platform, rows_of_device, tree_shardings
+from jrl.mesh import EXPERT, experts_parts, logits_parts, path_name, platform, rows_of_device, tree_shardings
 from jrl.models.config import Mamba1, TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED, TABLES, moves_table
 from jrl.models.score_blocks import ScoreBlocks
 from jrl.models.seq2seq_config import Seq2SeqConfig
+from jrl.ops.chunks import chunk_shape, positions_of
 from jrl.rollout.episodes import TAIL_SHARE
 from jrl.rollout.generate import PREFILL_TOKENS, prefill_columns
 from jrl.trainers.config.method import Footprint, entries, footprint_of
@@ -397,21 +398,26 @@ def _logits(run: _Run) -> dict[str, Bytes]:
         head = {"embed": read["embed"] if stays else {table: read["embed"][table]}}
     window = run.footprint.window or run.length
     positions = rows_of_device(run.rows, run.mesh) * window
-    logits = 4 * positions * run.part.lm.config.padded_vocab_size // tensor
-    most = run.config.train.logprob_chunk_bytes
+    vocab_size = run.part.lm.config.padded_vocab_size
+    logits = 4 * positions * vocab_size // tensor
+    most = _piece_bytes(run, window, vocab_size) if logits > run.config.train.logprob_chunk_bytes else logits
     kernel = {"kernel of the vocabulary as it is read, whole": _bytes(head, run.mesh, whole=True)}
     name = next(iter(head))
     gradient = {"gradient of the kernel, whole": _table_gradient(run, name)}
     itemsize = jnp.dtype(run.part.dtype).itemsize
     as_read = {"gradient of logits, as products read it": logits * itemsize // 4}
     # What XLA's schedules for TPUs and GPUs show; elsewhere all of it may lie together.
+    if logits > most and run.platform in ("tpu", "gpu"):
+        piece = {"gradient of a piece's logits, as products read it": most * itemsize // 4}
     if logits > most and run.platform == "tpu":
         # A piece's gradient is scattered before it is added to those before.
-        piece = {"gradient of a piece's logits, as products read it": most * itemsize // 4}
         moments = {
             "in the gradient of logits": kernel | {"logits of a piece": most} | piece,
             "in the gradient of the vocabulary's kernel": kernel | gradient | piece,
         }
+    elif logits > most and run.platform == "gpu":
+        # A piece's logits are there until their gradient is rounded; the sum over pieces is part of the product.
+        moments = {"in the gradient of logits": kernel | gradient | {"logits of a piece": most} | piece}
     elif logits > most:
         backward = kernel | {
             "logits of a piece, their gradient, and it laid out anew": 3 * most,
@@ -430,7 +436,18 @@ def _logits(run: _Run) -> dict[str, Bytes]:
         }
     else:
         moments = {"in the gradient of logits": kernel | as_read | gradient}
-    return {"while it reads logits": kernel | {"logits": min(most, logits)}, **moments}
+    return {"while it reads logits": kernel | {"logits": most}, **moments}
+
+
+def _piece_bytes(run: _Run, width: int, vocab_size: int) -> int:
+    """Bytes of a device's logits of one piece, of which pieces of equal size are made."""
+    most = run.config.train.logprob_chunk_bytes
+    with jax.sharding.use_abstract_mesh(run.mesh):
+        parts = logits_parts(run.rows, vocab_size)
+        rows, columns = chunk_shape(
+            run.rows, width, positions=positions_of(most, vocab_size=vocab_size, num_parts=parts)
+        )
+    return 4 * rows * columns * vocab_size // parts
 
 
 def _table_gradient(run: _Run, name: str, *, whole: bool = True) -> int:

@@ -18,7 +18,7 @@ from jrl.models.adapters import LoraConfig, read_adapter_config
 from jrl.models.adapters.targets import DEFAULT_TARGETS
 from jrl.models.families import FAMILIES
 from jrl.models.layers import Projection, adapted_kernel
-from jrl.models.model import CausalLM
+from jrl.models.model import CausalLM, make_model
 from jrl.models.policy import branch_start
 from jrl.models.seq2seq_policy import branch_start as seq2seq_branch_start
 from tests.models.family_cases import CASES
@@ -32,7 +32,11 @@ SOME = ("c_attn", "c_proj", "q_proj", "o_proj")
 
 def adapted(family, config, *, scale=0.1, **options):
     """(policy, params, frozen) with an adapter away from its start by so much."""
-    lm, whole = tiny_lm(family)
+    if family in ("gpt2", "llama", "t5"):
+        lm, whole = tiny_lm(family)
+    else:
+        lm = make_model(CASES[family])
+        whole = lm.init(jax.random.key(0))
     split = {"adapter": config} | options
     places = {name: value for name, value in split.items() if name != "compute_dtype"}
     params, frozen = lm.split_params(whole, key=jax.random.key(0), **places)
@@ -164,7 +168,13 @@ def test_lore_2_12_base_and_adapter_are_sampled_and_not_their_rounded_sum():
 
 @pytest.mark.parametrize(
     ("family", "targets"),
-    [("llama", ["q_proj", "down_proj", "lm_head"]), ("gpt2", ["c_attn", "c_fc"]), ("t5", ["q", "wo"])],
+    [
+        ("llama", ["q_proj", "down_proj", "lm_head"]),
+        ("gpt2", ["c_attn", "c_fc"]),
+        ("t5", ["q", "wo"]),
+        # Its keys and values are made of kernel and adapter together, added up in float32.
+        ("deepseek_v3", ["q_b_proj", "kv_b_proj", "o_proj"]),
+    ],
 )
 def test_a_loop_over_tokens_reads_adapters_that_are_rounded_already(family, targets):
     config = LoraConfig(r=3, lora_alpha=6, target_modules=targets)
@@ -179,12 +189,14 @@ def test_a_loop_over_tokens_reads_adapters_that_are_rounded_already(family, targ
 
     once = policy.loop_weights(params, 4, 8)
     jax.tree.map(np.testing.assert_array_equal, decoded(once), decoded(params))
-    # A head adds up in float32.
+    wide = ("lm_head", "k_up", "v_up")
     kinds = {
         path_name(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(once["lora"].leaves)
     }
     assert len(kinds) > 2
-    assert all(kind == (jnp.float32 if "lm_head" in name else jnp.bfloat16) for name, kind in kinds.items())
+    assert {name for name, kind in kinds.items() if kind == jnp.float32} == {
+        name for name in kinds if any(each in name for each in wide)
+    }
 
 
 @pytest.mark.parametrize("use_dora", [False, True])

@@ -296,13 +296,19 @@ def test_the_gradient_of_logits_is_as_products_read_it_beside_that_of_the_table(
     assert gradient == 4 * 128 * 32
     pieces = planned(config.evolve(train={"logprob_chunk_bytes": logits // 4})).learning
     assert pieces[LOGITS]["logits"] == logits // 4
+    # Pieces have equal sizes: two where all but a third would fit into one.
+    halves = planned(config.evolve(train={"logprob_chunk_bytes": 2 * logits // 3})).learning
+    assert halves[LOGITS]["logits"] == logits // 2
     name = "logits of a piece, their gradient, and it laid out anew"
     assert pieces[GRADIENT][name] == 3 * (logits // 4)
     assert pieces[GRADIENT]["gradient of the kernel, whole: a piece's, and those before"] == 2 * gradient
 
 
 def test_what_lies_beside_the_gradient_of_the_vocabulary_is_by_platform():
-    """GPUs are done with the kernel by then; TPUs add a piece's gradient to those before after it is scattered."""
+    """GPUs are done with the kernel by then; TPUs add a piece's gradient to those before after it is scattered.
+
+    A piece's logits are not needed once their gradient is rounded.
+    """
     kernel, gradient, logits = 2 * 128 * 32, 4 * 128 * 32, 4 * 16 * 128
     config = jrl.default_sft_config().evolve(
         model={"model_path": TINY},
@@ -323,7 +329,7 @@ def test_what_lies_beside_the_gradient_of_the_vocabulary_is_by_platform():
     half, piece = logits // 2, logits // 4
     assert found == {
         ("gpu", logits): [kernel + logits, kernel + half, gradient + half, gradient + gradient // 4],
-        ("gpu", piece): [kernel + piece, kernel + 3 * piece + 2 * gradient],
+        ("gpu", piece): [kernel + piece, kernel + gradient + piece + piece // 2],
         ("tpu", logits): [kernel + logits, kernel + half + gradient],
         ("tpu", piece): [kernel + piece, kernel + piece + piece // 2, kernel + gradient + piece // 2],
     }
