@@ -70,13 +70,18 @@ def map_positions(read: Callable[..., Result], arrays: tuple[Any, ...], *, posit
     return joined
 
 
-def chunk_shape(num_rows: int, width: int, *, positions: int) -> tuple[int, int]:
-    """(rows, columns) of the chunks that `map_positions` makes of arrays (B, T, ...).
+def chunk_shape(*, num_rows: int, width: int, positions: int) -> tuple[int, int]:
+    """Sizes of the equal chunks into which `map_positions` cuts arrays (B, T, ...).
 
     Args:
       num_rows: B.
       width: T.
-      positions: As there.
+      positions: Most positions of B·T in a chunk.
+    Returns:
+      Rows and columns of a chunk.
+    Example:
+      >>> chunk_shape(num_rows=4, width=10, positions=32)
+      (4, 5)
     """
     return _ChunkGrid.covering(num_rows, width, positions=positions).shape
 

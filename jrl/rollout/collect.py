@@ -136,7 +136,7 @@ class Sending:
 
 
 def given(value: Sent) -> Callable[[], Sent]:
-    """What `Sending` gives of a program that is sent."""
+    """A function without arguments that gives this value."""
     return lambda: value
 
 
@@ -163,7 +163,7 @@ class Call:
 
     @property
     def completions(self) -> Completions:
-        """What was sampled, on the device."""
+        """The samples, on the device; waits until sampling is sent."""
         return self.sampled()
 
 

@@ -444,9 +444,8 @@ def _piece_bytes(run: _Run, width: int, vocab_size: int) -> int:
     most = run.config.train.logprob_chunk_bytes
     with jax.sharding.use_abstract_mesh(run.mesh):
         parts = logits_parts(run.rows, vocab_size)
-        rows, columns = chunk_shape(
-            run.rows, width, positions=positions_of(most, vocab_size=vocab_size, num_parts=parts)
-        )
+        positions = positions_of(most, vocab_size=vocab_size, num_parts=parts)
+    rows, columns = chunk_shape(num_rows=run.rows, width=width, positions=positions)
     return 4 * rows * columns * vocab_size // parts
 
 
