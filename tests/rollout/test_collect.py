@@ -30,7 +30,7 @@ ROWS, CALL = 6, 2
 
 @pytest.fixture
 def threaded(monkeypatch):
-    """As on one process's GPUs."""
+    """As on a GPU."""
     monkeypatch.setattr(collect, "sending_holds_the_host", lambda mesh: True)
 
 

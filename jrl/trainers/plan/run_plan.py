@@ -407,8 +407,7 @@ def _logits(run: _Run) -> dict[str, Bytes]:
     itemsize = jnp.dtype(run.part.dtype).itemsize
     as_read = {"gradient of logits, as products read it": logits * itemsize // 4}
     # What XLA's schedules for TPUs and GPUs show; elsewhere all of it may lie together.
-    if logits > most and run.platform in ("tpu", "gpu"):
-        piece = {"gradient of a piece's logits, as products read it": most * itemsize // 4}
+    piece = {"gradient of a piece's logits, as products read it": most * itemsize // 4}
     if logits > most and run.platform == "tpu":
         # A piece's gradient is scattered before it is added to those before.
         moments = {
