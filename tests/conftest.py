@@ -17,8 +17,8 @@ import jaxtyping
 
 # Programs here are tiny and many: compiling them fast matters more than how fast they run.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
-# XLA's newer emitters of fused loops take as long as all else in a compilation. The default tier and `fast` do without
-# them; the others (examples, other libraries, meshes) run what users run, and hold it to the bit across programs.
+# XLA's newer emitters of fused loops take as long as all else in a compilation. All tiers but `slow` and `aot` do
+# without them; those two run what users run, and hold it to the bit across programs.
 QUICK = "--xla_cpu_use_fusion_emitters=false"
 
 # Before anything of jrl is imported: a call whose array shapes contradict its annotations fails.
@@ -51,7 +51,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Flags of the default tier and of `fast`, before anything is computed; what the environment says stays."""
+    """Flags of the quick tiers, before anything is computed; what the environment says stays."""
     flags = os.environ["XLA_FLAGS"]
     knows = jaxlib.__version__.startswith("0.10.")  # a flag that a version does not know ends the process
     if knows and tiers.is_quick(config.option.markexpr) and "xla_cpu_use_fusion_emitters" not in flags:
