@@ -86,8 +86,9 @@ def run(trainer, tmp_path_factory):
     """`jrl.train` on the configuration that the trainer made of TRL's."""
     folder = tmp_path_factory.mktemp("run")
     steps = trainer.native.steps_per_iteration * ITERATIONS
+    train = {"checkpoint_dir": str(folder), "total_steps": steps, "epochs": 100, "seq_length": 32}
     config = trainer.native.config.evolve(
-        train={"checkpoint_dir": str(folder), "total_steps": steps, "epochs": 100, "seq_length": 32},
+        train=train | {"resume_from_checkpoint": None},  # a test before may have loaded a state
         tokenizer={"tokenizer_path": trainer.native.config.model.model_path},
         method={"gen_kwargs": {"max_new_tokens": 8}, "chunk_size": 2},
     )
