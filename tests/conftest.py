@@ -18,7 +18,7 @@ import jaxtyping
 # Programs here are tiny and many: compiling them fast matters more than how fast they run.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 # XLA's newer emitters of fused loops take as long as all else in a compilation. All tiers but `slow` and `aot` do
-# without them; those two run what users run, and hold it to the bit across programs.
+# without them; only those two run what users run.
 QUICK = "--xla_cpu_use_fusion_emitters=false"
 
 # Before anything of jrl is imported: a call whose array shapes contradict its annotations fails.

@@ -26,6 +26,10 @@ def test_every_line_names_a_test(name: str) -> None:
     assert len(set(read_list(name))) == len(read_list(name))
 
 
+def test_what_is_slow_is_not_listed_as_broad_too() -> None:
+    assert set(read_list("slow")) & set(read_list("broad")) == set()
+
+
 def test_what_is_heavy_is_in_a_room_that_fast_covers() -> None:
     assert [line for line in read_list("heavy") if not is_in_rooms(line.partition("[")[0])] == []
 
