@@ -24,11 +24,30 @@ from flax import struct
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jrl.mesh import path_name, tree_shardings
+from jrl.mesh import path_name, platform, tree_shardings
 from jrl.typing import Params
 
 BLOCK = 64
 """Inputs that share a scale under nf4, as in bitsandbytes."""
+NF4_LEVELS = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+"""What the sixteen numbers of 4-bit NormalFloat stand for, as shares of a block's largest (the paper's appendix E)."""
 _KERNEL = re.compile(
     r"layers_\d+/((attn/)?(attn|mamba|cross|(shared_)?mlp)/\w+/kernel|experts/(gate|up|down|latent_(down|up)/kernel))$"
 )
@@ -66,12 +85,37 @@ class QuantizedKernel(struct.PyTreeNode):
         """The kernel that the numbers stand for."""
         if self.stacked:
             return jax.vmap(lambda one: one.astype(dtype))(self.replace(stacked=False))
+        if self.kind == "nf4" and platform() == "tpu":
+            return self._expanded_by_choice(dtype)
         values = self.values
         if self.kind == "nf4":
             pairs = jnp.stack([values & 15, values >> 4], axis=1)
             values = pairs.reshape(-1, *values.shape[1:])
         expanded = _qwix().dequantize(_qwix().QArray(values, self.scales, qtype=self.kind))
         return expanded.reshape(*self.inputs, *values.shape[1:]).astype(dtype)
+
+    def _expanded_by_choice(self, dtype: Any) -> Float[Array, "*inputs *outputs"]:
+        """The same numbers without a lookup.
+
+        XLA for TPUs writes a lookup out for every number: a kernel of 2,048 x 2,048 is 24 MiB of code, and a layer of
+        Llama 2 7B took the compiler more than 22 GB.
+        """
+        blocks, *outputs = self.scales.shape
+        halves = [
+            _choose_level(half).reshape(blocks, -1, *outputs) * self.scales[:, None]
+            for half in (self.values & 15, self.values >> 4)
+        ]
+        # Rounded before even and odd inputs are brought together, which moves every number.
+        return jnp.stack([half.astype(dtype) for half in halves], axis=2).reshape(self.shape)
+
+
+def _choose_level(values: Int[Array, "rows *outputs"]) -> Float[Array, "rows *outputs"]:
+    """The level of each number of 4 bits, chosen by one bit after the other."""
+    found: list[Any] = list(NF4_LEVELS)
+    for bit in range(4):
+        is_set = (values >> bit) & 1 == 1
+        found = [jnp.where(is_set, odd, even) for even, odd in zip(found[0::2], found[1::2], strict=True)]
+    return found[0].astype(jnp.float32)
 
 
 def quantize_kernel(

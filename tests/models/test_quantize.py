@@ -10,6 +10,7 @@ import pytest
 from transformers import MixtralConfig
 
 from jrl.mesh import abstract_mesh, path_name, tree_shardings
+from jrl.models import quantize
 from jrl.models.adapters import LoraConfig
 from jrl.models.entries_io import parameter_targets
 from jrl.models.model import make_model
@@ -68,6 +69,32 @@ def test_known_numbers():
     np.testing.assert_allclose(rounded.astype(jnp.float32), [[2.0], [0.88141966]], rtol=1e-6)
     rounded = quantize_kernel(jnp.asarray([[-127.5], [3.4]]), "int8")
     np.testing.assert_array_equal(rounded.values, [[-128], [3]])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((128, 6), {}),
+        ((96, 2, 3), {}),  # blocks of 32
+        ((4, 16, 5), {"input_axes": 2}),
+        ((3, 64, 4), {"stacked": True}),
+    ],
+)
+def test_four_bits_are_the_same_numbers_on_a_tpu_without_a_lookup(shape, options, dtype, monkeypatch):
+    rounded = quantize_kernel(kernel(shape), "nf4", **options)
+
+    def expanded():
+        program = jax.make_jaxpr(lambda stored: stored.astype(dtype))(rounded)
+        return np.asarray(rounded.astype(dtype), np.float32), "gather" in str(program)
+
+    looked_up, is_looked_up = expanded()
+    monkeypatch.setattr(quantize, "platform", lambda: "tpu")
+    chosen, is_looked_up_there = expanded()
+    assert (is_looked_up, is_looked_up_there) == (True, False)
+    assert chosen.shape == shape
+    np.testing.assert_array_equal(chosen, looked_up)
+    assert len(np.unique(rounded.values)) > 16  # many pairs of the sixteen levels
 
 
 def test_bytes():
