@@ -317,6 +317,8 @@ def device_bytes(tree: Any) -> int:
 
 def format_bytes(count: float) -> str:
     """Number of bytes for a reader, as in 1.5 GiB."""
+    if count < 0:
+        return f"-{format_bytes(-count)}"
     unit = 0
     while count >= 1024 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1

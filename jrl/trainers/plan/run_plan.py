@@ -39,6 +39,22 @@ ON_CHIP_BYTES = {"TPU v5": 48 << 20, "TPU v6 lite": 112 << 20}
 
 They are v5p's 64 MiB of a core and v6e's 128 MiB, without 16 MiB for what a kernel works on. Nothing is reserved for
 what lies there. v5e has as much as v6e, but its compiler has no large kernel there then."""
+STEP_ON_CHIP_BYTES = {"TPU v5 lite": 88 << 20, "TPU v6 lite": 96 << 20}
+"""On-chip memory in which an optimizer step has arrays, as docs/compiled.md shows it: small models take so much less
+than their arrays have. v5p's, which is half as large, shows nothing."""
+_ONE_PLACE = (
+    (
+        "logits",
+        "logits of a piece",
+        "gradient of logits, as products read it",
+        "gradient of a piece's logits, as products read it",
+    ),
+)
+_ONE_PLACE_OF_A_TIED_TABLE = (
+    ("kernel of the vocabulary as it is read, whole", "tables of embeddings as they are read, whole"),
+    ("gradient of the kernel, whole", "gradients of the table's uses"),
+)
+"""Parts of a plan that are the same array on a TPU, or take one after the other the place of one."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +345,36 @@ def _held(run: _Held) -> Bytes:
 
 
 def _learning(run: _Run) -> dict[str, Bytes]:
-    """Bytes that an optimizer step takes beside them, at the moments of which one is the fullest.
+    """Bytes that an optimizer step takes beside them, at the moments of which one is the fullest; on TPUs all are one.
+
+    XLA for TPUs gives nearly every array of a step a place of its own, whenever it is needed.
+    """
+    moments = _moments(run)
+    if run.platform != "tpu":
+        return moments
+    groups = _ONE_PLACE + (() if "lm_head" in run.everything else _ONE_PLACE_OF_A_TIED_TABLE)
+    place_of = {name: group[0] for group in groups for name in group}
+    found: Bytes = {}
+    for sizes in moments.values():
+        for name, size in sizes.items():
+            place = place_of.get(name, name)
+            found[place] = max(found.get(place, 0), size)
+    device = run.mesh.abstract_device
+    on_chip = STEP_ON_CHIP_BYTES.get(device.device_kind, 0) if device is not None else 0
+    return {
+        "each array in its place": {
+            **found,
+            **(
+                {"what of these lies in on-chip memory": -min(on_chip, sum(found.values()))}
+                if on_chip
+                else {}
+            ),
+        }
+    }
+
+
+def _moments(run: _Run) -> dict[str, Bytes]:
+    """Bytes of the moments of an optimizer step.
 
     A kernel's gradient is whole over fsdp until it is scattered. That of a table comes from each of its uses: it embeds
     what each stack reads and, where it is tied, makes logits. Of a lookup it is whole only where the table moves.
@@ -337,7 +382,11 @@ def _learning(run: _Run) -> dict[str, Bytes]:
     kept, recomputed = _activations(run)
     layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
     whole = {name: _bytes(tree, run.mesh, whole=True) for name, tree in layers.items()}
-    sums = {"gradients, summed over microbatches": _bytes(run.stepped, run.mesh)}
+    summed = run.stepped
+    if run.platform == "tpu" and run.microbatches == 1:
+        # Those of layers stay in the stacks that products make them in.
+        summed = {name: tree for name, tree in summed.items() if name not in layers}
+    sums = {"gradients, summed over microbatches": _bytes(summed, run.mesh)}
     forward = {
         # A single microbatch has none before its backward pass.
         **(sums if run.microbatches > 1 else {}),
@@ -408,13 +457,7 @@ def _logits(run: _Run) -> dict[str, Bytes]:
     as_read = {"gradient of logits, as products read it": logits * itemsize // 4}
     # What XLA's schedules for TPUs and GPUs show; elsewhere all of it may lie together.
     piece = {"gradient of a piece's logits, as products read it": most * itemsize // 4}
-    if logits > most and run.platform == "tpu":
-        # A piece's gradient is scattered before it is added to those before.
-        moments = {
-            "in the gradient of logits": kernel | {"logits of a piece": most} | piece,
-            "in the gradient of the vocabulary's kernel": kernel | gradient | piece,
-        }
-    elif logits > most and run.platform == "gpu":
+    if logits > most and run.platform in ("gpu", "tpu"):
         # A piece's logits are there until their gradient is rounded; the sum over pieces is part of the product.
         moments = {"in the gradient of logits": kernel | gradient | {"logits of a piece": most} | piece}
     elif logits > most:

@@ -305,9 +305,9 @@ def test_the_gradient_of_logits_is_as_products_read_it_beside_that_of_the_table(
 
 
 def test_what_lies_beside_the_gradient_of_the_vocabulary_is_by_platform():
-    """GPUs are done with the kernel by then; TPUs add a piece's gradient to those before after it is scattered.
+    """GPUs are done with the kernel by then. A piece's logits are not needed once their gradient is rounded.
 
-    A piece's logits are not needed once their gradient is rounded.
+    On TPUs both are one array, in the place of the larger one.
     """
     kernel, gradient, logits = 2 * 128 * 32, 4 * 128 * 32, 4 * 16 * 128
     config = jrl.default_sft_config().evolve(
@@ -316,33 +316,88 @@ def test_what_lies_beside_the_gradient_of_the_vocabulary_is_by_platform():
     )
     names = (LOGITS, GRADIENT, "in the gradient of the vocabulary's kernel", "while that is scattered")
     found = {}
-    for device in ("gpu", "tpu"):
-        for most in (logits, logits // 4):
-            learning = plan_run(config.evolve(train={"logprob_chunk_bytes": most}), mesh_of(device)).learning
-            shared = set(learning[LOGITS]) - {"kernel of the vocabulary as it is read, whole", "logits"}
-            own = (
-                {name: size for name, size in moment.items() if name not in shared}
-                for moment in learning.values()
-            )
-            sums = dict(zip(learning, (sum(moment.values()) for moment in own), strict=True))
-            found[device, most] = [sums[name] for name in names if name in sums]
+    for most in (logits, logits // 4):
+        chunked = config.evolve(train={"logprob_chunk_bytes": most})
+        learning = plan_run(chunked, mesh_of("gpu")).learning
+        shared = set(learning[LOGITS]) - {"kernel of the vocabulary as it is read, whole", "logits"}
+        own = (
+            {name: size for name, size in moment.items() if name not in shared}
+            for moment in learning.values()
+        )
+        sums = dict(zip(learning, (sum(moment.values()) for moment in own), strict=True))
+        found["gpu", most] = [sums[name] for name in names if name in sums]
+        (places,) = plan_run(chunked, mesh_of("tpu")).learning.values()
+        found["tpu", most] = {name: size for name, size in places.items() if "logits" in name}
     half, piece = logits // 2, logits // 4
     assert found == {
         ("gpu", logits): [kernel + logits, kernel + half, gradient + half, gradient + gradient // 4],
         ("gpu", piece): [kernel + piece, kernel + gradient + piece + piece // 2],
-        ("tpu", logits): [kernel + logits, kernel + half + gradient],
-        ("tpu", piece): [kernel + piece, kernel + piece + piece // 2, kernel + gradient + piece // 2],
+        ("tpu", logits): {"logits": logits},
+        ("tpu", piece): {"logits": piece},
     }
 
 
-@pytest.mark.parametrize(("device", "beside"), [("gpu", True), ("tpu", False)])
-def test_the_gradient_of_a_table_s_logits_is_rounded_beside_them_on_gpus(device, beside):
+@pytest.mark.parametrize("tied", [True, False])
+def test_on_a_tpu_each_array_of_a_step_has_its_place(tied):
+    """No moment is the fullest: what they hold is added up. The copy that embeds is the one that makes logits."""
+    model = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97, tie_word_embeddings=tied)
+    config = jrl.default_sft_config().evolve(
+        model={"model_path": model},
+        train={"batch_size": 32, "minibatch_size": 16, "seq_length": 64, "compute_dtype": "bfloat16"},
+    )
+    mesh, kinds = mesh_of("tpu"), {"TPU v5": 0, "TPU v5 lite": 88 << 20}
+    plans = {}
+    for kind in kinds:
+        device = AbstractDevice(kind, num_cores=None, platform="tpu")
+        plans[kind] = plan_run(config, mesh.update(abstract_device=device))
+    (places,) = plans["TPU v5"].learning.values()
+    whole = 128 * 32
+    kernel, table = (
+        "kernel of the vocabulary as it is read, whole",
+        "tables of embeddings as they are read, whole",
+    )
+    gradient, uses = "gradient of the kernel, whole", "gradients of the table's uses"
+    found = {name: places.get(name) for name in (kernel, table, gradient, uses)}
+    # Of GPT-2's table positions are added to rows in float32, beside the rounded copy for products.
+    copies = (4 * whole + 2 * whole if tied else 2 * whole, None if tied else 4 * whole)
+    assert found == {
+        kernel: copies[0],
+        table: copies[1],
+        gradient: 2 * 4 * whole if tied else 4 * whole,
+        uses: None if tied else 4 * whole,
+    }
+    assert plans["TPU v5"].step_bytes == sum(places.values())
+    # Nothing is reserved for what lies on the chip, which here is all of it.
+    assert plans["TPU v5 lite"].step_bytes == 0
+    assert "of these lies in on-chip memory" in plans["TPU v5 lite"].table()
+
+
+def test_on_a_tpu_a_single_microbatch_keeps_gradients_of_layers_in_stacks():
+    config, name = jrl.default_sft_config(), "gradients, summed over microbatches"
+    config = config.evolve(model={"model_path": TINY}, train={"batch_size": 4, "seq_length": 16})
+    summed = {}
+    for rows in (4, 2):
+        one = config.evolve(train={"minibatch_size": rows})
+        summed[rows] = [
+            max(moment.get(name, 0) for moment in plan_run(one, mesh_of(device)).learning.values())
+            for device in ("gpu", "tpu")
+        ]
+    shapes = jax.eval_shape(make_model(TINY).init, jax.random.key(0))
+    leaves = jax.tree.leaves({key: tree for key, tree in shapes.items() if key.startswith("layers_")})
+    layers = sum(
+        leaf.size if leaf.ndim > 1 else 4 * leaf.size for leaf in leaves
+    )  # scales of norms are whole
+    assert summed[2][0] == summed[2][1] == summed[4][0]
+    assert summed[4][0] - summed[4][1] == layers  # of 4 bytes, on four devices
+
+
+def test_the_gradient_of_a_table_s_logits_is_rounded_beside_them_on_gpus():
     config = jrl.default_sft_config().evolve(
         model={"model_path": GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97)},
         train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"},
     )
-    learning = plan_run(config, mesh_of(device)).learning
-    assert learning[GRADIENT].get("logits", 0) == beside * learning[LOGITS]["logits"]
+    learning = plan_run(config, mesh_of("gpu")).learning
+    assert learning[GRADIENT]["logits"] == learning[LOGITS]["logits"]
 
 
 def test_a_single_microbatch_has_no_sum_of_gradients_before_its_backward_pass():
@@ -513,7 +568,8 @@ def test_kernels_of_layers_as_products_read_them(device, dtype, copies, frozen):
         for unfrozen in (1, 3)
     }
     name = "kernels of layers as products read them, and their gradients"
-    read = [plan.learning[AT_WORK].get(name, 0) for plan in found.values()]
+    at_work = "each array in its place" if device == "tpu" else AT_WORK
+    read = [plan.learning[at_work].get(name, 0) for plan in found.values()]
     layer = read[1] // max(3 * copies, 1)
     assert read == [(copies + frozen) * layer, 3 * copies * layer]
 
