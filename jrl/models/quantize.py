@@ -97,8 +97,8 @@ class QuantizedKernel(struct.PyTreeNode):
     def _expanded_by_choice(self, dtype: Any) -> Float[Array, "*inputs *outputs"]:
         """The same numbers without a lookup.
 
-        XLA for TPUs writes a lookup out for every number: a kernel of 2,048 x 2,048 is 24 MiB of code, and two layers of
-        Llama 2 7B took the compiler more than 22 GB.
+        XLA for TPUs writes a lookup out for every number: a kernel of 2,048 x 2,048 is 24 MiB of code, and two layers
+        of Llama 2 7B took the compiler more than 22 GB.
         """
         blocks, *outputs = self.scales.shape
         halves = [
