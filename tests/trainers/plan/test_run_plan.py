@@ -345,9 +345,8 @@ def test_on_a_tpu_each_array_of_a_step_has_its_place(tied):
         model={"model_path": model},
         train={"batch_size": 32, "minibatch_size": 16, "seq_length": 64, "compute_dtype": "bfloat16"},
     )
-    mesh, kinds = mesh_of("tpu"), {"TPU v5": 0, "TPU v5 lite": 88 << 20}
-    plans = {}
-    for kind in kinds:
+    mesh, plans = mesh_of("tpu"), {}
+    for kind in ("TPU v5", "TPU v5 lite"):
         device = AbstractDevice(kind, num_cores=None, platform="tpu")
         plans[kind] = plan_run(config, mesh.update(abstract_device=device))
     (places,) = plans["TPU v5"].learning.values()
@@ -359,13 +358,8 @@ def test_on_a_tpu_each_array_of_a_step_has_its_place(tied):
     gradient, uses = "gradient of the kernel, whole", "gradients of the table's uses"
     found = {name: places.get(name) for name in (kernel, table, gradient, uses)}
     # Of GPT-2's table positions are added to rows in float32, beside the rounded copy for products.
-    copies = (4 * whole + 2 * whole if tied else 2 * whole, None if tied else 4 * whole)
-    assert found == {
-        kernel: copies[0],
-        table: copies[1],
-        gradient: 2 * 4 * whole if tied else 4 * whole,
-        uses: None if tied else 4 * whole,
-    }
+    own = {kernel: 2 * whole, table: 4 * whole, gradient: 4 * whole, uses: 4 * whole}
+    assert found == ({kernel: 6 * whole, table: None, gradient: 8 * whole, uses: None} if tied else own)
     assert plans["TPU v5"].step_bytes == sum(places.values())
     # Nothing is reserved for what lies on the chip, which here is all of it.
     assert plans["TPU v5 lite"].step_bytes == 0
@@ -384,11 +378,10 @@ def test_on_a_tpu_a_single_microbatch_keeps_gradients_of_layers_in_stacks():
         ]
     shapes = jax.eval_shape(make_model(TINY).init, jax.random.key(0))
     leaves = jax.tree.leaves({key: tree for key, tree in shapes.items() if key.startswith("layers_")})
-    layers = sum(
-        leaf.size if leaf.ndim > 1 else 4 * leaf.size for leaf in leaves
-    )  # scales of norms are whole
+    # Of 4 bytes, on four devices; scales of norms are whole.
+    layers = sum(leaf.size if leaf.ndim > 1 else 4 * leaf.size for leaf in leaves)
     assert summed[2][0] == summed[2][1] == summed[4][0]
-    assert summed[4][0] - summed[4][1] == layers  # of 4 bytes, on four devices
+    assert summed[4][0] - summed[4][1] == layers
 
 
 def test_the_gradient_of_a_table_s_logits_is_rounded_beside_them_on_gpus():
