@@ -29,7 +29,7 @@ from jrl.typing import Params
 
 BLOCK = 64
 """Inputs that share a scale under nf4, as in bitsandbytes."""
-NF4_LEVELS = (
+_NF4_LEVELS = (
     -1.0,
     -0.6961928009986877,
     -0.5250730514526367,
@@ -85,33 +85,37 @@ class QuantizedKernel(struct.PyTreeNode):
         """The kernel that the numbers stand for."""
         if self.stacked:
             return jax.vmap(lambda one: one.astype(dtype))(self.replace(stacked=False))
-        if self.kind == "nf4" and platform() == "tpu":
-            return self._expanded_by_choice(dtype)
-        values = self.values
         if self.kind == "nf4":
-            pairs = jnp.stack([values & 15, values >> 4], axis=1)
-            values = pairs.reshape(-1, *values.shape[1:])
-        expanded = _qwix().dequantize(_qwix().QArray(values, self.scales, qtype=self.kind))
-        return expanded.reshape(*self.inputs, *values.shape[1:]).astype(dtype)
+            return self._levels_times_scales().astype(dtype)
+        expanded = _qwix().dequantize(_qwix().QArray(self.values, self.scales, qtype=self.kind))
+        return expanded.reshape(self.shape).astype(dtype)
 
-    def _expanded_by_choice(self, dtype: Any) -> Float[Array, "*inputs *outputs"]:
-        """The same numbers without a lookup.
-
-        XLA for TPUs writes a lookup out for every number: a kernel of 2,048 x 2,048 is 24 MiB of code, and two layers
-        of Llama 2 7B took the compiler more than 22 GB.
-        """
+    def _levels_times_scales(self) -> Float[Array, "*inputs *outputs"]:
+        """What numbers of 4 bits stand for."""
         blocks, *outputs = self.scales.shape
+        level = _chosen_level if platform() == "tpu" else _looked_up_level
         halves = [
-            _choose_level(half).reshape(blocks, -1, *outputs) * self.scales[:, None]
+            level(half).reshape(blocks, -1, *outputs) * self.scales[:, None]
             for half in (self.values & 15, self.values >> 4)
         ]
-        # Rounded before even and odd inputs are brought together, which moves every number.
-        return jnp.stack([half.astype(dtype) for half in halves], axis=2).reshape(self.shape)
+        return jnp.stack(halves, axis=2).reshape(self.shape)
 
 
-def _choose_level(values: Int[Array, "rows *outputs"]) -> Float[Array, "rows *outputs"]:
-    """The level of each number of 4 bits, chosen by one bit after the other."""
-    found: list[Any] = list(NF4_LEVELS)
+def _looked_up_level(values: Int[Array, "rows *outputs"]) -> Float[Array, "rows *outputs"]:
+    """The level of each number of 4 bits.
+
+    That it is one of sixteen is promised: XLA gathers split numbers whole before a lookup that checks them.
+    """
+    return jnp.asarray(_NF4_LEVELS, jnp.float32).at[values].get(mode="promise_in_bounds")
+
+
+def _chosen_level(values: Int[Array, "rows *outputs"]) -> Float[Array, "rows *outputs"]:
+    """The same, chosen by one bit after the other.
+
+    XLA for TPUs writes a lookup out for every number: a kernel of 2,048 x 2,048 is 24 MiB of code, and two layers of
+    Llama 2 7B took the compiler more than 22 GB.
+    """
+    found: list[Any] = list(_NF4_LEVELS)
     for bit in range(4):
         is_set = (values >> bit) & 1 == 1
         found = [jnp.where(is_set, odd, even) for even, odd in zip(found[0::2], found[1::2], strict=True)]

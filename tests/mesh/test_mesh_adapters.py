@@ -11,17 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.forward import Reader
 from jrl.learners.sft import make_sft_update
 from jrl.learners.state import init_train_state
 from jrl.mesh import make_mesh, tree_shardings
+from jrl.models import quantize
 from jrl.models.adapters import LoraConfig, PrefixConfig
 from jrl.models.checkpoint import save_checkpoint
 from jrl.models.model import make_model
-from jrl.models.quantize import quantize_frozen
+from jrl.models.quantize import quantize_frozen, quantize_kernel
 from jrl.trainers.loading.setup import load_policy
+from jrl.trainers.plan.hlo import collectives
 from tests.learners.batches import CHUNK_BYTES, random_sequences, sgd
 from tests.mesh.test_mesh_updates import LR, REMATERIALIZED, run
 from tests.models.family_cases_moe import CASES as MOE
@@ -120,3 +122,18 @@ def test_a_run_places_rounded_weights_as_the_table_says(name: str, kind: str, tm
     mlp = {"llama": "mlp", "mixtral": "experts"}[name]
     leaves = jax.tree.leaves(bundle.frozen["layers_0"][mlp]["up"])
     assert all(leaf.sharding.num_devices == 8 and not leaf.is_fully_replicated for leaf in leaves)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("axes", [("fsdp", "tensor"), ("tensor", "fsdp")], ids=str)
+def test_four_bits_are_expanded_where_they_lie(
+    mesh: Mesh, axes: tuple[str, str], platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel is not gathered before its levels are looked up, or chosen."""
+    monkeypatch.setattr(quantize, "platform", lambda: platform)
+    shapes = jax.eval_shape(lambda: quantize_kernel(jnp.zeros((1024, 96)), "nf4"))
+    place = NamedSharding(mesh, PartitionSpec(*axes))
+    stored = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
+    with jax.set_mesh(mesh):
+        expand = jax.jit(lambda stored: stored.astype(jnp.float32), out_shardings=place)
+        assert collectives(expand.lower(stored).compile().as_text(), mesh) == []

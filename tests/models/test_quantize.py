@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import qwix
 from transformers import MixtralConfig
 
 from jrl.mesh import abstract_mesh, path_name, tree_shardings
@@ -81,19 +82,22 @@ def test_known_numbers():
         ((3, 64, 4), {"stacked": True}),
     ],
 )
-def test_four_bits_are_the_same_numbers_on_a_tpu_without_a_lookup(shape, options, dtype, monkeypatch):
+def test_four_bits_stand_for_the_numbers_of_qwix(shape, options, dtype, monkeypatch):
+    """Looked up, and on a TPU chosen without a lookup."""
     rounded = quantize_kernel(kernel(shape), "nf4", **options)
-
-    def expanded():
+    start = int(rounded.stacked)
+    pairs = jnp.stack([rounded.values & 15, rounded.values >> 4], axis=start + 1)
+    values = pairs.reshape(*shape[:start], -1, *rounded.values.shape[start + 1 :])
+    dequantized = (
+        qwix.dequantize(qwix.QArray(values, rounded.scales, qtype="nf4")).reshape(shape).astype(dtype)
+    )
+    for name, looks_up in (("cpu", True), ("tpu", False)):
+        monkeypatch.setattr(quantize, "platform", lambda name=name: name)
         program = jax.make_jaxpr(lambda stored: stored.astype(dtype))(rounded)
-        return np.asarray(rounded.astype(dtype), np.float32), "gather" in str(program)
-
-    looked_up, is_looked_up = expanded()
-    monkeypatch.setattr(quantize, "platform", lambda: "tpu")
-    chosen, is_looked_up_there = expanded()
-    assert (is_looked_up, is_looked_up_there) == (True, False)
-    assert chosen.shape == shape
-    np.testing.assert_array_equal(chosen, looked_up)
+        assert ("gather" in str(program)) is looks_up
+        found = rounded.astype(dtype)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(dequantized, np.float32))
     assert len(np.unique(rounded.values)) > 16  # many pairs of the sixteen levels
 
 
