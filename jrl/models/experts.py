@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from jrl.mesh import partition_spec
 from jrl.models.config import ClampedGlu, Experts, TransformerConfig
-from jrl.models.layers import ACTIVATIONS, Norm, Projection, as_row, stored_kernel
+from jrl.models.layers import ACTIVATIONS, Norm, Projection, as_row, gathered, stored_kernel
 from jrl.models.products import Kernel, grouped_dot
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.routing import CHOSEN, REPLAYED, ROUTED, SHARES
@@ -122,13 +122,16 @@ class ExpertsMlp(nn.Module):
         x: Float[Array, "B Q D"],
         weights: Float[Array, "B Q k"],
         chosen: Int[Array, "B Q k"],
-        kernels: Mapping[str, Kernel],
+        kernels: dict[str, Kernel],
         adapters: Mapping[str, Mapping[str, Array] | None],
         biases: tuple[Array, ...] | None,
     ) -> Float[Array, "B Q D"]:
         clamped, activation = self.experts.clamped_glu, ACTIVATIONS[self.config.activation]
         gated = plain_glu(activation) if clamped is None else clamped_glu(clamped)
-        whole = {name: _with_update(kernel, adapters[name], self.dtype) for name, kernel in kernels.items()}
+        whole = {
+            name: _with_update(kernel, adapters[name], self.dtype)
+            for name, kernel in gathered(self, kernels, x.shape[0]).items()
+        }
         gate, up, down = whole.get("gate"), whole["up"], whole["down"]
         glu = gated if self.experts.gated else lambda _, up: activation(up)
         mix = partial(mix_experts, glu=glu, scale_inputs=self.experts.scale_inputs)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.mesh import constrain, parts_of, rows_of_device
+from jrl.mesh import constrain, parts_of, rows_of_device, whole_over_fsdp
 from jrl.models.products import Kernel, StoredKernel, contract, multiply_table
 from jrl.models.quantize import QuantizedKernel
 
@@ -116,6 +116,7 @@ class Projection(nn.Module):
         return x, kernel.astype(self.dtype)
 
     def _product(self, x: Float[Array, "..."], kernel: Kernel) -> Float[Array, "..."]:
+        kernel = gathered(self, {"kernel": kernel}, x.shape[0])["kernel"]
         return contract(x.astype(self.dtype), kernel, len(self.inputs), self.dtype)
 
 
@@ -129,6 +130,18 @@ def stored_kernel(
         return stored
     kernel: Array = module.param(name, nn.initializers.normal(init_range), shape, jnp.float32)
     return kernel
+
+
+def gathered(module: nn.Module, kernels: dict[str, Kernel], num_rows: int) -> dict[str, Kernel]:
+    """Kernels of a module by name, the rounded ones whole over `fsdp`: there are fewer bytes to gather now than later.
+
+    Where all devices compute all `num_rows` rows, each multiplies its own part of a kernel, which then stays as it is.
+    """
+    rounded = {name: kernel for name, kernel in kernels.items() if isinstance(kernel, QuantizedKernel)}
+    if not rounded or rows_of_device(num_rows) == num_rows:
+        return kernels
+    path = "/".join(("layer", *module.path))
+    return kernels | whole_over_fsdp({path: rounded})[path]
 
 
 def add_adapter(

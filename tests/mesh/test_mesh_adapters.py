@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,11 @@ from jrl.models import quantize
 from jrl.models.adapters import LoraConfig, PrefixConfig
 from jrl.models.checkpoint import save_checkpoint
 from jrl.models.model import make_model
-from jrl.models.quantize import quantize_frozen, quantize_kernel
+from jrl.models.quantize import QuantizedKernel, quantize_frozen, quantize_kernel
 from jrl.trainers.loading.setup import load_policy
 from jrl.trainers.plan.hlo import collectives
 from tests.learners.batches import CHUNK_BYTES, random_sequences, sgd
-from tests.mesh.test_mesh_updates import LR, REMATERIALIZED, run
+from tests.mesh.test_mesh_updates import LR, REMATERIALIZED, place, run
 from tests.models.family_cases_moe import CASES as MOE
 from tests.tiny import tiny_lm, tiny_tokenizer
 from tests.trainers.runs import sft_config
@@ -132,8 +134,23 @@ def test_four_bits_are_expanded_where_they_lie(
     """A kernel is not gathered before its levels are looked up, or chosen."""
     monkeypatch.setattr(quantize, "platform", lambda: platform)
     shapes = jax.eval_shape(lambda: quantize_kernel(jnp.zeros((1024, 96)), "nf4"))
-    place = NamedSharding(mesh, PartitionSpec(*axes))
-    stored = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
+    where = NamedSharding(mesh, PartitionSpec(*axes))
+    stored = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes)
     with jax.set_mesh(mesh):
-        expand = jax.jit(lambda stored: stored.astype(jnp.float32), out_shardings=place)
+        expand = jax.jit(lambda stored: stored.astype(jnp.float32), out_shardings=where)
         assert collectives(expand.lower(stored).compile().as_text(), mesh) == []
+
+
+@pytest.mark.parametrize("name", ["lora_nf4", "experts_nf4"])
+def test_four_bits_are_gathered_before_they_are_expanded(name: str, mesh: Mesh) -> None:
+    update, state, frozen = parts(name)
+    given = place(mesh, state, frozen, random_sequences(16))
+    with jax.set_mesh(mesh):
+        text = jax.jit(update).lower(*given, jax.random.key(0)).compile().as_text()
+    gathers = [one for one in collectives(text, mesh) if one.kind == "all-gather" and "fsdp" in one.axes]
+    moved = [array for one in gathers if not re.search("embed|lm_head", one.op_name) for array in one.arrays]
+    kernels = jax.tree.leaves(frozen, is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel))
+    sizes = {math.prod(leaf.shape) for leaf in kernels if isinstance(leaf, QuantizedKernel)}
+    expanded = {size // parts for size in sizes for parts in (1, mesh.shape["tensor"])}
+    assert not [array for array in moved if array.is_float and math.prod(array.shape) in expanded]
+    assert any(array.dtype == "u8" for array in moved) is (mesh.shape["fsdp"] > 1)
