@@ -8,6 +8,7 @@ number of microbatches nor the number of devices changes the step, however ragge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.learners.guards import select_tree
 from jrl.learners.optimizers import learning_rate, pass_over
 from jrl.learners.state import TrainState
-from jrl.mesh import constrain_rows_alone, hold_split, split_evenly
+from jrl.mesh import constrain_rows_alone, hold_split, rows_of_device, split_evenly
 from jrl.ops.metrics import merge_metrics, no_metrics, reduce_metrics
 from jrl.typing import Frozen, Max, Mean, Metrics, Params, PRNGKey
 
@@ -64,14 +65,40 @@ class Accumulated(NamedTuple):
     metrics: Metrics
 
 
+SENT_BYTES = 16 << 20
+"""Bytes of a microbatch that a device makes at once, while devices send each other rows that they have."""
+
+
 def take_rows(tree: Tree, ids: Int[Array, "R"]) -> Tree:
-    """Rows of every array of a tree, kept spread over the mesh's batch axes."""
+    """Rows of every array of a tree, kept spread over the mesh's batch axes.
+
+    Any row may be on any device. XLA makes all R rows on each, zero but for its own, and adds them up: an array that
+    more devices do not make smaller. One above `SENT_BYTES` is made in pieces of the last axis but one.
+    """
 
     def take(x: Array) -> Array:
         return constrain_rows_alone(jnp.take(x, ids, axis=0))
 
-    taken: Tree = jax.tree.map(take, tree)
+    def take_in_pieces(x: Array) -> Array:
+        count, axis = _pieces(ids.size, x), x.ndim - 2
+        if count == 1:
+            return take(x)
+        size = x.shape[axis] // count
+        starts = size * jnp.arange(count)
+        pieces = jax.lax.map(lambda start: take(jax.lax.dynamic_slice_in_dim(x, start, size, axis)), starts)
+        return constrain_rows_alone(jnp.moveaxis(pieces, 0, axis).reshape(ids.size, *x.shape[1:]))
+
+    taken: Tree = jax.tree.map(take_in_pieces, tree)
     return taken
+
+
+def _pieces(num_rows: int, x: Array) -> int:
+    """Equal pieces of the last axis but one, of which `num_rows` rows are no more than `SENT_BYTES`, if they can be."""
+    if x.ndim < 3 or rows_of_device(num_rows) == num_rows:
+        return 1
+    size, longest = num_rows * x.dtype.itemsize * math.prod(x.shape[1:]), x.shape[-2]
+    counts = (count for count in range(1, longest) if longest % count == 0)
+    return next((count for count in counts if size <= count * SENT_BYTES), longest)
 
 
 def split_rows(num_rows: int, *, batch_size: int, minibatch_size: int) -> tuple[int, int, int]:

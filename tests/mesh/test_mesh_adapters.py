@@ -138,7 +138,7 @@ def test_four_bits_are_expanded_where_they_lie(
     stored = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes)
     with jax.set_mesh(mesh):
         expand = jax.jit(lambda stored: stored.astype(jnp.float32), out_shardings=where)
-        assert collectives(expand.lower(stored).compile().as_text(), mesh) == []
+        assert collectives(expand.lower(stored).compile().as_text() or "", mesh) == []
 
 
 @pytest.mark.parametrize("name", ["lora_nf4", "experts_nf4"])
@@ -146,7 +146,7 @@ def test_four_bits_are_gathered_before_they_are_expanded(name: str, mesh: Mesh) 
     update, state, frozen = parts(name)
     given = place(mesh, state, frozen, random_sequences(16))
     with jax.set_mesh(mesh):
-        text = jax.jit(update).lower(*given, jax.random.key(0)).compile().as_text()
+        text = jax.jit(update).lower(*given, jax.random.key(0)).compile().as_text() or ""
     gathers = [one for one in collectives(text, mesh) if one.kind == "all-gather" and "fsdp" in one.axes]
     moved = [array for one in gathers if not re.search("embed|lm_head", one.op_name) for array in one.arrays]
     kernels = jax.tree.leaves(frozen, is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel))
