@@ -289,17 +289,18 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
         missing += [f"{'all' if len(left) == len(RECIPES) else names} on {target}"] if left else []
     yield (
         f"{len(rows)} of {len(RECIPES) * len(TARGETS)} cases are compiled, {sum(row['fits'] for row in rows)} of which "
-        f"fit. What is held is planned within {100 * held:.4f} %. {sum(map(is_current, rows))} are compiled as the "
-        "code is now. The others, marked by a star, are older; their plans are of now."
+        f"fit. What is held is planned within {100 * held:.4f} %."
     )
+    older = [row for row in rows if not is_current(row)]
+    if older:
+        yield f"{len(older)}, marked by a star, are compiled as the code was before; their plans are of now."
     yield "Of what a call takes beside what is held, so many plans are within a fifth of what is reserved (DPO's and"
     yield "PPO's scoring, and evaluations, have no plan):"
     yield ""
-    yield (
-        "| devices | program | plans | within a fifth | too low | too high | furthest off | of older cases, within a "
-        "fifth |"
-    )
-    yield "|---|---|---|---|---|---|---|---|"
+    columns = ["devices", "program", "plans", "within a fifth", "too low", "too high", "furthest off"]
+    columns += ["of older cases, within a fifth"] if older else []
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
     for kind in ("gpu:h100", "gpu:h200", "tpu:v5e", "tpu:v6e", "tpu:v5p"):
         for name in ("sample", "update"):
             of_kind = [row for row in rows if row["target"].startswith(kind)]
@@ -310,8 +311,8 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
             low, high = (sum(sign * off > 0.2 for off, *_ in now) for sign in (-1, 1))
             ends = dict.fromkeys((min(now), max(now))) if now else {}
             furthest = ", ".join(f"`{recipe}` on {target} {100 * off:+.0f} %" for off, recipe, target in ends)
-            older = f"{sum(abs(off) <= 0.2 for off, *_ in before)} of {len(before)}"
-            cells = [kind, name, len(now), len(now) - low - high, low, high, furthest or "-", older]
+            cells = [kind, name, len(now), len(now) - low - high, low, high, furthest or "-"]
+            cells += [f"{sum(abs(off) <= 0.2 for off, *_ in before)} of {len(before)}"] if older else []
             yield f"| {' | '.join(map(str, cells))} |"
     if missing:
         yield ""

@@ -134,7 +134,14 @@ def test_load_model_says_it_first(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**30, "1.0 GiB"), (3 * 2**50, "3072.0 TiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (2**30, "1.0 GiB"),
+        (3 * 2**50, "3072.0 TiB"),
+        (-88 << 20, "-88.0 MiB"),
+    ],
 )
 def test_sizes_read_well(count, text):
     assert format_bytes(count) == text

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -130,6 +131,14 @@ class TestLogprobsFromLogits:
         expected = np.take_along_axis(whole, ids[..., None], axis=-1).squeeze(-1)
         expected[1, 1] = 0
         np.testing.assert_allclose(on_cpu, expected, rtol=1e-6, atol=1e-6)
+
+    @pytest.mark.parametrize(("platform", "passes"), [("cpu", 1), ("cuda", 2), ("tpu", 2)])
+    def test_how_often_the_largest_logit_of_a_large_vocabulary_is_subtracted(self, platform, passes):
+        """Once, for the sum, where XLA would not read the target inside of that loop."""
+        logits, targets = jax.ShapeDtypeStruct((3, 9000), jnp.float32), jnp.zeros(3, jnp.int32)
+        traced = jax.jit(logprobs_from_logits).trace(logits, targets)
+        lowered = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert len(re.findall(r"stablehlo.subtract .*tensor<3x9000xf32>", lowered)) == passes
 
 
 class TestEntropyFromLogits:

@@ -55,6 +55,8 @@ _PLACES_OF_A_TIED_TABLE = {
     "gradients of the table's uses": "gradient of the kernel, whole",
 }
 """Parts that are the same array as another where embeddings make the logits."""
+_SHARES_PLACES = {"TPU v6 lite"}
+"""Kinds of TPUs whose compiler gives the place of an array to smaller ones, when it is not needed."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,14 @@ class _Held:
         return self.config.train.rows_per_pass * self.footprint.rows_per_sample
 
     @property
+    def splits_rows(self) -> bool:
+        """True where a device computes a part of a microbatch: what devices find is added up, whole, then scattered.
+
+        Where all compute all rows, each makes its own part of a gradient.
+        """
+        return rows_of_device(self.rows, self.mesh) < self.rows
+
+    @property
     def microbatches(self) -> int:
         """Of an optimizer step."""
         passes = -(-self.config.train.batch_size // self.config.train.rows_per_pass)
@@ -353,20 +363,33 @@ def _held(run: _Held) -> Bytes:
 def _learning(run: _Run) -> dict[str, Bytes]:
     """Bytes that an optimizer step takes beside them, at the moments of which one is the fullest; on TPUs all are one.
 
-    XLA for TPUs gives nearly every array of a step a place of its own, whenever it is needed.
+    XLA for v5e and v5p gives nearly every array of a step a place of its own, whenever it is needed.
     """
     moments = _moments(run)
     if run.platform != "tpu":
         return moments
-    places = _PLACES | ({} if "lm_head" in run.everything else _PLACES_OF_A_TIED_TABLE)
-    found: Bytes = {}
-    for sizes in moments.values():
+    is_tied = run.footprint.reads_logits and "lm_head" not in run.everything
+    places = _PLACES | (_PLACES_OF_A_TIED_TABLE if is_tied else {})
+    found, needed = Bytes(), dict[str, set[str]]()
+    for moment, sizes in moments.items():
         for name, size in sizes.items():
             place = places.get(name, name)
             found[place] = max(found.get(place, 0), size)
+            needed.setdefault(place, set()).add(moment)
+    if run.device_kind in _SHARES_PLACES:
+        found = _shared(found, needed)
     if on_chip := min(STEP_ON_CHIP_BYTES.get(run.device_kind, 0), sum(found.values())):
         found["what of these lies in on-chip memory"] = -on_chip
     return {"each array in its place": found}
+
+
+def _shared(sizes: Bytes, needed: dict[str, set[str]]) -> Bytes:
+    """The arrays in whose places the others lie: each takes the first of a larger one that no moment needs both of."""
+    taken = dict[str, set[str]]()
+    for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        free = (place for place, moments in taken.items() if not moments & needed[name])
+        taken.setdefault(next(free, name), set()).update(needed[name])
+    return {name: sizes[name] for name in sizes if name in taken}
 
 
 def _moments(run: _Run) -> dict[str, Bytes]:
@@ -409,7 +432,7 @@ def _moments(run: _Run) -> dict[str, Bytes]:
             if run.mesh.shape["fsdp"] > 1
             else 0,
             "gradient of a layer, whole": max(
-                (whole[name] for name in layers if name in run.stepped), default=0
+                (whole[name] for name in layers if name in run.stepped and run.splits_rows), default=0
             ),
         },
         "in the gradient of embeddings": {
@@ -489,7 +512,9 @@ def _piece_bytes(run: _Run, width: int, vocab_size: int) -> int:
 
 def _table_gradient(run: _Run, name: str, *, whole: bool = True) -> int:
     """Bytes of the gradient of a table or a head, whole over fsdp or split; 0 where it does not train."""
-    return _bytes({name: run.stepped[name]}, run.mesh, whole=whole) if name in run.stepped else 0
+    if name not in run.stepped:
+        return 0
+    return _bytes({name: run.stepped[name]}, run.mesh, whole=whole and run.splits_rows)
 
 
 def _trunk_bytes(run: _Run) -> int:

@@ -23,6 +23,7 @@ from jrl.models.cost import device_bytes
 from jrl.models.model import make_model
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
+from jrl.trainers.plan import run_plan
 from jrl.trainers.plan.model_part import model_part
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
 from jrl.trainers.ppo import PPOTrainer
@@ -345,10 +346,7 @@ def test_on_a_tpu_each_array_of_a_step_has_its_place(tied):
         model={"model_path": model},
         train={"batch_size": 32, "minibatch_size": 16, "seq_length": 64, "compute_dtype": "bfloat16"},
     )
-    mesh, plans = mesh_of("tpu"), {}
-    for kind in ("TPU v5", "TPU v5 lite"):
-        device = AbstractDevice(kind, num_cores=None, platform="tpu")
-        plans[kind] = plan_run(config, mesh.update(abstract_device=device))
+    plans = {kind: plan_run(config, mesh_of("tpu", kind)) for kind in ("TPU v5", "TPU v5 lite")}
     (places,) = plans["TPU v5"].learning.values()
     whole = 128 * 32
     kernel, table = (
@@ -364,6 +362,47 @@ def test_on_a_tpu_each_array_of_a_step_has_its_place(tied):
     # Nothing is reserved for what lies on the chip, which here is all of it.
     assert plans["TPU v5 lite"].step_bytes == 0
     assert "of these lies in on-chip memory" in plans["TPU v5 lite"].table()
+
+
+def test_on_v6e_arrays_of_other_moments_lie_in_the_places_of_larger_ones(monkeypatch):
+    monkeypatch.setattr(run_plan, "STEP_ON_CHIP_BYTES", {})
+    config = jrl.default_sft_config().evolve(
+        model={"model_path": GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97)},
+        train={"batch_size": 32, "minibatch_size": 16, "seq_length": 64, "compute_dtype": "bfloat16"},
+    )
+    own, shared = (
+        plan_run(config, mesh_of("tpu", kind)).learning["each array in its place"]
+        for kind in ("TPU v5", "TPU v6 lite")
+    )
+    # The two of a layer that are whole: in the places of the logits and of the gradient of the vocabulary's kernel,
+    # which no layer needs. Of what is computed again there is nothing.
+    hosts = own["logits"], own["gradient of the kernel, whole"]
+    hosted = {name: size for name, size in own.items() if name not in shared}
+    assert set(hosted) == {
+        "kernels of a layer as they are read, whole",
+        "gradient of a layer, whole",
+        RECOMPUTED,
+    }
+    assert max(hosted.values()) < min(hosts)
+    assert shared == {name: size for name, size in own.items() if name not in hosted}
+
+
+def test_devices_that_compute_all_rows_make_their_own_parts_of_gradients():
+    split, whole = (planned(jrl.default_sft_config(), batch_size=rows).learning for rows in (4, 5))
+    name = "gradient of the kernel, whole"
+    assert split[GRADIENT][name] == 4 * whole[GRADIENT][name] > 0
+    name = "gradient of a layer, whole"
+    assert split[AT_WORK][name] > 0 == whole[AT_WORK][name]
+
+
+def test_a_model_without_logits_has_no_kernel_of_a_vocabulary_on_a_tpu():
+    config = jrl.default_reward_config().evolve(
+        model={"model_path": GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97)},
+        train={"batch_size": 4, "seq_length": 16},
+    )
+    places = plan_run(config, mesh_of("tpu", "TPU v5")).learning["each array in its place"]
+    assert "gradients of the table's uses" in places
+    assert not [name for name in places if "vocabulary" in name or "logits" in name]
 
 
 def test_on_a_tpu_a_single_microbatch_keeps_gradients_of_layers_in_stacks():
@@ -529,12 +568,12 @@ def test_frozen_layers_are_passed_once_for_all_rows():
     assert sum(some.learning[some.fullest].values()) == some.step_bytes
 
 
-def mesh_of(device):
-    """Four devices of a platform; None: of no known one."""
+def mesh_of(device, kind=None):
+    """Four devices of a platform, and of a kind; None: of no known one."""
     mesh = abstract_mesh(fsdp=4, num_devices=4)
     if device is None:
         return mesh
-    return mesh.update(abstract_device=AbstractDevice(device, num_cores=None, platform=device))
+    return mesh.update(abstract_device=AbstractDevice(kind or device, num_cores=None, platform=device))
 
 
 @pytest.mark.parametrize(
