@@ -111,6 +111,7 @@ class Projection(nn.Module):
         kernel: Any = self.get_variable("params", "kernel")
         if isinstance(kernel, QuantizedKernel):
             x, kernel = jax.lax.optimization_barrier((x, kernel))
+            kernel = gathered(self, {"kernel": kernel}, x.shape[0])["kernel"]
         if self.has_variable("lora", "a"):
             kernel = adapted_kernel(kernel, self.variables["lora"])
         return x, kernel.astype(self.dtype)

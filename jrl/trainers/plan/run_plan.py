@@ -16,7 +16,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jrl.mesh import EXPERT, experts_parts, logits_parts, path_name, platform, rows_of_device, tree_shardings
+from jrl.mesh import (
+    EXPERT,
+    experts_parts,
+    logits_parts,
+    path_name,
+    platform,
+    rows_of_device,
+    rows_parts,
+    tree_shardings,
+)
 from jrl.models.config import Mamba1, TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
 from jrl.models.layers import ROUNDED, TABLES, moves_table
@@ -719,10 +728,22 @@ def _step_traffic(run: _Run) -> Bytes:
         "fsdp: parameters gathered, forward and backward": 2 * gathered,
         "fsdp: gradients scattered": _bytes(run.stepped, run.mesh, whole=True) - own,
         "data: gradients summed": _ring(own, data),
+        "data, fsdp: the frozen layers' output": _picked_traffic(run),
         "tensor: activations summed": sums
         * _ring(_stream_bytes(run.part, rows=run.rows, length=run.length), tensor),
         **(of_experts if parts > 1 else {}),
     }
+
+
+def _picked_traffic(run: _Run) -> int:
+    """Bytes that a device sends so that rows of the frozen layers' output come to those that compute them.
+
+    A shuffled row may be on any device: all rows of a microbatch are added up, zero where they are not.
+    """
+    if not run.splits_rows or not run.footprint.update_rows:
+        return 0
+    own = _trunk_bytes(run) * run.rows // rows_of_device(run.footprint.update_rows, run.mesh)
+    return _ring(own, rows_parts(run.mesh))
 
 
 def _exchanged(part: LanguageShapes, *, rows: int, length: int, passes: int) -> Bytes:
