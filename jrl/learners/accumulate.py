@@ -72,33 +72,33 @@ SENT_BYTES = 16 << 20
 def take_rows(tree: Tree, ids: Int[Array, "R"]) -> Tree:
     """Rows of every array of a tree, kept spread over the mesh's batch axes.
 
-    Any row may be on any device. XLA makes all R rows on each, zero but for its own, and adds them up: an array that
-    more devices do not make smaller. One above `SENT_BYTES` is made in pieces of the last axis but one.
+    Any row may be on any device. XLA makes all R rows on each, zero but for its own, and adds them up: an array that is
+    as large on many devices as on few. One above `SENT_BYTES` is made in pieces of the last axis but one.
     """
 
     def take(x: Array) -> Array:
         return constrain_rows_alone(jnp.take(x, ids, axis=0))
 
     def take_in_pieces(x: Array) -> Array:
-        count, axis = _pieces(ids.size, x), x.ndim - 2
-        if count == 1:
+        size = ids.size * x.dtype.itemsize * math.prod(x.shape[1:])
+        is_sent = all(rows_of_device(rows) < rows for rows in (len(x), ids.size))
+        if x.ndim < 3 or size <= SENT_BYTES or not is_sent:
             return take(x)
-        size = x.shape[axis] // count
-        starts = size * jnp.arange(count)
-        pieces = jax.lax.map(lambda start: take(jax.lax.dynamic_slice_in_dim(x, start, size, axis)), starts)
-        return constrain_rows_alone(jnp.moveaxis(pieces, 0, axis).reshape(ids.size, *x.shape[1:]))
+        axis, length = x.ndim - 2, x.shape[-2]
+        count = min(-(-size // SENT_BYTES), length)
+        width = -(-length // count)
+
+        def put(number: Array, found: Array) -> Array:
+            start = jnp.minimum(number * width, length - width)  # the last piece overlaps the one before
+            piece = take(jax.lax.dynamic_slice_in_dim(x, start, width, axis))
+            return jax.lax.dynamic_update_slice_in_dim(found, piece, start, axis)
+
+        nothing = constrain_rows_alone(jnp.zeros((ids.size, *x.shape[1:]), x.dtype))
+        found: Array = jax.lax.fori_loop(0, -(-length // width), put, nothing)
+        return found
 
     taken: Tree = jax.tree.map(take_in_pieces, tree)
     return taken
-
-
-def _pieces(num_rows: int, x: Array) -> int:
-    """Equal pieces of the last axis but one, of which `num_rows` rows are no more than `SENT_BYTES`, if they can be."""
-    if x.ndim < 3 or rows_of_device(num_rows) == num_rows:
-        return 1
-    size, longest = num_rows * x.dtype.itemsize * math.prod(x.shape[1:]), x.shape[-2]
-    counts = (count for count in range(1, longest) if longest % count == 0)
-    return next((count for count in counts if size <= count * SENT_BYTES), longest)
 
 
 def split_rows(num_rows: int, *, batch_size: int, minibatch_size: int) -> tuple[int, int, int]:

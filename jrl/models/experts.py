@@ -130,7 +130,7 @@ class ExpertsMlp(nn.Module):
         gated = plain_glu(activation) if clamped is None else clamped_glu(clamped)
         whole = {
             name: _with_update(kernel, adapters[name], self.dtype)
-            for name, kernel in gathered(self, kernels, x.shape[0]).items()
+            for name, kernel in gathered(self, kernels).items()
         }
         gate, up, down = whole.get("gate"), whole["up"], whole["down"]
         glu = gated if self.experts.gated else lambda _, up: activation(up)

@@ -111,13 +111,15 @@ class Projection(nn.Module):
         kernel: Any = self.get_variable("params", "kernel")
         if isinstance(kernel, QuantizedKernel):
             x, kernel = jax.lax.optimization_barrier((x, kernel))
-            kernel = gathered(self, {"kernel": kernel}, x.shape[0])["kernel"]
+            kernel = gathered(self, {"kernel": kernel})["kernel"]
         if self.has_variable("lora", "a"):
             kernel = adapted_kernel(kernel, self.variables["lora"])
         return x, kernel.astype(self.dtype)
 
     def _product(self, x: Float[Array, "..."], kernel: Kernel) -> Float[Array, "..."]:
-        kernel = gathered(self, {"kernel": kernel}, x.shape[0])["kernel"]
+        if isinstance(kernel, QuantizedKernel) and rows_of_device(x.shape[0]) < x.shape[0]:
+            # Else all devices compute all rows, and each multiplies its own part of the kernel.
+            kernel = gathered(self, {"kernel": kernel})["kernel"]
         return contract(x.astype(self.dtype), kernel, len(self.inputs), self.dtype)
 
 
@@ -133,14 +135,9 @@ def stored_kernel(
     return kernel
 
 
-def gathered(module: nn.Module, kernels: dict[str, Kernel], num_rows: int) -> dict[str, Kernel]:
-    """Kernels of a module by name, the rounded ones whole over `fsdp`: there are fewer bytes to gather now than later.
-
-    Where all devices compute all `num_rows` rows, each multiplies its own part of a kernel, which then stays as it is.
-    """
+def gathered(module: nn.Module, kernels: dict[str, Kernel]) -> dict[str, Kernel]:
+    """Kernels of a module by name, the rounded ones whole over `fsdp`: expanded they would be more bytes."""
     rounded = {name: kernel for name, kernel in kernels.items() if isinstance(kernel, QuantizedKernel)}
-    if not rounded or rows_of_device(num_rows) == num_rows:
-        return kernels
     path = "/".join(("layer", *module.path))
     return kernels | whole_over_fsdp({path: rounded})[path]
 

@@ -98,14 +98,12 @@ class QuantizedKernel(struct.PyTreeNode):
             level(half).reshape(blocks, -1, *outputs) * self.scales[:, None]
             for half in (self.values & 15, self.values >> 4)
         ]
+        # Scaled before: XLA gathers split numbers whole where they are brought together first.
         return jnp.stack(halves, axis=2).reshape(self.shape)
 
 
 def _looked_up_level(values: Int[Array, "rows *outputs"]) -> Float[Array, "rows *outputs"]:
-    """The level of each number of 4 bits.
-
-    That it is one of sixteen is promised: XLA gathers split numbers whole before a lookup that checks them.
-    """
+    """The level of each number of 4 bits: one of sixteen, which needs no check."""
     return jnp.asarray(_NF4_LEVELS, jnp.float32).at[values].get(mode="promise_in_bounds")
 
 

@@ -393,7 +393,7 @@ def _learning(run: _Run) -> dict[str, Bytes]:
 
 
 def _shared(sizes: Bytes, needed: dict[str, set[str]]) -> Bytes:
-    """The arrays in whose places the others lie: each takes the first of a larger one that no moment needs both of."""
+    """The arrays in whose places the others lie: each in the first larger one that no moment needs together with it."""
     taken = dict[str, set[str]]()
     for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
         free = (place for place, moments in taken.items() if not moments & needed[name])
@@ -409,7 +409,8 @@ def _moments(run: _Run) -> dict[str, Bytes]:
     """
     kept, recomputed = _activations(run)
     layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
-    whole = {name: _bytes(tree, run.mesh, whole=True) for name, tree in layers.items()}
+    # Where all devices compute all rows, each multiplies its own part of a layer's kernels.
+    whole = {name: _bytes(tree, run.mesh, whole=run.splits_rows) for name, tree in layers.items()}
     summed = run.stepped
     if run.platform == "tpu" and run.microbatches == 1:
         # Those of layers stay in the stacks that products make them in.
@@ -740,10 +741,10 @@ def _picked_traffic(run: _Run) -> int:
 
     A shuffled row may be on any device: all rows of a microbatch are added up, zero where they are not.
     """
-    if not run.splits_rows or not run.footprint.update_rows:
+    rows, parts = run.footprint.update_rows, rows_parts(run.mesh)
+    if not rows or not run.splits_rows or rows % parts:
         return 0
-    own = _trunk_bytes(run) * run.rows // rows_of_device(run.footprint.update_rows, run.mesh)
-    return _ring(own, rows_parts(run.mesh))
+    return _trunk_bytes(run) * parts * run.rows // rows * (parts - 1) // parts
 
 
 def _exchanged(part: LanguageShapes, *, rows: int, length: int, passes: int) -> Bytes:

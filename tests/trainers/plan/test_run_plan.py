@@ -563,8 +563,8 @@ def test_frozen_layers_are_passed_once_for_all_rows():
         config.evolve(model={"num_layers_unfrozen": 1}, method={"num_rollouts": 8, "chunk_size": 8})
     )
     assert some.learning[AT_WORK][name] == 8 * 16 * 32 * 4 // 4
-    # Four rows are added up on four devices: each sends twice three quarters of them.
-    assert some.step_traffic["data, fsdp: the frozen layers' output"] == 2 * 4 * 16 * 32 * 4 * 3 // 4
+    # Four rows are added up on four devices: each sends three quarters of them.
+    assert some.step_traffic["data, fsdp: the frozen layers' output"] == 4 * 16 * 32 * 4 * 3 // 4
     every = planned(config.evolve(model={"num_layers_unfrozen": -1}))
     assert every.learning[AT_WORK][name] == every.step_traffic["data, fsdp: the frozen layers' output"] == 0
     assert sum(some.learning[some.fullest].values()) == some.step_bytes
