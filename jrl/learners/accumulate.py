@@ -65,7 +65,7 @@ class Accumulated(NamedTuple):
     metrics: Metrics
 
 
-SENT_BYTES = 16 << 20
+SENT_BYTES = 256 << 20
 """Bytes of a microbatch that a device makes at once, while devices send each other rows that they have."""
 
 

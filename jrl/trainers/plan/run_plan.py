@@ -51,8 +51,8 @@ what lies there. v5e has as much as v6e, but its compiler has no large kernel th
 STEP_ON_CHIP_BYTES = {"TPU v5 lite": 88 << 20, "TPU v6 lite": 96 << 20}
 """On-chip memory in which an optimizer step has arrays, by the kind of device.
 
-Chosen so that the plans of small recipes, of GPT-2 and T5, meet what is reserved (docs/compiled.md). Those of v5p meet
-it without: its on-chip memory is half as large."""
+Fitted: with them most plans of docs/compiled.md meet what is reserved, those of v5p without. What single recipes have
+there differs widely."""
 _PLACES = {
     "logits of a piece": "logits",
     "gradient of logits, as products read it": "logits",
@@ -64,8 +64,6 @@ _PLACES_OF_A_TIED_TABLE = {
     "gradients of the table's uses": "gradient of the kernel, whole",
 }
 """Parts that are the same array as another where embeddings make the logits."""
-_SHARES_PLACES = {"TPU v6 lite"}
-"""Kinds of TPUs whose compiler gives the place of an array to smaller ones, when it is not needed."""
 
 
 @dataclass(frozen=True)
@@ -372,33 +370,21 @@ def _held(run: _Held) -> Bytes:
 def _learning(run: _Run) -> dict[str, Bytes]:
     """Bytes that an optimizer step takes beside them, at the moments of which one is the fullest; on TPUs all are one.
 
-    XLA for v5e and v5p gives nearly every array of a step a place of its own, whenever it is needed.
+    XLA for TPUs gives nearly every array of a step a place of its own, whenever it is needed.
     """
     moments = _moments(run)
     if run.platform != "tpu":
         return moments
     is_tied = run.footprint.reads_logits and "lm_head" not in run.everything
     places = _PLACES | (_PLACES_OF_A_TIED_TABLE if is_tied else {})
-    found, needed = Bytes(), dict[str, set[str]]()
-    for moment, sizes in moments.items():
+    found: Bytes = {}
+    for sizes in moments.values():
         for name, size in sizes.items():
             place = places.get(name, name)
             found[place] = max(found.get(place, 0), size)
-            needed.setdefault(place, set()).add(moment)
-    if run.device_kind in _SHARES_PLACES:
-        found = _shared(found, needed)
     if on_chip := min(STEP_ON_CHIP_BYTES.get(run.device_kind, 0), sum(found.values())):
         found["what of these lies in on-chip memory"] = -on_chip
     return {"each array in its place": found}
-
-
-def _shared(sizes: Bytes, needed: dict[str, set[str]]) -> Bytes:
-    """The arrays in whose places the others lie: each in the first larger one that no moment needs together with it."""
-    taken = dict[str, set[str]]()
-    for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        free = (place for place, moments in taken.items() if not moments & needed[name])
-        taken.setdefault(next(free, name), set()).update(needed[name])
-    return {name: sizes[name] for name in sizes if name in taken}
 
 
 def _moments(run: _Run) -> dict[str, Bytes]:
@@ -422,6 +408,8 @@ def _moments(run: _Run) -> dict[str, Bytes]:
         "output of the frozen layers, all rows": _trunk_bytes(run),
         **_slots_ahead(run, "slots that sample meanwhile", max(1, run.footprint.slots_beside)),
     }
+    gathered = _kept_gathered(run, whole)
+    between = {**forward, "activations of a microbatch": kept, **gathered}
     at_work = {
         **forward,
         "kernels of layers as products read them, and their gradients": _read_layers(run),
@@ -445,6 +433,7 @@ def _moments(run: _Run) -> dict[str, Bytes]:
                 (whole[name] for name in layers if name in run.stepped and run.splits_rows), default=0
             ),
         },
+        "between forward and backward pass": between,
         "in the gradient of embeddings": {
             **forward,
             **sums,
@@ -452,7 +441,8 @@ def _moments(run: _Run) -> dict[str, Bytes]:
         },
     }
     if run.footprint.reads_logits:
-        found |= {moment: {**at_work, **sizes} for moment, sizes in _logits(run).items()}
+        beside = between if gathered else at_work
+        found |= {moment: {**beside, **sizes} for moment, sizes in _logits(run).items()}
     if "q_heads" in run.stepped:
         q_heads = _bytes({"q_heads": run.stepped["q_heads"]}, run.mesh, whole=True)
         found["while it reads Q values"] = {**at_work, "Q heads and their gradients, whole": 2 * q_heads}
@@ -525,6 +515,19 @@ def _table_gradient(run: _Run, name: str, *, whole: bool = True) -> int:
     if name not in run.stepped:
         return 0
     return _bytes({name: run.stepped[name]}, run.mesh, whole=whole and run.splits_rows)
+
+
+def _kept_gathered(run: _Run, whole: Bytes) -> Bytes:
+    """Bytes of layers' kernels that GPUs gather for the forward pass and keep until the backward pass.
+
+    XLA makes one gather of the two, where layers are a program's body one by one. With `train.remat` each pass gathers,
+    and so does a body that equal layers share.
+    """
+    if run.platform != "gpu" or run.config.train.remat or run.mesh.shape["fsdp"] == 1 or not run.splits_rows:
+        return {}
+    return {
+        "kernels of layers, gathered until the backward pass": sum(list(whole.values())[-run.part.depth :])
+    }
 
 
 def _trunk_bytes(run: _Run) -> int:

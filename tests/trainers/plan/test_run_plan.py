@@ -23,7 +23,6 @@ from jrl.models.cost import device_bytes
 from jrl.models.model import make_model
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
-from jrl.trainers.plan import run_plan
 from jrl.trainers.plan.model_part import model_part
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
 from jrl.trainers.ppo import PPOTrainer
@@ -364,35 +363,34 @@ def test_on_a_tpu_each_array_of_a_step_has_its_place(tied):
     assert "of these lies in on-chip memory" in plans["TPU v5 lite"].table()
 
 
-def test_on_v6e_arrays_of_other_moments_lie_in_the_places_of_larger_ones(monkeypatch):
-    monkeypatch.setattr(run_plan, "STEP_ON_CHIP_BYTES", {})
-    config = jrl.default_sft_config().evolve(
-        model={"model_path": GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97)},
-        train={"batch_size": 32, "minibatch_size": 16, "seq_length": 64, "compute_dtype": "bfloat16"},
-    )
-    own, shared = (
-        plan_run(config, mesh_of("tpu", kind)).learning["each array in its place"]
-        for kind in ("TPU v5", "TPU v6 lite")
-    )
-    # The two of a layer that are whole: in the places of the logits and of the gradient of the vocabulary's kernel,
-    # which no layer needs. Of what is computed again there is nothing.
-    hosts = own["logits"], own["gradient of the kernel, whole"]
-    hosted = {name: size for name, size in own.items() if name not in shared}
-    assert set(hosted) == {
-        "kernels of a layer as they are read, whole",
-        "gradient of a layer, whole",
-        RECOMPUTED,
-    }
-    assert max(hosted.values()) < min(hosts)
-    assert shared == {name: size for name, size in own.items() if name not in hosted}
-
-
 def test_devices_that_compute_all_rows_make_their_own_parts_of_gradients():
     split, whole = (planned(jrl.default_sft_config(), batch_size=rows).learning for rows in (4, 5))
     name = "gradient of the kernel, whole"
     assert split[GRADIENT][name] == 4 * whole[GRADIENT][name] > 0
     name = "gradient of a layer, whole"
     assert split[AT_WORK][name] > 0 == whole[AT_WORK][name]
+    name = "kernels of a layer as they are read, whole"
+    matrices = 4 * (4 * 32 * 32 + 3 * 32 * 64)
+    assert split[AT_WORK][name] - whole[AT_WORK][name] == matrices * 3 // 4
+
+
+def test_without_remat_gpus_keep_the_kernels_that_they_gathered():
+    """XLA makes one gather of those of the forward and of the backward pass."""
+    config = jrl.default_sft_config().evolve(
+        model={"model_path": TINY},
+        train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"},
+    )
+    between, name = "between forward and backward pass", "kernels of layers, gathered until the backward pass"
+    found = plan_run(config, mesh_of("gpu")).learning
+    layers = 3 * (4 * 32 * 32 + 3 * 32 * 64)
+    norms = 3 * 2 * 32
+    assert found[between][name] == found[LOGITS][name] == 2 * layers + 4 * norms
+    assert name not in found[AT_WORK]
+    remat = config.evolve(train={"remat": True})
+    for other in (plan_run(remat, mesh_of("gpu")), plan_run(config, mesh_of("cpu"))):
+        assert name not in other.learning[between]
+    undivided = plan_run(config.evolve(train={"batch_size": 5}), mesh_of("gpu"))
+    assert name not in undivided.learning[between]
 
 
 def test_a_model_without_logits_has_no_kernel_of_a_vocabulary_on_a_tpu():
