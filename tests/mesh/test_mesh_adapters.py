@@ -29,7 +29,7 @@ from jrl.trainers.plan.hlo import collectives
 from tests.learners.batches import CHUNK_BYTES, random_sequences, sgd
 from tests.mesh.test_mesh_updates import LR, REMATERIALIZED, place, run
 from tests.models.family_cases_moe import CASES as MOE
-from tests.tiny import tiny_lm, tiny_tokenizer
+from tests.tiny import tiny_lm, tiny_prompts, tiny_tokenizer
 from tests.trainers.runs import sft_config
 
 pytestmark = pytest.mark.mesh
@@ -154,3 +154,21 @@ def test_four_bits_are_gathered_before_they_are_expanded(name: str, mesh: Mesh) 
     expanded = {size // parts for size in sizes for parts in (1, mesh.shape["tensor"])}
     assert not [array for array in moved if array.is_float and math.prod(array.shape) in expanded]
     assert any(array.dtype == "u8" for array in moved) is (mesh.shape["fsdp"] > 1)
+
+
+def test_experts_of_four_bits_are_gathered_so_where_rows_do_not_divide(mesh: Mesh) -> None:
+    _, config, _ = CASES["experts_nf4"]
+    policy, prompts = model("mixtral")[0].policy(adapter=config), tiny_prompts(7, 5)
+    _, state, frozen = parts("experts_nf4")
+    given = [jax.device_put(tree, tree_shardings(mesh, tree)[0]) for tree in (state.params, frozen)]
+
+    def hidden(params: Any, frozen: Any) -> Any:
+        return policy.branch(params, frozen, policy.trunk(frozen, prompts), prompts, None).policy
+
+    with jax.set_mesh(mesh):
+        text = jax.jit(hidden).lower(*given).compile().as_text() or ""
+    gathers = [one for one in collectives(text, mesh) if one.kind == "all-gather" and "fsdp" in one.axes]
+    experts = [array for one in gathers if "experts" in one.op_name for array in one.arrays]
+    assert ({"u8"} <= {array.dtype for array in experts}) is (mesh.shape["fsdp"] > 1)
+    kernel = math.prod(frozen["layers_0"]["experts"]["up"].shape) // mesh.shape["tensor"]
+    assert not [array for array in experts if array.is_float and math.prod(array.shape) >= kernel]
