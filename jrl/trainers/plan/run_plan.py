@@ -525,9 +525,8 @@ def _kept_gathered(run: _Run, whole: Bytes) -> Bytes:
     """
     if run.platform != "gpu" or run.config.train.remat or run.mesh.shape["fsdp"] == 1 or not run.splits_rows:
         return {}
-    return {
-        "kernels of layers, gathered until the backward pass": sum(list(whole.values())[-run.part.depth :])
-    }
+    last = sorted(whole, key=lambda name: int(name.rpartition("_")[2]))[-run.part.depth :]
+    return {"kernels of layers, gathered until the backward pass": sum(whole[name] for name in last)}
 
 
 def _trunk_bytes(run: _Run) -> int:
@@ -747,7 +746,7 @@ def _picked_traffic(run: _Run) -> int:
     rows, parts = run.footprint.update_rows, rows_parts(run.mesh)
     if not rows or not run.splits_rows or rows % parts:
         return 0
-    return _trunk_bytes(run) * parts * run.rows // rows * (parts - 1) // parts
+    return _trunk_bytes(run) * (parts - 1) * run.rows // rows
 
 
 def _exchanged(part: LanguageShapes, *, rows: int, length: int, passes: int) -> Bytes:
