@@ -22,7 +22,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jrl.mesh import constrain_parameters, path_name, platform
+from jrl.mesh import constrain_parameters, is_split_over_fsdp, path_name, platform
 from jrl.models.products import MIXED_VALUES, products
 from jrl.models.rounding import round_kernels
 
@@ -107,15 +107,16 @@ def run_blocks(
       given: Further arguments of `call` for each block, trees of arrays of the same shapes for all; None: none.
     """
     share = products().shares_layers if share is None else share
+    alone = gathering_again(call, remat=remat)
     given = [()] * len(blocks) if given is None else given
     if not share:
         for block, own in zip(blocks, given, strict=True):
-            x = call(block, x, *own)
+            x = alone(block, x, *own)
         return x
     variables = [block.variables for block in blocks]
     for run in find_runs([(alike(index)[0], _kind(tree)) for index, tree in enumerate(variables)]):
         if run.repeats == 1:
-            x = call(blocks[run.start], x, *given[run.start])
+            x = alone(blocks[run.start], x, *given[run.start])
             continue
         body: list[Any] = [alike(run.start + offset)[1] for offset in range(run.period)]
         stop = run.start + run.period * run.repeats
@@ -130,6 +131,19 @@ def run_blocks(
         owned = [_stack(given[each]) for each in equal]
         x = _scan(body, call, x, stacked, keys, owned, frozen, repeats=run.repeats, remat=remat)
     return x
+
+
+def gathering_again(call: Callable[..., Any], *, remat: bool) -> Callable[..., Any]:
+    """A call of one block, whose backward pass gathers kernels over `fsdp` anew.
+
+    XLA would make one gather of the two passes' for each kernel, and so hold those of all layers whole from the one to
+    the other, however many devices there are. What comes of them is kept (`_is_dear`): nothing dear is computed again.
+
+    Args:
+      call: Of a block, and what else it reads.
+      remat: The block computes all of itself again, and so gathers anyway.
+    """
+    return call if remat or not is_split_over_fsdp() else nn.remat(call, policy=_is_dear)
 
 
 def _scan(

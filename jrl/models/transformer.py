@@ -22,7 +22,7 @@ from jrl.models.attention import AttentionContext, full_context
 from jrl.models.blocks import equal_layers, make_block, stream_norm
 from jrl.models.cache import LayerCache, LayerEntry, empty_layer_cache
 from jrl.models.config import LayerConfig, TransformerConfig
-from jrl.models.layer_loop import run_blocks
+from jrl.models.layer_loop import gathering_again, run_blocks
 from jrl.models.layers import (
     OUTPUTS,
     Norm,
@@ -286,7 +286,9 @@ class Decoder(nn.Module):
                 given=given[first - start : last - start],
             )
             if lender is not None:
-                x, entry = call(self.layers[lender], x, own_context, *given[lender - start])
+                x, entry = gathering_again(call, remat=self.remat)(
+                    self.layers[lender], x, own_context, *given[lender - start]
+                )
                 lent = {**lent, lender: entry}
         return x, lent
 

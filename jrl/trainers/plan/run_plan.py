@@ -335,6 +335,11 @@ class _Run(_Held):
         return "" if device is None else device.device_kind
 
     @property
+    def layers(self) -> list[str]:
+        """Names of the layers, those of an encoder among them."""
+        return [name for name in self.everything if name.startswith(("layers_", "encoder_layers_"))]
+
+    @property
     def tables(self) -> list[str]:
         """Names of the tables of tokens."""
         return [name for name in TABLES if name in self.everything]
@@ -394,7 +399,7 @@ def _moments(run: _Run) -> dict[str, Bytes]:
     what each stack reads and, where it is tied, makes logits. Of a lookup it is whole only where the table moves.
     """
     kept, recomputed = _activations(run)
-    layers = {name: tree for name, tree in run.as_read.items() if name.startswith("layers_")}
+    layers = {name: run.as_read[name] for name in run.layers}
     # Where all devices compute all rows, each multiplies its own part of a layer's kernels.
     whole = {name: _bytes(tree, run.mesh, whole=run.splits_rows) for name, tree in layers.items()}
     summed = run.stepped
@@ -408,8 +413,6 @@ def _moments(run: _Run) -> dict[str, Bytes]:
         "output of the frozen layers, all rows": _trunk_bytes(run),
         **_slots_ahead(run, "slots that sample meanwhile", max(1, run.footprint.slots_beside)),
     }
-    gathered = _kept_gathered(run, whole)
-    between = {**forward, "activations of a microbatch": kept, **gathered}
     at_work = {
         **forward,
         "kernels of layers as products read them, and their gradients": _read_layers(run),
@@ -433,7 +436,6 @@ def _moments(run: _Run) -> dict[str, Bytes]:
                 (whole[name] for name in layers if name in run.stepped and run.splits_rows), default=0
             ),
         },
-        "between forward and backward pass": between,
         "in the gradient of embeddings": {
             **forward,
             **sums,
@@ -441,8 +443,7 @@ def _moments(run: _Run) -> dict[str, Bytes]:
         },
     }
     if run.footprint.reads_logits:
-        beside = between if gathered else at_work
-        found |= {moment: {**beside, **sizes} for moment, sizes in _logits(run).items()}
+        found |= {moment: {**at_work, **sizes} for moment, sizes in _logits(run).items()}
     if "q_heads" in run.stepped:
         q_heads = _bytes({"q_heads": run.stepped["q_heads"]}, run.mesh, whole=True)
         found["while it reads Q values"] = {**at_work, "Q heads and their gradients, whole": 2 * q_heads}
@@ -517,18 +518,6 @@ def _table_gradient(run: _Run, name: str, *, whole: bool = True) -> int:
     return _bytes({name: run.stepped[name]}, run.mesh, whole=whole and run.splits_rows)
 
 
-def _kept_gathered(run: _Run, whole: Bytes) -> Bytes:
-    """Bytes of layers' kernels that GPUs gather for the forward pass and keep until the backward pass.
-
-    XLA makes one gather of the two, where layers are a program's body one by one. With `train.remat` each pass gathers,
-    and so does a body that equal layers share.
-    """
-    if run.platform != "gpu" or run.config.train.remat or run.mesh.shape["fsdp"] == 1 or not run.splits_rows:
-        return {}
-    last = sorted(whole, key=lambda name: int(name.rpartition("_")[2]))[-run.part.depth :]
-    return {"kernels of layers, gathered until the backward pass": sum(whole[name] for name in last)}
-
-
 def _trunk_bytes(run: _Run) -> int:
     """Bytes of what the frozen layers make of all rows, where an update computes it once."""
     rows = run.footprint.update_rows
@@ -553,11 +542,7 @@ def _read_layers(run: _Run) -> int:
     """
     if run.platform == "cpu":
         return 0
-    layers = {
-        name: _bytes({name: tree}, run.mesh)
-        for name, tree in run.as_read.items()
-        if name.startswith("layers_")
-    }
+    layers = {name: _bytes({name: run.as_read[name]}, run.mesh) for name in run.layers}
     frozen = [size for name, size in layers.items() if name not in run.stepped]
     trained = sum(layers.values()) - sum(frozen)
     if run.platform == "gpu":

@@ -374,25 +374,6 @@ def test_devices_that_compute_all_rows_make_their_own_parts_of_gradients():
     assert split[AT_WORK][name] - whole[AT_WORK][name] == matrices * 3 // 4
 
 
-def test_without_remat_gpus_keep_the_kernels_that_they_gathered():
-    """XLA makes one gather of those of the forward and of the backward pass."""
-    config = jrl.default_sft_config().evolve(
-        model={"model_path": TINY},
-        train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"},
-    )
-    between, name = "between forward and backward pass", "kernels of layers, gathered until the backward pass"
-    found = plan_run(config, mesh_of("gpu")).learning
-    layers = 3 * (4 * 32 * 32 + 3 * 32 * 64)
-    norms = 3 * 2 * 32
-    assert found[between][name] == found[LOGITS][name] == 2 * layers + 4 * norms
-    assert name not in found[AT_WORK]
-    remat = config.evolve(train={"remat": True})
-    for other in (plan_run(remat, mesh_of("gpu")), plan_run(config, mesh_of("cpu"))):
-        assert name not in other.learning[between]
-    undivided = plan_run(config.evolve(train={"batch_size": 5}), mesh_of("gpu"))
-    assert name not in undivided.learning[between]
-
-
 def test_a_model_without_logits_has_no_kernel_of_a_vocabulary_on_a_tpu():
     config = jrl.default_reward_config().evolve(
         model={"model_path": GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97)},
