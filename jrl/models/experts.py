@@ -23,7 +23,15 @@ from jaxtyping import Array, Float, Int
 
 from jrl.mesh import partition_spec
 from jrl.models.config import ClampedGlu, Experts, TransformerConfig
-from jrl.models.layers import ACTIVATIONS, Norm, Projection, as_row, gathered, stored_kernel
+from jrl.models.layers import (
+    ACTIVATIONS,
+    Norm,
+    Projection,
+    as_row,
+    gathered,
+    stored_kernel,
+    waiting_for,
+)
 from jrl.models.products import Kernel, grouped_dot
 from jrl.models.quantize import QuantizedKernel
 from jrl.models.routing import CHOSEN, REPLAYED, ROUTED, SHARES
@@ -103,8 +111,7 @@ class ExpertsMlp(nn.Module):
             x = self._project(config.width, read_width, "latent_down")(x)
         if any(isinstance(kernel, QuantizedKernel) for kernel in kernels.values()):
             # Expanded where they are used and once more for the gradient, as those of a `Projection`.
-            x, kernels = jax.lax.optimization_barrier((x, kernels))
-            kernels, answers = jax.lax.stop_gradient(kernels), jax.checkpoint(answers)
+            kernels, answers = waiting_for(x, kernels), jax.checkpoint(answers)
         y = answers(x, weights, chosen, kernels, adapters, biases)
         return y if experts.latent_width is None else self._project(read_width, config.width, "latent_up")(y)
 

@@ -134,16 +134,20 @@ def run_blocks(
 
 
 def gathering_again(call: Callable[..., Any], *, remat: bool) -> Callable[..., Any]:
-    """A call of one block, whose backward pass gathers kernels over `fsdp` anew.
+    """A call of a block that stands alone, whose backward pass gathers kernels over `fsdp` anew.
 
-    XLA would make one gather of the two passes' for each kernel, and so hold those of all layers whole from the one to
-    the other, however many devices there are. What comes of them is kept (`_is_dear`): nothing dear is computed again.
+    XLA makes one gather of two of the same kernel, and so would hold all layers whole from the forward pass to the
+    backward pass, however many devices there are. What is dear (`_is_dear`) is kept, not computed again.
+
+    A CPU is spared: its compiler does not order a program for memory, and would compute all layers again at once.
 
     Args:
-      call: Of a block, and what else it reads.
-      remat: The block computes all of itself again, and so gathers anyway.
+      call: Of a block, and of what else it reads.
+      remat: The block computes all of itself again, and gathers for it.
     """
-    return call if remat or not is_split_over_fsdp() else nn.remat(call, policy=_is_dear)
+    if remat or not is_split_over_fsdp() or platform() == "cpu":
+        return call
+    return nn.remat(call, policy=_is_dear)
 
 
 def _scan(

@@ -92,8 +92,7 @@ class Projection(nn.Module):
         if isinstance(kernel, QuantizedKernel):
             # Expanded for this product and once more for its gradient: else all expanded kernels would be kept from the
             # forward pass to the backward pass, or from before the loop over tokens to its end.
-            x, kernel = jax.lax.optimization_barrier((x, kernel))
-            kernel = jax.lax.stop_gradient(kernel)
+            kernel = waiting_for(x, kernel)
             y = jax.checkpoint(self._product)(x, kernel)
         else:
             y = self._product(x, kernel)
@@ -103,24 +102,30 @@ class Projection(nn.Module):
             y += as_row(bias.astype(self.dtype), y.ndim)
         return y
 
-    def whole_kernel(self, x: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """(x, the kernel as one array with its adapter in it), for who multiplies it with other things than inputs.
+    def whole_kernel(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The kernel as one array with its adapter in it, for who multiplies it with other things than inputs.
 
         A rounded kernel waits for x before it is expanded: else those of all layers would be before a loop over tokens.
         """
         kernel: Any = self.get_variable("params", "kernel")
         if isinstance(kernel, QuantizedKernel):
-            x, kernel = jax.lax.optimization_barrier((x, kernel))
+            kernel = waiting_for(x, kernel)
             kernel = gathered(self, {"kernel": kernel})["kernel"]
         if self.has_variable("lora", "a"):
             kernel = adapted_kernel(kernel, self.variables["lora"])
-        return x, kernel.astype(self.dtype)
+        return kernel.astype(self.dtype)
 
     def _product(self, x: Float[Array, "..."], kernel: Kernel) -> Float[Array, "..."]:
         if isinstance(kernel, QuantizedKernel) and rows_of_device(x.shape[0]) < x.shape[0]:
             # Else all devices compute all rows, and each multiplies its own part of the kernel.
             kernel = gathered(self, {"kernel": kernel})["kernel"]
         return contract(x.astype(self.dtype), kernel, len(self.inputs), self.dtype)
+
+
+def waiting_for(x: Float[Array, "..."], kernels: Any) -> Any:
+    """A tree of frozen kernels that a program does not read before x is there."""
+    # Nothing tied has a tangent: JAX would tie the tangents of all of it, and make whole arrays of zeros for kernels.
+    return jax.lax.optimization_barrier(jax.lax.stop_gradient((x, kernels)))[1]
 
 
 def stored_kernel(

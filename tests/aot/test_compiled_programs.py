@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import pytest
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig, T5Config
 
 import jrl
-from jrl.mesh import abstract_mesh
+from jrl.mesh import abstract_mesh, path_name
 from jrl.models.model import make_model
 from jrl.trainers.plan.hlo import (
     collectives,
@@ -170,6 +171,32 @@ class TestMemory:
         state = 3 * 4 * sum(leaf.size for leaf in jax.tree.leaves(shapes)) // parts
         # Norms and biases lie whole on every device.
         assert state <= sum(arguments[number].num_bytes for number in given) < 1.03 * state
+
+    def test_gpus_gather_the_kernels_of_a_layer_in_each_pass(self, case: Case) -> None:
+        """So none stay whole from the forward pass to the backward pass. On TPUs a body of equal layers sees to it."""
+        if not case.is_gpu:
+            pytest.skip("gathers of a body are sent in rounds")
+        shapes = jax.eval_shape(make_model(MODELS[case.name]).init, jax.random.key(0))
+        needed = Counter(
+            split_heads(leaf.shape, case.mesh.shape["tensor"])
+            for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
+            if re.search("/[qkvo]/kernel", path_name(path))
+        )
+        gathered = Counter(
+            tuple(sorted(array.shape))
+            for found in collectives(case.programs["update"], case.mesh)
+            if found.kind == "all-gather" and found.axes == {"fsdp"}
+            for array in found.arrays
+        )
+        assert needed and {shape: gathered[shape] for shape in needed} == {
+            shape: 2 * count for shape, count in needed.items()
+        }
+
+
+def split_heads(shape: tuple[int, ...], parts: int) -> tuple[int, ...]:
+    """Sizes of a kernel of attention on one device, sorted, as compilers lay it out anew."""
+    heads, head_dim, width = shape if shape[0] < shape[2] else (shape[1], shape[2], shape[0])
+    return tuple(sorted((heads // parts, head_dim, width)))
 
 
 class TestKernels:

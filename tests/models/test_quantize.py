@@ -2,6 +2,7 @@
 """Rounded frozen weights: how far they are off, how many bytes they take, and that nothing of them trains."""
 
 import functools
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jrl.models.quantize import QuantizedKernel, num_weights, quantize_frozen, q
 from jrl.trainers.checkpoints.checkpointer import tree_sha256
 from tests.models.family_cases import CASES
 from tests.models.family_cases_moe import MIXTRAL
+from tests.models.test_layer_loop import equations
 from tests.models.test_policy import scorer
 from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_prompts
 
@@ -278,6 +280,24 @@ def test_the_backward_pass_keeps_rounded_kernels_and_no_expanded_ones(name, kind
     kept = {leaf.shape for leaf in jax.tree.leaves(backward) if jnp.issubdtype(leaf.dtype, jnp.floating)}
     assert not kept & kernels
     assert any(leaf.dtype in (jnp.int8, jnp.uint8) for leaf in jax.tree.leaves(backward))
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_no_zeros_are_made_in_place_of_gradients_of_rounded_kernels(name, kind):
+    lm, whole = model(name)
+    config = LoraConfig(r=2, target_modules="all-linear")
+    params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
+    policy, prompts = lm.policy(adapter=config), tiny_prompts(3, 5)
+
+    def total(params, frozen):
+        return policy.branch(params, frozen, policy.trunk(frozen, prompts), prompts, None).policy.sum()
+
+    rounded = {leaf.shape for leaf in jax.tree.leaves(frozen) if leaf.dtype in (jnp.int8, jnp.uint8)}
+    program = jax.make_jaxpr(jax.grad(total))(params, frozen).jaxpr
+    barriers = [eqn for eqn in equations(program) if eqn.primitive.name == "optimization_barrier"]
+    tied = Counter(one.aval.dtype for eqn in barriers for one in eqn.invars if one.aval.shape in rounded)
+    assert len(tied) == 1 and tied[jnp.dtype(jnp.int8 if kind == "int8" else jnp.uint8)] > len(rounded)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "jamba", "kimi_linear", "mixtral", "nemotron_h"])

@@ -101,8 +101,7 @@ class LatentMixer(nn.Module):
     def _attend_cached(
         self, q: Float[Array, "B Q N H"], cache: LatentCache, context: AttentionContext
     ) -> Float[Array, "B Q N V"]:
-        q, k_up = self.k_up.whole_kernel(q)
-        q, v_up = self.v_up.whole_kernel(q)
+        k_up, v_up = self.k_up.whole_kernel(q), self.v_up.whole_kernel(q)
         whole, rank = self._attention(), self.sizes.rank
         assert context.column is not None
 
