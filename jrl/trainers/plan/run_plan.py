@@ -470,7 +470,9 @@ def _logits(run: _Run) -> dict[str, Bytes]:
     vocab_size = run.part.lm.config.padded_vocab_size
     logits = 4 * positions * vocab_size // tensor
     most = _piece_bytes(run, window, vocab_size) if logits > run.config.train.logprob_chunk_bytes else logits
-    kernel = {"kernel of the vocabulary as it is read, whole": _bytes(head, run.mesh, whole=True)}
+    # GPUs that all compute all rows multiply their own parts; TPUs gather it all the same.
+    is_whole = run.splits_rows or run.platform != "gpu"
+    kernel = {"kernel of the vocabulary as it is read, whole": _bytes(head, run.mesh, whole=is_whole)}
     name = next(iter(head))
     gradient = {"gradient of the kernel, whole": _table_gradient(run, name)}
     itemsize = jnp.dtype(run.part.dtype).itemsize
