@@ -413,9 +413,10 @@ def _moments(run: _Run) -> dict[str, Bytes]:
         "output of the frozen layers, all rows": _trunk_bytes(run),
         **_slots_ahead(run, "slots that sample meanwhile", max(1, run.footprint.slots_beside)),
     }
+    read, made = _read_layers(run)
     at_work = {
         **forward,
-        "kernels of layers as products read them, and their gradients": _read_layers(run),
+        "kernels of layers as products read them": read,
         "activations of a microbatch": kept,
     }
     moved = {name: run.as_read[name] for name in run.tables if run.moves_table(name)}
@@ -428,6 +429,7 @@ def _moments(run: _Run) -> dict[str, Bytes]:
         "in a layer": {
             **at_work,
             **sums,
+            "gradients of these, as products make them": made,
             "activations of the layer computed again": recomputed,
             "kernels of a layer as they are read, whole": max(whole.values())
             if run.mesh.shape["fsdp"] > 1
@@ -536,20 +538,20 @@ def _trunk_bytes(run: _Run) -> int:
     return whole * rows_of_device(rows, run.mesh) // rows
 
 
-def _read_layers(run: _Run) -> int:
+def _read_layers(run: _Run) -> tuple[int, int]:
     """Bytes of layers' kernels as products read them, and of the gradients of those that train, as products make them.
 
     On TPUs, and where the platform is not known, these are the stacks of equal layers that share a body; TPUs pick one
     frozen layer at a time. GPUs round the kernels of layers that train, in low precision. A CPU reads what is trained.
     """
     if run.platform == "cpu":
-        return 0
+        return 0, 0
     layers = {name: _bytes({name: run.as_read[name]}, run.mesh) for name in run.layers}
     frozen = [size for name, size in layers.items() if name not in run.stepped]
     trained = sum(layers.values()) - sum(frozen)
     if run.platform == "gpu":
-        return trained + (trained if jnp.dtype(run.part.dtype).itemsize < 4 else 0)
-    return 2 * trained + (max(frozen, default=0) if run.platform == "tpu" else sum(frozen))
+        return trained if jnp.dtype(run.part.dtype).itemsize < 4 else 0, trained
+    return trained + (max(frozen, default=0) if run.platform == "tpu" else sum(frozen)), trained
 
 
 def _sampling(run: _Run) -> Bytes:

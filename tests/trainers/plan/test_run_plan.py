@@ -558,16 +558,16 @@ def mesh_of(device, kind=None):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "copies", "frozen"),
+    ("device", "dtype", "copies", "gradients", "frozen"),
     [
-        ("gpu", "bfloat16", 2, 0),
-        ("gpu", "float32", 1, 0),
-        ("tpu", "bfloat16", 2, 1),
-        (None, "float32", 2, 2),
-        ("cpu", "float32", 0, 0),
+        ("gpu", "bfloat16", 1, 1, 0),
+        ("gpu", "float32", 0, 1, 0),
+        ("tpu", "bfloat16", 1, 1, 1),
+        (None, "float32", 1, 1, 2),
+        ("cpu", "float32", 0, 0, 0),
     ],
 )
-def test_kernels_of_layers_as_products_read_them(device, dtype, copies, frozen):
+def test_kernels_of_layers_as_products_read_them(device, dtype, copies, gradients, frozen):
     """A layer's own copy and its gradient; a shared body reads a stack of frozen layers, too, and on a TPU picks one at
     a time. Of three layers the last trains.
     """
@@ -580,11 +580,15 @@ def test_kernels_of_layers_as_products_read_them(device, dtype, copies, frozen):
         unfrozen: plan_run(config.evolve(model={"num_layers_unfrozen": unfrozen}), mesh)
         for unfrozen in (1, 3)
     }
-    name = "kernels of layers as products read them, and their gradients"
+    read, made = "kernels of layers as products read them", "gradients of these, as products make them"
     at_work = "each array in its place" if device == "tpu" else AT_WORK
-    read = [plan.learning[at_work].get(name, 0) for plan in found.values()]
-    layer = read[1] // max(3 * copies, 1)
-    assert read == [(copies + frozen) * layer, 3 * copies * layer]
+    one, three = (plan.learning[at_work] for plan in found.values())
+    layer = three[made] // 3
+    assert (one[made], three[made]) == (gradients * layer, gradients * 3 * layer)
+    assert (one[read], three[read]) == ((copies + frozen) * layer, copies * 3 * layer)
+    assert (layer > 0) == bool(gradients)
+    if device != "tpu":
+        assert {read, made} & found[3].learning[LOGITS].keys() == {read}
 
 
 def test_narrow_heads_fill_the_tiles_of_a_tpu():
