@@ -29,8 +29,8 @@ from jrl.models.rounding import round_kernels
 Stream = Float[Array, "B Q D"]
 DROPOUT = "dropout"
 DEAR = frozenset({"ragged_dot_general", "ffi_call", "sort", "top_k"})
-"""Primitives whose results a shared body keeps for the backward pass, beside products with weights and attention's
-output: kernels and sorts."""
+"""Primitives whose results are kept for a backward pass that computes a layer's others again, beside products with
+weights and attention's output: kernels and sorts."""
 
 
 class Run(NamedTuple):
@@ -202,8 +202,9 @@ def _with_picked(variables: Any, frozen: Sequence[Any], index: Array, dtype: Any
 def _is_dear(primitive: Any, *_: Any, **options: Any) -> bool:
     """True where a primitive's results are kept for the backward pass, which computes all others again.
 
-    Of layers one by one the compiler itself computes again what costs little, where it is read. What one loop leaves
-    for another it keeps as it is told: without this, GPT-2's update takes 1.8 times the temporary memory on a TPU.
+    Of layers one by one the compiler itself computes again what costs little, where nothing keeps it from that. What
+    one loop leaves for another it keeps as it is told: without this, GPT-2's update takes 1.8 times the temporary
+    memory on a TPU.
     Scores are not kept, whose number grows with the square of the length.
     """
     name = primitive.name

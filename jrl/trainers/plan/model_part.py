@@ -242,8 +242,8 @@ def _policies(
 ) -> tuple[PolicyFns, PolicyFns, PolicyFns]:
     """A model as a run computes it, as its activations are counted, and as it keeps every one of them.
 
-    XLA for GPUs computes again what costs little, as a shared body is told to (`jrl.models.layer_loop`): so there the
-    activations are counted as if layers shared one.
+    XLA for GPUs computes again what costs little, as a shared body is told to, and over `fsdp` layers one by one, too
+    (`jrl.models.layer_loop`): so there the activations are counted as if layers shared one.
     """
     with jax.sharding.use_abstract_mesh(mesh):
         on_gpus = mesh.abstract_device is not None and platform() == "gpu"
