@@ -32,6 +32,20 @@ def kernel(shape, seed=0):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
+def adapted(name, kind):
+    """(parameters → hidden states, trainable, frozen) of a rounded model with an adapter on all its kernels."""
+    lm, whole = model(name)
+    config = LoraConfig(r=2, target_modules="all-linear")
+    params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
+    # Rows of a number that no kernel has.
+    policy, prompts = lm.policy(adapter=config), tiny_prompts(3, 5)
+
+    def hidden(params, frozen):
+        return policy.branch(params, frozen, policy.trunk(frozen, prompts), prompts, None).policy
+
+    return hidden, params, frozen
+
+
 def rounded_leaves(tree):
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, QuantizedKernel))
     return [leaf for leaf in leaves if isinstance(leaf, QuantizedKernel)]
@@ -263,15 +277,7 @@ def test_rounded_experts_are_split_as_those_they_stand_for():
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_the_backward_pass_keeps_rounded_kernels_and_no_expanded_ones(name, kind):
-    lm, whole = model(name)
-    config = LoraConfig(r=2, target_modules="all-linear")
-    params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
-    # Rows of a number that no kernel has.
-    policy, prompts = lm.policy(adapter=config), tiny_prompts(3, 5)
-
-    def hidden(params, frozen):
-        return policy.branch(params, frozen, policy.trunk(frozen, prompts), prompts, None).policy
-
+    (_, whole), (hidden, params, frozen) = model(name), adapted(name, kind)
     router = (32, 5)
     kernels = {
         leaf.shape for leaf in jax.tree.leaves(whole["layers_0"]) if leaf.ndim > 1 and leaf.shape != router
@@ -285,16 +291,9 @@ def test_the_backward_pass_keeps_rounded_kernels_and_no_expanded_ones(name, kind
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_no_zeros_are_made_in_place_of_gradients_of_rounded_kernels(name, kind):
-    lm, whole = model(name)
-    config = LoraConfig(r=2, target_modules="all-linear")
-    params, frozen = lm.split_params(quantize_frozen(whole, kind), adapter=config, key=jax.random.key(0))
-    policy, prompts = lm.policy(adapter=config), tiny_prompts(3, 5)
-
-    def total(params, frozen):
-        return policy.branch(params, frozen, policy.trunk(frozen, prompts), prompts, None).policy.sum()
-
+    hidden, params, frozen = adapted(name, kind)
     rounded = {leaf.shape for leaf in jax.tree.leaves(frozen) if leaf.dtype in (jnp.int8, jnp.uint8)}
-    program = jax.make_jaxpr(jax.grad(total))(params, frozen).jaxpr
+    program = jax.make_jaxpr(jax.grad(lambda *given: hidden(*given).sum()))(params, frozen).jaxpr
     barriers = [eqn for eqn in equations(program) if eqn.primitive.name == "optimization_barrier"]
     tied = Counter(one.aval.dtype for eqn in barriers for one in eqn.invars if one.aval.shape in rounded)
     assert len(tied) == 1 and tied[jnp.dtype(jnp.int8 if kind == "int8" else jnp.uint8)] > len(rounded)

@@ -374,6 +374,45 @@ def test_devices_that_compute_all_rows_make_their_own_parts_of_gradients():
     assert split[AT_WORK][name] - whole[AT_WORK][name] == matrices * 3 // 4
 
 
+@pytest.mark.parametrize(("device", "parts"), [("gpu", 4), ("tpu", 1)])
+def test_gpus_that_compute_all_rows_do_not_gather_the_kernel_of_the_vocabulary(device, parts):
+    config = jrl.default_sft_config().evolve(model={"model_path": TINY}, train={"seq_length": 16})
+    moment = "each array in its place" if device == "tpu" else LOGITS
+    divided, undivided = (
+        plan_run(config.evolve(train={"batch_size": rows}), mesh_of(device)).learning[moment]
+        for rows in (4, 5)
+    )
+    name = "kernel of the vocabulary as it is read, whole"
+    assert divided[name] == parts * undivided[name] > 0
+
+
+def test_layers_of_an_encoder_count_with_those_of_the_decoder():
+    config = jrl.default_sft_config().evolve(
+        model={"model_arch_type": "seq2seq"}, train={"batch_size": 4, "seq_length": 16}
+    )
+    one, three = (
+        plan_run(
+            config.evolve(
+                model={
+                    "model_path": T5Config(
+                        d_model=32,
+                        d_kv=8,
+                        d_ff=64,
+                        num_heads=4,
+                        num_layers=count,
+                        num_decoder_layers=1,
+                        vocab_size=97,
+                    )
+                }
+            ),
+            mesh_of("gpu"),
+        ).learning[AT_WORK]["gradients of these, as products make them"]
+        for count in (1, 3)
+    )
+    matrices, norms = 4 * (4 * 32 * 32 + 2 * 32 * 64), 4 * 2 * 32
+    assert three - one == 2 * (matrices // 4 + norms)
+
+
 def test_a_model_without_logits_has_no_kernel_of_a_vocabulary_on_a_tpu():
     config = jrl.default_reward_config().evolve(
         model={"model_path": GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97)},
