@@ -28,6 +28,7 @@ from jrl.data.batching import bucket_length
 from jrl.data.seam import continuations
 from jrl.distributed import gather
 from jrl.ops.checks import check_positive
+from jrl.placement import local_computation
 from jrl.rollout.collect import Clock
 from jrl.rollout.environments import EnvironmentFailure
 from jrl.rollout.episode import Episode, Said, Task
@@ -257,10 +258,11 @@ class Player:
         run = map if self._threads is None else self._threads.map
         found, failure = dict[str, Said](), None
         try:
-            found = {
-                str(number): said
-                for number, said in zip(own, run(ask, [episodes[number] for number in own]), strict=True)
-            }
+            with local_computation():  # a pool's threads have no mesh anyway
+                found = {
+                    str(number): said
+                    for number, said in zip(own, run(ask, [episodes[number] for number in own]), strict=True)
+                }
         except Exception as error:  # the others wait for an answer, whatever happened
             failure = error
         told = {

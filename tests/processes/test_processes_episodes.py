@@ -47,6 +47,10 @@ def test_worlds_that_fail_end_their_own_rows_whichever_process_plays_them(run):
     assert any(row["reward"] is None for row in got.rollouts)
 
 
+def test_a_world_that_computes_by_jax_runs_in_its_process_alone(run):
+    assert_same_run(episodes(run, "ppo", 2, 1, "Computing"), episodes(run, "ppo", 1, 2, "Computing"))
+
+
 @pytest.mark.parametrize("slots", [2, 3])
 def test_slots_of_two_processes_are_as_one(run, slots):
     """2 are split over both; 3 do not divide, and are whole on each."""

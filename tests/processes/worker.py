@@ -89,6 +89,16 @@ class Moody(Parrot):
         return super().step(text, turn)
 
 
+class Computing(Parrot):
+    """The same by JAX; fails where devices of other processes would take part, whose worlds ask for other programs."""
+
+    def step(self, text: str, turn: int) -> tuple[str, float, bool]:
+        said, reward, done = super().step(text, turn)
+        number = 1.0 * jnp.asarray(reward)
+        assert number.is_fully_addressable
+        return said, float(number), done
+
+
 def letters(outputs: list[str]) -> dict[str, Any]:
     """A metric of JAX's that says in which process it ran, on devices of how many, and on how many rows."""
     numbers = 1.0 * jnp.asarray([float(len(text)) for text in outputs])
@@ -106,7 +116,7 @@ REWARDS: dict[str, Any] = {
         function.__name__: function for function in (vowels, vowels_in_jax, fails_in_process_1, fails_on_dogs)
     },
 }
-ENVIRONMENTS: dict[str, Any] = {world.__name__: world for world in (Parrot, Moody)}
+ENVIRONMENTS: dict[str, Any] = {world.__name__: world for world in (Parrot, Moody, Computing)}
 TEXTS = ["the cat sat", "a dog ran", "so it goes", "rain again", "one more", "we go on"]
 
 
