@@ -64,5 +64,6 @@ def compile_recipe(
     if "pip install 'jrl-post[plan-" in found.stderr and "JRL_AOT_PYTHON" not in os.environ:
         pytest.skip(found.stderr.strip().splitlines()[-1])
     assert found.returncode == 0, found.stderr[-3000:]
+    assert "wrote no report" not in found.stderr, found.stderr[-3000:]
     saved = folder / "saved" / target.replace(":", "_")
     return {name: (saved / f"{name}.hlo.txt").read_text(encoding="utf-8") for name in programs}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -46,6 +47,8 @@ from jrl.trainers.programs import Program, placed_bytes, weights_on
 _LIBRARIES = re.compile("cudnn|cublas|cufft|tpu_custom_call|mosaic")
 """Kernels that a library brings; the compilers' own helpers are custom calls, too."""
 _NO_TILES = "Couldn't find output tile sizes"
+_REPORT = re.compile(r"Memory Space: default \(color=0\)\nTotal bytes: (\d+) ")
+"""Head of the report of XLA for TPUs on what a program takes of a device's memory, arguments among it."""
 
 
 @dataclass(frozen=True)
@@ -266,9 +269,13 @@ def _programs(config: TRLConfig, mesh: Mesh) -> tuple[list[Program], int]:
 
 def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProgram:
     began = time.perf_counter()
-    compiled = _compiled(program)
+    compiled, reported_bytes = _compiled(program, is_tpu=mesh.devices.flat[0].platform == "tpu")
     seconds = time.perf_counter() - began
     memory, text = compiled.memory_analysis(), compiled.as_text()
+    result_bytes = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    temporary_bytes = memory.temp_size_in_bytes
+    if reported_bytes is not None:
+        temporary_bytes = reported_bytes - memory.argument_size_in_bytes - result_bytes
     if save is not None:
         _save(compiled, text, save, program.name)
     given_bytes = placed_bytes(program.given)
@@ -279,8 +286,8 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
         held_bytes=placed_bytes(program.arguments) - given_bytes,
         given_bytes=given_bytes,
         argument_bytes=memory.argument_size_in_bytes,
-        result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
+        result_bytes=result_bytes,
+        temporary_bytes=temporary_bytes,
         flops=num_flops(text, program.rounds),
         work=tuple(work(text, program.rounds)),
         collectives=tuple(collectives(text, mesh)),
@@ -292,15 +299,17 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
     )
 
 
-def _compiled(program: Program) -> Any:
-    """The executable.
+def _compiled(program: Program, *, is_tpu: bool) -> tuple[Any, int | None]:
+    """(the executable, bytes that it takes of a device, arguments among them; None where `memory_analysis` has them).
 
     Without a GPU, XLA takes default tiles for each product that it fuses, and ends where they do not fit
     (jax-ml/jax#34010); with one it measures several, and leaves those out.
     """
     lowered = program.function.lower(*program.arguments)
+    if is_tpu:
+        return _compiled_for_tpu(lowered, program.name)
     try:
-        return lowered.compile()
+        return lowered.compile(), None
     except jax.errors.JaxRuntimeError as error:
         if _NO_TILES not in str(error):
             raise
@@ -308,7 +317,27 @@ def _compiled(program: Program) -> Any:
         f"{program.name} is compiled with all products by cuBLAS: XLA's default tiles do not fit one that it fuses.",
         stacklevel=2,
     )
-    return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+    return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False}), None
+
+
+def _compiled_for_tpu(lowered: Any, name: str) -> tuple[Any, int | None]:
+    """(the executable, bytes that XLA reports for it; None, with a warning, where there is no report).
+
+    The temporary bytes of `memory_analysis` are more than a TPU's compiler holds against the memory of a device: the
+    sum that it names when it refuses a program is that of its report, which it writes among its dumps alone.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
+        reports = [path.read_text("utf-8") for path in Path(folder).glob("*memory-usage-report.txt")]
+    found = [int(match[1]) for match in map(_REPORT.match, reports) if match]
+    if found:
+        return compiled, max(found)
+    warnings.warn(
+        f"XLA wrote no report on the memory of {name}: what it reserves is by JAX's `memory_analysis`, too much "
+        "on TPUs. An executable from a cache (`JAX_COMPILATION_CACHE_DIR`) has no report; plan without the cache.",
+        stacklevel=2,
+    )
+    return compiled, None
 
 
 def _save(compiled: Any, text: str, folder: Path, name: str) -> None:

@@ -186,11 +186,49 @@ def test_a_product_without_tiles_is_left_to_a_library() -> None:
     lowered = jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4)))
     program = Stubborn(lowered, "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.676")
     with pytest.warns(UserWarning, match="update is compiled with all products by cuBLAS"):
-        found = compiled._compiled(Program("update", program, (), held=()))
-    assert program.options == [None, {"xla_gpu_enable_triton_gemm": False}] and found.as_text()
+        found, reported = compiled._compiled(Program("update", program, (), held=()), is_tpu=False)
+    assert program.options == [None, {"xla_gpu_enable_triton_gemm": False}]
+    assert found.as_text() and reported is None
     other = Stubborn(lowered, "INTERNAL: something else")
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        compiled._compiled(Program("update", other, (), held=()))
+        compiled._compiled(Program("update", other, (), held=()), is_tpu=False)
+
+
+class Reporting(Stubborn):
+    """A lowered program of a TPU, whose compiler writes this report; "": none."""
+
+    def compile(self, compiler_options: Any = None) -> Any:
+        folder = Path(compiler_options["xla_dump_to"])
+        if self.message:
+            (folder / "module_0293.jit_update.after_optimizations-memory-usage-report.txt").write_text(
+                self.message, encoding="utf-8"
+            )
+        return self.lowered.compile()
+
+
+REPORT = """Memory Space: default (color=0)
+Total bytes: 135680512 (129.39MiB)
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+
+Memory Space: vmem (color=1)
+Total bytes: 217440512 (207.37MiB)
+"""
+
+
+def test_what_a_tpu_reserves_is_what_its_compiler_reports() -> None:
+    """On-chip memory is not of it."""
+    lowered = jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4)))
+    program = Reporting(lowered, REPORT)
+    found, reported = compiled._compiled(Program("update", program, (), held=()), is_tpu=True)
+    assert found.as_text() and reported == 135680512
+
+
+def test_a_tpu_program_without_a_report_is_warned_of() -> None:
+    lowered = jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4)))
+    program = Reporting(lowered, "")
+    with pytest.warns(UserWarning, match="no report on the memory of update"):
+        found, reported = compiled._compiled(Program("update", program, (), held=()), is_tpu=True)
+    assert found.as_text() and reported is None
 
 
 def test_a_program_that_the_compiler_refuses_does_not_fit(
