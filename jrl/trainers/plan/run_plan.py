@@ -43,27 +43,11 @@ from jrl.trainers.programs import optimizer_of, placed_bytes
 from jrl.typing import ModelInputs
 
 Bytes = dict[str, int]
-ON_CHIP_BYTES = {"TPU v5": 48 << 20, "TPU v6 lite": 112 << 20}
-"""On-chip memory in which a sampling call has kernels before it reads the prompts, by the kind of device.
+ON_CHIP_BYTES = {"TPU v5": 40 << 20, "TPU v5 lite": 84 << 20, "TPU v6 lite": 84 << 20}
+"""On-chip memory in which a program has arrays when it takes the most, by the kind of device.
 
-They are v5p's 64 MiB of a core and v6e's 128 MiB, without 16 MiB for what a kernel works on. Nothing is reserved for
-what lies there. v5e has as much as v6e, but its compiler has no large kernel there then."""
-STEP_ON_CHIP_BYTES = {"TPU v5 lite": 88 << 20, "TPU v6 lite": 96 << 20}
-"""On-chip memory in which an optimizer step has arrays, by the kind of device.
-
-Fitted: with them most plans of docs/compiled.md meet what is reserved, those of v5p without. What single recipes have
-there differs widely."""
-_PLACES = {
-    "logits of a piece": "logits",
-    "gradient of logits, as products read it": "logits",
-    "gradient of a piece's logits, as products read it": "logits",
-}
-"""Parts of a step that on a TPU take the place of another, which is no longer needed by then."""
-_PLACES_OF_A_TIED_TABLE = {
-    "tables of embeddings as they are read, whole": "kernel of the vocabulary as it is read, whole",
-    "gradients of the table's uses": "gradient of the kernel, whole",
-}
-"""Parts that are the same array as another where embeddings make the logits."""
+Nothing is reserved for what lies there. Fitted to docs/compiled.md: chips have 64 MiB (v5p) and 128 MiB, kernels work
+on a part of it, and some arrays lie in both memories at once."""
 
 
 @dataclass(frozen=True)
@@ -373,23 +357,14 @@ def _held(run: _Held) -> Bytes:
 
 
 def _learning(run: _Run) -> dict[str, Bytes]:
-    """Bytes that an optimizer step takes beside them, at the moments of which one is the fullest; on TPUs all are one.
+    """Bytes that an optimizer step takes beside them, at each of its moments that may be the fullest."""
+    return {moment: _without_on_chip(run, sizes) for moment, sizes in _moments(run).items()}
 
-    XLA for TPUs gives nearly every array of a step a place of its own, whenever it is needed.
-    """
-    moments = _moments(run)
-    if run.platform != "tpu":
-        return moments
-    is_tied = run.footprint.reads_logits and "lm_head" not in run.everything
-    places = _PLACES | (_PLACES_OF_A_TIED_TABLE if is_tied else {})
-    found: Bytes = {}
-    for sizes in moments.values():
-        for name, size in sizes.items():
-            place = places.get(name, name)
-            found[place] = max(found.get(place, 0), size)
-    if on_chip := min(STEP_ON_CHIP_BYTES.get(run.device_kind, 0), sum(found.values())):
-        found["what of these lies in on-chip memory"] = -on_chip
-    return {"each array in its place": found}
+
+def _without_on_chip(run: _Run, sizes: Bytes) -> Bytes:
+    """The bytes of a moment, less those that lie in on-chip memory."""
+    on_chip = min(ON_CHIP_BYTES.get(run.device_kind, 0), sum(sizes.values()))
+    return {**sizes, "what of these lies in on-chip memory": -on_chip} if on_chip else sizes
 
 
 def _moments(run: _Run) -> dict[str, Bytes]:
@@ -417,6 +392,7 @@ def _moments(run: _Run) -> dict[str, Bytes]:
     at_work = {
         **forward,
         "kernels of layers as products read them": read,
+        **_own_vocabulary(run),
         "activations of a microbatch": kept,
     }
     moved = {name: run.as_read[name] for name in run.tables if run.moves_table(name)}
@@ -447,8 +423,13 @@ def _moments(run: _Run) -> dict[str, Bytes]:
     if run.footprint.reads_logits:
         found |= {moment: {**at_work, **sizes} for moment, sizes in _logits(run).items()}
     if "q_heads" in run.stepped:
-        q_heads = _bytes({"q_heads": run.stepped["q_heads"]}, run.mesh, whole=True)
-        found["while it reads Q values"] = {**at_work, "Q heads and their gradients, whole": 2 * q_heads}
+        heads = {name: run.everything[name] for name in ("q_heads", "target_q_heads")}
+        rounded = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, run.part.dtype), heads)
+        found["while it reads Q values"] = {
+            **at_work,
+            "Q heads as they are read, whole": _bytes(rounded, run.mesh, whole=True),
+            "their gradients": _bytes({"q_heads": run.stepped["q_heads"]}, run.mesh, whole=run.splits_rows),
+        }
     return found
 
 
@@ -459,14 +440,12 @@ def _logits(run: _Run) -> dict[str, Bytes]:
     the pieces before lie beside those of a piece.
     """
     read, tensor = run.as_read, run.mesh.shape["tensor"]
-    table = ROUNDED if ROUNDED in read["embed"] else "embedding"
-    if "lm_head" in read:
-        head = {"lm_head": read["lm_head"]}
-    else:
-        # A tied table that nothing changes stays as it was gathered, beside its rounded copy: to embed, and on GPUs to
-        # be rounded. TPUs round it first.
-        stays = "embed" not in run.stepped and (run.moves_table("embed") or run.platform != "tpu")
-        head = {"embed": read["embed"] if stays else {table: read["embed"][table]}}
+    head = _vocabulary(run)
+    # A tied table that nothing changes stays as it was gathered, beside its rounded copy: to embed, and on GPUs to be
+    # rounded. TPUs round it first.
+    if "embed" in head and "embed" not in run.stepped:
+        stays = run.moves_table("embed") or run.platform != "tpu"
+        head = {"embed": read["embed"]} if stays else head
     window = run.footprint.window or run.length
     positions = rows_of_device(run.rows, run.mesh) * window
     vocab_size = run.part.lm.config.padded_vocab_size
@@ -503,6 +482,23 @@ def _logits(run: _Run) -> dict[str, Bytes]:
     else:
         moments = {"in the gradient of logits": kernel | as_read | gradient}
     return {"while it reads logits": kernel | {"logits": most}, **moments}
+
+
+def _vocabulary(run: _Run) -> dict[str, Any]:
+    """Shapes of the kernel that makes logits, as products read it: of the head, or of a tied table."""
+    read = run.as_read
+    if "lm_head" in read:
+        return {"lm_head": read["lm_head"]}
+    table = ROUNDED if ROUNDED in read["embed"] else "embedding"
+    return {"embed": {table: read["embed"][table]}}
+
+
+def _own_vocabulary(run: _Run) -> Bytes:
+    """Bytes of a device's part of that kernel, which TPUs round once for all microbatches before they gather it."""
+    is_rounded = run.footprint.reads_logits and jnp.dtype(run.part.dtype).itemsize < 4
+    if run.platform != "tpu" or not is_rounded or run.mesh.shape["fsdp"] == 1:
+        return {}
+    return {"a device's part of the vocabulary's kernel, rounded": _bytes(_vocabulary(run), run.mesh)}
 
 
 def _piece_bytes(run: _Run, width: int, vocab_size: int) -> int:
@@ -570,15 +566,15 @@ def _sampling(run: _Run) -> Bytes:
     moves = bool(footprint.slots) and rows_of_device(rows, run.mesh) == rows
     if run.has_context:
         # The encoder has read the prompts before there is a cache.
-        return {
+        sizes = {
             "parameters, as sampling reads them": run.sampled[0],
             "cache, or activations of the encoder": max(cache, reading),
         }
+        return _without_on_chip(run, sizes)
     is_split = run.mesh.shape["fsdp"] > 1
-    on_chip = ON_CHIP_BYTES.get(run.device_kind, 0) if is_split else 0
     ahead = _slots_ahead(run, "slots of the other rollouts ahead", footprint.slots_beside)
     gathering = {
-        "parameters, as sampling reads them": run.sampled[0] - min(_kernel_bytes(run), on_chip),
+        "parameters, as sampling reads them": run.sampled[0],
         # The compiler lays out anew what it has gathered.
         "the largest of them once more, while it is laid out": max(
             _leaf_bytes(run.as_read, run.mesh, whole=True)
@@ -600,13 +596,8 @@ def _sampling(run: _Run) -> Bytes:
         **ahead,
         "activations of a layer that reads the prompts": reading,
     }
-    return max(gathering, reading_prompts, key=lambda moment: sum(moment.values()))
-
-
-def _kernel_bytes(run: _Run) -> int:
-    """Bytes of the parameters that a sampling call reads for each token, without the tables that it looks up in."""
-    table = {name: leaf for name, leaf in run.as_read["embed"].items() if name != "embedding"}
-    return _bytes({**run.as_read, "embed": table, "layer_embed": {}}, run.mesh, whole=True)
+    fullest = max(gathering, reading_prompts, key=lambda moment: sum(moment.values()))
+    return _without_on_chip(run, fullest)
 
 
 def _cache(run: _Run, rows: int) -> int:

@@ -305,10 +305,7 @@ def test_the_gradient_of_logits_is_as_products_read_it_beside_that_of_the_table(
 
 
 def test_what_lies_beside_the_gradient_of_the_vocabulary_is_by_platform():
-    """GPUs are done with the kernel by then. A piece's logits are not needed once their gradient is rounded.
-
-    On TPUs both are one array, in the place of the larger one.
-    """
+    """GPUs are done with the kernel by then. A piece's logits are not needed once their gradient is rounded."""
     kernel, gradient, logits = 2 * 128 * 32, 4 * 128 * 32, 4 * 16 * 128
     config = jrl.default_sft_config().evolve(
         model={"model_path": TINY},
@@ -318,49 +315,53 @@ def test_what_lies_beside_the_gradient_of_the_vocabulary_is_by_platform():
     found = {}
     for most in (logits, logits // 4):
         chunked = config.evolve(train={"logprob_chunk_bytes": most})
-        learning = plan_run(chunked, mesh_of("gpu")).learning
-        shared = set(learning[LOGITS]) - {"kernel of the vocabulary as it is read, whole", "logits"}
-        own = (
-            {name: size for name, size in moment.items() if name not in shared}
-            for moment in learning.values()
-        )
-        sums = dict(zip(learning, (sum(moment.values()) for moment in own), strict=True))
-        found["gpu", most] = [sums[name] for name in names if name in sums]
-        (places,) = plan_run(chunked, mesh_of("tpu")).learning.values()
-        found["tpu", most] = {name: size for name, size in places.items() if "logits" in name}
+        for device in ("gpu", "tpu"):
+            learning = plan_run(chunked, mesh_of(device)).learning
+            shared = set(learning[LOGITS]) - {"kernel of the vocabulary as it is read, whole", "logits"}
+            own = (
+                {name: size for name, size in moment.items() if name not in shared}
+                for moment in learning.values()
+            )
+            sums = dict(zip(learning, (sum(moment.values()) for moment in own), strict=True))
+            found[device, most] = [sums[name] for name in names if name in sums]
     half, piece = logits // 2, logits // 4
     assert found == {
         ("gpu", logits): [kernel + logits, kernel + half, gradient + half, gradient + gradient // 4],
         ("gpu", piece): [kernel + piece, kernel + gradient + piece + piece // 2],
-        ("tpu", logits): {"logits": logits},
-        ("tpu", piece): {"logits": piece},
+        ("tpu", logits): [kernel + logits, kernel + half + gradient],
+        ("tpu", piece): [kernel + piece, kernel + gradient + piece + piece // 2],
     }
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_on_a_tpu_each_array_of_a_step_has_its_place(tied):
-    """No moment is the fullest: what they hold is added up. The copy that embeds is the one that makes logits."""
-    model = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97, tie_word_embeddings=tied)
+@pytest.mark.parametrize("width", [32, 4096])
+def test_a_part_of_a_step_lies_in_on_chip_memory_of_a_tpu(width):
+    """Nothing is reserved for it; of a small model that is all."""
+    model = GPT2Config(n_layer=2, n_embd=width, n_head=4, vocab_size=97)
     config = jrl.default_sft_config().evolve(
-        model={"model_path": model},
-        train={"batch_size": 32, "minibatch_size": 16, "seq_length": 64, "compute_dtype": "bfloat16"},
+        model={"model_path": model}, train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"}
     )
-    plans = {kind: plan_run(config, mesh_of("tpu", kind)) for kind in ("TPU v5", "TPU v5 lite")}
-    (places,) = plans["TPU v5"].learning.values()
-    whole = 128 * 32
-    kernel, table = (
-        "kernel of the vocabulary as it is read, whole",
-        "tables of embeddings as they are read, whole",
-    )
-    gradient, uses = "gradient of the kernel, whole", "gradients of the table's uses"
-    found = {name: places.get(name) for name in (kernel, table, gradient, uses)}
-    # Of GPT-2's table positions are added to rows in float32, beside the rounded copy for products.
-    own = {kernel: 2 * whole, table: 4 * whole, gradient: 4 * whole, uses: 4 * whole}
-    assert found == ({kernel: 6 * whole, table: None, gradient: 8 * whole, uses: None} if tied else own)
-    assert plans["TPU v5"].step_bytes == sum(places.values())
-    # Nothing is reserved for what lies on the chip, which here is all of it.
-    assert plans["TPU v5 lite"].step_bytes == 0
-    assert "of these lies in on-chip memory" in plans["TPU v5 lite"].table()
+    whole, part = (plan_run(config, mesh_of("tpu", kind)) for kind in ("another", "TPU v5 lite"))
+    assert part.step_bytes == (0 if width == 32 else whole.step_bytes - (84 << 20))
+    for moment, sizes in part.learning.items():
+        assert sum(sizes.values()) == max(sum(whole.learning[moment].values()) - (84 << 20), 0)
+    assert ("what of these lies in on-chip memory" in part.table()) == (width > 32)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tpu_rounds_its_part_of_the_vocabulary_s_kernel_before_it_is_gathered(tied):
+    model = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97, tie_word_embeddings=tied)
+    found = {}
+    for case in (("tpu", "bfloat16"), ("tpu", "float32"), ("gpu", "bfloat16")):
+        config = jrl.default_sft_config().evolve(
+            model={"model_path": model}, train={"batch_size": 4, "seq_length": 16, "compute_dtype": case[1]}
+        )
+        sizes = plan_run(config, mesh_of(case[0])).learning[LOGITS]
+        found[case] = sizes.get("a device's part of the vocabulary's kernel, rounded")
+    assert found == {
+        ("tpu", "bfloat16"): 2 * 128 * 32 // 4,
+        ("tpu", "float32"): None,
+        ("gpu", "bfloat16"): None,
+    }
 
 
 def test_devices_that_compute_all_rows_make_their_own_parts_of_gradients():
@@ -377,9 +378,8 @@ def test_devices_that_compute_all_rows_make_their_own_parts_of_gradients():
 @pytest.mark.parametrize(("device", "parts"), [("gpu", 4), ("tpu", 1)])
 def test_gpus_that_compute_all_rows_do_not_gather_the_kernel_of_the_vocabulary(device, parts):
     config = jrl.default_sft_config().evolve(model={"model_path": TINY}, train={"seq_length": 16})
-    moment = "each array in its place" if device == "tpu" else LOGITS
     divided, undivided = (
-        plan_run(config.evolve(train={"batch_size": rows}), mesh_of(device)).learning[moment]
+        plan_run(config.evolve(train={"batch_size": rows}), mesh_of(device)).learning[LOGITS]
         for rows in (4, 5)
     )
     name = "kernel of the vocabulary as it is read, whole"
@@ -418,9 +418,9 @@ def test_a_model_without_logits_has_no_kernel_of_a_vocabulary_on_a_tpu():
         model={"model_path": GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97)},
         train={"batch_size": 4, "seq_length": 16},
     )
-    places = plan_run(config, mesh_of("tpu", "TPU v5")).learning["each array in its place"]
-    assert "gradients of the table's uses" in places
-    assert not [name for name in places if "vocabulary" in name or "logits" in name]
+    names = {name for sizes in plan_run(config, mesh_of("tpu")).learning.values() for name in sizes}
+    assert "gradients of the table's uses" in names
+    assert not [name for name in names if "vocabulary" in name or "logits" in name]
 
 
 def test_on_a_tpu_a_single_microbatch_keeps_gradients_of_layers_in_stacks():
@@ -506,22 +506,23 @@ def test_prompts_are_read_in_parts_of_a_bounded_size():
     assert found(4, 24) == 64 * 4 * 32 * 4 + 2 * 4 * 40 * 40 * 4
 
 
-def test_a_tpu_has_kernels_on_chip_while_a_sampling_call_gathers():
-    """Where prompts are short, the table to which GPT-2 adds positions is then there twice, and nothing else."""
+@pytest.mark.parametrize("kind", ["causal", "seq2seq"])
+def test_a_part_of_a_sampling_call_lies_in_on_chip_memory_of_a_tpu(kind):
+    models = {
+        "causal": GPT2Config(n_layer=2, n_embd=1024, n_head=4),
+        "seq2seq": T5Config(d_model=1024, d_kv=64, d_ff=64, num_heads=4, num_layers=1, num_decoder_layers=1),
+    }
     config = jrl.default_ppo_config().evolve(
-        model={"model_path": GPT2Config(n_layer=2, n_embd=256, n_head=4), "num_layers_unfrozen": -1},
+        model={"model_path": models[kind], "model_arch_type": kind, "num_layers_unfrozen": -1},
         train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"},
         method={"num_rollouts": 4, "chunk_size": 4, "gen_kwargs": {"max_new_tokens": 8}},
     )
-    table = 4 * 50304 * 256
-    found = {}
-    for kind in ("TPU v5 lite", "TPU v6 lite"):
-        device = AbstractDevice(kind, num_cores=1, platform="tpu")
-        mesh = abstract_mesh(fsdp=4, num_devices=4).update(abstract_device=device)
-        found[kind] = sum(plan_run(config, mesh).sampling.values())
-    assert 2 * table <= found["TPU v6 lite"] < 2.02 * table
-    # Its copy for the head beside it, and two layers.
-    assert found["TPU v5 lite"] - found["TPU v6 lite"] > table // 2 + 2 * 2 * 12 * 256**2
+    whole, part = (
+        sum(plan_run(config, mesh_of("tpu", device)).sampling.values())
+        for device in ("another", "TPU v6 lite")
+    )
+    on_chip = 84 << 20
+    assert whole - part == min(on_chip, whole) and (part > 0) == (kind == "causal")
 
 
 @pytest.mark.parametrize("case", ["mixtral", "kimi_linear", "lfm2", "falcon_h1", "jamba", "nemotron_h"])
@@ -569,9 +570,14 @@ def test_latent_experts_exchange_latent_vectors():
 
 
 def test_q_heads_and_their_gradients_are_whole_at_once():
-    plan = planned(jrl.default_ilql_config())
-    heads = 2 * (32 * 64 + 64 + 64 * 128 + 128)
-    assert plan.learning["while it reads Q values"]["Q heads and their gradients, whole"] == 2 * 4 * heads
+    """Those of the targets, too. Devices that all compute all rows make their own parts of gradients."""
+    weights, biases = 32 * 64 + 64 * 128, 64 + 128
+    for rows, parts, dtype in ((4, 1, "bfloat16"), (5, 4, "float32")):
+        plan = planned(jrl.default_ilql_config(), batch_size=rows, compute_dtype=dtype)
+        sizes = plan.learning["while it reads Q values"]
+        itemsize = 4 if dtype == "float32" else 2
+        assert sizes["Q heads as they are read, whole"] == itemsize * 4 * (weights + biases)
+        assert sizes["their gradients"] == 4 * 2 * (weights // parts + biases)
     assert "while it reads Q values" not in planned(jrl.default_sft_config()).learning
 
 
@@ -620,14 +626,12 @@ def test_kernels_of_layers_as_products_read_them(device, dtype, copies, gradient
         for unfrozen in (1, 3)
     }
     read, made = "kernels of layers as products read them", "gradients of these, as products make them"
-    at_work = "each array in its place" if device == "tpu" else AT_WORK
-    one, three = (plan.learning[at_work] for plan in found.values())
+    one, three = (plan.learning[AT_WORK] for plan in found.values())
     layer = three[made] // 3
     assert (one[made], three[made]) == (gradients * layer, gradients * 3 * layer)
     assert (one[read], three[read]) == ((copies + frozen) * layer, copies * 3 * layer)
     assert (layer > 0) == bool(gradients)
-    if device != "tpu":
-        assert {read, made} & found[3].learning[LOGITS].keys() == {read}
+    assert {read, made} & found[3].learning[LOGITS].keys() == {read}
 
 
 def test_narrow_heads_fill_the_tiles_of_a_tpu():
