@@ -43,8 +43,9 @@ from jrl.trainers.programs import optimizer_of, placed_bytes
 from jrl.typing import ModelInputs
 
 Bytes = dict[str, int]
-ON_CHIP_BYTES = {"TPU v5": 40 << 20, "TPU v5 lite": 84 << 20, "TPU v6 lite": 84 << 20}
-"""On-chip memory in which a program has arrays when it takes the most, by the kind of device.
+SAMPLING_ON_CHIP_BYTES = {"TPU v5": 28 << 20, "TPU v5 lite": 84 << 20, "TPU v6 lite": 84 << 20}
+STEP_ON_CHIP_BYTES = {"TPU v5": 8 << 20, "TPU v5 lite": 84 << 20, "TPU v6 lite": 84 << 20}
+"""On-chip memory in which a sampling call, or an optimizer step, has arrays when it takes the most, by kind of device.
 
 Nothing is reserved for what lies there. Fitted to docs/compiled.md: chips have 64 MiB (v5p) and 128 MiB, kernels work
 on a part of it, and some arrays lie in both memories at once."""
@@ -358,13 +359,14 @@ def _held(run: _Held) -> Bytes:
 
 def _learning(run: _Run) -> dict[str, Bytes]:
     """Bytes that an optimizer step takes beside them, at each of its moments that may be the fullest."""
-    return {moment: _without_on_chip(run, sizes) for moment, sizes in _moments(run).items()}
+    on_chip = STEP_ON_CHIP_BYTES.get(run.device_kind, 0)
+    return {moment: _without(on_chip, sizes) for moment, sizes in _moments(run).items()}
 
 
-def _without_on_chip(run: _Run, sizes: Bytes) -> Bytes:
-    """The bytes of a moment, less those that lie in on-chip memory."""
-    on_chip = min(ON_CHIP_BYTES.get(run.device_kind, 0), sum(sizes.values()))
-    return {**sizes, "what of these lies in on-chip memory": -on_chip} if on_chip else sizes
+def _without(on_chip: int, sizes: Bytes) -> Bytes:
+    """The bytes of a moment, less those that lie in so many bytes of on-chip memory."""
+    there = min(on_chip, sum(sizes.values()))
+    return {**sizes, "what of these lies in on-chip memory": -there} if there else sizes
 
 
 def _moments(run: _Run) -> dict[str, Bytes]:
@@ -562,6 +564,7 @@ def _sampling(run: _Run) -> Bytes:
             "environment: its rows all write the same column of the cache."
         )
 
+    on_chip = SAMPLING_ON_CHIP_BYTES.get(run.device_kind, 0)
     cache, reading = _cache(run, rows), _prefill_bytes(run, rows)
     moves = bool(footprint.slots) and rows_of_device(rows, run.mesh) == rows
     if run.has_context:
@@ -570,7 +573,7 @@ def _sampling(run: _Run) -> Bytes:
             "parameters, as sampling reads them": run.sampled[0],
             "cache, or activations of the encoder": max(cache, reading),
         }
-        return _without_on_chip(run, sizes)
+        return _without(on_chip, sizes)
     is_split = run.mesh.shape["fsdp"] > 1
     ahead = _slots_ahead(run, "slots of the other rollouts ahead", footprint.slots_beside)
     gathering = {
@@ -597,7 +600,7 @@ def _sampling(run: _Run) -> Bytes:
         "activations of a layer that reads the prompts": reading,
     }
     fullest = max(gathering, reading_prompts, key=lambda moment: sum(moment.values()))
-    return _without_on_chip(run, fullest)
+    return _without(on_chip, fullest)
 
 
 def _cache(run: _Run, rows: int) -> int:
