@@ -300,7 +300,7 @@ def _compile(program: Program, mesh: Mesh, *, save: Path | None) -> CompiledProg
 
 
 def _compiled(program: Program, *, is_tpu: bool) -> tuple[Any, int | None]:
-    """(the executable, bytes that it takes of a device, arguments among them; None where `memory_analysis` has them).
+    """(the executable, bytes that it takes of a device by XLA's report, arguments among them; None without a report).
 
     Without a GPU, XLA takes default tiles for each product that it fuses, and ends where they do not fit
     (jax-ml/jax#34010); with one it measures several, and leaves those out.
@@ -333,8 +333,8 @@ def _compiled_for_tpu(lowered: Any, name: str) -> tuple[Any, int | None]:
     if found:
         return compiled, max(found)
     warnings.warn(
-        f"XLA wrote no report on the memory of {name}: what it reserves is by JAX's `memory_analysis`, too much "
-        "on TPUs. An executable from a cache (`JAX_COMPILATION_CACHE_DIR`) has no report; plan without the cache.",
+        f"XLA wrote no report on the memory of {name}, as another version of libtpu may do. What it reserves is taken "
+        "from JAX's `memory_analysis`, which on TPUs is too much.",
         stacklevel=2,
     )
     return compiled, None

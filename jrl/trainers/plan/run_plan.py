@@ -87,8 +87,10 @@ class RunPlan:
 
     @property
     def fullest(self) -> str:
-        """The moment of an optimizer step that takes the most."""
-        return max(self.learning, key=lambda moment: sum(self.learning[moment].values()))
+        """The moment of an optimizer step that takes the most; what lies in on-chip memory counts for it."""
+        return max(
+            self.learning, key=lambda moment: sum(max(size, 0) for size in self.learning[moment].values())
+        )
 
     @property
     def step_bytes(self) -> int:
@@ -424,13 +426,17 @@ def _moments(run: _Run) -> dict[str, Bytes]:
     }
     if run.footprint.reads_logits:
         found |= {moment: {**at_work, **sizes} for moment, sizes in _logits(run).items()}
+    # GPUs that all compute all rows make their own parts of it, which is no moment of its own.
+    if "v_head" in run.stepped and run.footprint.reads_logits and (run.splits_rows or run.platform != "gpu"):
+        found["in the gradient of the value head"] = {**at_work, **_value_head(run)}
     if "q_heads" in run.stepped:
-        heads = {name: run.everything[name] for name in ("q_heads", "target_q_heads")}
-        rounded = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, run.part.dtype), heads)
+        # In float32, and targets are done with before there are gradients. TPUs multiply in bfloat16 and gather that,
+        # where those of the targets lie beside them: as many bytes.
+        heads = {"q_heads": run.stepped["q_heads"]}
         found["while it reads Q values"] = {
             **at_work,
-            "Q heads as they are read, whole": _bytes(rounded, run.mesh, whole=True),
-            "their gradients": _bytes({"q_heads": run.stepped["q_heads"]}, run.mesh, whole=run.splits_rows),
+            "Q heads as they are read, whole": _bytes(heads, run.mesh, whole=True),
+            "their gradients": _bytes(heads, run.mesh, whole=run.splits_rows),
         }
     return found
 
@@ -496,11 +502,26 @@ def _vocabulary(run: _Run) -> dict[str, Any]:
 
 
 def _own_vocabulary(run: _Run) -> Bytes:
-    """Bytes of a device's part of that kernel, which TPUs round once for all microbatches before they gather it."""
-    is_rounded = run.footprint.reads_logits and jnp.dtype(run.part.dtype).itemsize < 4
-    if run.platform != "tpu" or not is_rounded or run.mesh.shape["fsdp"] == 1:
+    """Bytes of a device's part of that kernel, of which TPUs in low precision keep a copy beside the gathered one."""
+    in_low_precision = jnp.dtype(run.part.dtype).itemsize < 4
+    if (
+        run.platform != "tpu"
+        or not (run.footprint.reads_logits and in_low_precision)
+        or run.mesh.shape["fsdp"] == 1
+    ):
         return {}
-    return {"a device's part of the vocabulary's kernel, rounded": _bytes(_vocabulary(run), run.mesh)}
+    return {"a device's part of the vocabulary's kernel": _bytes(_vocabulary(run), run.mesh)}
+
+
+def _value_head(run: _Run) -> Bytes:
+    """Bytes of the value head and its gradient in float32, beside the vocabulary's kernel; TPUs read it in bfloat16."""
+    head = {"v_head": run.stepped["v_head"]}
+    read = _bytes(head, run.mesh, whole=True)
+    return {
+        "kernel of the vocabulary as it is read, whole": _bytes(_vocabulary(run), run.mesh, whole=True),
+        "value head as it is read, whole": read // 2 if run.platform == "tpu" else read,
+        "gradient of the value head": _bytes(head, run.mesh, whole=run.splits_rows),
+    }
 
 
 def _piece_bytes(run: _Run, width: int, vocab_size: int) -> int:

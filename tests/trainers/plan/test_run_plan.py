@@ -344,11 +344,11 @@ def test_a_part_of_a_step_lies_in_on_chip_memory_of_a_tpu(width):
     assert part.step_bytes == (0 if width == 32 else whole.step_bytes - (84 << 20))
     for moment, sizes in part.learning.items():
         assert sum(sizes.values()) == max(sum(whole.learning[moment].values()) - (84 << 20), 0)
-    assert ("what of these lies in on-chip memory" in part.table()) == (width > 32)
+    assert part.fullest == whole.fullest and "what of these lies in on-chip memory" in part.table()
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_tpu_rounds_its_part_of_the_vocabulary_s_kernel_before_it_is_gathered(tied):
+def test_a_tpu_keeps_its_part_of_the_vocabulary_s_kernel_beside_the_gathered_one(tied):
     model = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=97, tie_word_embeddings=tied)
     found = {}
     for case in (("tpu", "bfloat16"), ("tpu", "float32"), ("gpu", "bfloat16")):
@@ -356,7 +356,7 @@ def test_a_tpu_rounds_its_part_of_the_vocabulary_s_kernel_before_it_is_gathered(
             model={"model_path": model}, train={"batch_size": 4, "seq_length": 16, "compute_dtype": case[1]}
         )
         sizes = plan_run(config, mesh_of(case[0])).learning[LOGITS]
-        found[case] = sizes.get("a device's part of the vocabulary's kernel, rounded")
+        found[case] = sizes.get("a device's part of the vocabulary's kernel")
     assert found == {
         ("tpu", "bfloat16"): 2 * 128 * 32 // 4,
         ("tpu", "float32"): None,
@@ -570,15 +570,32 @@ def test_latent_experts_exchange_latent_vectors():
 
 
 def test_q_heads_and_their_gradients_are_whole_at_once():
-    """Those of the targets, too. Devices that all compute all rows make their own parts of gradients."""
+    """In float32. Devices that all compute all rows make their own parts of gradients."""
     weights, biases = 32 * 64 + 64 * 128, 64 + 128
-    for rows, parts, dtype in ((4, 1, "bfloat16"), (5, 4, "float32")):
-        plan = planned(jrl.default_ilql_config(), batch_size=rows, compute_dtype=dtype)
-        sizes = plan.learning["while it reads Q values"]
-        itemsize = 4 if dtype == "float32" else 2
-        assert sizes["Q heads as they are read, whole"] == itemsize * 4 * (weights + biases)
+    for rows, parts in ((4, 1), (5, 4)):
+        sizes = planned(jrl.default_ilql_config(), batch_size=rows).learning["while it reads Q values"]
+        assert sizes["Q heads as they are read, whole"] == 4 * 2 * (weights + biases)
         assert sizes["their gradients"] == 4 * 2 * (weights // parts + biases)
     assert "while it reads Q values" not in planned(jrl.default_sft_config()).learning
+
+
+@pytest.mark.parametrize(("device", "itemsize"), [("gpu", 4), ("tpu", 2)])
+def test_the_value_head_and_its_gradient_lie_beside_the_kernel_of_the_vocabulary(device, itemsize):
+    """GPUs that all compute all rows have no such moment."""
+    config, moment = (
+        jrl.default_ppo_config().evolve(model={"model_path": TINY}),
+        "in the gradient of the value head",
+    )
+    weights, rest = 32 * 64, 64 + 64 + 1
+    for rows, parts in ((4, 1), (5, 4)):
+        train = {"batch_size": rows, "seq_length": 16, "compute_dtype": "bfloat16"}
+        learning = plan_run(config.evolve(train=train), mesh_of(device)).learning
+        if (device, parts) == ("gpu", 4):
+            assert moment not in learning
+            continue
+        assert learning[moment]["kernel of the vocabulary as it is read, whole"] == 2 * 128 * 32
+        assert learning[moment]["value head as it is read, whole"] == itemsize * (weights + rest)
+        assert learning[moment]["gradient of the value head"] == 4 * (weights // parts + rest)
 
 
 def test_frozen_layers_are_passed_once_for_all_rows():
