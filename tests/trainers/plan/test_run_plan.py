@@ -333,17 +333,20 @@ def test_what_lies_beside_the_gradient_of_the_vocabulary_is_by_platform():
     }
 
 
-@pytest.mark.parametrize("width", [32, 4096])
-def test_a_part_of_a_step_lies_in_on_chip_memory_of_a_tpu(width):
+@pytest.mark.parametrize(
+    ("width", "device", "on_chip"),
+    [(32, "TPU v5 lite", 84 << 20), (4096, "TPU v5 lite", 84 << 20), (4096, "TPU v5", 8 << 20)],
+)
+def test_a_part_of_a_step_lies_in_on_chip_memory_of_a_tpu(width, device, on_chip):
     """Nothing is reserved for it; of a small model that is all."""
     model = GPT2Config(n_layer=2, n_embd=width, n_head=4, vocab_size=97)
     config = jrl.default_sft_config().evolve(
         model={"model_path": model}, train={"batch_size": 4, "seq_length": 16, "compute_dtype": "bfloat16"}
     )
-    whole, part = (plan_run(config, mesh_of("tpu", kind)) for kind in ("another", "TPU v5 lite"))
-    assert part.step_bytes == (0 if width == 32 else whole.step_bytes - (84 << 20))
+    whole, part = (plan_run(config, mesh_of("tpu", kind)) for kind in ("another", device))
+    assert part.step_bytes == (0 if width == 32 else whole.step_bytes - on_chip)
     for moment, sizes in part.learning.items():
-        assert sum(sizes.values()) == max(sum(whole.learning[moment].values()) - (84 << 20), 0)
+        assert sum(sizes.values()) == max(sum(whole.learning[moment].values()) - on_chip, 0)
     assert part.fullest == whole.fullest and "what of these lies in on-chip memory" in part.table()
 
 
@@ -506,8 +509,11 @@ def test_prompts_are_read_in_parts_of_a_bounded_size():
     assert found(4, 24) == 64 * 4 * 32 * 4 + 2 * 4 * 40 * 40 * 4
 
 
-@pytest.mark.parametrize("kind", ["causal", "seq2seq"])
-def test_a_part_of_a_sampling_call_lies_in_on_chip_memory_of_a_tpu(kind):
+@pytest.mark.parametrize(
+    ("kind", "device", "on_chip"),
+    [("causal", "TPU v6 lite", 84), ("seq2seq", "TPU v6 lite", 84), ("causal", "TPU v5", 28)],
+)
+def test_a_part_of_a_sampling_call_lies_in_on_chip_memory_of_a_tpu(kind, device, on_chip):
     models = {
         "causal": GPT2Config(n_layer=2, n_embd=1024, n_head=4),
         "seq2seq": T5Config(d_model=1024, d_kv=64, d_ff=64, num_heads=4, num_layers=1, num_decoder_layers=1),
@@ -518,11 +524,9 @@ def test_a_part_of_a_sampling_call_lies_in_on_chip_memory_of_a_tpu(kind):
         method={"num_rollouts": 4, "chunk_size": 4, "gen_kwargs": {"max_new_tokens": 8}},
     )
     whole, part = (
-        sum(plan_run(config, mesh_of("tpu", device)).sampling.values())
-        for device in ("another", "TPU v6 lite")
+        sum(plan_run(config, mesh_of("tpu", name)).sampling.values()) for name in ("another", device)
     )
-    on_chip = 84 << 20
-    assert whole - part == min(on_chip, whole) and (part > 0) == (kind == "causal")
+    assert whole - part == min(on_chip << 20, whole) and (part > 0) == (kind == "causal")
 
 
 @pytest.mark.parametrize("case", ["mixtral", "kimi_linear", "lfm2", "falcon_h1", "jamba", "nemotron_h"])
