@@ -389,10 +389,17 @@ def wide_policy(num_q_heads: int, width: int = 4) -> tuple[PolicyFns, Any]:
         hidden = jax.nn.one_hot(inputs.tokens % width, width) * params["scale"]
         return Features(hidden, hidden)
 
-    def heads(params: Any, hidden: Any) -> Any:
+    def heads(params: Any, hidden: Any, actions: Any = None) -> Any:
         found = {"values": hidden @ params["v_head"]} if "v_head" in params else {}
         if "q_heads" in params:
-            found["q_values"] = jnp.stack([hidden @ kernel for kernel in params["q_heads"].values()])
+            kernels = params["q_heads"].values()
+            found["q_values"] = jnp.stack(
+                [hidden @ kernel for kernel in kernels]
+                if actions is None
+                else [
+                    jnp.sum(hidden * jnp.moveaxis(kernel[:, actions], 0, -1), axis=-1) for kernel in kernels
+                ]
+            )
         return found
 
     policy = PolicyFns(

@@ -6,7 +6,7 @@ Reference: Snell et al. 2022, arXiv:2206.11871.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -130,13 +130,18 @@ class ILQLState:
     target_params: Params
 
 
-class _Read(NamedTuple):
-    """Values kept of arrays as wide as the vocabulary; the fields of `ILQLPredictions`."""
+class _Wide(NamedTuple):
+    """A read of an array as wide as the vocabulary.
 
-    logprobs: Float[Array, "B T"]
-    q_values: Float[Array, "B T N"]
-    q_logprobs: Float[Array, "B T N"]
-    target_q: Float[Array, "B T"]
+    Attributes:
+      read: `(weights, states (b t D), actions (b t)) -> tree of (b t)`.
+      weights: What it alone reads, which is held back until the read before is done.
+      hidden: States (B T D).
+    """
+
+    read: Callable[[Params, Array, Array], Any]
+    weights: Params
+    hidden: Float[Array, "B T D"]
 
 
 ILQLObjective = Callable[[Reader, Params, Frozen, Params, ILQLBatch], LossOut]
@@ -190,22 +195,12 @@ def ilql_objective(
     trunk = policy.trunk(frozen, batch.inputs)
     features = column_features(policy, params, frozen, trunk, batch.inputs, batch.columns)
     actions = targets_at(batch.inputs.tokens, batch.columns)
-    # The load has no positions to be read at.
-    features, load = features._replace(load=None), features.load
-    read = partial(_read_actions, policy, params, frozen, target_params)
-    # Logits, and for every head its online and its target values, stand in memory together.
-    num_reads = 1 + 2 * len(params["q_heads"])
     vocab_size = jax.eval_shape(partial(policy.logits, params, frozen), features.policy[:, 0]).shape[-1]
     positions = positions_of(
-        reader.chunk_bytes,
-        vocab_size=vocab_size,
-        num_reads=num_reads,
-        num_parts=logits_parts(actions.shape[0], vocab_size),
+        reader.chunk_bytes, vocab_size=vocab_size, num_parts=logits_parts(actions.shape[0], vocab_size)
     )
-    wide = map_positions(read, (features, actions), positions=positions)
-    values = policy.heads({"v_head": params["v_head"]}, features.value)["values"]
     out = ilql_loss(
-        ILQLPredictions(values=values, **wide._asdict()),
+        _predictions(policy, params, frozen, target_params, features, actions, positions=positions),
         batch.rewards,
         batch.mask,
         gamma=config.gamma,
@@ -218,7 +213,7 @@ def ilql_objective(
     )
     if not with_load:
         return out
-    return out._replace(metrics=out.metrics | load_metric(load, batch.mask))
+    return out._replace(metrics=out.metrics | load_metric(features.load, batch.mask))
 
 
 def values_after(
@@ -310,25 +305,80 @@ def make_ilql_update(
     return update
 
 
-def _read_actions(
+def _predictions(
     policy: PolicyFns,
     params: Params,
     frozen: Frozen,
     target_params: Params,
     features: Features,
-    actions: Int[Array, "b t"],
-) -> _Read:
-    """Reads from the logits and Q values of some positions the numbers that the loss needs."""
-    q_values = policy.heads({"q_heads": params["q_heads"]}, features.value)["q_values"]
-    # The loss passes no gradient to the targets; stopped here, the backward pass does not even run through them.
-    target_q = policy.heads({"q_heads": target_params}, jax.lax.stop_gradient(features.value))["q_values"]
-    each_head = jnp.broadcast_to(actions, q_values.shape[:-1])
-    return _Read(
-        logprobs=logprobs_from_logits(policy.logits(params, frozen, features.policy), actions),
-        q_values=jnp.moveaxis(take_targets(q_values, each_head), 0, -1),
-        q_logprobs=jnp.moveaxis(logprobs_from_logits(q_values, each_head), 0, -1),
-        target_q=jnp.min(take_targets(target_q, each_head), axis=0),
+    actions: Int[Array, "B T"],
+    *,
+    positions: int,
+) -> ILQLPredictions:
+    """What the model predicts for the actions of a batch.
+
+    Args:
+      policy: The model.
+      params: Its trainable parameters.
+      frozen: The rest.
+      target_params: The target Q heads, of which values of the actions alone are computed.
+      features: Of the actions' states.
+      actions: To predict.
+      positions: Most of them whose logits, or Q values of one head, stand in memory, over all devices.
+    """
+
+    def q_values(
+        heads: Params, hidden: Array, actions: Int[Array, "b t"] | None = None
+    ) -> Float[Array, "..."]:
+        return policy.heads({"q_heads": heads}, hidden, actions)["q_values"]
+
+    def of_targets(heads: Params, hidden: Array, actions: Int[Array, "b t"]) -> Float[Array, "b t"]:
+        return jnp.min(q_values(heads, hidden, actions), axis=0)
+
+    def of_policy(_: Params, hidden: Array, actions: Int[Array, "b t"]) -> Float[Array, "b t"]:
+        return logprobs_from_logits(policy.logits(params, frozen, hidden), actions)
+
+    def of_head(head: Params, hidden: Array, actions: Int[Array, "b t"]) -> tuple[Array, Array]:
+        values = q_values({"0": head}, hidden)[0]
+        return take_targets(values, actions), logprobs_from_logits(values, actions)
+
+    target_q, logprobs, *found = _one_by_one(
+        [
+            # The loss passes no gradient to the targets; stopped here, the backward pass does not run through them.
+            _Wide(of_targets, target_params, jax.lax.stop_gradient(features.value)),
+            _Wide(of_policy, {}, features.policy),
+            *(_Wide(of_head, head, features.value) for head in params["q_heads"].values()),
+        ],
+        actions,
+        positions=positions,
     )
+    q_of_actions, q_logprobs = (jnp.stack(of_heads, axis=-1) for of_heads in zip(*found, strict=True))
+    values = policy.heads({"v_head": params["v_head"]}, features.value)["values"]
+    return ILQLPredictions(logprobs, values, q_of_actions, q_logprobs, target_q)
+
+
+def _one_by_one(wide: Sequence[_Wide], actions: Int[Array, "B T"], *, positions: int) -> list[Any]:
+    """Results of reads, of which one at a time has its weights whole over `fsdp`, and their gradient.
+
+    Without an order the compiler gathers the weights of several, which for Q heads are as large as many layers.
+
+    Args:
+      wide: The reads.
+      actions: What they are asked for.
+      positions: As many as one read may have at once. Where all together have fewer, what they computed is kept for the
+        backward pass; else it is computed again, read by read and chunk by chunk.
+    """
+    is_small = actions.size * len(wide) <= positions
+    found: list[Any] = []
+    for read, weights, hidden in wide:
+        of_held = partial(read, hold_split(weights, found[-1]) if found else weights)
+        if is_small:
+            found.append(of_held(hidden, actions))
+        elif actions.size <= positions:
+            found.append(jax.checkpoint(of_held)(hidden, actions))
+        else:
+            found.append(map_positions(of_held, (hidden, actions), positions=positions))
+    return found
 
 
 def _check_heads(params: Params) -> None:

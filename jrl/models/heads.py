@@ -16,11 +16,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jrl.mesh import constrain_rows
+from jrl.mesh import constrain, constrain_rows
 from jrl.models.families.base import Entry, linear, vector, vocabulary, vocabulary_vector
 from jrl.models.layers import hide_padding
+from jrl.ops.logprobs import take_targets
 
 VALUE_HEADS = ("mlp", "linear")
 HEADS = ("v_head", "q_heads", "target_q_heads")
@@ -38,11 +39,32 @@ class Dense(nn.Module):
     kernel_init: nn.initializers.Initializer
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows F"]:
-        """(..., D) to (..., features)."""
+    def __call__(self, x: Float[Array, "*rows D"], wanted: Int[Array, "B T"] | None = None) -> Array:
+        """(..., D) to (..., features), or with `wanted`, one feature of each of (B T D), to these alone, (B T).
+
+        Args:
+          x: Inputs.
+          wanted: Features; one outside [0, features) gives 0.
+        """
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
-        return x @ kernel.astype(jnp.float32) + bias.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
+        kernel, bias = kernel.astype(jnp.float32), bias.astype(jnp.float32)
+        if wanted is None:
+            return x @ kernel + bias.reshape((1,) * (x.ndim - 1) + (-1,))
+        own = jnp.take(bias, wanted, mode="fill", fill_value=0)
+        return jnp.sum(x * _columns(kernel, wanted), axis=-1) + own
+
+
+def _columns(kernel: Float[Array, "D F"], ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """A column of a kernel for each id; 0 outside of it.
+
+    Over `fsdp` what is found moves, not the kernel: each device looks up its own part of the columns for all devices
+    that share a copy of the kernel, as `jrl.models.layers.Table` does.
+    """
+    ids = constrain(ids, "replica", None)
+    found = constrain(jnp.take(kernel, ids, axis=1, mode="fill", fill_value=0), "embed", "replica", None)
+    found = constrain(jnp.moveaxis(found, 0, -1), "part of a replica", None, None)
+    return constrain(found, "batch", None, None)
 
 
 class ValueHead(nn.Module):
@@ -77,18 +99,34 @@ class QHead(nn.Module):
     padded_vocab_size: int
 
     @nn.compact
-    def __call__(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-        """Values of all actions, float32; −inf in the columns that only pad the vocabulary, as in the logits."""
+    def __call__(self, hidden: Float[Array, "*rows D"], actions: Int[Array, "B T"] | None = None) -> Array:
+        """Values of all actions, or of one for each state, float32.
+
+        Args:
+          hidden: States.
+          actions: One for each of the states (B T D), whose values alone are computed. One outside the vocabulary has
+            the value 0.
+        Returns:
+          (..., V), −inf in the columns that only pad the vocabulary, as in the logits; with `actions`, (B, T).
+        """
         x = hidden.astype(jnp.float32)
         x = jax.nn.relu(Dense(2 * x.shape[-1], nn.initializers.lecun_normal(), name="hidden")(x))
         # Whole like its input, else the gradient of all Q values would be gathered on every device.
         x = constrain_rows(x)
-        values = Dense(self.padded_vocab_size, nn.initializers.zeros_init(), name="out")(x)
-        return hide_padding(values, self.vocab_size)
+        out = Dense(self.padded_vocab_size, nn.initializers.zeros_init(), name="out")
+        # What is looked up is as wide as x, what is multiplied as wide as the vocabulary.
+        if actions is not None and x.shape[-1] < self.padded_vocab_size:
+            return out(x, actions)
+        values = hide_padding(out(x), self.vocab_size)
+        return values if actions is None else take_targets(values, actions)
 
 
 def read_heads(
-    vocab_size: int, padded_vocab_size: int, params: Mapping[str, Any], hidden: Float[Array, "*rows D"]
+    vocab_size: int,
+    padded_vocab_size: int,
+    params: Mapping[str, Any],
+    hidden: Float[Array, "*rows D"],
+    actions: Int[Array, "B T"] | None = None,
 ) -> dict[str, Array]:
     """`PolicyFns.heads` of every language model, its sizes bound first.
 
@@ -99,8 +137,9 @@ def read_heads(
       padded_vocab_size: Columns of the Q values.
       params: May hold `v_head` and `q_heads`; anything else is passed over.
       hidden: `Features.value`.
+      actions: One for each of the states (B T D), of which alone Q values are wanted; None: of all.
     Returns:
-      `"values"` (...,) of a value head, `"q_values"` (heads, ..., V) of Q heads.
+      `"values"` (...,) of a value head, `"q_values"` (heads, ..., V) of Q heads; with `actions`, (heads, B, T).
     """
     kind, num_q_heads = heads_of(params)
     hidden = constrain_rows(hidden)  # as before the language-model head
@@ -110,7 +149,7 @@ def read_heads(
     if num_q_heads:
         head, q_heads = QHead(vocab_size, padded_vocab_size), params["q_heads"]
         q_values: list[Any] = [
-            head.apply({"params": q_heads[str(index)]}, hidden) for index in range(num_q_heads)
+            head.apply({"params": q_heads[str(index)]}, hidden, actions) for index in range(num_q_heads)
         ]
         found["q_values"] = jnp.stack(q_values)
     return found

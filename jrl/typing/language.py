@@ -101,6 +101,25 @@ def records_no_experts(cache: Cache) -> None:
     """`PolicyFns.visited` of a model that keeps no record."""
 
 
+class Heads(Protocol):
+    """`PolicyFns.heads`: what value and Q heads say of states."""
+
+    def __call__(
+        self, params: Params, hidden: Float[Array, "*rows D"], actions: Int[Array, "B T"] | None = None
+    ) -> dict[str, Array]:
+        """Reads the heads that `params` hold.
+
+        Args:
+          params: Trainable parameters, or some of them. What they hold no head for is missing from the result.
+          hidden: `Features.value`.
+          actions: One for each of the states (B T D), where Q values of these alone are wanted; None: of all. It is
+            given with Q heads alone.
+        Returns:
+          Float32 by name: the value head gives `"values"` (...,), the Q heads `"q_values"` (heads, ..., V), with −inf
+          in columns of a padded vocabulary, or with `actions` (heads, B, T).
+        """
+
+
 @dataclass(frozen=True)
 class PolicyFns:
     """All an algorithm may know of a model: pure functions of `(params, frozen)`.
@@ -115,9 +134,7 @@ class PolicyFns:
         deterministic; RL always passes None.
       logits: `(params, frozen, hidden) -> logits`, (..., D) to (..., V) float32, with bias, scale and soft-cap
         inside; columns of a padded vocabulary are −inf.
-      heads: `(params, hidden) -> {name: array}` from `Features.value`, (..., D), float32: the value head gives
-        `"values"` (...,), the Q heads `"q_values"` (heads, ..., V), with −inf in columns of a padded vocabulary. What
-        `params` hold no head for is missing.
+      heads: From `Features.value`, see `Heads`.
       init_cache: `(params, frozen, prompts, length) -> cache`: room for `length` columns, prompt and samples together,
         and what every one of them reads beside: an encoder's answer to the context, a virtual prefix. Of the prompts'
         own tokens nothing is in it yet.
@@ -140,7 +157,7 @@ class PolicyFns:
     trunk: Callable[[Frozen, ModelInputs], Trunk]
     branch: Callable[[Params, Frozen, Trunk, ModelInputs, PRNGKey | None], Features]
     logits: Callable[[Params, Frozen, Float[Array, "*rows D"]], Float[Array, "*rows V"]]
-    heads: Callable[[Params, Float[Array, "*rows D"]], dict[str, Array]]
+    heads: Heads
     init_cache: Callable[[Params, Frozen, ModelInputs, int], Cache]
     decode: Callable[[Params, Frozen, ModelInputs, Cache], tuple[Features, Cache]]
     loop_weights: Callable[[Params, int, int], Params] = as_they_are

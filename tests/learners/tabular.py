@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.ops.alignment import length_mask, window_states, window_targets
-from jrl.ops.logprobs import logprobs_from_logits
+from jrl.ops.logprobs import logprobs_from_logits, take_targets
 from jrl.typing import Features, ModelInputs, PolicyFns, Rollouts, Scored, Sequences
 
 VOCAB = 8
@@ -37,12 +37,15 @@ def tabular_policy(vocab: int = VOCAB) -> PolicyFns:
             frozen["bias"], (*hidden.shape[:-1], vocab)
         )
 
-    def heads(params: Any, hidden: jax.Array) -> dict[str, jax.Array]:
+    def heads(params: Any, hidden: jax.Array, actions: jax.Array | None = None) -> dict[str, jax.Array]:
         found = {}
         if "v_head" in params:
             found["values"] = hidden @ params["v_head"]["kernel"]
         if "q_heads" in params:
-            found["q_values"] = jnp.stack([hidden @ head["kernel"] for head in params["q_heads"].values()])
+            q_values = [hidden @ head["kernel"] for head in params["q_heads"].values()]
+            found["q_values"] = jnp.stack(
+                q_values if actions is None else [take_targets(values, actions) for values in q_values]
+            )
         return found
 
     def decode(params: Any, frozen: Any, inputs: ModelInputs, cache: Any) -> tuple[Features, Any]:

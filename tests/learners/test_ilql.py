@@ -375,11 +375,11 @@ class TestTargets:
             reader = Reader(policy, chunk_bytes=CHUNK_BYTES)
             return ilql_objective(reader, params, FROZEN, targets, BATCH, config=CONFIG).loss_sum
 
-        def heads(params: Any, hidden: jax.Array) -> dict[str, jax.Array]:
+        def heads(params: Any, hidden: jax.Array, actions: jax.Array | None = None) -> dict[str, jax.Array]:
             """Target heads that do not look at the scale."""
             if "fixed" in params.get("q_heads", {}):
-                return POLICY.heads({"q_heads": params["q_heads"]["fixed"]}, jnp.sign(hidden))
-            return POLICY.heads(params, hidden)
+                return POLICY.heads({"q_heads": params["q_heads"]["fixed"]}, jnp.sign(hidden), actions)
+            return POLICY.heads(params, hidden, actions)
 
         gradient = jax.jit(jax.grad(objective, argnums=(0, 1)), static_argnums=2)
         wanted, _ = gradient(

@@ -67,10 +67,10 @@ CASES = {
     "ppo_hydra": (1, CHUNKED),
     "sft": (-1, CHUNKED),
     "dpo": (1, PLAIN),
-    "ilql": (-1, 5 * CHUNKED),
+    "ilql": (-1, CHUNKED),
     "sft_shared": (-1, CHUNKED),
 }
-"""Layers that train, and bytes of logits; ILQL holds five arrays as wide. Layers share a body where a name says it."""
+"""Layers that train, and bytes of logits. Layers share a body where a name says it."""
 
 
 class Program(NamedTuple):

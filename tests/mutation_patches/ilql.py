@@ -8,7 +8,7 @@ from tests.mutation_patches.base import Mutation
 # fmt: off
 PATCHES = [
     # the larger of the two target heads
-    Mutation("8.5", "jrl.learners.ilql._read_actions",
+    Mutation("8.5", "jrl.learners.ilql._predictions",
              "jnp.min", "jnp.max",
              "tests/learners/test_ilql.py::test_lore_8_5_every_term_of_every_action_by_hand"),
     # the value leans to the worse actions
