@@ -327,34 +327,29 @@ def _predictions(
       positions: Most of them whose logits, or Q values of one head, stand in memory, over all devices.
     """
 
-    def q_values(
-        heads: Params, hidden: Array, actions: Int[Array, "b t"] | None = None
-    ) -> Float[Array, "..."]:
-        return policy.heads({"q_heads": heads}, hidden, actions)["q_values"]
-
-    def of_targets(heads: Params, hidden: Array, actions: Int[Array, "b t"]) -> Float[Array, "b t"]:
-        return jnp.min(q_values(heads, hidden, actions), axis=0)
+    def of_target(head: Params, hidden: Array, actions: Int[Array, "b t"]) -> Float[Array, "b t"]:
+        return policy.heads({"q_heads": {"0": head}}, hidden, actions)["q_values"][0]
 
     def of_policy(_: Params, hidden: Array, actions: Int[Array, "b t"]) -> Float[Array, "b t"]:
         return logprobs_from_logits(policy.logits(params, frozen, hidden), actions)
 
     def of_head(head: Params, hidden: Array, actions: Int[Array, "b t"]) -> tuple[Array, Array]:
-        values = q_values({"0": head}, hidden)[0]
+        values = policy.heads({"q_heads": {"0": head}}, hidden)["q_values"][0]
         return take_targets(values, actions), logprobs_from_logits(values, actions)
 
-    target_q, logprobs, *found = _one_by_one(
-        [
-            # The loss passes no gradient to the targets; stopped here, the backward pass does not run through them.
-            _Wide(of_targets, target_params, jax.lax.stop_gradient(features.value)),
-            _Wide(of_policy, {}, features.policy),
-            *(_Wide(of_head, head, features.value) for head in params["q_heads"].values()),
-        ],
-        actions,
-        positions=positions,
-    )
-    q_of_actions, q_logprobs = (jnp.stack(of_heads, axis=-1) for of_heads in zip(*found, strict=True))
+    # The loss passes no gradient to the targets; stopped here, the backward pass does not even run through them.
+    fixed = jax.lax.stop_gradient(features.value)
+    wide = [
+        *(_Wide(of_target, head, fixed) for head in target_params.values()),
+        _Wide(of_policy, {}, features.policy),
+        *(_Wide(of_head, head, features.value) for head in params["q_heads"].values()),
+    ]
+    found = _one_by_one(wide, actions, positions=positions)
+    of_targets, (logprobs, *of_heads) = found[: len(target_params)], found[len(target_params) :]
+    q_values, q_logprobs = (jnp.stack(each, axis=-1) for each in zip(*of_heads, strict=True))
+    target_q = jnp.min(jnp.stack(of_targets), axis=0)
     values = policy.heads({"v_head": params["v_head"]}, features.value)["values"]
-    return ILQLPredictions(logprobs, values, q_of_actions, q_logprobs, target_q)
+    return ILQLPredictions(logprobs, values, q_values, q_logprobs, target_q)
 
 
 def _one_by_one(wide: Sequence[_Wide], actions: Int[Array, "B T"], *, positions: int) -> list[Any]:
