@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -100,6 +102,14 @@ def assert_equal(actual: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All of a jaxpr, inner ones included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
 def by_hand(pairs: list[list[tuple[int, int]]], rewards: list[float]) -> dict[str, float]:
     """The terms in float64, from rows of (state, action) pairs of the tables; every row ends behind its last pair."""
     table, values = (np.float64(PARAMS[name]["kernel"]) for name in ("table", "v_head"))
@@ -142,11 +152,11 @@ def test_lore_5_2_microbatches_of_unequal_weight_share_one_denominator(
     assert same == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("positions", [1, 3, 16])
 def test_lore_5_11_chunks_equal_the_plain_path(positions: int, update: Any, start: ILQLState) -> None:
-    """One chunk holds the logits and two heads with their targets: five times the vocabulary a position."""
+    """All 16 positions are room for one head, but not for all of them."""
     whole, metrics = step(update, start)
-    chunked, same = step(compiled(chunk_bytes=4 * VOCAB * 5 * positions), start)
+    chunked, same = step(compiled(chunk_bytes=4 * VOCAB * positions), start)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), chunked, whole)
     assert same == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
@@ -377,14 +387,15 @@ class TestTargets:
 
         def heads(params: Any, hidden: jax.Array, actions: jax.Array | None = None) -> dict[str, jax.Array]:
             """Target heads that do not look at the scale."""
-            if "fixed" in params.get("q_heads", {}):
-                return POLICY.heads({"q_heads": params["q_heads"]["fixed"]}, jnp.sign(hidden), actions)
+            heads = params.get("q_heads", {})
+            if any("fixed" in head for head in heads.values()):
+                fixed = {name: head["fixed"] for name, head in heads.items()}
+                return POLICY.heads({"q_heads": fixed}, jnp.sign(hidden), actions)
             return POLICY.heads(params, hidden, actions)
 
         gradient = jax.jit(jax.grad(objective, argnums=(0, 1)), static_argnums=2)
-        wanted, _ = gradient(
-            1.0, {"fixed": PARAMS["target_q_heads"]}, dataclasses.replace(scaled, heads=heads)
-        )
+        fixed = {name: {"fixed": head} for name, head in PARAMS["target_q_heads"].items()}
+        wanted, _ = gradient(1.0, fixed, dataclasses.replace(scaled, heads=heads))
         got, of_targets = gradient(1.0, PARAMS["target_q_heads"], scaled)
         assert float(got) == pytest.approx(float(wanted), rel=1e-6) and abs(float(got)) > 0.1
         assert all(not np.any(leaf) for leaf in jax.tree.leaves(of_targets))
@@ -401,6 +412,25 @@ class TestState:
         assert_equal(state.target_params, params["q_heads"])
         buffers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((params, state.target_params))]
         assert len(set(buffers)) == len(buffers)
+
+    @pytest.mark.parametrize("positions", [3, 16, 1000])
+    def test_over_fsdp_each_head_waits_for_the_one_before(self, positions: int) -> None:
+        """However few positions one has at once: else the compiler gathers several heads together."""
+        reader = Reader(POLICY, chunk_bytes=4 * VOCAB * positions)
+        update = make_ilql_update(reader, OPTIMIZER, CONFIG, batch_size=4, minibatch_size=4)
+        state = init_ilql_state(PARAMS, OPTIMIZER)
+        with jax.sharding.use_abstract_mesh(AbstractMesh((1, 2, 1), AXES, (AxisType.Auto,) * 3)):
+            jaxpr = jax.make_jaxpr(update)(state, FROZEN, BATCH, jax.random.key(0)).jaxpr
+        # A barrier between one kernel and results of all positions; the whole model is tied to its rows elsewhere.
+        held = [
+            equation
+            for equation in equations(jaxpr)
+            if equation.primitive.name == "optimization_barrier"
+            and [variable.aval.shape for variable in equation.invars].count((VOCAB, VOCAB)) == 1
+            and any(variable.aval.shape == (4, 4) for variable in equation.invars)
+        ]
+        # The second target and both heads, and in the backward pass the gradients of the heads.
+        assert len(held) == 5
 
     def test_targets_are_split_over_the_mesh_as_the_heads_are(self) -> None:
         mesh = AbstractMesh((1, 2, 4), AXES, (AxisType.Auto,) * 3)

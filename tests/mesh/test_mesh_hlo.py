@@ -231,6 +231,16 @@ def test_they_are_gathered_inside_the_loop_over_microbatches(program: Program) -
         )
 
 
+@pytest.mark.parametrize("program", ["ilql"], indirect=True)
+def test_of_target_heads_what_is_found_moves(program: Program) -> None:
+    """Online heads are gathered: to be read, to be read again, and for the gradient. Targets, as large, are not."""
+    gathers = large(program.collectives, ("all-gather",))
+    assert [axes for found, axes in gathers if alike([found]) == alike([(96, PADDED_VOCAB // 2)])] == [
+        FSDP
+    ] * 6
+    assert any(one.kind == "all-to-all" and one.axes == FSDP for one in program.collectives)
+
+
 def test_gradients_are_reduced_over_data_and_fsdp(program: Program) -> None:
     reductions = large(program.collectives, ("all-reduce", "reduce-scatter"))
     parts, wholes = (alike(side) for side in zip(*program.parameters, strict=True))

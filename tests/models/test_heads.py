@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Value and Q heads."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from jrl.models.heads import (
     init_value_head,
     read_heads,
 )
+from jrl.ops.logprobs import take_targets
 from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_policy
 
 
@@ -62,6 +65,27 @@ class TestQHead:
         }
         values = QHead(2, 3).apply({"params": params}, jnp.array([[2.0]], jnp.bfloat16))
         assert values.dtype == jnp.float32 and values.tolist() == [[7.0, 10.0, -np.inf]]
+
+    @pytest.mark.parametrize("width", [4, 40])
+    def test_values_of_actions_are_those_among_all(self, width):
+        """With a hidden layer narrower than the vocabulary of 29, and a wider one."""
+        params = init_q_heads(1, width, 29, 32, jax.random.key(0))["q_heads"]["0"]
+        params = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
+        hidden = jax.random.normal(jax.random.key(1), (3, 5, width))
+        actions = jax.random.randint(jax.random.key(2), (3, 5), 0, 29).at[0, 0].set(99)
+        head = QHead(29, 32)
+        everything = head.apply({"params": params}, hidden)
+        some = head.apply({"params": params}, hidden, actions)
+        assert some.shape == (3, 5) and some.dtype == jnp.float32 and some[0, 0] == 0
+        wanted = take_targets(everything, actions)
+        np.testing.assert_allclose(some, wanted, rtol=1e-5, atol=1e-4)
+
+    def test_values_of_actions_take_no_products_with_the_vocabulary(self):
+        params = jax.eval_shape(lambda: init_q_heads(2, 8, 50_000, 50_048, jax.random.key(0)))
+        read = jax.make_jaxpr(partial(read_heads, 50_000, 50_048))
+        inputs = {"q_heads": params["q_heads"]}, jnp.zeros((3, 4, 8)), jnp.zeros((3, 4), jnp.int32)
+        assert "12,50048" not in str(read(*inputs)).replace("3,4,", "12,")
+        assert "12,50048" in str(read(*inputs[:2])).replace("3,4,", "12,")
 
     def test_fresh_heads_say_zero_and_differ_from_each_other_but_not_from_their_targets(self):
         params = init_q_heads(2, 8, 5, 16, jax.random.key(0))
