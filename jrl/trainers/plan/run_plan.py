@@ -430,15 +430,40 @@ def _moments(run: _Run) -> dict[str, Bytes]:
     if "v_head" in run.stepped and run.footprint.reads_logits and (run.splits_rows or run.platform != "gpu"):
         found["in the gradient of the value head"] = {**at_work, **_value_head(run)}
     if "q_heads" in run.stepped:
-        # In float32, and targets are done with before there are gradients. TPUs multiply in bfloat16 and gather that,
-        # where those of the targets lie beside them: as many bytes.
-        heads = {"q_heads": run.stepped["q_heads"]}
-        found["while it reads Q values"] = {
-            **at_work,
-            "Q heads as they are read, whole": _bytes(heads, run.mesh, whole=True),
-            "their gradients": _bytes(heads, run.mesh, whole=run.splits_rows),
-        }
+        found["while it reads Q values"] = {**at_work, **_q_head(run)}
     return found
+
+
+def _q_head(run: _Run) -> Bytes:
+    """Bytes of ILQL's Q heads, which are read one after the other, in float32.
+
+    TPUs multiply in bfloat16 and gather that, where the kernel of the next head lies beside that of one: as many bytes.
+    Of target heads they lay out their own part of the last kernel anew, so that the columns of actions are its rows.
+    """
+    heads = run.stepped["q_heads"]
+    one = {"q_heads": {"0": heads["0"]}}
+    last_kernels = {
+        "q_heads": {name: {"out": {"kernel": head["out"]["kernel"]}} for name, head in heads.items()}
+    }
+    vocab_size = run.part.lm.config.padded_vocab_size
+    logits = 4 * _num_actions(run) * vocab_size // run.mesh.shape["tensor"]
+    num_reads = 1 + 2 * len(heads)
+    is_kept = num_reads * logits <= run.config.train.logprob_chunk_bytes
+    return {
+        "a Q head as it is read, whole": _bytes(one, run.mesh, whole=True),
+        "its gradient": _bytes(one, run.mesh, whole=run.splits_rows),
+        **(
+            {"last kernels of target heads, laid out anew": _bytes(last_kernels, run.mesh)}
+            if run.platform == "tpu"
+            else {}
+        ),
+        "logits and Q values": (1 + len(heads)) * logits if is_kept else 0,
+    }
+
+
+def _num_actions(run: _Run) -> int:
+    """Actions of ILQL's microbatch on a device; the first token of a row is none."""
+    return rows_of_device(run.rows, run.mesh) * (run.length - 1)
 
 
 def _logits(run: _Run) -> dict[str, Bytes]:
@@ -720,7 +745,8 @@ def _sampled(part: LanguageShapes, everything: Any, read: Any) -> tuple[int, int
 def _step_traffic(run: _Run) -> Bytes:
     """Bytes that a device sends for a microbatch; see docs/scaling.md."""
     data, tensor = run.mesh.shape["data"], run.mesh.shape["tensor"]
-    gathered = _bytes(run.everything, run.mesh, whole=True) - _bytes(run.everything, run.mesh)
+    read = {name: tree for name, tree in run.everything.items() if name != "target_q_heads"}
+    gathered = _bytes(read, run.mesh, whole=True) - _bytes(read, run.mesh)
     own = _bytes(run.stepped, run.mesh)
     passes = 3 if run.config.train.remat else 2
     sums = 2 * passes * run.part.lm.config.num_layers
@@ -735,10 +761,26 @@ def _step_traffic(run: _Run) -> Bytes:
         "fsdp: parameters gathered, forward and backward": 2 * gathered,
         "fsdp: gradients scattered": _bytes(run.stepped, run.mesh, whole=True) - own,
         "data: gradients summed": _ring(own, data),
+        **_target_traffic(run),
         "data, fsdp: the frozen layers' output": _picked_traffic(run),
         "tensor: activations summed": sums
         * _ring(_stream_bytes(run.part, rows=run.rows, length=run.length), tensor),
         **(of_experts if parts > 1 else {}),
+    }
+
+
+def _target_traffic(run: _Run) -> Bytes:
+    """Bytes that a device sends for ILQL's target heads: hidden layers, and actions' columns of the last kernels."""
+    heads = run.everything.get("target_q_heads")
+    if heads is None:
+        return {}
+    hidden = {"q_heads": {name: {"hidden": head["hidden"]} for name, head in heads.items()}}
+    width, fsdp = heads["0"]["out"]["kernel"].shape[0], run.mesh.shape["fsdp"]
+    columns = 4 * _num_actions(run) * width
+    return {
+        "fsdp: target heads": _bytes(hidden, run.mesh, whole=True)
+        - _bytes(hidden, run.mesh)
+        + len(heads) * columns * (fsdp - 1) // fsdp
     }
 
 

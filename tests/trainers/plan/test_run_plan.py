@@ -573,14 +573,40 @@ def test_latent_experts_exchange_latent_vectors():
     assert plan.step_traffic["expert: tokens gathered, answers summed"] == exchanged
 
 
-def test_q_heads_and_their_gradients_are_whole_at_once():
+def test_one_q_head_and_its_gradient_are_whole_at_a_time():
     """In float32. Devices that all compute all rows make their own parts of gradients."""
-    weights, biases = 32 * 64 + 64 * 128, 64 + 128
-    for rows, parts in ((4, 1), (5, 4)):
-        sizes = planned(jrl.default_ilql_config(), batch_size=rows).learning["while it reads Q values"]
-        assert sizes["Q heads as they are read, whole"] == 4 * 2 * (weights + biases)
-        assert sizes["their gradients"] == 4 * 2 * (weights // parts + biases)
-    assert "while it reads Q values" not in planned(jrl.default_sft_config()).learning
+    weights, biases, moment = 32 * 64 + 64 * 128, 64 + 128, "while it reads Q values"
+    # Logits and values of two heads are kept where those of two target heads would fit as well.
+    for rows, own_rows, parts, lacking in ((4, 1, 1, 0), (5, 5, 4, 1)):
+        logits = 4 * own_rows * 15 * 128
+        config = jrl.default_ilql_config()
+        sizes = planned(config, batch_size=rows, logprob_chunk_bytes=5 * logits - lacking).learning[moment]
+        assert sizes["a Q head as it is read, whole"] == 4 * (weights + biases)
+        assert sizes["its gradient"] == 4 * (weights // parts + biases)
+        assert sizes["logits and Q values"] == (0 if lacking else 3 * logits)
+    assert moment not in planned(jrl.default_sft_config()).learning
+
+
+def test_a_tpu_lays_out_its_part_of_the_target_heads_anew():
+    config = jrl.default_ilql_config().evolve(
+        model={"model_path": TINY}, train={"batch_size": 4, "seq_length": 16}
+    )
+    name, moment = "last kernels of target heads, laid out anew", "while it reads Q values"
+    for device, size in (("tpu", 2 * 4 * 64 * 128 // 4), ("gpu", None)):
+        assert plan_run(config, mesh_of(device)).learning[moment].get(name) == size
+
+
+def test_of_target_heads_hidden_layers_are_gathered_and_columns_found():
+    """Of everything else each pass gathers what the device has not; a row of 16 tokens has 15 columns of 64 a head."""
+    q_head = 4 * (32 * 64 + 64 * 128)
+    with_heads, without = (
+        planned(config).step_traffic for config in (jrl.default_ilql_config(), jrl.default_sft_config())
+    )
+    assert with_heads["fsdp: target heads"] == 2 * (4 * 32 * 64 + 4 * 15 * 64) * 3 // 4
+    assert "fsdp: target heads" not in without
+    gathered = "fsdp: parameters gathered, forward and backward"
+    v_head = 4 * 32 * 64
+    assert with_heads[gathered] - without[gathered] == 2 * (2 * q_head + v_head) * 3 // 4
 
 
 @pytest.mark.parametrize(("device", "itemsize"), [("gpu", 4), ("tpu", 2)])
