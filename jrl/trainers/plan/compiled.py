@@ -95,6 +95,11 @@ class CompiledProgram:
         return self.given_bytes + self.result_bytes + self.temporary_bytes
 
     @property
+    def padding_bytes(self) -> int:
+        """Bytes by which the compiler's layout of the arguments is larger than their shapes: TPUs fill their tiles."""
+        return max(self.argument_bytes - self.held_bytes - self.given_bytes, 0)
+
+    @property
     def moved_bytes(self) -> int:
         """Bytes of weights and cache that all rounds of sampling read; 0 elsewhere, where products take the time."""
         return self.rounds * (self.round_bytes or 0)
@@ -169,7 +174,8 @@ class CompiledPlan:
     @property
     def total(self) -> int:
         """Bytes of one device at the fullest moment."""
-        return self.held_bytes + max((program.own_bytes for program in self.programs), default=0)
+        taken = (program.own_bytes + program.padding_bytes for program in self.programs)
+        return self.held_bytes + max(taken, default=0)
 
     @property
     def fits(self) -> bool:

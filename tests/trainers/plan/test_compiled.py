@@ -91,6 +91,22 @@ def test_the_least_time_of_a_call_is_by_the_data_sheet() -> None:
     assert replace(program, round_bytes=None).least_seconds(target, "bfloat16")["memory"] == 0
 
 
+def test_arguments_take_as_much_as_the_compiler_lays_them_out(checkpoint: str, tmp_path: Path) -> None:
+    """A program that does not read all of them has less than their shapes, which lie there all the same."""
+    found = compile_run(
+        grpo_config(checkpoint, tmp_path / "run"),
+        here(),
+        make_mesh(devices=here().devices()),
+        only=["update"],
+    )
+    (update,) = found.programs
+    shapes = update.held_bytes + update.given_bytes
+    for argument_bytes, padding in ((shapes + 1000, 1000), (shapes - 1000, 0)):
+        laid_out = replace(update, argument_bytes=argument_bytes)
+        total = replace(found, programs=(laid_out,)).total
+        assert total == found.held_bytes + update.own_bytes + padding
+
+
 @pytest.mark.slow
 def test_a_reference_that_the_update_reads_is_held_once(checkpoint: str, tmp_path: Path) -> None:
     method = {"beta": 0.1, "kl_estimator": "full"}
