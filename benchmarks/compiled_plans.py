@@ -262,7 +262,7 @@ NOTES = (
     "Why some plans are off:",
     "- Reserved is, on TPUs, what XLA's report on a program's memory has beside its arguments. When the compiler",
     "  refuses a program, it names the sum of that report. The temporary bytes of JAX's `memory_analysis()` are more:",
-    "  13.8 GiB beside the arguments of ILQL of GPT-J on v5e, as it was, where the report had 9.1 and it was accepted.",
+    "  ILQL of GPT-J on v5e had 13.8 GiB of them while the report had 9.1 GiB, and the compiler accepted the program.",
     "- On-chip memory is 128 MiB on v5e and v6e, 64 MiB on v5p, and nothing is reserved for what lies there. A plan",
     "  takes off the same for every recipe: 84 MiB on v5e and v6e, on v5p 8 MiB of a step and 28 MiB of a sampling",
     "  call. These are fitted to this page. Small models, T5 above all, have less or more there.",

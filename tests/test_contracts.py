@@ -446,3 +446,19 @@ def test_no_update_holds_the_logits_of_a_whole_minibatch(name: str) -> None:
 
     assert largest(4 * whole // 4) < whole
     assert largest(64 * whole) >= whole, "room for logits and every head's Q values"
+
+
+def test_ilql_has_one_of_its_reads_in_memory_at_a_time() -> None:
+    """Where not all fit: else the compiler computes logits and heads again side by side."""
+    case = CASES["ilql"]
+    policy, params = wide_policy(case.num_q_heads)
+    state, batch, minibatch = jax.eval_shape(case.init, params), jax.eval_shape(case.batch), 4
+    one = 4 * minibatch * WIDTH * LARGE_VOCAB
+
+    def reads_held(chunk_bytes: int) -> float:
+        update = jax.jit(case.make(policy, chunk_bytes, minibatch))
+        compiled = update.lower(state, {}, batch, jax.random.key(0)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes / one
+
+    assert reads_held(one) < 2 and reads_held(4 * one) < 2
+    assert reads_held(6 * one) > 3, "logits and values of two heads are kept"

@@ -32,7 +32,7 @@ from jrl.learners.config import LanguageConfig, check_fields, refuse_methods
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ilql import Q_TARGETS, ILQLPredictions, ilql_loss
-from jrl.mesh import hold_split, logits_parts
+from jrl.mesh import hold_split, is_split_over_fsdp, logits_parts, platform
 from jrl.ops.alignment import states_at, targets_at
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.logprobs import logprobs_from_logits, take_targets
@@ -130,12 +130,12 @@ class ILQLState:
     target_params: Params
 
 
-class _Wide(NamedTuple):
-    """A read of an array as wide as the vocabulary.
+class _Read(NamedTuple):
+    """What a head says of the actions.
 
     Attributes:
       read: `(weights, states (b t D), actions (b t)) -> tree of (b t)`.
-      weights: What it alone reads, which is held back until the read before is done.
+      weights: What no other read has.
       hidden: States (B T D).
     """
 
@@ -324,7 +324,7 @@ def _predictions(
       target_params: The target Q heads, of which values of the actions alone are computed.
       features: Of the actions' states.
       actions: To predict.
-      positions: Most of them whose logits, or Q values of one head, stand in memory, over all devices.
+      positions: Most of them, over all devices, whose logits, or Q values of one head, are computed at once.
     """
 
     def of_target(head: Params, hidden: Array, actions: Int[Array, "b t"]) -> Float[Array, "b t"]:
@@ -339,12 +339,12 @@ def _predictions(
 
     # The loss passes no gradient to the targets; stopped here, the backward pass does not even run through them.
     fixed = jax.lax.stop_gradient(features.value)
-    wide = [
-        *(_Wide(of_target, head, fixed) for head in target_params.values()),
-        _Wide(of_policy, {}, features.policy),
-        *(_Wide(of_head, head, features.value) for head in params["q_heads"].values()),
+    reads = [
+        *(_Read(of_target, head, fixed) for head in target_params.values()),
+        _Read(of_policy, {}, features.policy),
+        *(_Read(of_head, head, features.value) for head in params["q_heads"].values()),
     ]
-    found = _one_by_one(wide, actions, positions=positions)
+    found = _one_by_one(reads, actions, positions=positions)
     of_targets, (logprobs, *of_heads) = found[: len(target_params)], found[len(target_params) :]
     q_values, q_logprobs = (jnp.stack(each, axis=-1) for each in zip(*of_heads, strict=True))
     target_q = jnp.min(jnp.stack(of_targets), axis=0)
@@ -352,27 +352,31 @@ def _predictions(
     return ILQLPredictions(logprobs, values, q_values, q_logprobs, target_q)
 
 
-def _one_by_one(wide: Sequence[_Wide], actions: Int[Array, "B T"], *, positions: int) -> list[Any]:
-    """Results of reads, of which one at a time has its weights whole over `fsdp`, and their gradient.
+def _one_by_one(reads: Sequence[_Read], actions: Int[Array, "B T"], *, positions: int) -> list[Any]:
+    """Results of reads whose own weights are whole over `fsdp` one after the other, and so are their gradients.
 
-    Without an order the compiler gathers the weights of several, which for Q heads are as large as many layers.
+    Each waits for the one before. Else the compiler gathers several, and Q heads are as large as many layers.
 
     Args:
-      wide: The reads.
+      reads: In their order. One without weights of its own waits for none.
       actions: What they are asked for.
-      positions: As many as one read may have at once. Where all together have fewer, what they computed is kept for the
-        backward pass; else it is computed again, read by read and chunk by chunk.
+      positions: As many as one read may have at once. Where all reads together have no more, what they computed is kept
+        for the backward pass. Else it is computed again: piece by piece, since pieces are loops, and loops run one
+        after the other. Accelerators that gather kernels need no loop where a read is one piece, since there the reads
+        wait; in two pieces they would gather twice.
     """
-    is_small = actions.size * len(wide) <= positions
+    is_small = actions.size * len(reads) <= positions
+    waits = is_split_over_fsdp() and platform() != "cpu"  # XLA for CPUs does not keep to the order
+    pieces = min(positions, -(-actions.size // 2))
     found: list[Any] = []
-    for read, weights, hidden in wide:
+    for read, weights, hidden in reads:
         of_held = partial(read, hold_split(weights, found[-1]) if found else weights)
         if is_small:
             found.append(of_held(hidden, actions))
-        elif actions.size <= positions:
+        elif waits and actions.size <= positions:
             found.append(jax.checkpoint(of_held)(hidden, actions))
         else:
-            found.append(map_positions(of_held, (hidden, actions), positions=positions))
+            found.append(map_positions(of_held, (hidden, actions), positions=pieces))
     return found
 
 

@@ -44,7 +44,7 @@ class Dense(nn.Module):
 
         Args:
           x: Inputs.
-          wanted: Features; one outside [0, features) gives 0.
+          wanted: Features, at least 0; from `features` on there is none, which gives 0.
         """
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
@@ -56,7 +56,7 @@ class Dense(nn.Module):
 
 
 def _columns(kernel: Float[Array, "D F"], ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """A column of a kernel for each id; 0 outside of it.
+    """A column of a kernel for each id, at least 0; zeros for an id behind the last column.
 
     Over `fsdp` what is found moves, not the kernel: each device looks up its own part of the columns for all devices
     that share a copy of the kernel, as `jrl.models.layers.Table` does.
@@ -114,6 +114,9 @@ class QHead(nn.Module):
         # Whole like its input, else the gradient of all Q values would be gathered on every device.
         x = constrain_rows(x)
         out = Dense(self.padded_vocab_size, nn.initializers.zeros_init(), name="out")
+        if actions is not None:
+            is_real = (actions >= 0) & (actions < self.vocab_size)
+            actions = jnp.where(is_real, actions, self.padded_vocab_size)
         # What is looked up is as wide as x, what is multiplied as wide as the vocabulary.
         if actions is not None and x.shape[-1] < self.padded_vocab_size:
             return out(x, actions)

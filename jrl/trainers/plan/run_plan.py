@@ -445,20 +445,32 @@ def _q_head(run: _Run) -> Bytes:
     last_kernels = {
         "q_heads": {name: {"out": {"kernel": head["out"]["kernel"]}} for name, head in heads.items()}
     }
-    vocab_size = run.part.lm.config.padded_vocab_size
-    logits = 4 * _num_actions(run) * vocab_size // run.mesh.shape["tensor"]
-    num_reads = 1 + 2 * len(heads)
-    is_kept = num_reads * logits <= run.config.train.logprob_chunk_bytes
+    logits = 4 * _num_actions(run) * run.part.lm.config.padded_vocab_size // run.mesh.shape["tensor"]
+    limit = run.config.train.logprob_chunk_bytes
+    if (1 + 2 * len(heads)) * logits <= limit:
+        values = {"logits and Q values": (1 + len(heads)) * logits}
+    elif run.mesh.shape["fsdp"] > 1:  # while a kernel is whole nothing else is
+        values = {}
+    else:
+        values = {"a piece of Q values, and its gradient": 2 * min(limit, logits // 2)}
     return {
-        "a Q head as it is read, whole": _bytes(one, run.mesh, whole=True),
+        "a Q head as it is read, whole": _bytes(one, run.mesh, whole=True)
+        if run.mesh.shape["fsdp"] > 1
+        else 0,
         "its gradient": _bytes(one, run.mesh, whole=run.splits_rows),
         **(
             {"last kernels of target heads, laid out anew": _bytes(last_kernels, run.mesh)}
-            if run.platform == "tpu"
+            if run.platform == "tpu" and _looks_up(heads["0"])
             else {}
         ),
-        "logits and Q values": (1 + len(heads)) * logits if is_kept else 0,
+        **values,
     }
+
+
+def _looks_up(head: Any) -> bool:
+    """True where the values of actions are columns that are looked up: the hidden layer is narrower than the result."""
+    width, num_columns = head["out"]["kernel"].shape
+    return width < num_columns
 
 
 def _num_actions(run: _Run) -> int:
@@ -774,13 +786,16 @@ def _target_traffic(run: _Run) -> Bytes:
     heads = run.everything.get("target_q_heads")
     if heads is None:
         return {}
-    hidden = {"q_heads": {name: {"hidden": head["hidden"]} for name, head in heads.items()}}
-    width, fsdp = heads["0"]["out"]["kernel"].shape[0], run.mesh.shape["fsdp"]
-    columns = 4 * _num_actions(run) * width
+    columns = 0
+    gathered = heads
+    if _looks_up(heads["0"]):
+        gathered = {name: {"hidden": head["hidden"]} for name, head in heads.items()}
+        columns = 4 * len(heads) * _num_actions(run) * heads["0"]["out"]["kernel"].shape[0]
+    fsdp, read = run.mesh.shape["fsdp"], {"q_heads": gathered}
     return {
-        "fsdp: target heads": _bytes(hidden, run.mesh, whole=True)
-        - _bytes(hidden, run.mesh)
-        + len(heads) * columns * (fsdp - 1) // fsdp
+        "fsdp: target heads": _bytes(read, run.mesh, whole=True)
+        - _bytes(read, run.mesh)
+        + columns * (fsdp - 1) // fsdp
     }
 
 

@@ -583,7 +583,7 @@ def test_one_q_head_and_its_gradient_are_whole_at_a_time():
         sizes = planned(config, batch_size=rows, logprob_chunk_bytes=5 * logits - lacking).learning[moment]
         assert sizes["a Q head as it is read, whole"] == 4 * (weights + biases)
         assert sizes["its gradient"] == 4 * (weights // parts + biases)
-        assert sizes["logits and Q values"] == (0 if lacking else 3 * logits)
+        assert sizes.get("logits and Q values", 0) == (0 if lacking else 3 * logits)
     assert moment not in planned(jrl.default_sft_config()).learning
 
 
@@ -607,6 +607,11 @@ def test_of_target_heads_hidden_layers_are_gathered_and_columns_found():
     gathered = "fsdp: parameters gathered, forward and backward"
     v_head = 4 * 32 * 64
     assert with_heads[gathered] - without[gathered] == 2 * (2 * q_head + v_head) * 3 // 4
+    # A hidden layer as wide as the vocabulary of 128: nothing is looked up.
+    wide = copy.deepcopy(TINY)
+    wide.hidden_size, wide.head_dim = 64, 16
+    sent = planned(jrl.default_ilql_config(), model=wide).step_traffic["fsdp: target heads"]
+    assert sent == 2 * 4 * (64 * 128 + 128 * 128) * 3 // 4
 
 
 @pytest.mark.parametrize(("device", "itemsize"), [("gpu", 4), ("tpu", 2)])
