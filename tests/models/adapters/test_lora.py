@@ -188,7 +188,12 @@ def test_a_loop_over_tokens_reads_adapters_that_are_rounded_already(family, targ
         return hidden, policy.logits(params, frozen, hidden)
 
     once = policy.loop_weights(params, 4, 8)
-    jax.tree.map(np.testing.assert_array_equal, decoded(once), decoded(params))
+    (hidden, logits), (wanted_hidden, wanted_logits) = decoded(once), decoded(params)
+    np.testing.assert_array_equal(hidden, wanted_hidden)
+    # A head's adapter stays in float32, and its A is transposed once or in the product. Without AVX-512, XLA for CPUs
+    # has another kernel for a transposed factor, which adds up in another order.
+    rounding = 1e-6 if "lm_head" in targets else 0
+    np.testing.assert_allclose(logits, wanted_logits, rtol=0, atol=rounding)
     wide = ("lm_head", "k_up", "v_up")
     kinds = {
         path_name(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(once["lora"].leaves)
