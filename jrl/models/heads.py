@@ -114,14 +114,14 @@ class QHead(nn.Module):
         # Whole like its input, else the gradient of all Q values would be gathered on every device.
         x = constrain_rows(x)
         out = Dense(self.padded_vocab_size, nn.initializers.zeros_init(), name="out")
-        if actions is not None:
-            is_real = (actions >= 0) & (actions < self.vocab_size)
-            actions = jnp.where(is_real, actions, self.padded_vocab_size)
+        if actions is None:
+            return hide_padding(out(x), self.vocab_size)
+        is_real = (actions >= 0) & (actions < self.vocab_size)
+        actions = jnp.where(is_real, actions, self.padded_vocab_size)
         # What is looked up is as wide as x, what is multiplied as wide as the vocabulary.
-        if actions is not None and x.shape[-1] < self.padded_vocab_size:
+        if x.shape[-1] < self.padded_vocab_size:
             return out(x, actions)
-        values = hide_padding(out(x), self.vocab_size)
-        return values if actions is None else take_targets(values, actions)
+        return take_targets(out(x), actions)
 
 
 def read_heads(

@@ -188,6 +188,9 @@ def test_a_loop_over_tokens_reads_adapters_that_are_rounded_already(family, targ
         return hidden, policy.logits(params, frozen, hidden)
 
     once = policy.loop_weights(params, 4, 8)
+    # What a loop reads under float32: arranged in the same way, and rounded by the program alone.
+    unrounded = adapted(family, config, compute_dtype=jnp.float32)[0].loop_weights(params, 4, 8)
+    jax.tree.map(np.testing.assert_array_equal, decoded(once), decoded(unrounded))
     (hidden, logits), (wanted_hidden, wanted_logits) = decoded(once), decoded(params)
     np.testing.assert_array_equal(hidden, wanted_hidden)
     # A head's adapter stays in float32, and its A is transposed once or in the product. Without AVX-512, XLA for CPUs
