@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
 from jrl.mesh import constrain_parameters, is_split_over_fsdp, path_name, platform
@@ -237,4 +239,44 @@ def _rngs(block: nn.Module) -> dict[str, Array]:
 
 def _stack(trees: Sequence[Any]) -> Any:
     """Trees of equal structure as one, whose leaves have a leading axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+    def stack(*leaves: Any) -> Array:
+        if not jnp.issubdtype(jnp.result_type(leaves[0]), jnp.floating):
+            return jnp.stack(leaves)
+        stacked: Array = _stacking.bind(*leaves)
+        return stacked
+
+    return jax.tree.map(stack, *trees)
+
+
+def _stack_leaves(*leaves: Array) -> Array:
+    return jnp.stack(leaves)
+
+
+def _stack_shape(*leaves: Any) -> jax.core.ShapedArray:
+    return jax.core.ShapedArray((len(leaves), *leaves[0].shape), leaves[0].dtype)
+
+
+def _unstack(gradient: Float[Array, "N ..."], *leaves: Any) -> list[Array]:
+    """Each layer's part of a stack's gradient, picked by a number that the compiler does not know.
+
+    XLA picks it inside of the kernels that read it: those of the optimizer. By a constant no two of them would be
+    equal, and XLA would compile one for each layer.
+    """
+    numbers = jax.lax.optimization_barrier(jnp.arange(len(leaves), dtype=jnp.uint32))
+    return [jax.lax.dynamic_index_in_dim(gradient, number, keepdims=False) for number in numbers]
+
+
+def _stack_batch(leaves: Sequence[Any], axes: Sequence[Any]) -> tuple[Array, int]:
+    size = next(leaf.shape[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None)
+    fronted = [batching.bdim_at_front(leaf, axis, size) for leaf, axis in zip(leaves, axes, strict=True)]
+    return _stacking.bind(*fronted), 1
+
+
+_stacking = Primitive("stack_layers")
+"""`jnp.stack` with a transpose of its own, for every transform of JAX. `jax.custom_vjp` would end forward mode."""
+_stacking.def_impl(jax.jit(_stack_leaves))
+_stacking.def_abstract_eval(_stack_shape)
+mlir.register_lowering(_stacking, mlir.lower_fun(_stack_leaves, multiple_results=False))
+ad.deflinear2(_stacking, _unstack)
+batching.primitive_batchers[_stacking] = _stack_batch
