@@ -172,6 +172,19 @@ class TestMemory:
         # Norms and biases lie whole on every device.
         assert state <= sum(arguments[number].num_bytes for number in given) < 1.03 * state
 
+    def test_kernels_of_the_optimizer_name_no_layer_of_a_body(self, case: Case) -> None:
+        """They are then equal for all of its layers, and the compiler of TPUs writes them once."""
+        if case.is_gpu:
+            pytest.skip("layers run one by one")
+        bodies = [
+            {each.opcode for each in computation.instructions.values()}
+            for computation in read_module(case.programs["update"]).computations.values()
+        ]
+        steps = [opcodes for opcodes in bodies if "sqrt" in opcodes and "fusion" not in opcodes]
+        # Kernels and biases of attention and of the MLP, of both layers at once or of each.
+        assert sum("dynamic-slice" in opcodes for opcodes in steps) >= 8
+        assert not any("slice" in opcodes for opcodes in steps)
+
     def test_gpus_gather_the_kernels_of_a_layer_in_each_pass(self, case: Case) -> None:
         """So none stay whole from the forward pass to the backward pass. On TPUs a body of equal layers sees to it."""
         if not case.is_gpu:

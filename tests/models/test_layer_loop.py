@@ -307,6 +307,31 @@ def test_a_program_does_not_grow_with_its_layers(family: str) -> None:
     assert products_of(6, False) > products_of(2, False) + 40
 
 
+def test_gradients_are_picked_from_their_stacks_by_numbers_that_are_no_constants() -> None:
+    """So the kernels of an optimizer, which read them, can be the same for all layers of a body."""
+    _, params, frozen, _ = parts("gpt2")
+    program = jax.make_jaxpr(jax.grad(lambda params: objective("gpt2", True)(params, frozen, None)[0]))(
+        params
+    )
+    hidden = [
+        eqn
+        for eqn in equations(program.jaxpr)
+        if eqn.primitive.name == "optimization_barrier" and eqn.outvars[0].aval.dtype == jnp.uint32
+    ]
+    assert len(hidden) == len(jax.tree.leaves(params["layers_0"]))
+
+
+def test_rows_of_a_batch_have_gradients_of_their_own() -> None:
+    """`vmap` over parameters and of the gradient, through a shared body."""
+    _, params, frozen, _ = parts("gpt2")
+    both = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), params)
+    gradient = jax.jit(jax.grad(lambda params: objective("gpt2", True)(params, frozen, None)[0]))
+    together = jax.jit(jax.vmap(gradient))(both)
+    for index in range(2):
+        one = jax.tree.map(lambda x, index=index: x[index], (together, both))
+        assert_close(one[0], gradient(one[1]))
+
+
 def test_dropout_differs_by_layer_and_is_the_same_in_the_backward_pass() -> None:
     lm = make_model(tiny_hf_config("gpt2", 3, **DROPPING))
     params, prompts = lm.init(jax.random.key(0)), tiny_prompts(3, 11)

@@ -30,14 +30,14 @@ from tests.transforms import assert_every_transform, assert_hessian_products, no
 Case = tuple[Callable[[Any], jax.Array], Any]
 
 
-def one_layer(name: str) -> Any:
-    """The tiny model of this family, cut to one layer."""
+def shallow(name: str, num_layers: int = 1) -> Any:
+    """The tiny model of this family, cut to so many layers."""
     if name == "t5":
-        return make_model(tiny_hf_config("t5", 1))
+        return make_model(tiny_hf_config("t5", num_layers))
     config = copy.deepcopy(CASES[name])
-    config.num_hidden_layers = 1
+    config.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:1]
+        config.layer_types = config.layer_types[:num_layers]
     return make_model(config)
 
 
@@ -60,15 +60,15 @@ def mean_logprob(policy: PolicyFns, frozen: Any, inputs: ModelInputs) -> Callabl
     return read
 
 
-def decoder(name: str) -> Case:
-    lm = one_layer(name)
+def decoder(name: str, num_layers: int = 1) -> Case:
+    lm = shallow(name, num_layers)
     inputs = tiny_contexts(2, 5, L=6) if name == "t5" else tiny_prompts(2, 6)
     params, frozen = lm.split_params(lm.init(jax.random.key(0)))
     return mean_logprob(lm.policy(), frozen, inputs), params
 
 
 def adapted(name: str, bits: str = "float32") -> Case:
-    lm = one_layer(name)
+    lm = shallow(name)
     split: dict[str, Any] = {"adapter": LoraConfig(r=2, target_modules=("q_proj", "o_proj"))}
     whole = quantize_frozen(lm.init(jax.random.key(0)), bits)
     params, frozen = lm.split_params(whole, key=jax.random.key(1), **split)
@@ -104,13 +104,14 @@ MODELS: dict[str, Callable[[], Case]] = {
     "lora": functools.partial(adapted, "llama"),
     "int8": functools.partial(adapted, "llama", "int8"),
     "nf4": functools.partial(adapted, "mixtral", "nf4"),
+    "two layers": functools.partial(decoder, "gpt2", 2),
     "classifier": classifier,
     "unet": unet,
 }
 
 
-# What has a rule of its own: log-probabilities, the experts' products, the small matrices of attention.
-DEFAULT = [("gpt2", "cpu"), ("mixtral", "cpu"), ("lora", "any other")]
+# What has a rule of its own: log-probabilities, the experts' products, the small matrices of attention, stacked layers.
+DEFAULT = [("gpt2", "cpu"), ("mixtral", "cpu"), ("lora", "any other"), ("two layers", "any other")]
 
 
 @pytest.mark.parametrize(
