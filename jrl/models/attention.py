@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +31,14 @@ from jrl.models.cache import (
 )
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.decode_attention import KeySpans, attend_spans, key_spans
-from jrl.models.fused_attention import FusedRows, KernelImplementation, attend_fused, fused_rows
+from jrl.models.fused_attention import (
+    FusedRows,
+    KernelImplementation,
+    Turned,
+    attend_fused,
+    fused_rows,
+    turned,
+)
 from jrl.models.layers import Norm, Projection
 from jrl.models.positions import Rotation, alibi_slopes, rotate, rotations
 from jrl.models.products import mix_values, score_keys
@@ -51,6 +59,7 @@ class AttentionContext(NamedTuple):
       positions: Of the queries and of the keys, for ALiBi; None without it.
       column: Where the cache takes the next keys; None without a cache.
       fused: Rows that go through one kernel; None: through einsums and `masks`.
+      turned: How they differ from the rows that the cache takes; None: not at all.
       spans: What the newest token of each row reads of the cache by a kernel, for each of `config.reaches`; None: by
         einsums and `masks`.
       recurrent: Real tokens in the order of a recurrence; None where no layer has one.
@@ -63,9 +72,22 @@ class AttentionContext(NamedTuple):
     positions: tuple[Int[Array, "B Q"], Int[Array, "B S"]] | None = None
     column: Column | Places | None = None
     fused: FusedRows | SplashRows | None = None
+    turned: Turned | None = None
     spans: tuple[KeySpans, ...] | None = None
     recurrent: RecurrentRows | None = None
     lent: dict[int, LayerCache] | None = None
+
+    @property
+    def turns(self) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+        """From the columns of the cache to those that layers read, and back."""
+        if self.turned is None:
+            return lambda x: x, lambda x: x
+        return self.turned.turn, self.turned.turn_back
+
+    def cached(self, new: LayerCache) -> LayerCache:
+        """New keys and values in the columns of the cache."""
+        _, turn_back = self.turns
+        return jax.tree.map(lambda x: turn_back(x.swapaxes(1, 2)).swapaxes(1, 2), new)
 
 
 def full_context(
@@ -107,9 +129,29 @@ def fused_context(
     return AttentionContext(None, rotations(config, positions), fused=rows, recurrent=recurrent)
 
 
-def cached_context(config: TransformerConfig, new: NewTokens, *, by_kernel: bool) -> AttentionContext:
-    """Context of new tokens, which read all cached before them; `by_kernel` where it is one token a row."""
+def cached_context(
+    config: TransformerConfig, new: NewTokens, *, by_kernel: bool, attention: KernelImplementation | None
+) -> AttentionContext:
+    """Context of new tokens, which read all cached before them.
+
+    Args:
+      config: The decoder.
+      new: The tokens.
+      by_kernel: One token of each row reads the cache by a kernel.
+      attention: The kernel that whole rows go through; None: einsums. The first tokens of a cache are whole rows. All
+        kernels but "splash" read them `turned`.
+    """
     cache, real, positions, column, _ = new
+    if (
+        attention is not None
+        and new.is_first
+        and positions.shape[1] > 1
+        and _begins_by_kernel(config, attention)
+    ):
+        turns = None if attention == "splash" else turned(real)
+        if turns is not None:
+            real, positions = turns.turn(real), turns.turn(positions)
+        return fused_context(config, real, positions, None, attention)._replace(column=column, turned=turns)
     queries = (
         column.columns if isinstance(column, Places) else (column + jnp.arange(positions.shape[1]))[None]
     )
@@ -122,6 +164,12 @@ def cached_context(config: TransformerConfig, new: NewTokens, *, by_kernel: bool
         assert context.masks is not None
         spans = tuple(map(key_spans, context.masks))
     return context._replace(column=column, recurrent=recurrent, spans=spans)
+
+
+def _begins_by_kernel(config: TransformerConfig, attention: KernelImplementation) -> bool:
+    """True where prompts may go through the kernel of whole rows: no layer reads another's cache, or turned rows."""
+    lends = any(layer.lends_keys for layer in config.layers)
+    return not lends and (attention == "splash" or not config.is_recurrent)
 
 
 def _context(
@@ -222,7 +270,8 @@ class Attention(nn.Module):
             read = self._keys_and_values(x, context)
             if cache is not None:
                 assert context.column is not None and isinstance(cache, LayerCache)
-                read = cache = cache.append(read, context.column)
+                cache = cache.append(context.cached(read), context.column)
+                read = cache if context.fused is None else read
             elif layer.lends_keys:
                 cache = read
         out = self._attend(q, read, context)

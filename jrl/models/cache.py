@@ -159,6 +159,11 @@ class NewTokens(NamedTuple):
     column: Column | Places
     after: Cache
 
+    @property
+    def is_first(self) -> bool:
+        """True where tracing knows that the cache is empty before them."""
+        return isinstance(self.column, np.int32) and self.column == 0
+
 
 def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> NewTokens:
     """Notes mask and positions of new tokens.

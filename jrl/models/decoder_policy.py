@@ -164,7 +164,10 @@ class DecoderPolicy:
     ) -> tuple[Features, Cache]:
         """Appends columns of tokens, or of vectors in the place of their embeddings."""
         new = cache_tokens(cache, mask)
-        context, positions = cached_context(self.config, new, by_kernel=self._by_kernel), new.positions
+        attention = None if tokens is None or self._drops_weights(dropout_key) else self.attention
+        context = cached_context(self.config, new, by_kernel=self._by_kernel, attention=attention)
+        turn, turn_back = context.turns
+        positions = turn(new.positions)
         variables = self._variables(params, frozen)
         start, stop = self.config.num_layers - self.num_value_layers, self.config.num_layers
         if vectors is not None:
@@ -173,7 +176,7 @@ class DecoderPolicy:
             carried = Carried(x, {}, ())
         else:
             assert tokens is not None
-            inputs = ModelInputs(tokens, mask)
+            inputs = ModelInputs(turn(tokens), turn(mask))
             carried = self._embed(variables, inputs, positions, dropout_key, is_whole=True)
 
         def run(variables: Variables, carried: Carried, start: int, stop: int, caches: Any) -> Any:
@@ -206,8 +209,8 @@ class DecoderPolicy:
         after = new.after._replace(layers=lower + upper, value_layers=value_layers)
         if recorded:
             chosen = jnp.concatenate([*lower_chosen, *upper_chosen], axis=2)
-            after = after._replace(experts=record_experts(new, chosen))
-        return Features(hidden, value), after
+            after = after._replace(experts=record_experts(new, turn_back(chosen)))
+        return Features(turn_back(hidden), turn_back(value)), after
 
     def _branch_after_virtual_tokens(
         self, params: Params, frozen: Frozen, inputs: ModelInputs, dropout_key: PRNGKey | None
@@ -284,11 +287,15 @@ class DecoderPolicy:
         mask, segment_ids = inputs.attention_mask, inputs.segment_ids
         positions = token_positions(mask, segment_ids)
         # By the interfaces they are called through the kernels drop no weights, and one alone knows segments.
-        drops = self._rngs(dropout_key) is not None and self.config.attention_dropout > 0
-        is_served = not drops and (segment_ids is None or self.attention == "splash")
+        is_served = not self._drops_weights(dropout_key) and (
+            segment_ids is None or self.attention == "splash"
+        )
         if self.attention is None or not is_served:
             return full_context(self.config, mask, positions, segment_ids), positions
         return fused_context(self.config, mask, positions, segment_ids, self.attention), positions
+
+    def _drops_weights(self, dropout_key: PRNGKey | None) -> bool:
+        return self._rngs(dropout_key) is not None and self.config.attention_dropout > 0
 
     def _embed(
         self,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jrl.mesh import constrain_rows, platform
 from jrl.models.config import LatentAttention, TransformerConfig
@@ -61,6 +61,35 @@ def fused_rows(attention_mask: Bool[Array, "B L"], implementation: FusedImplemen
         fill=jnp.where(readable, 0.0, jnp.nan),
         implementation=implementation,
     )
+
+
+class Turned(NamedTuple):
+    """Rows whose columns are turned so that their first real token stands in front, and their padding behind.
+
+    Attributes:
+      starts: Where the first real token stands otherwise.
+    """
+
+    starts: Int[Array, "B"]
+
+    def turn(self, x: Shaped[Array, "B L ..."]) -> Shaped[Array, "B L ..."]:
+        """Rows, turned."""
+        return _turn(x, self.starts)
+
+    def turn_back(self, x: Shaped[Array, "B L ..."]) -> Shaped[Array, "B L ..."]:
+        """What was made of turned rows, in the order that they had."""
+        return _turn(x, -self.starts)
+
+
+def turned(attention_mask: Bool[Array, "B L"]) -> Turned:
+    """Rows that have their padding on the left, or on the right."""
+    return Turned(jnp.argmax(attention_mask, axis=1).astype(jnp.int32))
+
+
+def _turn(x: Shaped[Array, "B L ..."], starts: Int[Array, "B"]) -> Shaped[Array, "B L ..."]:
+    columns = (jnp.arange(x.shape[1]) + starts[:, None]) % x.shape[1]
+    columns = columns.reshape(columns.shape + (1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, columns, axis=1, mode="promise_in_bounds")
 
 
 def attend_fused(
