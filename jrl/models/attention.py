@@ -142,12 +142,7 @@ def cached_context(
         kernels but "splash" read them `turned`.
     """
     cache, real, positions, column, _ = new
-    if (
-        attention is not None
-        and new.is_first
-        and positions.shape[1] > 1
-        and _begins_by_kernel(config, attention)
-    ):
+    if attention is not None and new.are_whole_rows and begins_by_kernel(config, attention):
         turns = None if attention == "splash" else turned(real)
         if turns is not None:
             real, positions = turns.turn(real), turns.turn(positions)

@@ -160,9 +160,9 @@ class NewTokens(NamedTuple):
     after: Cache
 
     @property
-    def is_first(self) -> bool:
-        """True where tracing knows that the cache is empty before them."""
-        return isinstance(self.column, np.int32) and self.column == 0
+    def are_whole_rows(self) -> bool:
+        """True where tracing knows that the cache is empty before them; one alone needs no attention of whole rows."""
+        return isinstance(self.column, np.int32) and self.column == 0 and self.real.shape[1] > 1
 
 
 def cache_tokens(cache: Cache, attention_mask: Bool[Array, "B Q"]) -> NewTokens:

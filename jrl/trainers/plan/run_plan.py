@@ -26,8 +26,10 @@ from jrl.mesh import (
     rows_parts,
     tree_shardings,
 )
+from jrl.models.attention import begins_by_kernel
 from jrl.models.config import Mamba1, TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
+from jrl.models.fused_attention import choose_attention
 from jrl.models.layers import ROUNDED, TABLES, moves_table
 from jrl.models.score_blocks import ScoreBlocks
 from jrl.models.seq2seq_config import Seq2SeqConfig
@@ -691,8 +693,8 @@ def _slots_ahead(run: _Run, name: str, collections: int) -> Bytes:
 def _prefill_bytes(run: _Run, rows: int) -> int:
     """Bytes at work where prompts are read, a part of them at a time: the inside of an MLP, or attention.
 
-    Attention has queries, keys, values and result, and of a block of rows the scores in float32 beside the weights that
-    they become.
+    Attention has queries, keys, values and result. Where no kernel serves it has, of a block of rows, the scores in
+    float32 beside the weights that they become.
     """
     config, tensor = run.part.lm.config, run.mesh.shape["tensor"]
     itemsize = jnp.dtype(run.part.dtype).itemsize
@@ -712,11 +714,21 @@ def _prefill_bytes(run: _Run, rows: int) -> int:
         sizes = {"num_rows": rows, "num_heads": config.num_heads, "num_keys": prompt}
         blocks = ScoreBlocks.fitting(**sizes, num_queries=queries)
         scores = rows_of_device(rows) // blocks.rows * -(-queries // blocks.queries) * prompt
+    if queries == prompt and _begins_by_kernel(run, config):
+        scores = 0
     own_heads = config.num_heads if config.num_heads % tensor else config.num_heads // tensor
     return max(
         tokens * mlp_width * itemsize,
         tokens * attention_width * itemsize + own_heads * scores * (4 + itemsize),
     )
+
+
+def _begins_by_kernel(run: _Run, config: TransformerConfig) -> bool:
+    """True where prompts that are read at once go through a kernel; None is known of an unknown platform."""
+    if run.platform not in ("gpu", "tpu"):
+        return False
+    chosen = choose_attention(run.config.model.attn_implementation, config, run.part.dtype)
+    return chosen != "einsum" and begins_by_kernel(config, chosen)
 
 
 def _activations(run: _Run) -> tuple[int, int]:
