@@ -161,7 +161,7 @@ def cached_context(
     return context._replace(column=column, recurrent=recurrent, spans=spans)
 
 
-def _begins_by_kernel(config: TransformerConfig, attention: KernelImplementation) -> bool:
+def begins_by_kernel(config: TransformerConfig, attention: KernelImplementation) -> bool:
     """True where prompts may go through the kernel of whole rows: no layer reads another's cache, or turned rows."""
     lends = any(layer.lends_keys for layer in config.layers)
     return not lends and (attention == "splash" or not config.is_recurrent)
