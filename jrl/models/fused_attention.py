@@ -87,7 +87,7 @@ def turned(attention_mask: Bool[Array, "B L"]) -> Turned:
 
 
 def _turn(x: Shaped[Array, "B L ..."], starts: Int[Array, "B"]) -> Shaped[Array, "B L ..."]:
-    columns = (jnp.arange(x.shape[1]) + starts[:, None]) % x.shape[1]
+    columns = (jnp.arange(x.shape[1])[None, :] + starts[:, None]) % x.shape[1]
     columns = columns.reshape(columns.shape + (1,) * (x.ndim - 2))
     return jnp.take_along_axis(x, columns, axis=1, mode="promise_in_bounds")
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformers import MistralConfig
+from transformers import Gemma4TextConfig, MistralConfig
 
 from jrl.models import fused_attention
 from jrl.models.adapters.config import LoraConfig, PrefixConfig
@@ -17,14 +17,22 @@ from jrl.models.fused_attention import attend_fused, choose_attention, fused_row
 from jrl.models.model import make_model
 from jrl.models.noise import EmbeddingNoise
 from jrl.models.scorer import make_scorer, split_scorer
+from jrl.rollout import generate
+from jrl.rollout.generate import prefill
 from jrl.typing import ModelInputs
 from tests.models.classifier_cases import DECODERS, ENCODERS, labelled, random_classifier
 from tests.models.family_cases import CASES
+from tests.models.family_cases_gemma4 import GEMMA4
 from tests.tiny import PAD_ID, VOCAB_SIZE, tiny_hf_config, tiny_lm
 
 # What each of these has that the others have not: learned positions, grouped heads, a window, norms of queries and
 # keys, scales that differ by layer, partial rotary positions in a parallel block.
 CHOSEN = ("gpt2", "llama", "phi3-window", "qwen3", "gpt_neo", "gptj")
+GEMMA4_LENDERS = Gemma4TextConfig(
+    **GEMMA4
+    | dict(num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2)
+    | dict(num_kv_shared_layers=2)
+)
 EINSUM_ONLY = ("bloom", "gemma2")
 
 
@@ -397,3 +405,97 @@ def test_a_reward_model_scores_the_same(kernel_calls):
 
     assert_same(gradient("einsum"), gradient("xla"))
     assert kernel_calls
+
+
+def left_padded(lengths=(11, 4, 1, 8), width=11):
+    found = right_padded(lengths, width)
+    return ModelInputs(found.tokens[:, ::-1], found.attention_mask[:, ::-1])
+
+
+def after_prompts(lm, params, prompts, implementation, **options):
+    """(features of the last column, of a token behind it, what of the cache is read) once prompts are read."""
+    policy = lm.policy(attn_implementation=implementation, **options)
+    split = {
+        k: v
+        for k, v in options.items()
+        if k in ("num_layers_unfrozen", "num_value_layers_unfrozen", "adapter")
+    }
+    params, frozen = lm.split_params(params, key=jax.random.key(0), **split)
+
+    @jax.jit
+    def read(params):
+        last, cache = prefill(policy, params, frozen, prompts, 3)
+        newest = ModelInputs(prompts.tokens[:, :1] + 1, jnp.ones((len(prompts.tokens), 1), bool))
+        following, after = policy.decode(params, frozen, newest, cache)
+        # What stands at padding is masked, and may be anything.
+        kept = [
+            jnp.where(cache.mask[:, None, :, None], x, 0)
+            for x in jax.tree.leaves((cache.layers, cache.value_layers))
+            if x.ndim == 4 and x.shape[2] == cache.mask.shape[1]
+        ]
+        return (
+            last[:2],
+            following[:2],
+            kept,
+            cache.mask,
+            cache.key_positions,
+            cache.positions,
+            policy.visited(after),
+        )
+
+    return read(params)
+
+
+def assert_prompts_are_read_alike(lm, prompts, kinds, **options):
+    params = lm.init(jax.random.key(0))
+    one, two = (after_prompts(lm, params, prompts, kind, **options) for kind in kinds)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, two)
+    assert one[2], "a cache that is compared"
+
+
+@pytest.mark.parametrize("name", [*CHOSEN, "mixtral"])
+def test_prompts_are_read_by_the_kernel(name, kernel_calls):
+    """Left-padded rows, turned for it, fill the cache that einsums fill."""
+    lm = make_model(CASES[name])
+    assert_prompts_are_read_alike(lm, left_padded(), ("einsum", "xla"))
+    assert kernel_calls == ["xla"] * lm.config.num_layers
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"num_value_layers_unfrozen": 1}),
+        ("llama", {"adapter": LoraConfig(r=2)}),
+        ("mixtral", {"routing_replay": True}),
+    ],
+    ids=["value branch", "adapter", "record of experts"],
+)
+def test_what_else_is_kept_of_prompts(name, options, kernel_calls):
+    assert_prompts_are_read_alike(make_model(CASES[name]), left_padded(), ("einsum", "xla"), **options)
+    assert kernel_calls
+
+
+def test_prompts_on_the_right_and_rows_of_padding_are_read_as_well(kernel_calls):
+    prompts = right_padded((11, 4, 7))
+    nothing = left_padded((11, 0, 8))
+    lm, params = tiny_lm("llama")
+    for inputs, compared in ((prompts, [0, 1, 2]), (nothing, [0, 2])):
+        one, two = (after_prompts(lm, params, inputs, kind)[:3] for kind in ("einsum", "xla"))
+        for x, y in zip(jax.tree.leaves(one[1:]), jax.tree.leaves(two[1:]), strict=True):
+            assert np.isfinite(y).all()
+            np.testing.assert_allclose(x[compared, ...], y[compared, ...], atol=1e-5)
+    assert kernel_calls
+
+
+@pytest.mark.parametrize("config", [GEMMA4_LENDERS, CASES["falcon_h1"]], ids=lambda config: config.model_type)
+def test_prompts_of_lenders_and_recurrences_have_einsums(config, kernel_calls):
+    lm = make_model(config)
+    assert_prompts_are_read_alike(lm, left_padded(), ("einsum", "xla"))
+    assert not kernel_calls
+
+
+def test_prompts_in_parts_have_einsums(monkeypatch, kernel_calls):
+    """All but the first part would read what is cached."""
+    monkeypatch.setattr(generate, "PREFILL_TOKENS", 8)
+    assert_prompts_are_read_alike(tiny_lm("llama")[0], left_padded(), ("einsum", "xla"))
+    assert not kernel_calls

@@ -22,7 +22,12 @@ from jrl.models.score_blocks import Operands
 from jrl.models.splash_attention import attend_splash, block_size, splash_rows
 from jrl.typing import ModelInputs
 from tests.models.family_cases import CASES
-from tests.models.test_fused_attention import assert_same, results
+from tests.models.test_fused_attention import (
+    assert_prompts_are_read_alike,
+    assert_same,
+    left_padded,
+    results,
+)
 from tests.tiny import VOCAB_SIZE, tiny_lm
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
@@ -102,6 +107,12 @@ class TestModels:
         lm = make_model(CASES["gemma2"])
         params = lm.init(jax.random.key(0))
         assert_same(*(results(lm, params, both_sides(), kind) for kind in ("einsum", "splash")))
+
+    @pytest.mark.parametrize("name", ["gemma2", "llama", "falcon_h1"])
+    def test_prompts_go_through_it(self, name: str) -> None:
+        """Also under windows, caps, and beside a recurrence."""
+        lm = make_model(CASES[name])
+        assert_prompts_are_read_alike(lm, left_padded(), ("einsum", "splash"))
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", [name for name in CASES if name != "gemma2"])
