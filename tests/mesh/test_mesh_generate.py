@@ -13,12 +13,13 @@ import pytest
 from jax.sharding import Mesh
 
 from jrl.mesh import make_mesh, replicated, tree_shardings
-from jrl.models import cache
+from jrl.models import cache, fused_attention
 from jrl.models.decoder_policy import DecoderPolicy
+from jrl.models.fused_attention import AttnImplementation
 from jrl.placement import rows_sharding
 from jrl.rollout.generate import make_generate
 from jrl.typing import Completions, SamplingKnobs
-from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, loud_heads, tiny_policy, tiny_prompts
+from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, loud_heads, tiny_lm, tiny_policy, tiny_prompts
 
 pytestmark = pytest.mark.mesh
 
@@ -27,10 +28,17 @@ REMATERIALIZED = "Involuntary full rematerialization"
 
 
 def sample(
-    mesh: Mesh | None, family: str, *, is_steered: bool = False, num_generations: int = 1
+    mesh: Mesh | None,
+    family: str,
+    *,
+    is_steered: bool = False,
+    num_generations: int = 1,
+    attention: AttnImplementation = "einsum",
 ) -> Completions:
     """Completions of the tiny prompts under one key, on the host; those of ILQL with a transition mask."""
     policy, params, frozen, _ = tiny_policy(family, 1, num_q_heads=2 if is_steered else 0)
+    if attention != "einsum":
+        policy = tiny_lm(family)[0].policy(num_layers_unfrozen=1, attn_implementation=attention)
     settings: dict[str, Any] = dict(max_new_tokens=12, eos_token_ids=(EOS_ID,), pad_token_id=PAD_ID)
     generate = jax.jit(make_generate(policy, **settings, num_generations=num_generations))
     rows: Any = (tiny_prompts(NUM_ROWS // num_generations), jnp.arange(NUM_ROWS))
@@ -90,6 +98,21 @@ def test_a_cache_that_is_read_in_parts_gives_the_ids_of_one_device(
     monkeypatch.setattr(cache, "reads_slices", lambda _: is_sliced)
     capfd.readouterr()
     actual = sample(make_mesh(1, 2, 4), "llama")
+    assert REMATERIALIZED not in capfd.readouterr().err
+    np.testing.assert_array_equal(actual.tokens, wanted.tokens)
+    np.testing.assert_allclose(actual.logprobs, wanted.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["xla", "splash"])
+def test_prompts_that_go_through_a_kernel_give_the_ids_of_one_device(
+    attention: AttnImplementation, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Key/value heads are repeated and split; by all but "splash" rows are turned for it."""
+    wanted = expected("llama", False)
+    if attention == "splash":
+        monkeypatch.setattr(fused_attention, "platform", lambda: "tpu")
+    capfd.readouterr()
+    actual = sample(make_mesh(1, 2, 4), "llama", attention=attention)
     assert REMATERIALIZED not in capfd.readouterr().err
     np.testing.assert_array_equal(actual.tokens, wanted.tokens)
     np.testing.assert_allclose(actual.logprobs, wanted.logprobs, atol=1e-5)
