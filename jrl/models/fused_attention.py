@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of whole rows by one kernel, for scoring and training: which kernel, and that of one that knows lengths.
+"""Attention of whole rows by one kernel: which kernel, and that of one that knows lengths.
 
+Scoring and training read whole rows, and so do prompts before there is a cache.
 No mask is made, and no (Q, S) scores are kept for the backward pass. `jax.nn.dot_product_attention` serves rows that
-are padded on the right; TPUs have a kernel of their own (`jrl.models.splash_attention`). None reads the cache.
+are padded on the right, prompts once they are turned; TPUs have a kernel of their own (`jrl.models.splash_attention`).
+None reads the cache.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class Turned(NamedTuple):
         return _turn(x, self.starts)
 
     def turn_back(self, x: Shaped[Array, "B L ..."]) -> Shaped[Array, "B L ..."]:
-        """What was made of turned rows, in the order that they had."""
+        """Columns in the order that rows had before they were turned."""
         return _turn(x, -self.starts)
 
 

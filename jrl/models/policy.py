@@ -57,10 +57,11 @@ def make_policy(
       compute_dtype: Of activations and matrix products.
       remat: Recompute each layer in the backward pass: less memory for about a third more compute.
       noise: On the embeddings, where a dropout key is given. There is no frozen trunk then: the noise comes first.
-      attn_implementation: How trunk and branch attend. By "xla" and "cudnn" they read rows padded on the right alone:
-        any other becomes NaN, and packed rows go through einsums. By "splash" they read all of these; where a layer has
-        a window, a row with padding between its tokens becomes NaN. Attention dropout and virtual tokens go through
-        einsums in any case. So does the cache, but under "cudnn" where `jrl.models.decode_attention` serves.
+      attn_implementation: How trunk, branch and the first tokens of a cache attend. By "xla" and "cudnn" they read rows
+        padded on the right alone, prompts on either side: any other becomes NaN, and packed rows go through einsums. By
+        "splash" they read all of these; where a layer has a window, a row with padding between its tokens becomes NaN.
+        Attention dropout and virtual tokens go through einsums in any case. So do later tokens of a cache, but under
+        "cudnn" where `jrl.models.decode_attention` serves.
       share_layers: Equal layers share one body of the programs, wherever whole rows are read; None: where that is the
         platform's form. See `jrl.models.layer_loop`.
       routing_replay: `decode` records which experts tokens visit; see `jrl.models.routing`. Whole rows visit the

@@ -52,11 +52,12 @@ class ModelConfig(Section):
         trains is float32 whatever this says. Where all layers train nothing is frozen, and this must be "float32".
       model_extra_configs: Fields that replace those of the checkpoint's own config.
       value_head: "mlp" (two layers, trlX's) or "linear" (TRL's), for a checkpoint that brings none.
-      attn_implementation: How scoring and training attend. "auto": by cuDNN's fused kernel on NVIDIA GPUs, in bfloat16
-        or float16, and by the splash kernel on TPUs, for models that they serve; by einsums with a mask elsewhere.
-        "einsum", "xla", "cudnn" and "splash" ask for one by name. Attention dropout and virtual tokens go through
-        einsums in any case; so do packed rows, but on TPUs. So does sampling, but under "cudnn": in bfloat16 a
-        token reads the cache by JAX's decoding kernel there, if heads are 16, 32, 64, 128 or 256 wide.
+      attn_implementation: How scoring, training and prompts attend. "auto": by cuDNN's fused kernel on NVIDIA GPUs, in
+        bfloat16 or float16, and by the splash kernel on TPUs, for models that they serve; by einsums with a mask
+        elsewhere. "einsum", "xla", "cudnn" and "splash" ask for one by name. Attention dropout and virtual tokens go
+        through einsums in any case; so do packed rows, but on TPUs. So do the tokens that are sampled, but under
+        "cudnn": in bfloat16 one reads the cache by JAX's decoding kernel there, if heads are 16, 32, 64, 128 or 256
+        wide.
     """
 
     model_path: Any
