@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jrl.mesh import gather_fsdp, rows_of_device
+from jrl.mesh import constrain, constrain_rows_alone, gather_fsdp, rows_of_device
 from jrl.ops.checks import check_positive
 from jrl.ops.sampling import Processor, SamplingContext, best_advantages, draw, make_processors
 from jrl.typing import (
@@ -225,7 +225,7 @@ def _sampled(
 def prefill(
     policy: PolicyFns, params: Params, frozen: Frozen, prompts: ModelInputs, room: int
 ) -> tuple[Features, Cache]:
-    """Reads prompts into a fresh cache, so many columns at a time that a device has at most `PREFILL_TOKENS` at work.
+    """Reads prompts into a fresh cache, so many at a time that a device has at most `PREFILL_TOKENS` tokens at work.
 
     Args:
       policy: The model.
@@ -244,9 +244,11 @@ def prefill(
         features, cache = policy.decode(params, frozen, inputs, cache)
         return jax.tree.map(lambda hidden: hidden[:, -1:], features), cache
 
-    cache = policy.init_cache(params, frozen, prompts, columns * count + room)
+    def read_rows(inputs: ModelInputs) -> tuple[Features, Cache]:
+        return read(inputs, policy.init_cache(params, frozen, inputs, columns * count + room))
+
     if count == 1:
-        return read(prompts, cache)
+        return _by_rows(read_rows, prompts, prefill_rows(num_rows, width) or num_rows)
     # More padding on the left, so that all parts are of one width and share one body of the program.
     padding = ((0, 0), (columns * count - width, 0))
     tokens, mask = jnp.pad(prompts.tokens, padding), jnp.pad(prompts.attention_mask, padding)
@@ -255,14 +257,51 @@ def prefill(
         cut = partial(jax.lax.dynamic_slice_in_dim, start_index=number * columns, slice_size=columns, axis=1)
         return read(prompts._replace(tokens=cut(tokens), attention_mask=cut(mask)), found[1])
 
+    cache = policy.init_cache(params, frozen, prompts, columns * count + room)
     shapes = jax.eval_shape(read_part, jnp.int32(0), (None, cache))[0]
     nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     found: tuple[Features, Cache] = jax.lax.fori_loop(0, count, read_part, (nothing, cache))
     return found
 
 
+def _by_rows(
+    read: Callable[[ModelInputs], tuple[Features, Cache]], prompts: ModelInputs, most: int
+) -> tuple[Features, Cache]:
+    """What is made of prompts, so many rows of each device after the other."""
+    num_rows = prompts.tokens.shape[0]
+    own = rows_of_device(num_rows)
+    if most >= own:
+        return read(prompts)
+    devices, count = num_rows // own, own // most
+
+    def cut(x: Array) -> Array:
+        parts = x.reshape(devices, count, -1, *x.shape[1:]).swapaxes(0, 1)
+        return constrain(parts.reshape(count, -1, *x.shape[1:]), None, "batch", *(None,) * (x.ndim - 1))
+
+    def join(x: Array) -> Array:
+        if x.ndim == 1:  # of the cache's columns, which all rows share
+            return x[0]
+        parts = x.reshape(count, devices, -1, *x.shape[2:]).swapaxes(0, 1)
+        return constrain_rows_alone(parts.reshape(num_rows, *x.shape[2:]))
+
+    found: tuple[Features, Cache] = jax.tree.map(join, jax.lax.map(read, jax.tree.map(cut, prompts)))
+    return found
+
+
+def prefill_rows(num_rows: int, width: int) -> int:
+    """Rows of a device that `prefill` reads at a time, of so many prompts of this width, on the mesh in force.
+
+    0 where whole rows are too long for that, or too few of them divide the rows: then it reads some columns of all.
+    """
+    rows, most = rows_of_device(num_rows), PREFILL_TOKENS // width
+    found = max((count for count in range(1, min(rows, most) + 1) if rows % count == 0), default=0)
+    return found if 2 * found > min(rows, most) else 0
+
+
 def prefill_columns(num_rows: int, width: int) -> int:
     """Columns that `prefill` reads at a time of so many prompts of this width, on the mesh in force."""
+    if prefill_rows(num_rows, width):
+        return width
     return -(-width // min(-(-rows_of_device(num_rows) * width // PREFILL_TOKENS), width))
 
 

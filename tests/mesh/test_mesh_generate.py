@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jrl.mesh import make_mesh, replicated, tree_shardings
+from jrl.mesh import make_mesh, replicated, rows_of_device, tree_shardings
 from jrl.models import cache, fused_attention
 from jrl.models.decoder_policy import DecoderPolicy
 from jrl.models.fused_attention import AttnImplementation
 from jrl.placement import rows_sharding
-from jrl.rollout.generate import make_generate
+from jrl.rollout import generate
+from jrl.rollout.generate import make_generate, prefill_rows
 from jrl.typing import Completions, SamplingKnobs
 from tests.tiny import EOS_ID, PAD_ID, VOCAB_SIZE, loud_heads, tiny_lm, tiny_policy, tiny_prompts
 
@@ -40,19 +41,19 @@ def sample(
     if attention != "einsum":
         policy = tiny_lm(family)[0].policy(num_layers_unfrozen=1, attn_implementation=attention)
     settings: dict[str, Any] = dict(max_new_tokens=12, eos_token_ids=(EOS_ID,), pad_token_id=PAD_ID)
-    generate = jax.jit(make_generate(policy, **settings, num_generations=num_generations))
+    run = jax.jit(make_generate(policy, **settings, num_generations=num_generations))
     rows: Any = (tiny_prompts(NUM_ROWS // num_generations), jnp.arange(NUM_ROWS))
     knobs, key = SamplingKnobs(jnp.float32(0.8), jnp.float32(0.95)), jax.random.key(3)
     if is_steered:
         forbidden = jnp.asarray(np.random.default_rng(0).random((VOCAB_SIZE, VOCAB_SIZE)) < 0.5)
         params, knobs = loud_heads(params), knobs._replace(beta=jnp.float32(0.3), forbidden=forbidden)
     if mesh is None:
-        return jax.device_get(generate(params, frozen, *rows, knobs, key))
+        return jax.device_get(run(params, frozen, *rows, knobs, key))
     params, frozen = (jax.device_put(tree, tree_shardings(mesh, tree)[0]) for tree in (params, frozen))
     rows = jax.tree.map(lambda x: jax.device_put(x, rows_sharding(mesh, x.shape[0])), rows)
     knobs, key = jax.device_put((knobs, key), replicated(mesh))
     with jax.set_mesh(mesh):
-        return jax.device_get(generate(params, frozen, *rows, knobs, key))
+        return jax.device_get(run(params, frozen, *rows, knobs, key))
 
 
 @functools.cache
@@ -98,6 +99,23 @@ def test_a_cache_that_is_read_in_parts_gives_the_ids_of_one_device(
     monkeypatch.setattr(cache, "reads_slices", lambda _: is_sliced)
     capfd.readouterr()
     actual = sample(make_mesh(1, 2, 4), "llama")
+    assert REMATERIALIZED not in capfd.readouterr().err
+    np.testing.assert_array_equal(actual.tokens, wanted.tokens)
+    np.testing.assert_allclose(actual.logprobs, wanted.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_generations", [1, 2])
+def test_prompts_that_are_read_by_rows_give_the_ids_of_one_device(
+    num_generations: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Half of each device's rows at a time."""
+    wanted = expected("llama", False, num_generations)
+    mesh = make_mesh(2, 2, 2)
+    monkeypatch.setattr(generate, "PREFILL_TOKENS", 8 * NUM_ROWS // 8 // num_generations)
+    with jax.set_mesh(mesh):
+        assert 2 * prefill_rows(NUM_ROWS // num_generations, 8) == rows_of_device(NUM_ROWS // num_generations)
+    capfd.readouterr()
+    actual = sample(mesh, "llama", num_generations=num_generations)
     assert REMATERIALIZED not in capfd.readouterr().err
     np.testing.assert_array_equal(actual.tokens, wanted.tokens)
     np.testing.assert_allclose(actual.logprobs, wanted.logprobs, atol=1e-5)

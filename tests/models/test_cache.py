@@ -57,9 +57,9 @@ def test_ids_are_those_of_a_cache_that_is_read_whole(in_parts, family):
 
 
 def test_a_prompt_that_is_read_in_parts_falls_into_several_multiples(in_parts):
-    """18 columns in three parts of six, of which two go over a border."""
+    """18 columns in six parts of three, of which two go over a border."""
     policy, params, frozen, _ = tiny_policy("llama")
-    in_parts.setattr(generate, "PREFILL_TOKENS", 24)
+    in_parts.setattr(generate, "PREFILL_TOKENS", 12)
     found = generated(policy, params, frozen, tiny_prompts(P=18), 4)
     in_parts.setattr(cache, "READ_COLUMNS", 1 << 10)
     in_parts.setattr(generate, "PREFILL_TOKENS", 1 << 10)

@@ -494,8 +494,10 @@ def test_prompts_of_lenders_and_recurrences_have_einsums(config, kernel_calls):
     assert not kernel_calls
 
 
-def test_prompts_in_parts_have_einsums(monkeypatch, kernel_calls):
-    """All but the first part would read what is cached."""
-    monkeypatch.setattr(generate, "PREFILL_TOKENS", 8)
-    assert_prompts_are_read_alike(tiny_lm("llama")[0], left_padded(), ("einsum", "xla"))
-    assert not kernel_calls
+def test_of_prompts_in_parts_columns_have_einsums_and_rows_the_kernel(monkeypatch, kernel_calls):
+    """All but the first columns would read what is cached."""
+    lm = tiny_lm("llama")[0]
+    for limit, kinds in ((8, []), (22, ["xla"] * lm.config.num_layers)):
+        monkeypatch.setattr(generate, "PREFILL_TOKENS", limit)
+        assert_prompts_are_read_alike(lm, left_padded(), ("einsum", "xla"))
+        assert kernel_calls == kinds

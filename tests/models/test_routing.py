@@ -173,9 +173,10 @@ def test_nothing_depends_on_the_experts_of_the_last_token_or_of_padding():
     )
 
 
-def test_the_record_is_right_after_a_prefill_in_parts_and_for_several_samples(monkeypatch):
-    """Three columns at a time, so that the cache begins with more padding than the prompts have."""
-    monkeypatch.setattr("jrl.rollout.generate.PREFILL_TOKENS", 12)
+@pytest.mark.parametrize("limit", [3, 16], ids=["columns", "rows"])
+def test_the_record_is_right_after_a_prefill_in_parts_and_for_several_samples(limit, monkeypatch):
+    """One column at a time, or two rows."""
+    monkeypatch.setattr("jrl.rollout.generate.PREFILL_TOKENS", limit)
     prompts, completions = sampled("mixtral", replay=True, num_generations=2)
     rows = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), prompts)
     sequences = join(rows, completions, pad_token_id=PAD_ID)

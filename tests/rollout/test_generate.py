@@ -267,14 +267,14 @@ class TestIndependence:
 
 
 class TestPrefill:
-    @pytest.mark.parametrize("limit", [1, 7, 12])
+    @pytest.mark.parametrize("limit", [1, 8, 9, 20])
     @pytest.mark.parametrize(("family", "value_layers"), [("gpt2", 0), ("llama", 1)])
     def test_prompts_that_are_read_in_parts_give_the_same_samples(
         self, family: str, value_layers: int, limit: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         policy, params, frozen, _ = tiny_policy(family, num_value_layers_unfrozen=value_layers)
-        prompts = tiny_prompts(4)
-        # Parts of 1, 2 and 3 columns; the last have one of padding before them.
+        prompts = tiny_prompts(4, 9)
+        # Parts of 1 column, of 2 with one of padding before them all, of 1 row, and of 2.
         calls = [jax.jit(partial(prefill, policy, room=3))(params, frozen, prompts)]
         monkeypatch.setattr(generate_module, "PREFILL_TOKENS", limit)
         calls.append(jax.jit(partial(prefill, policy, room=3))(params, frozen, prompts))

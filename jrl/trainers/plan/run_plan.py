@@ -35,7 +35,7 @@ from jrl.models.score_blocks import ScoreBlocks
 from jrl.models.seq2seq_config import Seq2SeqConfig
 from jrl.ops.chunks import chunk_shape, positions_of
 from jrl.rollout.episodes import TAIL_SHARE
-from jrl.rollout.generate import PREFILL_TOKENS, prefill_columns
+from jrl.rollout.generate import PREFILL_TOKENS, prefill_columns, prefill_rows
 from jrl.trainers.config.method import Footprint, entries, footprint_of
 from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
@@ -649,6 +649,7 @@ def _sampling(run: _Run) -> Bytes:
     reading_prompts = {
         "parameters, as sampling reads them": run.sampled[0],
         "cache": cache,
+        **_cache_apart(run, rows, cache),
         # Fewer hold prompts that are read before they are put into slots.
         **({"slots of the last rows": _cache(run, -(-rows // TAIL_SHARE))} if moves else {}),
         **(
@@ -690,6 +691,24 @@ def _slots_ahead(run: _Run, name: str, collections: int) -> Bytes:
     return {name: collections * (_cache(run, slots) + run.sampled[0])}
 
 
+def _rows_read_together(run: _Run, rows: int) -> int:
+    """Rows of a device whose prompts are read at a time."""
+    with jax.sharding.use_abstract_mesh(run.mesh):
+        return prefill_rows(rows, _prompt_width(run)) or rows_of_device(rows)
+
+
+def _prompt_width(run: _Run) -> int:
+    return max(run.length - run.footprint.window, 1)
+
+
+def _cache_apart(run: _Run, rows: int, cache: int) -> Bytes:
+    """Bytes of the cache that some rows of each device fill before it is put beside that of the others."""
+    own, together = rows_of_device(rows, run.mesh), _rows_read_together(run, rows)
+    if run.footprint.slots or together == own:
+        return {}
+    return {"cache of the rows that read their prompts": cache * together // own}
+
+
 def _prefill_bytes(run: _Run, rows: int) -> int:
     """Bytes at work where prompts are read, a part of them at a time: the inside of an MLP, or attention.
 
@@ -708,12 +727,13 @@ def _prefill_bytes(run: _Run, rows: int) -> int:
         (config.num_heads + (layer.num_kv_heads or config.num_kv_heads), layer) for layer in config.layers
     )
     attention_width = 2 * max(count * (layer.head_dim or config.head_dim) for count, layer in heads) // tensor
-    prompt = max(run.length - run.footprint.window, 1)
+    prompt = _prompt_width(run)
     with jax.sharding.use_abstract_mesh(run.mesh):
-        queries = prefill_columns(rows, prompt)
-        sizes = {"num_rows": rows, "num_heads": config.num_heads, "num_keys": prompt}
+        queries, together = prefill_columns(rows, prompt), _rows_read_together(run, rows)
+        parts = rows_of_device(rows) // together
+        sizes = {"num_rows": rows // parts, "num_heads": config.num_heads, "num_keys": prompt}
         blocks = ScoreBlocks.fitting(**sizes, num_queries=queries)
-        scores = rows_of_device(rows) // blocks.rows * -(-queries // blocks.queries) * prompt
+        scores = together // blocks.rows * -(-queries // blocks.queries) * prompt
     if queries == prompt and _begins_by_kernel(run, config):
         scores = 0
     own_heads = config.num_heads if config.num_heads % tensor else config.num_heads // tensor

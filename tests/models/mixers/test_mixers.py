@@ -209,11 +209,12 @@ def test_a_cache_after_64_tokens_is_that_of_a_fresh_prompt(kind, own):
             np.testing.assert_allclose(np.asarray(one)[real], np.asarray(two)[real], atol=2e-5)
 
 
+@pytest.mark.parametrize("limit", [3 * 40, 90], ids=["rows", "columns"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_that_is_read_in_parts_is_the_prompt(kind, monkeypatch):
+def test_a_prompt_that_is_read_in_parts_is_the_prompt(kind, limit, monkeypatch):
     policy, params = parts_of(kind)
     inputs = padded([(0, 0), (11, 0), (40, 0)])
-    monkeypatch.setattr(generate, "PREFILL_TOKENS", 3 * 40)
+    monkeypatch.setattr(generate, "PREFILL_TOKENS", limit)
     features, _ = jax.jit(lambda p: prefill(policy, p, {}, inputs, 4))(params)
     wanted = hidden(policy, params, inputs)[:, -1]
     np.testing.assert_allclose(features.policy[:, 0], wanted, atol=1e-5)
