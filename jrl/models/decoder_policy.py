@@ -164,8 +164,8 @@ class DecoderPolicy:
     ) -> tuple[Features, Cache]:
         """Appends columns of tokens, or of vectors in the place of their embeddings."""
         new = cache_tokens(cache, mask)
-        attention = None if tokens is None or self._drops_weights(dropout_key) else self.attention
-        context = cached_context(self.config, new, by_kernel=self._by_kernel, attention=attention)
+        # Virtual tokens, which alone come as vectors and under dropout, have no kernel.
+        context = cached_context(self.config, new, by_kernel=self._by_kernel, attention=self.attention)
         turn, turn_back = context.turns
         positions = turn(new.positions)
         variables = self._variables(params, frozen)
@@ -287,15 +287,11 @@ class DecoderPolicy:
         mask, segment_ids = inputs.attention_mask, inputs.segment_ids
         positions = token_positions(mask, segment_ids)
         # By the interfaces they are called through the kernels drop no weights, and one alone knows segments.
-        is_served = not self._drops_weights(dropout_key) and (
-            segment_ids is None or self.attention == "splash"
-        )
+        drops = self._rngs(dropout_key) is not None and self.config.attention_dropout > 0
+        is_served = not drops and (segment_ids is None or self.attention == "splash")
         if self.attention is None or not is_served:
             return full_context(self.config, mask, positions, segment_ids), positions
         return fused_context(self.config, mask, positions, segment_ids, self.attention), positions
-
-    def _drops_weights(self, dropout_key: PRNGKey | None) -> bool:
-        return self._rngs(dropout_key) is not None and self.config.attention_dropout > 0
 
     def _embed(
         self,

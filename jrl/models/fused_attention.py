@@ -69,7 +69,7 @@ class Turned(NamedTuple):
     """Rows whose columns are turned so that their first real token stands in front, and their padding behind.
 
     Attributes:
-      starts: Where the first real token stands otherwise.
+      starts: The column of the first real token in rows that are not turned.
     """
 
     starts: Int[Array, "B"]

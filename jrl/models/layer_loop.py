@@ -274,7 +274,7 @@ def _stack_batch(leaves: Sequence[Any], axes: Sequence[Any]) -> tuple[Array, int
 
 
 _stacking = Primitive("stack_layers")
-"""`jnp.stack` with a transpose of its own, for every transform of JAX. `jax.custom_vjp` would end forward mode."""
+"""`jnp.stack` with a transpose of its own. `jax.custom_vjp` would end forward mode."""
 _stacking.def_impl(jax.jit(_stack_leaves))
 _stacking.def_abstract_eval(_stack_shape)
 mlir.register_lowering(_stacking, mlir.lower_fun(_stack_leaves, multiple_results=False))

@@ -26,6 +26,7 @@ from jrl.mesh import (
     rows_parts,
     tree_shardings,
 )
+from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT
 from jrl.models.attention import begins_by_kernel
 from jrl.models.config import Mamba1, TransformerConfig
 from jrl.models.cost import activation_bytes, cache_bytes, format_bytes
@@ -744,10 +745,15 @@ def _prefill_bytes(run: _Run, rows: int) -> int:
 
 
 def _begins_by_kernel(run: _Run, config: TransformerConfig) -> bool:
-    """True where prompts that are read at once go through a kernel; None is known of an unknown platform."""
-    if run.platform not in ("gpu", "tpu"):
-        return False
-    chosen = choose_attention(run.config.model.attn_implementation, config, run.part.dtype)
+    """True where prompts that are read at once go through a kernel.
+
+    Of GPUs that is known only where the mesh of their devices is in force, as it is while a run is compiled for them.
+    """
+    with jax.sharding.use_abstract_mesh(run.mesh):
+        is_known = run.platform == "tpu" or (run.platform == "gpu" and not jax.sharding.get_mesh().empty)
+        if not is_known or run.everything.keys() & {PREFIX, PROMPT}:
+            return False
+        chosen = choose_attention(run.config.model.attn_implementation, config, run.part.dtype)
     return chosen != "einsum" and begins_by_kernel(config, chosen)
 
 

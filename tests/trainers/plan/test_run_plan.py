@@ -686,6 +686,39 @@ def test_kernels_of_layers_as_products_read_them(device, dtype, copies, gradient
     assert {read, made} & found[3].learning[LOGITS].keys() == {read}
 
 
+def test_prompts_that_a_kernel_reads_have_no_scores():
+    """Of ten rows of 40 tokens a device reads all. Virtual tokens have no kernel."""
+    name = "activations of a layer that reads the prompts"
+
+    def found(device, **model):
+        config = jrl.default_ppo_config().evolve(
+            model={"model_path": TINY, **model},
+            method={"num_rollouts": 40, "chunk_size": 40, "gen_kwargs": {"max_new_tokens": 24}},
+            train={"batch_size": 4, "seq_length": 64, "compute_dtype": "float32"},
+        )
+        return plan_run(config, mesh_of(device)).sampling[name]
+
+    scores = 10 * 2 * 4 * 40 * 40 * 4
+    inside = 10 * 64 * (2 * 64 + 2 * 32) * 4
+    assert found(None) == found("tpu", attn_implementation="einsum") == 10 * 64 * 4 * 32 * 4 + scores
+    assert found("tpu") == inside
+    prefix = {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 3}
+    assert found("tpu", peft_config=prefix, num_layers_unfrozen=-1) > inside
+
+
+def test_rows_that_read_their_prompts_fill_a_cache_of_their_own():
+    """Half of a device's 512 rows of 40 tokens at a time, and all of 256."""
+
+    def found(rows):
+        method = {"chunk_size": rows, "num_rollouts": rows, "gen_kwargs": {"max_new_tokens": 24}}
+        config = jrl.default_ppo_config().evolve(method=method)
+        return planned(config, mesh={"data": 4}, seq_length=64).sampling
+
+    name = "cache of the rows that read their prompts"
+    assert 2 * found(4 * 512)[name] == found(4 * 512)["cache"]
+    assert name not in found(4 * 256)
+
+
 def test_narrow_heads_fill_the_tiles_of_a_tpu():
     """Each of 16 keys or values of 8 numbers takes 128."""
     config = jrl.default_ppo_config().evolve(
