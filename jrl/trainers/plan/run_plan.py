@@ -713,8 +713,8 @@ def _cache_apart(run: _Run, rows: int, cache: int) -> Bytes:
 def _prefill_bytes(run: _Run, rows: int) -> int:
     """Bytes at work where prompts are read, a part of them at a time: the inside of an MLP, or attention.
 
-    Attention has queries, keys, values and result. Where no kernel serves it has, of a block of rows, the scores in
-    float32 beside the weights that they become.
+    Attention has queries, keys, values and result. A kernel has them once more, as it takes them: turned, or in whole
+    blocks. Where none serves there are, of a block of rows, the scores in float32 beside the weights that they become.
     """
     config, tensor = run.part.lm.config, run.mesh.shape["tensor"]
     itemsize = jnp.dtype(run.part.dtype).itemsize
@@ -725,9 +725,16 @@ def _prefill_bytes(run: _Run, rows: int) -> int:
     tokens = min(tokens, PREFILL_TOKENS)
     mlp_width += config.num_layers * (config.layer_input_width or 0)
     heads = (
-        (config.num_heads + (layer.num_kv_heads or config.num_kv_heads), layer) for layer in config.layers
+        (config.num_heads + (layer.num_kv_heads or config.num_kv_heads), layer.head_dim or config.head_dim)
+        for layer in config.layers
     )
-    attention_width = 2 * max(count * (layer.head_dim or config.head_dim) for count, layer in heads) // tensor
+    by_kernel = _reads_by_kernel(run, rows, config)
+    # A TPU fills its tiles.
+    tile = 128 if by_kernel and run.platform == "tpu" else 1
+    attention_width = 2 * max(count * -(-width // tile) * tile for count, width in heads) // tensor
+    attending = tokens * attention_width * itemsize
+    if by_kernel:
+        return max(tokens * mlp_width * itemsize, 2 * attending)
     prompt = _prompt_width(run)
     with jax.sharding.use_abstract_mesh(run.mesh):
         queries, together = prefill_columns(rows, prompt), _rows_read_together(run, rows)
@@ -735,17 +742,15 @@ def _prefill_bytes(run: _Run, rows: int) -> int:
         sizes = {"num_rows": rows // parts, "num_heads": config.num_heads, "num_keys": prompt}
         blocks = ScoreBlocks.fitting(**sizes, num_queries=queries)
         scores = together // blocks.rows * -(-queries // blocks.queries) * prompt
-    if queries == prompt and _begins_by_kernel(run, config):
-        scores = 0
     own_heads = config.num_heads if config.num_heads % tensor else config.num_heads // tensor
     return max(
         tokens * mlp_width * itemsize,
-        tokens * attention_width * itemsize + own_heads * scores * (4 + itemsize),
+        attending + own_heads * scores * (4 + itemsize),
     )
 
 
-def _begins_by_kernel(run: _Run, config: TransformerConfig) -> bool:
-    """True where prompts that are read at once go through a kernel.
+def _reads_by_kernel(run: _Run, rows: int, config: TransformerConfig) -> bool:
+    """True where prompts go through a kernel, as whole rows may.
 
     Of GPUs that is known only where the mesh of their devices is in force, as it is while a run is compiled for them.
     """
@@ -754,7 +759,9 @@ def _begins_by_kernel(run: _Run, config: TransformerConfig) -> bool:
         if not is_known or run.everything.keys() & {PREFIX, PROMPT}:
             return False
         chosen = choose_attention(run.config.model.attn_implementation, config, run.part.dtype)
-    return chosen != "einsum" and begins_by_kernel(config, chosen)
+        prompt = _prompt_width(run)
+        are_whole = prefill_columns(rows, prompt) == prompt
+    return are_whole and chosen != "einsum" and begins_by_kernel(config, chosen)
 
 
 def _activations(run: _Run) -> tuple[int, int]:
