@@ -46,7 +46,7 @@ from jrl.trainers.programs import optimizer_of, placed_bytes
 from jrl.typing import ModelInputs
 
 Bytes = dict[str, int]
-SAMPLING_ON_CHIP_BYTES = {"TPU v5": 28 << 20, "TPU v5 lite": 84 << 20, "TPU v6 lite": 84 << 20}
+SAMPLING_ON_CHIP_BYTES = {"TPU v5": 28 << 20, "TPU v5 lite": 72 << 20, "TPU v6 lite": 84 << 20}
 STEP_ON_CHIP_BYTES = {"TPU v5": 8 << 20, "TPU v5 lite": 84 << 20, "TPU v6 lite": 84 << 20}
 """On-chip memory in which a sampling call, or an optimizer step, has arrays when it takes the most, by kind of device.
 
