@@ -487,6 +487,17 @@ def test_prompts_on_the_right_and_rows_of_padding_are_read_as_well(kernel_calls)
     assert kernel_calls
 
 
+def test_a_prompt_with_a_gap_becomes_nan_and_leaves_the_others_alone(kernel_calls):
+    lm, params = tiny_lm("llama")
+    prompts = left_padded((11, 4, 8))
+    broken = prompts._replace(attention_mask=prompts.attention_mask.at[2, 6].set(False))
+    (found, _), *_ = after_prompts(lm, params, broken, "xla")
+    (wanted, _), *_ = after_prompts(lm, params, prompts, "einsum")
+    assert np.isnan(found).all((1, 2)).tolist() == [False, False, True]
+    np.testing.assert_allclose(found[:2], wanted[:2], atol=1e-5)
+    assert kernel_calls
+
+
 @pytest.mark.parametrize("config", [GEMMA4_LENDERS, CASES["falcon_h1"]], ids=lambda config: config.model_type)
 def test_prompts_of_lenders_and_recurrences_have_einsums(config, kernel_calls):
     lm = make_model(config)
