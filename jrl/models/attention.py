@@ -157,7 +157,8 @@ def cached_context(
     spans = None
     if by_kernel and positions.shape[1] == 1:
         assert context.masks is not None
-        spans = tuple(map(key_spans, context.masks))
+        newest = jnp.broadcast_to(queries, positions.shape)[:, 0]
+        spans = tuple(key_spans(mask, newest) for mask in context.masks)
     return context._replace(column=column, recurrent=recurrent, spans=spans)
 
 
@@ -258,18 +259,12 @@ class Attention(nn.Module):
         config, layer = self.config, self.layer
         q = self._placed(self.q(x), self.q_norm if self.normalises else None, context, grows=True)
         q = constrain(q, "batch", None, "heads", None)
-        if layer.keys_of is not None:
-            assert context.lent is not None
-            read = context.lent[layer.keys_of]
+        if layer.keys_of is None:
+            assert cache is None or isinstance(cache, LayerCache)
+            out, cache = self._attend(q, self._keys_and_values(x, context), cache, context)
         else:
-            read = self._keys_and_values(x, context)
-            if cache is not None:
-                assert context.column is not None and isinstance(cache, LayerCache)
-                cache = cache.append(context.cached(read), context.column)
-                read = cache if context.fused is None else read
-            elif layer.lends_keys:
-                cache = read
-        out = self._attend(q, read, context)
+            assert context.lent is not None
+            out, _ = self._attend(q, None, context.lent[layer.keys_of], context)
         if config.attention_gate:
             out = out * jax.nn.sigmoid(self.gate(x))
         return self.o(constrain(out, "batch", None, "heads", None)), cache
@@ -317,8 +312,29 @@ class Attention(nn.Module):
     def _attend(
         self,
         q: Float[Array, "B Q N H"],
-        read: LayerCache,
+        new: LayerCache | None,
+        cache: LayerCache | None,
         context: AttentionContext,
+    ) -> tuple[Float[Array, "B Q N H"], LayerCache | None]:
+        """What the queries read of new keys and values and of the cache, and the cache with the new ones in it.
+
+        Without new ones the cache is lent, and has its layer's own.
+        """
+        if context.spans is not None:
+            assert cache is not None
+            spans = context.spans[self.config.reaches.index(self.layer.reach)]
+            return attend_spans(q, new, cache, spans, scale=self.layer.attention_scale)
+        if new is None:
+            assert cache is not None
+            return self._read(q, cache, context), cache
+        if cache is None:
+            return self._read(q, new, context), new if self.layer.lends_keys else None
+        assert context.column is not None
+        cache = cache.append(context.cached(new), context.column)
+        return self._read(q, cache if context.fused is None else new, context), cache
+
+    def _read(
+        self, q: Float[Array, "B Q N H"], read: LayerCache, context: AttentionContext
     ) -> Float[Array, "B Q N H"]:
         config, layer = self.config, self.layer
         if context.fused is not None:
@@ -329,9 +345,6 @@ class Attention(nn.Module):
                 return attend_splash(q, k, v, context.fused, scale=scale, window=window, softcap=softcap)
             return attend_fused(q, k, v, context.fused, scale=scale, window=window)
         reach = config.reaches.index(layer.reach)
-        if context.spans is not None:
-            (k,), (v,) = read
-            return attend_spans(q, k, v, context.spans[reach], scale=layer.attention_scale)
         assert context.masks is not None
         mask = context.masks[reach]
         operands = Operands(q, *read, mask, positions=context.positions)

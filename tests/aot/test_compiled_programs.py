@@ -227,13 +227,20 @@ class TestKernels:
             assert found == (wanted if case.name in served else set())
 
     def test_a_token_attends_by_one_kernel(self, case: Case) -> None:
-        """On GPUs, in each layer, and without a choice between lengths of the cache."""
-        text = case.programs["sample"]
-        served = case.is_gpu and case.name in FUSED
-        layers = make_model(MODELS[case.name]).config.num_layers
-        assert kernels(text).get(DECODING, 0) == (layers if served else 0)
-        in_loop = [site for site in sites(read_module(text)) if site.instruction.opcode == "conditional"]
-        assert not served or not [site for site in in_loop if site.place]
+        """On GPUs, in each layer. It writes the cache where it lies, and nothing chooses between lengths of it."""
+        if not (case.is_gpu and case.name in FUSED):
+            assert DECODING not in kernels(case.programs["sample"])
+            return
+        in_loop = [site.instruction for site in sites(read_module(case.programs["sample"])) if site.place]
+        found = [it for it in in_loop if it.target == DECODING]
+        assert len(found) == make_model(MODELS[case.name]).config.num_layers
+        assert all(it.in_place == {1: 1, 2: 2} for it in found)
+        caches = {array for it in found for array in arrays_of(it.result)[1:]}
+        others = [
+            it for it in in_loop if it.opcode in ("copy", "fusion") and caches & {*arrays_of(it.result)}
+        ]
+        choices = [it for it in in_loop if it.opcode == "conditional"]
+        assert caches and not others and not choices
 
 
 class TestUpdate:

@@ -10,6 +10,7 @@ import pytest
 
 from jrl.models import decode_attention
 from jrl.models.attention import attend
+from jrl.models.cache import LayerCache
 from jrl.models.decode_attention import BLOCK, attend_spans, decodes_by_kernel, key_spans, whole_blocks
 from jrl.models.decoder_policy import DecoderPolicy
 from jrl.models.model import make_model
@@ -26,6 +27,24 @@ def draw(rows, heads, kv_heads, length, width, dtype=jnp.float32):
     return (jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes, strict=True))
 
 
+def cache_of(k, v):
+    return LayerCache((k,), (v,))
+
+
+def place(buffer, new, columns):
+    """The buffer with one new column of every row; nowhere if that lies behind it."""
+    return jax.vmap(lambda row, own, at: row.at[:, at].set(own[:, 0], mode="drop"))(buffer, new, columns)
+
+
+def is_as_near_as_einsums(found, q, k, v, mask):
+    """Whether outputs in bfloat16 are as near to float32 as those of einsums."""
+    wide = [x.astype(jnp.float32) for x in (q, k, v)]
+    exact = attend(Operands(wide[0], (wide[1],), (wide[2],), mask), scale=0.1)
+    by_einsum = attend(Operands(q, (k,), (v,), mask), scale=0.1)
+    far = [float(jnp.linalg.norm(x.astype(jnp.float32) - exact)) for x in (found, by_einsum)]
+    return far[0] <= 1.5 * far[1] + 1e-3 * float(jnp.linalg.norm(exact))
+
+
 def spans_mask(spans, length):
     columns = np.arange(length)
     return jnp.asarray([[(columns >= start) & (columns < stop)] for start, stop in spans])
@@ -40,7 +59,7 @@ def test_the_kernel_is_einsums(heads, kv_heads):
     q, k, v = draw(6, heads, kv_heads, length, 16)
     spans = [(0, length), (5, 77), (BLOCK, 2 * BLOCK), (130, 131), (0, 1), (9, 9)]
     mask = spans_mask(spans, length)
-    found = attend_spans(q, k, v, key_spans(mask), scale=0.3)
+    found, _ = attend_spans(q, None, cache_of(k, v), key_spans(mask, jnp.zeros(6, int)), scale=0.3)
     expected = attend(Operands(q, (k,), (v,), mask), scale=0.3)
     np.testing.assert_allclose(found[:5], expected[:5], atol=2e-6)
     np.testing.assert_array_equal(found[5], 0.0)
@@ -50,9 +69,26 @@ def test_a_row_with_a_gap_becomes_nan_and_leaves_the_others_alone():
     length = BLOCK
     q, k, v = draw(3, 4, 2, length, 16)
     mask = spans_mask([(3, 40), (3, 40), (0, 12)], length).at[1, 0, 20].set(False)
-    found = attend_spans(q, k, v, key_spans(mask), scale=1.0)
+    found, _ = attend_spans(q, None, cache_of(k, v), key_spans(mask, jnp.zeros(3, int)), scale=1.0)
     assert np.isnan(found).all((1, 2, 3)).tolist() == [False, True, False]
     np.testing.assert_allclose(found[::2], attend(Operands(q, (k,), (v,), mask), scale=1.0)[::2], atol=2e-6)
+
+
+def test_the_newest_token_is_read_and_written():
+    """The newest column is the last of a span, alone in it, outside it, and behind the cache."""
+    length, width = 2 * BLOCK, 16
+    spans = [(0, 71), (5, 100), (9, 10), (3, 40), (0, length), (BLOCK, BLOCK + 1)]
+    mask, columns = spans_mask(spans, length), jnp.asarray([70, 99, 9, 50, length, BLOCK])
+    q, k, v = draw(6, 40, 2, length, width)
+    new = cache_of(*(jax.random.normal(jax.random.key(seed), (6, 2, 1, width)) for seed in (7, 8)))
+    (new_k,), (new_v,) = new
+    # What the columns held before is read by nobody.
+    stale_k, stale_v = (place(x, jnp.full((6, 2, 1, width), 1e4), columns) for x in (k, v))
+    found, after = attend_spans(q, new, cache_of(stale_k, stale_v), key_spans(mask, columns), scale=0.3)
+    k, v = place(k, new_k, columns), place(v, new_v, columns)
+    np.testing.assert_array_equal(after.k[0], k)
+    np.testing.assert_array_equal(after.v[0], v)
+    np.testing.assert_allclose(found, attend(Operands(q, (k,), (v,), mask), scale=0.3), atol=2e-6)
 
 
 @pytest.fixture
@@ -134,11 +170,12 @@ def test_where_the_kernel_serves(dtype, width, serves):
 
 @pytest.fixture
 def without_kernel(monkeypatch):
-    """A JAX that does not ship it."""
-    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.ops.gpu.decode_attention", None)
-    decode_attention._kernel.cache_clear()
+    """A JAX without Triton's dialect."""
+    monkeypatch.delattr(jax.experimental.pallas, "triton", raising=False)
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
+    decode_attention._triton.cache_clear()
     yield
-    decode_attention._kernel.cache_clear()
+    decode_attention._triton.cache_clear()
 
 
 @pytest.mark.usefixtures("without_kernel")
@@ -151,19 +188,32 @@ def test_a_cache_has_whole_blocks():
     assert [whole_blocks(length) for length in (1, BLOCK, BLOCK + 1)] == [BLOCK, BLOCK, 2 * BLOCK]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The Pallas Triton backend is deprecated:DeprecationWarning"
-)  # by jax 0.11.2
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="the kernel itself needs an NVIDIA GPU")
+on_a_gpu = pytest.mark.skipif(jax.default_backend() != "gpu", reason="the kernel itself needs an NVIDIA GPU")
+
+
+@on_a_gpu
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(14, 2, 64), (32, 8, 128), (8, 1, 256)])
 def test_on_a_gpu_it_is_einsums_too(heads, kv_heads, width):
     length = 8 * BLOCK
     q, k, v = draw(64, heads, kv_heads, length, width, jnp.bfloat16)
     ends = np.random.default_rng(0).integers(1, length, size=64)
     mask = spans_mask([(end // 3, end) for end in ends], length)
-    wide = [x.astype(jnp.float32) for x in (q, k, v)]
-    exact = attend(Operands(wide[0], (wide[1],), (wide[2],), mask), scale=0.1)
-    by_einsum = attend(Operands(q, (k,), (v,), mask), scale=0.1)
-    by_kernel = attend_spans(q, k, v, key_spans(mask), scale=0.1)
-    far = [float(jnp.linalg.norm(x.astype(jnp.float32) - exact)) for x in (by_kernel, by_einsum)]
-    assert far[0] <= 1.5 * far[1] + 1e-3 * float(jnp.linalg.norm(exact))
+    found, _ = attend_spans(q, None, cache_of(k, v), key_spans(mask, jnp.zeros(64, int)), scale=0.1)
+    assert is_as_near_as_einsums(found, q, k, v, mask)
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(14, 2, 64), (32, 8, 128), (8, 8, 16)])
+def test_on_a_gpu_the_newest_token_is_read_and_written(heads, kv_heads, width):
+    length = 8 * BLOCK
+    q, k, v = draw(64, heads, kv_heads, length, width, jnp.bfloat16)
+    new_k, new_v = k[:, :, 5:6] + 1, v[:, :, 9:10] - 1
+    columns = np.random.default_rng(0).integers(0, length + 5, size=64)
+    mask = spans_mask([(column // 3, min(column + 1, length)) for column in columns], length)
+    spans = key_spans(mask, jnp.asarray(columns))
+    decode = jax.jit(lambda q, new, cache: attend_spans(q, new, cache, spans, scale=0.1), donate_argnums=2)
+    after_k, after_v = place(k, new_k, jnp.asarray(columns)), place(v, new_v, jnp.asarray(columns))
+    found, after = decode(q, cache_of(new_k, new_v), cache_of(k, v))
+    np.testing.assert_array_equal(after.k[0], after_k)
+    np.testing.assert_array_equal(after.v[0], after_v)
+    assert is_as_near_as_einsums(found, q, after_k, after_v, mask)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jrl.trainers.plan.hlo_costs import SLICES, WRITTEN_IN_PLACE, element_reads, flops_of
+from jrl.trainers.plan.hlo_costs import SLICES, WRITTEN_IN_PLACE, appends, element_reads, flops_of
 from jrl.trainers.plan.hlo_text import (
     Array,
     Computation,
@@ -371,7 +371,9 @@ def _written_bytes(frame: Frame, it: Instruction) -> int:
     if it.target.startswith(_SCRATCH):
         elements = [element for element in elements if not element.startswith(("s8[", "u8["))]
     if it.opcode != "fusion":
-        return sum(_off_chip_bytes(element) for element in elements)
+        # As many bytes as a column of a cache has are read in any case.
+        kept = it.in_place if appends(it) else {}
+        return sum(_off_chip_bytes(element) for index, element in enumerate(elements) if index not in kept)
     inner = frame.module.computations[it.called["calls"][0]]
     root = inner.instructions[inner.root]
     if root.opcode != "tuple" and len(elements) > 1:  # a reduction of several values

@@ -22,7 +22,9 @@ from jrl.trainers.plan.hlo_text import (
     trips_of,
 )
 
-# Pallas kernels of attention that ship with JAX, and the products of (queries, keys) by a head's width that each makes.
+_DECODING = "attend_spans"
+# Pallas kernels of attention, all but jrl's last one JAX's, and the products of (queries, keys) by a head's width of
+# each.
 # Those of `flash_attention`'s forward pass are in its own `cost_estimate`.
 _PALLAS_PRODUCTS = {
     r"flash_mha_bwd_dq": 3,
@@ -30,7 +32,7 @@ _PALLAS_PRODUCTS = {
     r"splash_m[hq]a_fwd": 2,
     r"splash_m[hq]a_dq": 3,
     r"splash_m[hq]a_dkv": 4,
-    r"jit\(gqa\)": 2,
+    _DECODING: 2,
 }
 _PALLAS_TARGETS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
 # Results of splash's dkv kernel where it makes dq as well, with one product more.
@@ -99,7 +101,10 @@ def _read_by(module: Module, computation: Computation, it: Instruction, position
         found = _called_reads(module, computation, it, position, None)
         # A fusion reads an element once, however many of its parts want it.
         return found._replace(num_bytes=min(whole, found.num_bytes)) if it.opcode == "fusion" else found
-    return _Reads(whole, frozenset())
+    after = (index for index, operand in it.in_place.items() if operand == position)
+    return sum(
+        (element_reads(module, computation, it.name, index) for index in after), _Reads(whole, frozenset())
+    )
 
 
 def _called_reads(
@@ -174,6 +179,11 @@ def _custom_flops(computation: Computation, it: Instruction) -> float:
     return 0.0
 
 
+def appends(it: Instruction) -> bool:
+    """True for a kernel that writes one column of each row into the cache that it is given."""
+    return _DECODING in it.op_name and bool(it.in_place)
+
+
 def _pallas_flops(computation: Computation, it: Instruction) -> float:
     """Operations of a known kernel of attention, blocks that it skips too; its first floats are queries and keys."""
     products = next((count for name, count in _PALLAS_PRODUCTS.items() if re.search(name, it.op_name)), 0)
@@ -183,6 +193,8 @@ def _pallas_flops(computation: Computation, it: Instruction) -> float:
         products += 1
     given = (array_of(computation.instructions[name].result) for name in it.operands)
     queries, keys = [array.shape for array in given if array.is_float][:2]
+    if appends(it):  # the newest keys and values lie behind the queries
+        queries = arrays_of(it.result)[0].shape
     return products * 2.0 * math.prod(queries) * keys[-2]
 
 

@@ -25,6 +25,7 @@ _CALLED_LISTS = re.compile(r"\b(?:branch_computations|called_computations)=\{([^
 _TRIPS = re.compile(r'"?known_trip_count"?[=:]\s*\{"?n"?[=:]\s*"?(\d+)')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_IN_PLACE = re.compile(r"output_to_operand_aliasing=\{(.*?)\)\}")
 
 
 class Array(NamedTuple):
@@ -94,6 +95,13 @@ class Instruction:
         """Name of the kernel that a custom call calls; empty for any other instruction."""
         match = _TARGET.search(self.attributes)
         return match[1] if match else ""
+
+    @property
+    def in_place(self) -> dict[int | None, int]:
+        """Of a custom call: for elements of its result (None: for all of it) the operands that it writes them into."""
+        match = _IN_PLACE.search(self.attributes)
+        pairs = re.findall(r"\{(\d*)\}: \((\d+), ", match[1]) if match else ()
+        return {int(element) if element else None: int(operand) for element, operand in pairs}
 
 
 @dataclass(frozen=True)

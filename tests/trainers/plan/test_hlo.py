@@ -458,16 +458,48 @@ def test_a_kernel_that_makes_all_three_gradients_has_a_product_more(queries_too,
     assert hlo.num_flops(text, rounds=1) == products * 2 * 4 * 8 * 512 * 128 * 256
 
 
+APPENDING = """%q = bf16[4,18,64]{2,1,0} parameter(0)
+  %k = bf16[4,2,512,64]{3,2,1,0} parameter(1)
+  %v = bf16[4,2,512,64]{3,2,1,0} parameter(2)
+  ROOT %c = (bf16[4,2,7,64]{3,2,1,0}, bf16[4,2,512,64]{3,2,1,0}, bf16[4,2,512,64]{3,2,1,0}) custom-call(%q, %k, %v), \
+custom_call_target="__gpu$xla.gpu.triton", output_to_operand_aliasing={{1}: (1, {}), {2}: (2, {})}, \
+metadata={op_name="jit(f)/attn._attend/attend_spans/pallas_call"}"""
+"""As XLA writes the decoding kernel, which is given the newest keys and values behind the queries."""
+
+
 def test_the_decoding_kernel_of_gpus_has_two_products():
-    """As XLA writes it, once vmap has put rows and key/value heads before the rest."""
-    text = entry(
-        "%q = bf16[4,2,7,64]{3,2,1,0} parameter(0)",
-        "%k = bf16[4,2,1,512,64]{4,3,2,1,0} parameter(1)",
-        "ROOT %c = bf16[4,2,1,7,64]{4,3,2,1,0} custom-call(%q, %k, %k), "
-        'custom_call_target="__gpu$xla.gpu.triton", '
-        'metadata={op_name="jit(f)/jit(gqa)/vmap(vmap(mha_forward))/pallas_call"}',
-    )
+    text = entry(APPENDING)
     assert hlo.num_flops(text, rounds=1) == 2 * 2 * 4 * 2 * 7 * 64 * 512
+
+
+def test_the_decoding_kernel_reads_a_cache_and_does_not_write_it_anew():
+    cache, queries, given = 2 * 4 * 2 * 512 * 64, 2 * 4 * 14 * 64, 2 * 4 * 18 * 64
+    (kernel,) = hlo.work(entry(APPENDING), rounds=1)
+    assert kernel.num_bytes == 2 * cache + given + queries
+    # Any other may write all of what it is given.
+    (kernel,) = hlo.work(entry(APPENDING.replace("attend_spans", "my_own")), rounds=1)
+    assert kernel.num_bytes == 4 * cache + given + queries
+
+
+def test_what_a_kernel_has_written_in_place_is_read_on():
+    kinds, array = "(s32[], f32[64,16])", "f32[64,16]{1,0}"
+    body = f"""
+%body (b: {kinds}) -> {kinds} {{
+  %b = {kinds} parameter(0)
+  %i = s32[] get-tuple-element(%b), index=0
+  %w = {array} get-tuple-element(%b), index=1
+  %k = {array} custom-call(%i, %w), custom_call_target="mine", output_to_operand_aliasing={{{{}}: (1, {{}})}}
+  %d = f32[4,16]{{1,0}} dynamic-slice(%k, %i, %i), dynamic_slice_sizes={{4,16}}
+  ROOT %r = {kinds} tuple(%i, %k)
+}}
+
+%cond (c: {kinds}) -> pred[] {{
+  ROOT %p = pred[] constant(true)
+}}
+"""
+    loop = f"ROOT %l = {kinds} while(%g), condition=%cond, body=%body"
+    (found,) = hlo.loops(entry(f"%g = {kinds} parameter(0)", loop, before=body))
+    assert found.reads[1] == 4 * (64 + 4) * 16
 
 
 def test_sorts_of_a_library_count():
