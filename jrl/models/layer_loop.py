@@ -250,7 +250,14 @@ def _stack(trees: Sequence[Any]) -> Any:
 
 
 def _stack_leaves(*leaves: Array) -> Array:
-    return jnp.stack(leaves)
+    """`jnp.stack`, each layer's part written at a number that the compiler does not know.
+
+    By a constant no two of the kernels that write would be equal, and XLA would compile one for each layer.
+    """
+    stacked = jax.lax.empty((len(leaves), *leaves[0].shape), leaves[0].dtype)
+    for number, leaf in zip(_numbers(len(leaves)), leaves, strict=True):
+        stacked = jax.lax.dynamic_update_index_in_dim(stacked, leaf, number, axis=0)
+    return stacked
 
 
 def _stack_shape(*leaves: Any) -> jax.core.ShapedArray:
@@ -258,13 +265,18 @@ def _stack_shape(*leaves: Any) -> jax.core.ShapedArray:
 
 
 def _unstack(gradient: Float[Array, "N ..."], *leaves: Any) -> list[Array]:
-    """Each layer's part of a stack's gradient, picked by a number that the compiler does not know.
+    """Each layer's part of a stack's gradient, picked by such a number, too.
 
-    XLA picks it inside of the kernels that read it: those of the optimizer. By a constant no two of them would be
-    equal, and XLA would compile one for each layer.
+    XLA picks it inside of the kernels that read it: those of the optimizer.
     """
-    numbers = jax.lax.optimization_barrier(jnp.arange(len(leaves), dtype=jnp.uint32))
-    return [jax.lax.dynamic_index_in_dim(gradient, number, keepdims=False) for number in numbers]
+    return [
+        jax.lax.dynamic_index_in_dim(gradient, number, keepdims=False) for number in _numbers(len(leaves))
+    ]
+
+
+def _numbers(count: int) -> Array:
+    """0, 1, 2 … behind a barrier to the compiler."""
+    return jax.lax.optimization_barrier(jnp.arange(count, dtype=jnp.uint32))
 
 
 def _stack_batch(leaves: Sequence[Any], axes: Sequence[Any]) -> tuple[Array, int]:
