@@ -217,7 +217,7 @@ class Subject:
 
     @property
     def decoding(self) -> str:
-        """Attention implementation of a sampled token: "pallas", JAX's kernel, or "einsum"."""
+        """Attention implementation of a sampled token: "pallas", jrl's kernel, or "einsum"."""
         by_kernel = decodes_by_kernel(self.attention, self.lm.config, jnp.dtype(self.options.compute_dtype))
         return "pallas" if by_kernel else "einsum"
 

@@ -3,7 +3,7 @@
 
 Each row says where the columns begin and end that its query may read. The kernel reads the blocks of the cache that
 hold them, and writes the new key and value into it. By einsums a token of a layer takes nine kernels and a choice
-between lengths, which cost more time than reading. Figures: `benchmarks/README.md`.
+between lengths, which cost more time than reading. Figures: `docs/performance.md`.
 """
 
 from __future__ import annotations
@@ -152,19 +152,18 @@ def _attend(
     results = [(jax.ShapeDtypeStruct((num_rows, kv_heads, group, width), q.dtype), queries)]
     if new is not None:
         results += [(jax.ShapeDtypeStruct(x.shape, x.dtype), buffer) for x in (k, v)]
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        out, *after = pl.pallas_call(
-            functools.partial(_kernel, scale=scale, group=group, kv_heads=kv_heads),
-            grid=(num_rows, kv_heads, pl.cdiv(group, _HEADS)),
-            in_specs=[token, buffer, buffer, *[number] * 4],
-            out_specs=[spec for _, spec in results],
-            out_shape=[shape for shape, _ in results],
-            # The cache is written where it lies.
-            input_output_aliases={} if new is None else {1: 1, 2: 2},
-            compiler_params=_triton().CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
-            interpret=platform() != "gpu",
-            name="attend_spans",
-        )(tokens, k, v, spans.starts, spans.stops, spans.columns, spans.fill)
+    out, *after = pl.pallas_call(
+        functools.partial(_kernel, scale=scale, group=group, kv_heads=kv_heads),
+        grid=(num_rows, kv_heads, pl.cdiv(group, _HEADS)),
+        in_specs=[token, buffer, buffer, *[number] * 4],
+        out_specs=[spec for _, spec in results],
+        out_shape=[shape for shape, _ in results],
+        # The cache is written where it lies.
+        input_output_aliases={} if new is None else {1: 1, 2: 2},
+        compiler_params=_triton().CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
+        interpret=platform() != "gpu",
+        name="attend_spans",
+    )(tokens, k, v, spans.starts, spans.stops, spans.columns, spans.fill)
     if after:
         cache = LayerCache(*((x,) for x in after))
     return out.reshape(q.shape), cache
