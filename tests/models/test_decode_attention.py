@@ -18,6 +18,7 @@ from jrl.models.score_blocks import Operands
 from jrl.rollout.generate import make_generate
 from jrl.typing import ModelInputs, SamplingKnobs
 from tests.models.family_cases import CASES
+from tests.models.triton_interpreter import kernels_of
 from tests.tiny import tiny_hf_config, tiny_prompts
 
 
@@ -89,6 +90,39 @@ def test_the_newest_token_is_read_and_written():
     np.testing.assert_array_equal(after.k[0], k)
     np.testing.assert_array_equal(after.v[0], v)
     np.testing.assert_allclose(found, attend(Operands(q, (k,), (v,), mask), scale=0.3), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"),
+    [(14, 2, 64), (34, 2, 16), (4, 4, 128)],
+    ids=["groups of 7", "of 17", "of 1"],
+)
+@pytest.mark.parametrize("appends", [True, False])
+def test_as_lowered_for_a_gpu_it_is_einsums(heads, kv_heads, width, appends, monkeypatch):
+    """The Triton module, run in NumPy, in bfloat16; no element of the output is left out, none but a column written."""
+    monkeypatch.setattr(decode_attention, "platform", lambda: "gpu")
+    length = 3 * BLOCK
+    spans = [(3, length), (0, BLOCK), (BLOCK, BLOCK + 1), (5, 40), (9, 10)]
+    columns = np.asarray([length - 1, BLOCK - 1, BLOCK, length, 9])
+    mask = spans_mask(spans, length)
+    q, k, v = draw(5, heads, kv_heads, length, width, jnp.bfloat16)
+    # The fourth row does not read its newest key, however large its score is.
+    new_k, new_v = (k[:, :, 5:6] + 1).at[3].multiply(100), v[:, :, 9:10] - 1
+    new, cache, where = cache_of(new_k, new_v), cache_of(k, v), key_spans(mask, jnp.asarray(columns))
+    decode = jax.jit(lambda *given: attend_spans(*given, scale=0.1))
+    (kernel,) = kernels_of(
+        decode.trace(q, new if appends else None, cache, where).lower(lowering_platforms=("cuda",))
+    )
+    tokens = jnp.concatenate([q[:, 0], *([new_k[:, :, 0], new_v[:, :, 0]] if appends else [])], axis=1)
+    out = np.full((5, heads, width), np.nan, q.dtype)
+    stored_k, stored_v = np.array(k), np.array(v)
+    numbers = [np.asarray(x) for x in (where.starts, where.stops, where.columns, where.fill)]
+    kernel.run([np.asarray(tokens), stored_k, stored_v, *numbers, out, stored_k, stored_v], seed=0)
+    if appends:
+        k, v = (place(*found, jnp.asarray(columns)) for found in ((k, new_k), (v, new_v)))
+    np.testing.assert_array_equal(stored_k, k)
+    np.testing.assert_array_equal(stored_v, v)
+    assert is_as_near_as_einsums(jnp.asarray(out)[:, None], q, k, v, mask)
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ class Instruction:
 
     @property
     def in_place(self) -> dict[int | None, int]:
-        """Of a custom call: for elements of its result (None: for all of it) the operands that it writes them into."""
+        """Operands that a custom call writes its result into, by elements of the result; by None where it has none."""
         match = _IN_PLACE.search(self.attributes)
         pairs = re.findall(r"\{(\d*)\}: \((\d+), ", match[1]) if match else ()
         return {int(element) if element else None: int(operand) for element, operand in pairs}
