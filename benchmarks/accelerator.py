@@ -17,16 +17,25 @@ FOLDER = Path(__file__).resolve().parent
 _LARGE = ("--model", "llama-8b", "--lora-rank", "16", "--frozen-dtype", "bfloat16")
 _MIDDLE = ("--model", "llama-1b")
 _SMALL = ("--model", "qwen2-0.5b")
+_PIECES = ("--logprob-chunk-bytes", "1000000000")
 ROWS = (
-    ("update.py", *_MIDDLE, "--remat"),
-    ("update.py", *_LARGE, "--remat"),
-    ("update.py", *_MIDDLE, "--remat", "--attn-implementation", "einsum"),
-    ("decode.py", *_MIDDLE, "--rows", "64"),
-    ("decode.py", *_MIDDLE, "--rows", "256"),
+    ("decode.py", *_SMALL, "--rows", "256", "--prompt", "256"),
+    ("decode.py", *_SMALL),
+    ("decode.py", *_LARGE, "--rows", "128"),
     ("decode.py", *_LARGE, "--rows", "64"),
     ("decode.py", *_LARGE, "--rows", "256"),
-    ("decode.py", *_SMALL),
-    ("ppo_iteration.py", *_SMALL, "--remat"),
+    ("decode.py", *_MIDDLE, "--rows", "64"),
+    ("decode.py", *_MIDDLE, "--rows", "256"),
+    (
+        *("ppo_iteration.py", *_SMALL, "--epochs", "1", "--minibatch-size", "128"),
+        *("--logprob-chunk-bytes", "4000000000"),
+    ),
+    ("update.py", *_MIDDLE, "--remat", *_PIECES),
+    ("update.py", *_MIDDLE, *_PIECES),
+    ("update.py", *_MIDDLE, *_PIECES, "--minibatch-size", "64"),
+    ("update.py", *_SMALL, "--epochs", "1", *_PIECES),
+    ("update.py", *_LARGE, "--remat"),
+    ("update.py", *_MIDDLE, "--remat", *_PIECES, "--attn-implementation", "einsum"),
     ("score.py", *_MIDDLE),
     ("score.py", *_MIDDLE, "--attn-implementation", "einsum"),
     ("sft_step.py", *_MIDDLE, "--remat"),
