@@ -56,7 +56,7 @@ class ModelConfig(Section):
         bfloat16 or float16, and by the splash kernel on TPUs, for models that they serve; by einsums with a mask
         elsewhere. "einsum", "xla", "cudnn" and "splash" ask for one by name. Attention dropout and virtual tokens go
         through einsums in any case; so do packed rows, but on TPUs. So do the tokens that are sampled, but under
-        "cudnn": in bfloat16 one reads the cache by JAX's decoding kernel there, if heads are 16, 32, 64, 128 or 256
+        "cudnn": in bfloat16 one reads the cache by a kernel of jrl's own there, if heads are 16, 32, 64, 128 or 256
         wide.
     """
 
