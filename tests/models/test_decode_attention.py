@@ -132,10 +132,16 @@ def by_kernel(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "phi3-window", "mixtral", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+    "name",
+    [
+        "llama",
+        "phi3-window",
+        "mixtral",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("falcon_h1", "gemma4_text")),
+    ],
 )
 def test_sampling_by_the_kernel_is_sampling_by_einsums(name, by_kernel):
-    """Rows with padding on the left, two samples of a prompt, more columns than a block; in one family a window."""
+    """Rows with padding on the left, two samples of a prompt, more columns than a block; a window, and lent keys."""
     lm = make_model(CASES[name])
     params = lm.init(jax.random.key(0))
     prompts = tiny_prompts(3, 60)
