@@ -1,13 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of docs/hardware.md is what `jrl plan` counts."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.hardware_plans import METHODS, MODELS, at_most, cell
 
-PAGE = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "hardware.md").read_text(encoding="utf-8")
+
+
+def test_how_far_plans_are_off_is_as_the_other_page_says():
+    """Of GPUs: plans, those within a fifth, too low and too high, over all kinds."""
+    compiled = (DOCS / "compiled.md").read_text(encoding="utf-8")
+    said = re.search(
+        r"in (\d+) of (\d+) cases\..* in (\d+) of (\d+); of the others (\d+) are too low and (\d+) too", PAGE
+    )
+    sample, update = (
+        np.sum([[*map(int, found)] for found in re.findall(pattern, compiled, re.MULTILINE)], axis=0).tolist()
+        for pattern in (rf"^\| gpu:\w+ \| {name}" + r" \| (\d+)" * 4 for name in ("sample", "update"))
+    )
+    assert [int(number) for number in said.groups()] == [
+        sample[1],
+        sample[0],
+        update[1],
+        update[0],
+        *update[2:],
+    ]
 
 
 def row(model: str, trained: str) -> list[str]:
