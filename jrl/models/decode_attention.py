@@ -29,6 +29,7 @@ _HEADS = 16
 _WIDTHS = (16, 32, 64, 128, 256)
 """Widths of heads that the kernel takes: powers of two."""
 _WARPS, _STAGES = 4, 2
+"""Warps of a program, and blocks of the cache at work in it: as JAX's decoding kernel had them when it was measured."""
 _MASKED = -1e30
 """A finite floor of scores: the difference of two of them is 0, not NaN."""
 
