@@ -9,7 +9,6 @@ between lengths, which cost more time than reading. Figures: `docs/performance.m
 from __future__ import annotations
 
 import functools
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +43,8 @@ class KeySpans:
     Attributes:
       starts: The first one.
       stops: The one behind the last; a row that reads none has the same as `starts`.
-      columns: Where the cache takes the newest token, behind which no row reads; a column that it does not have takes
-        none.
+      columns: Where the cache takes the newest token, behind which no row reads; a token whose column lies behind the
+        cache is written nowhere.
       fill: Added to the output: 0; NaN in a row whose columns do not follow each other.
     """
 
@@ -58,7 +57,7 @@ class KeySpans:
 def decodes_by_kernel(attention: str | None, config: TransformerConfig, compute_dtype: Any) -> bool:
     """True where the kernel serves a model whose whole rows attend by this implementation: by cuDNN's alone.
 
-    A JAX without Pallas' Triton dialect, which is deprecated since 0.11.2, has no such kernel.
+    A JAX without Pallas' Triton dialect, which is deprecated since 0.11.0, has no such kernel.
     """
     if attention != "cudnn":
         return False
@@ -125,11 +124,10 @@ def attend_spans(
 def _triton() -> Any:
     """Pallas' Triton dialect; None in a JAX without it."""
     # Imported late: Pallas takes a third of a second, and no CPU has use for it.
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        try:
-            from jax.experimental.pallas import triton
-        except ImportError:
-            return None
+    try:
+        from jax.experimental.pallas import triton
+    except ImportError:
+        return None
     return triton
 
 
@@ -187,7 +185,7 @@ def _kernel(
     """Queries of one row that share a key/value head, over blocks of its columns: a running maximum, sum and mean.
 
     (Dao et al. 2022, arXiv:2205.14135, algorithm 1.) Where the newest column is not in the cache yet, `tokens` has its
-    key and value behind the queries; it is the first that is read, and is written into the cache `after`.
+    key and value behind the queries: that column is read first, and is written into the cache `after`.
     """
     from jax.experimental import pallas as pl
 
@@ -217,12 +215,14 @@ def _kernel(
     def read(block: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         largest, total, sums = carry
         places = block * BLOCK + jnp.arange(BLOCK)
-        readable = ((places >= start) & (places < stop))[None, :]
+        is_read = (places >= start) & (places < stop)
+        readable = is_read[None, :]
         block_places = pl.ds(block * BLOCK, BLOCK)
         scores = scale * triton.dot(queries, k[block_places, :].T)
         highest = jnp.maximum(largest, jnp.max(jnp.where(readable, scores, _MASKED), axis=1))
         weights = jnp.where(readable, jnp.exp(scores - highest[:, None]), 0.0)
-        values = v[block_places, :]
+        # The newest column's old value may be anything; 0 times NaN is NaN.
+        values = jnp.where(is_read[:, None], v[block_places, :], 0)
         shrunk = jnp.exp(largest - highest)
         added = triton.dot(weights.astype(values.dtype), values)
         return highest, shrunk * total + jnp.sum(weights, axis=1), shrunk[:, None] * sums + added

@@ -19,7 +19,8 @@ from jaxlib.triton import dialect
 _DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i64": np.int64, "i32": np.int32, "i1": np.bool_}
 _ENDS = ("scf.yield", "tt.return", "tt.reduce.return")
 _CASTS = ("arith.extf", "arith.truncf", "arith.extui", "arith.extsi", "arith.sitofp")
-_COMPARED = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
+_ORDERS = (np.less, np.less_equal, np.greater, np.greater_equal)
+_COMPARED = (np.equal, np.not_equal, *_ORDERS, *_ORDERS)  # signed, then unsigned
 _REDUCED = {"arith.addf": np.sum, "arith.maxnumf": np.max}
 _PLAIN: dict[str, Any] = {
     **dict.fromkeys(("arith.addi", "arith.addf"), np.add),

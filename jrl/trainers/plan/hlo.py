@@ -371,7 +371,7 @@ def _written_bytes(frame: Frame, it: Instruction) -> int:
     if it.target.startswith(_SCRATCH):
         elements = [element for element in elements if not element.startswith(("s8[", "u8["))]
     if it.opcode != "fusion":
-        # As many bytes as a column of a cache has are read in any case.
+        # The column that is written is not read, but counts as read.
         kept = it.in_place if appends(it) else {}
         return sum(_off_chip_bytes(element) for index, element in enumerate(elements) if index not in kept)
     inner = frame.module.computations[it.called["calls"][0]]

@@ -23,8 +23,8 @@ from jrl.trainers.plan.hlo_text import (
 )
 
 _DECODING = "attend_spans"
-# Pallas kernels of attention, all but jrl's last one JAX's, and the products of (queries, keys) by a head's width of
-# each.
+# Pallas kernels of attention, and how many products of (queries, keys) by a head's width each makes. The last is jrl's,
+# the others are JAX's.
 # Those of `flash_attention`'s forward pass are in its own `cost_estimate`.
 _PALLAS_PRODUCTS = {
     r"flash_mha_bwd_dq": 3,
