@@ -229,6 +229,6 @@ def _kernel(
 
     blocks = (start // BLOCK, (stop + BLOCK - 1) // BLOCK)
     largest, total, sums = jax.lax.fori_loop(*blocks, read, (largest, total, sums))
-    # The largest weight is 1, so that only a row that reads nothing has less.
-    mean = sums / jnp.maximum(total, 1.0)[:, None] + fill[...]
+    # Only a row that reads nothing has no weight.
+    mean = sums / jnp.where(total > 0, total, 1.0)[:, None] + fill[...]
     triton.store(out.at[pl.ds(0, _HEADS), :], mean.astype(out.dtype), mask=(inside < group)[:, None])

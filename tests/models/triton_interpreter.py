@@ -21,14 +21,16 @@ _ENDS = ("scf.yield", "tt.return", "tt.reduce.return")
 _CASTS = ("arith.extf", "arith.truncf", "arith.extui", "arith.extsi", "arith.sitofp")
 _ORDERS = (np.less, np.less_equal, np.greater, np.greater_equal)
 _COMPARED = (np.equal, np.not_equal, *_ORDERS, *_ORDERS)  # signed, then unsigned
+_LARGER = 2  # of floats, and neither is NaN
 _REDUCED = {"arith.addf": np.sum, "arith.maxnumf": np.max}
 _PLAIN: dict[str, Any] = {
     **dict.fromkeys(("arith.addi", "arith.addf"), np.add),
     **dict.fromkeys(("arith.subi", "arith.subf"), np.subtract),
     **dict.fromkeys(("arith.muli", "arith.mulf"), np.multiply),
     "arith.divf": np.divide,
-    **dict.fromkeys(("arith.minsi", "arith.minnumf"), np.minimum),
-    **dict.fromkeys(("arith.maxsi", "arith.maxnumf"), np.maximum),
+    "arith.minsi": np.minimum,
+    "arith.maxsi": np.maximum,
+    "arith.maxnumf": np.fmax,
     "arith.andi": np.bitwise_and,
     "arith.ori": np.bitwise_or,
     "arith.xori": np.bitwise_xor,
@@ -145,6 +147,8 @@ class _Program:
                 return _dtype(op.results[0].type)(attributes["value"].value)
             case "arith.cmpi":
                 return _COMPARED[attributes["predicate"].value](*given)
+            case "arith.cmpf" if attributes["predicate"].value == _LARGER:
+                return np.greater(*given)
             case "tt.get_program_id":
                 return np.int32(self.index[attributes["axis"].value])
             case "tt.make_range":
