@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
@@ -43,11 +42,9 @@ from jrl.models.layers import Norm, Projection
 from jrl.models.positions import Rotation, alibi_slopes, rotate, rotations
 from jrl.models.products import mix_values, score_keys
 from jrl.models.recurrent_rows import RecurrentRows, recurrent_rows
-from jrl.models.score_blocks import Operands, ScoreBlocks
+from jrl.models.score_blocks import MASKED_SCORE, Operands, ScoreBlocks
 from jrl.models.splash_attention import SplashRows, attend_splash, splash_rows
 from jrl.typing import PRNGKey
-
-MASKED_SCORE = float(np.finfo(np.float32).min)
 
 
 class AttentionContext(NamedTuple):

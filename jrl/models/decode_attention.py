@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.mesh import partition_spec, platform
 from jrl.models.cache import LayerCache
 from jrl.models.config import TransformerConfig
+from jrl.models.score_blocks import MASKED_SCORE
 
 BLOCK = 64
 """Columns that the kernel reads at a time; the cache has a multiple of them."""
@@ -29,8 +30,6 @@ _WIDTHS = (16, 32, 64, 128, 256)
 """Widths of heads that the kernel takes: powers of two."""
 _WARPS, _STAGES = 4, 2
 """Warps of a program, and blocks of the cache at work in it: as JAX's decoding kernel had them when it was measured."""
-_MASKED = -1e30
-"""A finite floor of scores: the difference of two of them is 0, not NaN."""
 
 
 @functools.partial(
@@ -182,7 +181,7 @@ def _kernel(
     group: int,
     kv_heads: int,
 ) -> None:
-    """Queries of one row that share a key/value head, over blocks of its columns: a running maximum, sum and mean.
+    """Queries of one row that share a key/value head, over blocks of its columns: a running maximum, and sums.
 
     (Dao et al. 2022, arXiv:2205.14135, algorithm 1.) Where the newest column is not in the cache yet, `tokens` has its
     key and value behind the queries: that column is read first, and is written into the cache `after`.
@@ -195,7 +194,7 @@ def _kernel(
     own = head * group + jnp.minimum(inside, group - 1)
     queries = triton.load(tokens.at[own[:, None], jnp.arange(k.shape[1])[None, :]])
     start, stop = starts[...], stops[...]
-    largest = jnp.full((_HEADS,), _MASKED, jnp.float32)
+    largest = jnp.full((_HEADS,), MASKED_SCORE, jnp.float32)
     total = jnp.zeros((_HEADS,), jnp.float32)
     sums = jnp.zeros(queries.shape, jnp.float32)
     if after:
@@ -205,24 +204,23 @@ def _kernel(
         for cache, new in zip(after, (new_k, new_v), strict=True):
             at = jnp.minimum(column, k.shape[0] - 1)
             triton.store(cache.at[pl.ds(at, 1), :], new, mask=jnp.full(new.shape, column < k.shape[0]))
-        is_read = (column >= start) & (column < stop)
+        is_newest_read = (column >= start) & (column < stop)
         scores = scale * jnp.sum(queries.astype(jnp.float32) * new_k.astype(jnp.float32), axis=1)
-        largest = jnp.where(is_read, scores, _MASKED)
-        total = jnp.where(is_read, 1.0, total)
-        sums = jnp.where(is_read, new_v.astype(jnp.float32), sums)
+        largest = jnp.where(is_newest_read, scores, MASKED_SCORE)
+        total = jnp.where(is_newest_read, 1.0, total)
+        sums = jnp.where(is_newest_read, new_v.astype(jnp.float32), sums)
         stop = jnp.minimum(stop, column)
 
     def read(block: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         largest, total, sums = carry
         places = block * BLOCK + jnp.arange(BLOCK)
         is_read = (places >= start) & (places < stop)
-        readable = is_read[None, :]
-        block_places = pl.ds(block * BLOCK, BLOCK)
-        scores = scale * triton.dot(queries, k[block_places, :].T)
-        highest = jnp.maximum(largest, jnp.max(jnp.where(readable, scores, _MASKED), axis=1))
-        weights = jnp.where(readable, jnp.exp(scores - highest[:, None]), 0.0)
+        here = pl.ds(block * BLOCK, BLOCK)
+        scores = scale * triton.dot(queries, k[here, :].T)
+        highest = jnp.maximum(largest, jnp.max(jnp.where(is_read[None, :], scores, MASKED_SCORE), axis=1))
+        weights = jnp.where(is_read[None, :], jnp.exp(scores - highest[:, None]), 0.0)
         # The newest column's old value may be anything; 0 times NaN is NaN.
-        values = jnp.where(is_read[:, None], v[block_places, :], 0)
+        values = jnp.where(is_read[:, None], v[here, :], 0)
         shrunk = jnp.exp(largest - highest)
         added = triton.dot(weights.astype(values.dtype), values)
         return highest, shrunk * total + jnp.sum(weights, axis=1), shrunk[:, None] * sums + added

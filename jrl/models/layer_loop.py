@@ -250,10 +250,7 @@ def _stack(trees: Sequence[Any]) -> Any:
 
 
 def _stack_leaves(*leaves: Array) -> Array:
-    """`jnp.stack`, each layer's part written at a number that the compiler does not know.
-
-    By a constant no two of the kernels that write would be equal, and XLA would compile one for each layer.
-    """
+    """`jnp.stack`, each layer's part written at one of `_numbers`."""
     stacked = jax.lax.empty((len(leaves), *leaves[0].shape), leaves[0].dtype)
     for number, leaf in zip(_numbers(len(leaves)), leaves, strict=True):
         stacked = jax.lax.dynamic_update_index_in_dim(stacked, leaf, number, axis=0)
@@ -265,7 +262,7 @@ def _stack_shape(*leaves: Any) -> jax.core.ShapedArray:
 
 
 def _unstack(gradient: Float[Array, "N ..."], *leaves: Any) -> list[Array]:
-    """Each layer's part of a stack's gradient, picked by such a number, too.
+    """Each layer's part of a stack's gradient, picked by one of `_numbers`.
 
     XLA picks it inside of the kernels that read it: those of the optimizer.
     """
@@ -275,7 +272,11 @@ def _unstack(gradient: Float[Array, "N ..."], *leaves: Any) -> list[Array]:
 
 
 def _numbers(count: int) -> Array:
-    """0, 1, 2 … behind a barrier to the compiler."""
+    """0, 1, 2 … behind a barrier to the compiler.
+
+    By constants no two of the kernels that write or read a stack would be equal, and XLA would compile one for each
+    layer.
+    """
     return jax.lax.optimization_barrier(jnp.arange(count, dtype=jnp.uint32))
 
 

@@ -17,12 +17,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from jrl.mesh import constrain, constrain_rows, partition_spec
 from jrl.typing import PRNGKey
 
+MASKED_SCORE = float(np.finfo(np.float32).min)
+"""Of a key that is not read: finite, so that the difference of two of them is 0, not NaN."""
 SCORES_BYTES = 1 << 28
 """Most bytes of float32 scores that a device makes at once. The backward pass holds about three arrays of this size
 together, under 1 GiB; a quarter of it is enough for the matrix products to be large, and GPT-2's usual batches fit."""

@@ -10,7 +10,7 @@ import pytest
 
 from jrl.models import decode_attention
 from jrl.models.attention import attend
-from jrl.models.cache import LayerCache
+from jrl.models.cache import LayerCache, Places
 from jrl.models.decode_attention import BLOCK, attend_spans, decodes_by_kernel, key_spans, whole_blocks
 from jrl.models.decoder_policy import DecoderPolicy
 from jrl.models.model import make_model
@@ -32,16 +32,16 @@ def cache_of(k, v):
     return LayerCache((k,), (v,))
 
 
-def place(buffer, new, columns):
-    """The buffer with one new column of every row; nowhere if that lies behind it."""
-    return jax.vmap(lambda row, own, at: row.at[:, at].set(own[:, 0], mode="drop"))(buffer, new, columns)
+def appended(cache, new, columns):
+    """The cache as other ways of decoding write it, one new column of every row."""
+    return cache.append(new, Places(columns[:, None], jnp.max(columns)))
 
 
-def is_as_near_as_einsums(found, q, k, v, mask):
+def is_as_near_as_einsums(found, q, cache, mask):
     """Whether outputs in bfloat16 are as near to float32 as those of einsums."""
-    wide = [x.astype(jnp.float32) for x in (q, k, v)]
-    exact = attend(Operands(wide[0], (wide[1],), (wide[2],), mask), scale=0.1)
-    by_einsum = attend(Operands(q, (k,), (v,), mask), scale=0.1)
+    wide_q, wide = jax.tree.map(lambda x: x.astype(jnp.float32), (q, cache))
+    exact = attend(Operands(wide_q, *wide, mask), scale=0.1)
+    by_einsum = attend(Operands(q, *cache, mask), scale=0.1)
     far = [float(jnp.linalg.norm(x.astype(jnp.float32) - exact)) for x in (found, by_einsum)]
     return far[0] <= 1.5 * far[1] + 1e-3 * float(jnp.linalg.norm(exact))
 
@@ -82,14 +82,12 @@ def test_the_newest_token_is_read_and_written():
     mask, columns = spans_mask(spans, length), jnp.asarray([70, 99, 9, 50, length, BLOCK])
     q, k, v = draw(6, 40, 2, length, width)
     new = cache_of(*(jax.random.normal(jax.random.key(seed), (6, 2, 1, width)) for seed in (7, 8)))
-    (new_k,), (new_v,) = new
     # What the columns held before is read by nobody.
-    stale_k, stale_v = (place(x, jnp.full((6, 2, 1, width), jnp.nan), columns) for x in (k, v))
-    found, after = attend_spans(q, new, cache_of(stale_k, stale_v), key_spans(mask, columns), scale=0.3)
-    k, v = place(k, new_k, columns), place(v, new_v, columns)
-    np.testing.assert_array_equal(after.k[0], k)
-    np.testing.assert_array_equal(after.v[0], v)
-    np.testing.assert_allclose(found, attend(Operands(q, (k,), (v,), mask), scale=0.3), atol=2e-6)
+    stale = appended(cache_of(k, v), jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), new), columns)
+    found, after = attend_spans(q, new, stale, key_spans(mask, columns), scale=0.3)
+    expected = appended(cache_of(k, v), new, columns)
+    jax.tree.map(np.testing.assert_array_equal, after, expected)
+    np.testing.assert_allclose(found, attend(Operands(q, *expected, mask), scale=0.3), atol=2e-6)
 
 
 @pytest.mark.skipif(
@@ -107,12 +105,12 @@ def test_as_lowered_for_a_gpu_it_is_einsums(heads, kv_heads, width, appends, mon
     monkeypatch.setattr(decode_attention, "platform", lambda: "gpu")
     length = 3 * BLOCK
     spans = [(3, length), (0, BLOCK), (BLOCK, BLOCK + 1), (5, 40), (9, 10)]
-    columns = np.asarray([length - 1, BLOCK - 1, BLOCK, length, 9])
+    columns = jnp.asarray([length - 1, BLOCK - 1, BLOCK, length, 9])
     mask = spans_mask(spans, length)
     q, k, v = draw(5, heads, kv_heads, length, width, jnp.bfloat16)
     # The fourth row does not read its newest key, however large its score is.
     new_k, new_v = (k[:, :, 5:6] + 1).at[3].multiply(100), v[:, :, 9:10] - 1
-    new, cache, where = cache_of(new_k, new_v), cache_of(k, v), key_spans(mask, jnp.asarray(columns))
+    new, cache, where = cache_of(new_k, new_v), cache_of(k, v), key_spans(mask, columns)
     decode = jax.jit(lambda *given: attend_spans(*given, scale=0.1))
     (kernel,) = kernels_of(
         decode.trace(q, new if appends else None, cache, where).lower(lowering_platforms=("cuda",))
@@ -122,11 +120,9 @@ def test_as_lowered_for_a_gpu_it_is_einsums(heads, kv_heads, width, appends, mon
     stored_k, stored_v = np.array(k), np.array(v)
     numbers = [np.asarray(x) for x in (where.starts, where.stops, where.columns, where.fill)]
     kernel.run([np.asarray(tokens), stored_k, stored_v, *numbers, out, stored_k, stored_v], seed=0)
-    if appends:
-        k, v = (place(*found, jnp.asarray(columns)) for found in ((k, new_k), (v, new_v)))
-    np.testing.assert_array_equal(stored_k, k)
-    np.testing.assert_array_equal(stored_v, v)
-    assert is_as_near_as_einsums(jnp.asarray(out)[:, None], q, k, v, mask)
+    after = appended(cache, new, columns) if appends else cache
+    jax.tree.map(np.testing.assert_array_equal, cache_of(stored_k, stored_v), after)
+    assert is_as_near_as_einsums(jnp.asarray(out)[:, None], q, after, mask)
 
 
 @pytest.fixture
@@ -239,11 +235,12 @@ on_a_gpu = pytest.mark.skipif(jax.default_backend() != "gpu", reason="the kernel
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(14, 2, 64), (32, 8, 128), (8, 1, 256)])
 def test_on_a_gpu_it_is_einsums_too(heads, kv_heads, width):
     length = 8 * BLOCK
-    q, k, v = draw(64, heads, kv_heads, length, width, jnp.bfloat16)
+    q, *cache = draw(64, heads, kv_heads, length, width, jnp.bfloat16)
+    cache = cache_of(*cache)
     ends = np.random.default_rng(0).integers(1, length, size=64)
     mask = spans_mask([(end // 3, end) for end in ends], length)
-    found, _ = attend_spans(q, None, cache_of(k, v), key_spans(mask, jnp.zeros(64, int)), scale=0.1)
-    assert is_as_near_as_einsums(found, q, k, v, mask)
+    found, _ = attend_spans(q, None, cache, key_spans(mask, jnp.zeros(64, int)), scale=0.1)
+    assert is_as_near_as_einsums(found, q, cache, mask)
 
 
 @on_a_gpu
@@ -251,13 +248,12 @@ def test_on_a_gpu_it_is_einsums_too(heads, kv_heads, width):
 def test_on_a_gpu_the_newest_token_is_read_and_written(heads, kv_heads, width):
     length = 8 * BLOCK
     q, k, v = draw(64, heads, kv_heads, length, width, jnp.bfloat16)
-    new_k, new_v = k[:, :, 5:6] + 1, v[:, :, 9:10] - 1
+    new = cache_of(k[:, :, 5:6] + 1, v[:, :, 9:10] - 1)
     columns = np.random.default_rng(0).integers(0, length + 5, size=64)
     mask = spans_mask([(column // 3, min(column + 1, length)) for column in columns], length)
     spans = key_spans(mask, jnp.asarray(columns))
     decode = jax.jit(lambda q, new, cache: attend_spans(q, new, cache, spans, scale=0.1), donate_argnums=2)
-    after_k, after_v = place(k, new_k, jnp.asarray(columns)), place(v, new_v, jnp.asarray(columns))
-    found, after = decode(q, cache_of(new_k, new_v), cache_of(k, v))
-    np.testing.assert_array_equal(after.k[0], after_k)
-    np.testing.assert_array_equal(after.v[0], after_v)
-    assert is_as_near_as_einsums(found, q, after_k, after_v, mask)
+    expected = appended(cache_of(k, v), new, jnp.asarray(columns))
+    found, after = decode(q, new, cache_of(k, v))
+    jax.tree.map(np.testing.assert_array_equal, after, expected)
+    assert is_as_near_as_einsums(found, q, expected, mask)

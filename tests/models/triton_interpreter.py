@@ -18,7 +18,7 @@ from jaxlib.triton import dialect
 
 _DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i64": np.int64, "i32": np.int32, "i1": np.bool_}
 _ENDS = ("scf.yield", "tt.return", "tt.reduce.return")
-_CASTS = ("arith.extf", "arith.truncf", "arith.extui", "arith.extsi", "arith.sitofp")
+_CASTS = ("arith.extf", "arith.truncf", "arith.extui", "arith.sitofp")
 _ORDERS = (np.less, np.less_equal, np.greater, np.greater_equal)
 _COMPARED = (np.equal, np.not_equal, *_ORDERS, *_ORDERS)  # signed, then unsigned
 _LARGER = 2  # of floats, and neither is NaN
@@ -29,11 +29,8 @@ _PLAIN: dict[str, Any] = {
     **dict.fromkeys(("arith.muli", "arith.mulf"), np.multiply),
     "arith.divf": np.divide,
     "arith.minsi": np.minimum,
-    "arith.maxsi": np.maximum,
     "arith.maxnumf": np.fmax,
     "arith.andi": np.bitwise_and,
-    "arith.ori": np.bitwise_or,
-    "arith.xori": np.bitwise_xor,
     "arith.divui": np.floor_divide,
     "arith.remui": np.remainder,
     "arith.divsi": lambda x, y: np.trunc(x / y).astype(np.int32),

@@ -24,8 +24,7 @@ from jrl.trainers.plan.hlo_text import (
 
 _DECODING = "attend_spans"
 # Pallas kernels of attention, and how many products of (queries, keys) by a head's width each makes. The last is jrl's,
-# the others are JAX's.
-# Those of `flash_attention`'s forward pass are in its own `cost_estimate`.
+# the others are JAX's. Those of `flash_attention`'s forward pass are in its own `cost_estimate`.
 _PALLAS_PRODUCTS = {
     r"flash_mha_bwd_dq": 3,
     r"flash_mha_bwd_dkv": 4,
@@ -181,7 +180,7 @@ def _custom_flops(computation: Computation, it: Instruction) -> float:
 
 def appends(it: Instruction) -> bool:
     """True for a kernel that writes one column of each row into the cache that it is given."""
-    return _DECODING in it.op_name and bool(it.in_place)
+    return it.target in _PALLAS_TARGETS and _DECODING in it.op_name and bool(it.in_place)
 
 
 def _pallas_flops(computation: Computation, it: Instruction) -> float:
