@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 from transformers import BertConfig, Gemma4TextConfig
 
 from jrl.models import layer_loop, score_blocks
@@ -26,6 +25,7 @@ from jrl.models.noise import EmbeddingNoise
 from jrl.models.products import CPU, GPU, PLAIN, products
 from jrl.models.quantize import quantize_frozen
 from jrl.ops.logprobs import logprobs_from_logits
+from tests.jaxprs import equations, read_loop
 from tests.models.classifier_cases import BERT, labelled
 from tests.models.family_cases import CASES
 from tests.models.family_cases_gemma4 import GEMMA4
@@ -200,7 +200,7 @@ def kept(remat: bool) -> list[tuple[int, ...]]:
     run = objective("gpt2", True, remat=remat)
     jaxpr = jax.make_jaxpr(jax.grad(lambda *given: run(*given)[0]))(params, frozen, None)
     forwards = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
-    return [variable.aval.shape[1:] for variable in forwards.outvars[forwards.params["num_carry"] :]]
+    return [aval.shape[1:] for aval in read_loop(forwards).left]
 
 
 def test_the_backward_pass_is_left_products_with_weights_and_what_attention_mixed() -> None:
@@ -232,8 +232,7 @@ class TestFrozenLayersOnATpu:
         loops = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
         stacked, picks = [], []
         for loop in loops:
-            first = loop.params["num_consts"] + loop.params["num_carry"]
-            stacked.append(any(set(one.aval.shape[1:]) == kernel for one in loop.invars[first:]))
+            stacked.append(any(set(one.shape[1:]) == kernel for one in read_loop(loop).stacked))
             picks.append(any(eqn.primitive.name == "cond" for eqn in equations(loop.params["jaxpr"].jaxpr)))
         assert any(stacked) == stacks_kernels
         assert any(picks) == (name != "llama") and not any(map(all, zip(stacked, picks, strict=True)))
@@ -246,8 +245,7 @@ def test_bfloat16_stacks_kernels_as_products_read_them(name: str) -> None:
     run = objective(name, True, compute_dtype=jnp.bfloat16)
     jaxpr = jax.make_jaxpr(lambda *given: run(*given)[0])(params, frozen, None)
     for loop in (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"):
-        first = loop.params["num_consts"] + loop.params["num_carry"]
-        stacked = [variable.aval for variable in loop.invars[first:]]
+        stacked = read_loop(loop).stacked
         rounded = sum(one.size for one in stacked if one.dtype == jnp.bfloat16)
         others = sum(one.size for one in stacked) - rounded
         assert rounded == 0 if name == "dora" else rounded > 5 * others
@@ -278,14 +276,6 @@ def test_what_is_dear_has_these_names() -> None:
 
     found = {eqn.primitive.name for eqn in equations(jax.make_jaxpr(dear)(jnp.ones((8, 8))).jaxpr)}
     assert found >= DEAR - {"ffi_call"} | {"dot_general"}
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """Of a program and of all that it calls."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from equations(inner)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])

@@ -18,9 +18,9 @@ from jrl.models.entries_io import parameter_targets
 from jrl.models.model import make_model
 from jrl.models.quantize import QuantizedKernel, num_weights, quantize_frozen, quantize_kernel
 from jrl.trainers.checkpoints.checkpointer import tree_sha256
+from tests.jaxprs import equations
 from tests.models.family_cases import CASES
 from tests.models.family_cases_moe import MIXTRAL
-from tests.models.test_layer_loop import equations
 from tests.models.test_policy import scorer
 from tests.tiny import VOCAB_SIZE, tiny_lm, tiny_prompts
 

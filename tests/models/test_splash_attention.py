@@ -21,6 +21,7 @@ from jrl.models.positions import token_positions
 from jrl.models.score_blocks import Operands
 from jrl.models.splash_attention import attend_splash, block_size, splash_rows
 from jrl.typing import ModelInputs
+from tests.jaxprs import read_loop
 from tests.models.family_cases import CASES
 from tests.models.test_fused_attention import (
     assert_prompts_are_read_alike,
@@ -160,7 +161,7 @@ class TestModels:
             return policy.branch(params, {}, policy.trunk({}, inputs), inputs, None).policy.sum()
 
         loop = next(eqn for eqn in jax.make_jaxpr(jax.grad(run))(params).eqns if eqn.primitive.name == "scan")
-        left = [variable.aval.shape[1:] for variable in loop.outvars[loop.params["num_carry"] :]]
+        left = [aval.shape[1:] for aval in read_loop(loop).left]
         heads, width = lm.config.num_heads, lm.config.head_dim
         assert left.count((4, heads, 128, width)) == 1 and left.count((4, heads, 128)) == 1
         assert not any(shape[-2:] == (128, 128) for shape in left)

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from jrl.models.layers import hide_padding
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.logprobs import entropy_from_logits, kl_from_logits, logprobs_from_logits, take_targets
 from jrl.ops.token_reads import read_tokens
+from tests.jaxprs import equations, read_loop
 
 SIZES = [(3, 7, 2), (3, 7, 6), (5, 2, 2), (4, 1, 1)]
 
@@ -103,15 +103,6 @@ WIDE_READS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-def loop_operands(jaxpr: jax.extend.core.Jaxpr) -> Iterator[jax.core.AbstractValue]:
-    """What the loops of a jaxpr are given once for all rounds."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "scan":
-            yield from (each.aval for each in equation.invars[: equation.params["num_consts"]])
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            yield from loop_operands(inner)
-
-
 @pytest.mark.parametrize("name", WIDE_READS)
 def test_nothing_as_wide_as_a_piece_is_held_for_all_pieces(name: str) -> None:
     """The kernel is: it is smaller than a piece here. What a derivative takes out of a loop, each round would read."""
@@ -123,6 +114,8 @@ def test_nothing_as_wide_as_a_piece_is_held_for_all_pieces(name: str) -> None:
 
         return map_positions(read, (hidden, targets), positions=6).sum()
 
-    held = [aval.size for aval in loop_operands(jax.make_jaxpr(jax.value_and_grad(objective))(kernel).jaxpr)]
+    program = jax.make_jaxpr(jax.value_and_grad(objective))(kernel).jaxpr
+    loops = [read_loop(each) for each in equations(program) if each.primitive.name == "scan"]
+    held = [aval.size for loop in loops for aval in loop.held]
     assert kernel.size in held
     assert max(held) <= kernel.size
