@@ -447,6 +447,22 @@ def hold_split(tree: Any, round_value: Any) -> Any:
       tree: Parameters.
       round_value: Arrays that differ from round to round.
     """
+    return hold_behind(tree, round_value)[0]
+
+
+def hold_behind(tree: Any, results: Any) -> tuple[Any, Any]:
+    """Ties parameters to results of others: read one after the other, and their gradients made in the other order.
+
+    What follows must read the results that this returns. JAX ties gradients to each other where there are any: of
+    results that nothing reads there are none, and the gradient of the parameters would keep nothing waiting.
+
+    Args:
+      tree: Parameters.
+      results: Arrays to wait for, whose own gradients then wait for those of the parameters.
+    Returns:
+      Both, with the same values; where parameters are not split over `fsdp`, untouched.
+    """
     if not is_split_over_fsdp():
-        return tree
-    return jax.lax.optimization_barrier((tree, round_value))[0]
+        return tree, results
+    held: tuple[Any, Any] = jax.lax.optimization_barrier((tree, results))
+    return held

@@ -32,7 +32,7 @@ from jrl.learners.config import LanguageConfig, check_fields, refuse_methods
 from jrl.learners.forward import mask_rows
 from jrl.learners.state import TrainState, init_train_state
 from jrl.losses.ilql import Q_TARGETS, ILQLPredictions, ilql_loss
-from jrl.mesh import hold_split, is_split_over_fsdp, logits_parts, platform
+from jrl.mesh import hold_behind, hold_split, is_split_over_fsdp, logits_parts, platform
 from jrl.ops.alignment import states_at, targets_at
 from jrl.ops.chunks import map_positions, positions_of
 from jrl.ops.logprobs import logprobs_from_logits, take_targets
@@ -355,7 +355,8 @@ def _predictions(
 def _one_by_one(reads: Sequence[_Read], actions: Int[Array, "B T"], *, positions: int) -> list[Any]:
     """Results of reads whose own weights are whole over `fsdp` one after the other, and so are their gradients.
 
-    Each waits for the one before. Else the compiler gathers several, and Q heads are as large as many layers.
+    Each waits for the one before, and in the backward pass for the one behind. Else the compiler gathers several, and Q
+    heads are as large as many layers.
 
     Args:
       reads: In their order. One without weights of its own waits for none.
@@ -370,7 +371,9 @@ def _one_by_one(reads: Sequence[_Read], actions: Int[Array, "B T"], *, positions
     pieces = min(positions, -(-actions.size // 2))
     found: list[Any] = []
     for read, weights, hidden in reads:
-        of_held = partial(read, hold_split(weights, found[-1]) if found else weights)
+        if found:
+            weights, found[-1] = hold_behind(weights, found[-1])
+        of_held = partial(read, weights)
         if is_small:
             found.append(of_held(hidden, actions))
         elif waits and actions.size <= positions:

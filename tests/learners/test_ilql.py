@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from jrl.ops.alignment import length_mask
 from jrl.ops.metrics import finalize
 from jrl.rollout.generate import make_generate
 from jrl.typing import Features, ILQLBatch, ModelInputs, SamplingKnobs
+from tests.jaxprs import equations
 from tests.learners.batches import CHUNK_BYTES, adam, sgd
 from tests.learners.tabular import EOS, START, VOCAB, tabular_params, tabular_policy
 
@@ -100,14 +99,6 @@ def start() -> ILQLState:
 
 def assert_equal(actual: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All of a jaxpr, inner ones included."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            yield from equations(inner)
 
 
 def by_hand(pairs: list[list[tuple[int, int]]], rewards: list[float]) -> dict[str, float]:
