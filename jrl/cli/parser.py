@@ -40,8 +40,9 @@ class CommandParser(argparse.ArgumentParser):
         """Ends with one line, as every mistake does, and the closest name where one is misspelled."""
         found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if found:
-            names = re.findall(r"[\w-]+", found[2])
-            message = f"{message}.{did_you_mean(found[1], names)}"
+            # Newer releases of Python quote no choice: one message, whichever it is.
+            names = [name.strip("'") for name in found[2].split(", ")]
+            message = f"{message[: found.start(2)]}{', '.join(names)}).{did_you_mean(found[1], names)}"
         lacking = re.search(r"arguments are required: (.*)", message)
         if lacking:
             needed = [f"`{name}`{_NEEDED.get(name, '; got none')}" for name in lacking[1].split(", ")]

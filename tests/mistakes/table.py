@@ -301,7 +301,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "a command that is misspelled",
         words("pop", "--reward", "x:y"),
         "command",
-        "choose from 'ppo'",
+        "(choose from ppo, grpo, ",
         "invalid choice: 'pop'",
         "Did you mean `ppo`?",
     ),
