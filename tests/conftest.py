@@ -25,7 +25,6 @@ QUICK = "--xla_cpu_use_fusion_emitters=false"
 jaxtyping.install_import_hook(["jrl.ops", "jrl.losses"], "beartype.beartype")
 
 import jax  # noqa: E402
-import jaxlib  # noqa: E402
 import pytest  # noqa: E402
 
 from tests import tiers  # noqa: E402
@@ -53,8 +52,8 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 def pytest_configure(config: pytest.Config) -> None:
     """Flags of the quick tiers, before anything is computed; what the environment says stays."""
     flags = os.environ["XLA_FLAGS"]
-    knows = jaxlib.__version__.startswith("0.10.")  # a flag that a version does not know ends the process
-    if knows and tiers.is_quick(config.option.markexpr) and "xla_cpu_use_fusion_emitters" not in flags:
+    is_quick = tiers.KNOWS_EMITTERS and tiers.is_quick(config.option.markexpr)
+    if is_quick and "xla_cpu_use_fusion_emitters" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {QUICK}"
 
 

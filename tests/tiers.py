@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import jaxlib
 import pytest
 
 FURTHER = "..."
@@ -24,6 +25,8 @@ AS_USERS = ("slow", "aot")
 """Tiers whose programs XLA compiles as it does for users."""
 QUICK = ("fast", "broad", "parity", "mesh")
 """Tiers that can be named to be compiled quickly, beside the default one."""
+KNOWS_EMITTERS = jaxlib.__version__.startswith("0.10.")
+"""Whether XLA has `--xla_cpu_use_fusion_emitters`; a flag that it does not know ends the process."""
 ROOMS = ("ops", "losses", "learners", "rollout", "test_contracts.py", "test_layers.py")
 
 
