@@ -117,6 +117,28 @@ LayerEntry = LayerCache | LatentCache | StateCache | AttentionStateCache
 """What a cache holds of one layer, by the kind of its mixer."""
 
 
+class PartEntry(NamedTuple):
+    """Entry of one layer for a part of the rows, which goes into that of all rows as soon as the layer has it.
+
+    Attributes:
+      own: Of the part.
+      whole: Of all rows, by parts: every array has one more axis in front.
+      number: Of the part.
+    """
+
+    own: LayerEntry
+    whole: LayerEntry
+    number: Int[Array, ""]
+
+    def put(self, own: LayerEntry) -> LayerEntry:
+        """The entry of all rows with that of the part, as the layer left it."""
+        found: LayerEntry = jax.tree.map(
+            lambda whole, part: jax.lax.dynamic_update_index_in_dim(whole, part, self.number, axis=0),
+            *(self.whole, own),
+        )
+        return found
+
+
 class Cache(NamedTuple):
     """Everything `decode` remembers of the rows.
 
@@ -140,6 +162,15 @@ class Cache(NamedTuple):
     positions: Int[Array, "B"]
     column: Column | Int[Array, "B"]
     experts: Int[Array, "B S M k"] | None = None
+
+
+def within(cache: Cache, whole: Cache, number: Int[Array, ""]) -> Cache:
+    """A cache of a part of the rows, whose layers hand on that of all rows; see `PartEntry`.
+
+    Those of a value branch are few, and hand on their own.
+    """
+    layers: Any = tuple(PartEntry(*pair, number) for pair in zip(cache.layers, whole.layers, strict=True))
+    return cache._replace(layers=layers)
 
 
 class NewTokens(NamedTuple):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jrl.models.adapters.lora import Lora
 from jrl.models.adapters.virtual_tokens import PREFIX, PROMPT, VirtualTokens
-from jrl.models.cache import forget, own_columns
+from jrl.models.cache import forget, own_columns, within
 from jrl.models.config import TransformerConfig
 from jrl.models.decoder_policy import LORA, VALUE_BRANCH, DecoderPolicy
 from jrl.models.fused_attention import AttnImplementation, choose_attention, require_einsum
@@ -120,6 +120,7 @@ def make_policy(
         own_columns,
         forget,
         not config.is_recurrent,
+        within,
         policy.visited,
     )
 

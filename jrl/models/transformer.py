@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jrl.mesh import constrain_rows
 from jrl.models.attention import AttentionContext, full_context
 from jrl.models.blocks import equal_layers, make_block, stream_norm
-from jrl.models.cache import LayerCache, LayerEntry, empty_layer_cache
+from jrl.models.cache import LayerCache, LayerEntry, PartEntry, empty_layer_cache
 from jrl.models.config import LayerConfig, TransformerConfig
 from jrl.models.layer_loop import gathering_again, run_blocks
 from jrl.models.layers import (
@@ -205,11 +205,15 @@ class Decoder(nn.Module):
         context: AttentionContext,
         start: int,
         stop: int,
-        caches: tuple[LayerEntry, ...] | None = None,
+        caches: tuple[LayerEntry | PartEntry, ...] | None = None,
     ) -> tuple[Carried, tuple[LayerEntry, ...]]:
         """Layers `start` to `stop − 1`; `caches` has one entry for each of them, or is None.
 
         With caches every layer has its own body: so each cache is written in place, token by token.
+
+        Of prompts that go through a kernel, or are a part of the rows, a layer waits for the cache of the one before.
+        XLA for GPUs would write those of all layers behind the last, in one kernel, and hold the keys and values of all
+        prompts until then.
         """
         if caches is None:
 
@@ -221,9 +225,14 @@ class Decoder(nn.Module):
         x, lent, updated = carried.x, dict(carried.lent), []
         given = carried.given(stop - start)
         for index, cache, own in zip(range(start, stop), caches, given, strict=True):
-            x, entry = self.layers[index](x, context._replace(lent=lent), cache, *own)
+            before = cache.own if isinstance(cache, PartEntry) else cache
+            x, entry = self.layers[index](x, context._replace(lent=lent), before, *own)
             if self.config.layers[index].lends_keys:
                 lent[index] = entry
+            if isinstance(cache, PartEntry):
+                entry = cache.put(entry)
+            if before is not cache or context.fused is not None:
+                x, entry = jax.lax.optimization_barrier((x, entry))
             updated.append(entry)
         return self._handed_on(x, lent, carried, start, stop), tuple(updated)
 

@@ -244,11 +244,11 @@ def prefill(
         features, cache = policy.decode(params, frozen, inputs, cache)
         return jax.tree.map(lambda hidden: hidden[:, -1:], features), cache
 
-    def read_rows(inputs: ModelInputs) -> tuple[Features, Cache]:
-        return read(inputs, policy.init_cache(params, frozen, inputs, columns * count + room))
+    def begin(inputs: ModelInputs) -> Cache:
+        return policy.init_cache(params, frozen, inputs, columns * count + room)
 
     if count == 1:
-        return _by_rows(read_rows, prompts, prefill_rows(num_rows, width) or num_rows)
+        return _by_rows(policy, begin, read, prompts, prefill_rows(num_rows, width) or num_rows)
     # More padding on the left, so that all parts are of one width and share one body of the program.
     padding = ((0, 0), (columns * count - width, 0))
     tokens, mask = jnp.pad(prompts.tokens, padding), jnp.pad(prompts.attention_mask, padding)
@@ -257,21 +257,24 @@ def prefill(
         cut = partial(jax.lax.dynamic_slice_in_dim, start_index=number * columns, slice_size=columns, axis=1)
         return read(prompts._replace(tokens=cut(tokens), attention_mask=cut(mask)), found[1])
 
-    cache = policy.init_cache(params, frozen, prompts, columns * count + room)
-    shapes = jax.eval_shape(read_part, jnp.int32(0), (None, cache))[0]
-    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    found: tuple[Features, Cache] = jax.lax.fori_loop(0, count, read_part, (nothing, cache))
+    cache = begin(prompts)
+    features, _ = jax.eval_shape(read_part, jnp.int32(0), (None, cache))
+    found: tuple[Features, Cache] = jax.lax.fori_loop(0, count, read_part, (_zeros(features), cache))
     return found
 
 
 def _by_rows(
-    read: Callable[[ModelInputs], tuple[Features, Cache]], prompts: ModelInputs, most: int
+    policy: PolicyFns,
+    begin: Callable[[ModelInputs], Cache],
+    read: Callable[[ModelInputs, Cache], tuple[Features, Cache]],
+    prompts: ModelInputs,
+    most: int,
 ) -> tuple[Features, Cache]:
-    """What is made of prompts, so many rows of each device after the other."""
+    """What is made of prompts and the cache that they begin with, so many rows of each device after the other."""
     num_rows = prompts.tokens.shape[0]
     own = rows_of_device(num_rows)
     if most >= own:
-        return read(prompts)
+        return read(prompts, begin(prompts))
     devices, count = num_rows // own, own // most
 
     def cut(x: Array) -> Array:
@@ -284,7 +287,27 @@ def _by_rows(
         parts = x.reshape(count, devices, -1, *x.shape[2:]).swapaxes(0, 1)
         return constrain_rows_alone(parts.reshape(num_rows, *x.shape[2:]))
 
-    found: tuple[Features, Cache] = jax.tree.map(join, jax.lax.map(read, jax.tree.map(cut, prompts)))
+    def read_part(whole: Cache, part: tuple[Array, ModelInputs]) -> tuple[Cache, Features]:
+        number, inputs = part
+
+        def put(whole: Array, own: Array) -> Array:
+            if whole.ndim == jnp.ndim(own):
+                return own  # `decode` has put it
+            return jax.lax.dynamic_update_index_in_dim(whole, own, number, axis=0)
+
+        features, cache = read(inputs, policy.within(begin(inputs), whole, number))
+        return jax.tree.map(put, whole, cache), features
+
+    parts = jax.tree.map(cut, prompts)
+    shapes = jax.eval_shape(lambda: begin(jax.tree.map(lambda x: x[0], parts)))
+    cache, features = jax.lax.scan(read_part, _zeros(shapes, count), (jnp.arange(count), parts))
+    found: tuple[Features, Cache] = jax.tree.map(join, (features, cache))
+    return found
+
+
+def _zeros(shapes: Tree, *front: int) -> Tree:
+    """Zeros of these shapes, with further axes in front."""
+    found: Tree = jax.tree.map(lambda shape: jnp.zeros((*front, *shape.shape), shape.dtype), shapes)
     return found
 
 

@@ -97,6 +97,11 @@ def keeps_all(cache: Cache, counts: Int[Array, "B"]) -> Cache:
     return shares_columns(cache)
 
 
+def hands_on_itself(cache: Cache, whole: Cache, number: Int[Array, ""]) -> Cache:
+    """`PolicyFns.within` of a model whose cache of a part of the rows is put into the whole one after `decode`."""
+    return cache
+
+
 def records_no_experts(cache: Cache) -> None:
     """`PolicyFns.visited` of a model that keeps no record."""
 
@@ -150,6 +155,9 @@ class PolicyFns:
         `own_columns`.
       forgets_some: Whether `forget` may take some tokens of a row and leave others. False: none or all, because a
         recurrent state sums up all of them. Who needs a part of such a row lets it be read again.
+      within: `(cache, whole, number) -> cache` of a part of the rows, with which `decode` may write into `whole`, the
+        cache of all rows, whose arrays have an axis of parts in front. Of the cache that `decode` then returns, each
+        array is the part's or, with the part in it, that of all rows.
       visited: `cache -> experts`, as `ModelInputs` has them, of the token in each column of the cache (B S M k); None
         where `decode` keeps no record of them.
     """
@@ -165,6 +173,7 @@ class PolicyFns:
     own_columns: Callable[[Cache], Cache] = shares_columns
     forget: Callable[[Cache, Int[Array, "B"]], Cache] = keeps_all
     forgets_some: bool = True
+    within: Callable[[Cache, Cache, Int[Array, ""]], Cache] = hands_on_itself
     visited: Callable[[Cache], Int[Array, "B S M k"] | None] = records_no_experts
 
 
