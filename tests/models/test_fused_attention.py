@@ -470,9 +470,36 @@ def test_prompts_are_read_by_the_kernel(name, kernel_calls):
     ],
     ids=["value branch", "adapter", "record of experts"],
 )
-def test_what_else_is_kept_of_prompts(name, options, kernel_calls):
-    assert_prompts_are_read_alike(make_model(CASES[name]), left_padded(), ("einsum", "xla"), **options)
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_what_else_is_kept_of_prompts(name, options, in_parts, kernel_calls, monkeypatch):
+    """Of all rows at once and of two rows at a time."""
+    lm = make_model(CASES[name])
+    params = lm.init(jax.random.key(0))
+    whole = after_prompts(lm, params, left_padded(), "einsum", **options)
+    if in_parts:
+        monkeypatch.setattr(generate, "PREFILL_TOKENS", 22)
+    found = after_prompts(lm, params, left_padded(), "xla", **options)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), whole, found)
     assert kernel_calls
+
+
+def test_each_layer_writes_the_cache_of_all_rows_before_the_next_one_reads_the_prompts(monkeypatch):
+    """Keys and values of a part of the rows are held for one layer alone."""
+    lm, params = tiny_lm("llama")
+    policy = lm.policy(attn_implementation="xla")
+    params, frozen = lm.split_params(params, key=jax.random.key(0))
+
+    def barriers():
+        """Shapes of what passes each barrier of the loop over parts, or of the program."""
+        program = jax.make_jaxpr(lambda: prefill(policy, params, frozen, left_padded(), 3))()
+        found = [eqn for eqn in equations(program) if eqn.primitive.name == "optimization_barrier"]
+        return [[var.aval.shape for var in eqn.invars] for eqn in found]
+
+    config = lm.config
+    assert (config.num_kv_heads, config.head_dim, config.width, config.num_layers) == (2, 8, 32, 3)
+    assert barriers() == 3 * [[(4, 11, 32), *2 * [(4, 2, 14, 8)]]]
+    monkeypatch.setattr(generate, "PREFILL_TOKENS", 22)
+    assert barriers() == 3 * [[(2, 11, 32), *2 * [(2, 2, 2, 14, 8)]]]
 
 
 def test_prompts_on_the_right_and_rows_of_padding_are_read_as_well(kernel_calls):

@@ -703,11 +703,12 @@ def _prompt_width(run: _Run) -> int:
 
 
 def _cache_apart(run: _Run, rows: int, cache: int) -> Bytes:
-    """Bytes of the cache that some rows of each device fill before it is put beside that of the others."""
+    """Bytes of the cache of a layer that some rows of each device fill before it is put beside that of the others."""
     own, together = rows_of_device(rows, run.mesh), _rows_read_together(run, rows)
     if run.footprint.slots or together == own:
         return {}
-    return {"cache of the rows that read their prompts": cache * together // own}
+    layers = run.part.lm.config.num_layers
+    return {"a layer's cache of the rows that read their prompts": cache * together // own // layers}
 
 
 def _prefill_bytes(run: _Run, rows: int) -> int:
