@@ -20,6 +20,7 @@ from jrl.models.scorer import make_scorer, split_scorer
 from jrl.rollout import generate
 from jrl.rollout.generate import prefill
 from jrl.typing import ModelInputs
+from tests.jaxprs import equations
 from tests.models.classifier_cases import DECODERS, ENCODERS, labelled, random_classifier
 from tests.models.family_cases import CASES
 from tests.models.family_cases_gemma4 import GEMMA4
@@ -496,10 +497,10 @@ def test_each_layer_writes_the_cache_of_all_rows_before_the_next_one_reads_the_p
         return [[var.aval.shape for var in eqn.invars] for eqn in found]
 
     config = lm.config
-    assert (config.num_kv_heads, config.head_dim, config.width, config.num_layers) == (2, 8, 32, 3)
-    assert barriers() == 3 * [[(4, 11, 32), *2 * [(4, 2, 14, 8)]]]
+    assert (config.num_kv_heads, config.head_dim, config.width, config.num_layers) == (2, 8, 32, 2)
+    assert barriers() == 2 * [[(4, 11, 32), *2 * [(4, 2, 14, 8)]]]
     monkeypatch.setattr(generate, "PREFILL_TOKENS", 22)
-    assert barriers() == 3 * [[(2, 11, 32), *2 * [(2, 2, 2, 14, 8)]]]
+    assert barriers() == 2 * [[(2, 11, 32), *2 * [(2, 2, 2, 14, 8)]]]
 
 
 def test_prompts_on_the_right_and_rows_of_padding_are_read_as_well(kernel_calls):

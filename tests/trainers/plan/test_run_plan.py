@@ -715,7 +715,9 @@ def test_rows_that_read_their_prompts_fill_a_cache_of_their_own_in_each_layer():
         return planned(config, mesh={"data": 4}, seq_length=64).sampling
 
     name = "a layer's cache of the rows that read their prompts"
-    assert 2 * TINY.num_hidden_layers * found(4 * 512)[name] == pytest.approx(found(4 * 512)["cache"], abs=100)
+    assert 2 * TINY.num_hidden_layers * found(4 * 512)[name] == pytest.approx(
+        found(4 * 512)["cache"], abs=100
+    )
     assert name not in found(4 * 256)
 
 
