@@ -120,8 +120,8 @@ def make_policy(
         own_columns,
         forget,
         not config.is_recurrent,
-        within,
         policy.visited,
+        within,
     )
 
 

@@ -291,8 +291,13 @@ def _by_rows(
         number, inputs = part
 
         def put(whole: Array, own: Array) -> Array:
-            if whole.ndim == jnp.ndim(own):
+            if whole.shape == jnp.shape(own):
                 return own  # `decode` has put it
+            if whole.shape[1:] != jnp.shape(own):
+                raise ValueError(
+                    f"`PolicyFns.decode` must return a cache of the shapes that it got: expected {whole.shape[1:]}, "
+                    f"got {jnp.shape(own)}. Prompts are read some rows at a time, and the cache of all rows is one."
+                )
             return jax.lax.dynamic_update_index_in_dim(whole, own, number, axis=0)
 
         features, cache = read(inputs, policy.within(begin(inputs), whole, number))

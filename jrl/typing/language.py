@@ -144,7 +144,7 @@ class PolicyFns:
         and what every one of them reads beside: an encoder's answer to the context, a virtual prefix. Of the prompts'
         own tokens nothing is in it yet.
       decode: `(params, frozen, inputs, cache) -> (Features, cache)` with rows (B, L of inputs). Appends the inputs to
-        the cache: the left-padded prompt first (prefill), then one token a call.
+        the cache: the left-padded prompt first (prefill), then one token a call. The cache keeps its shapes and dtypes.
       loop_weights: `(params or frozen, B, T) -> the same`, as a loop of `decode` over T single tokens of B rows reads
         them fastest: arranged anew, an adapter rounded as products read it; `decode` and `logits` alone understand it.
       rounded: `params or frozen -> the same`, with kernels in the dtype in which `decode` and `logits` read them: it
@@ -155,11 +155,11 @@ class PolicyFns:
         `own_columns`.
       forgets_some: Whether `forget` may take some tokens of a row and leave others. False: none or all, because a
         recurrent state sums up all of them. Who needs a part of such a row lets it be read again.
+      visited: `cache -> experts`, as `ModelInputs` has them, of the token in each column of the cache (B S M k); None
+        where `decode` keeps no record of them.
       within: `(cache, whole, number) -> cache` of a part of the rows, with which `decode` may write into `whole`, the
         cache of all rows, whose arrays have an axis of parts in front. Of the cache that `decode` then returns, each
         array is the part's or, with the part in it, that of all rows.
-      visited: `cache -> experts`, as `ModelInputs` has them, of the token in each column of the cache (B S M k); None
-        where `decode` keeps no record of them.
     """
 
     trunk: Callable[[Frozen, ModelInputs], Trunk]
@@ -173,8 +173,8 @@ class PolicyFns:
     own_columns: Callable[[Cache], Cache] = shares_columns
     forget: Callable[[Cache, Int[Array, "B"]], Cache] = keeps_all
     forgets_some: bool = True
-    within: Callable[[Cache, Cache, Int[Array, ""]], Cache] = hands_on_itself
     visited: Callable[[Cache], Int[Array, "B S M k"] | None] = records_no_experts
+    within: Callable[[Cache, Cache, Int[Array, ""]], Cache] = hands_on_itself
 
 
 class Sequences(NamedTuple):
