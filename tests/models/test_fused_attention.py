@@ -449,7 +449,10 @@ def after_prompts(lm, params, prompts, implementation, **options):
 
 def assert_prompts_are_read_alike(lm, prompts, kinds, **options):
     params = lm.init(jax.random.key(0))
-    one, two = (after_prompts(lm, params, prompts, kind, **options) for kind in kinds)
+    assert_alike(*(after_prompts(lm, params, prompts, kind, **options) for kind in kinds))
+
+
+def assert_alike(one, two):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, two)
     assert one[2], "a cache that is compared"
 
@@ -479,13 +482,12 @@ def test_what_else_is_kept_of_prompts(name, options, in_parts, kernel_calls, mon
     whole = after_prompts(lm, params, left_padded(), "einsum", **options)
     if in_parts:
         monkeypatch.setattr(generate, "PREFILL_TOKENS", 22)
-    found = after_prompts(lm, params, left_padded(), "xla", **options)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), whole, found)
+    assert_alike(whole, after_prompts(lm, params, left_padded(), "xla", **options))
     assert kernel_calls
 
 
 def test_each_layer_writes_the_cache_of_all_rows_before_the_next_one_reads_the_prompts(monkeypatch):
-    """Keys and values of a part of the rows are held for one layer alone."""
+    """A barrier ties a layer's cache to the stream that the next layer reads. In parts it is the cache of all rows."""
     lm, params = tiny_lm("llama")
     policy = lm.policy(attn_implementation="xla")
     params, frozen = lm.split_params(params, key=jax.random.key(0))

@@ -14,6 +14,7 @@ from jrl.ops.alignment import length_mask
 from jrl.rollout import generate as generate_module
 from jrl.rollout.generate import make_generate, prefill
 from jrl.typing import Completions, ModelInputs
+from jrl.typing.language import hands_on_itself
 from tests.learners.tabular import EOS, VOCAB, tabular_policy
 from tests.rollout.programs import (
     LONG,
@@ -286,3 +287,26 @@ class TestPrefill:
         cut = jax.jit(generate)(*arguments)
         monkeypatch.undo()
         np.testing.assert_array_equal(cut.tokens, jax.jit(generate)(*arguments).tokens)
+
+    def test_a_model_that_puts_nothing_itself_reads_parts_as_well(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(generate_module, "PREFILL_TOKENS", 20)
+        policy, params, frozen, _ = tiny_policy("llama")
+        plain = dataclasses.replace(policy, within=hands_on_itself)
+        one, two = (prefill(each, params, frozen, tiny_prompts(4, 9), 3) for each in (policy, plain))
+        jax.tree.map(np.testing.assert_array_equal, one, two)
+
+    def test_a_cache_that_changes_its_shape_is_refused_where_rows_are_read_in_parts(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        policy, params, frozen, _ = tiny_policy("llama")
+
+        def shorter(*given):
+            features, cache = policy.decode(*given)
+            return features, cache._replace(mask=cache.mask[:, 1:])
+
+        plain = dataclasses.replace(policy, within=hands_on_itself, decode=shorter)
+        monkeypatch.setattr(generate_module, "PREFILL_TOKENS", 20)
+        with pytest.raises(ValueError, match=r"of the shapes that it got: expected \(2, 12\), got \(2, 11\)"):
+            prefill(plain, params, frozen, tiny_prompts(4, 9), 3)
