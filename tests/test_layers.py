@@ -71,6 +71,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "jrl.distributed": (set(), JAX | {"orbax"}),
     "jrl.placement": ({"jrl.mesh", "jrl.distributed"}, JAX),
     "jrl.compilation": ({"jrl.data.sources.mapping"}, JAX),
+    "jrl.device_memory": (set(), JAX),
     "jrl.rollout": (
         {"jrl.typing", "jrl.mesh", "jrl.ops", "jrl.losses", "jrl.forward", "jrl.rollout"},
         JAX,

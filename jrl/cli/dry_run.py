@@ -18,8 +18,8 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-from jrl.cli.environment import device_memory
 from jrl.cli.summary import Work
+from jrl.device_memory import gpu_advice, usable_bytes
 from jrl.mesh import abstract_mesh, rows_parts
 from jrl.trainers.base import Trainer
 from jrl.trainers.checkpoints.resume import checkpoints_in
@@ -213,7 +213,10 @@ def _show_memory(console: Console, config: TRLConfig, trainer: Trainer) -> str |
         return (
             None if footprint_of(planned) is None else str(error)
         )  # of a method of the user's own there is no plan
-    console.print(Text(plan.table(device_memory())), soft_wrap=True)
+    usable = usable_bytes()
+    console.print(Text(plan.table(usable)), soft_wrap=True)
+    if usable is not None and plan.total > usable and (found := gpu_advice()):
+        _say(console, found)
     return None
 
 

@@ -21,6 +21,7 @@ import jax
 
 from jrl.cli.parser import CommandParser
 from jrl.compilation import VARIABLE, cache_path, cache_refusal
+from jrl.device_memory import gpu_advice, usable_bytes
 from jrl.models.cost import format_bytes
 from jrl.trainers.loop.activity import SECONDS_FILE
 from jrl.version import __version__
@@ -124,7 +125,7 @@ def checks() -> Iterator[Check]:
         chosen=os.environ.get("JAX_PLATFORMS"),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
-    yield check_memory(host_memory(), device_memory())
+    yield check_memory(host_memory(), usable_bytes(), gpu_advice())
     for name, folder in (("disk", Path.cwd()), ("disk of caches", _cache_home())):
         yield check_disk(name, folder, _free_bytes(folder))
     yield check_cache(cache_path(), cache_refusal())
@@ -201,15 +202,17 @@ def check_accelerator(
     return Check("accelerator", "ok", f"JAX computes on {backend}")
 
 
-def check_memory(host: int | None, device: int | None) -> Check:
+def check_memory(host: int | None, device: int | None, advice: str | None = None) -> Check:
     """Checks whether a small model can be loaded.
 
     Args:
       host: Free bytes of the host; None: unknown.
-      device: Bytes that a program may use on an accelerator; None: there is none.
+      device: Bytes that programs may have on an accelerator; None: there is none.
+      advice: How they get more of it.
     """
     told = "unknown" if host is None else f"{format_bytes(host)} free on the host"
     told += "" if device is None else f", {format_bytes(device)} usable on each device"
+    told += "" if device is None or advice is None else f" ({advice})"
     if host is not None and host < LITTLE_MEMORY:
         return Check("memory", "warning", told, "end other programs, or take a smaller model (`jrl plan`)")
     return Check("memory", "ok", told)
@@ -298,14 +301,6 @@ def check_variables(variables: Mapping[str, str]) -> Check:
         return Check("variables", "ok", "none that slows runs down")
     told = "; ".join(f"{name} is set: {_SLOW[name]}" for name in switched)
     return Check("variables", "warning", told, f"unset {' '.join(switched)}")
-
-
-def device_memory() -> int | None:
-    """Bytes that a program may use on the first device; None: it is no accelerator, or does not say."""
-    with suppress(RuntimeError):
-        found = jax.local_devices()[0].memory_stats()
-        return None if found is None else found.get("bytes_limit")
-    return None
 
 
 def host_memory() -> int | None:

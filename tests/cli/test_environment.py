@@ -79,6 +79,11 @@ def test_both_names_print_versions_and_checks(command, capsys):
     assert "- jax: " in said and "[  ok   ] accelerator: JAX computes on cpu." in said
 
 
+def test_memory_says_how_a_gpu_gives_more_of_it():
+    assert check_memory(None, 6 << 30, "set it").found == "unknown, 6.0 GiB usable on each device (set it)"
+    assert "set it" not in check_memory(None, None, "set it").found
+
+
 def test_a_wrong_check_shows_in_the_status(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "checks", lambda: iter([Check("disk", "wrong", "full", "free space")]))
     assert main(["doctor"]) == 1

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
+from jrl.device_memory import note_if_out_of_memory
 from jrl.distributed import end_on_error, is_main, new_meeting, on_main
 from jrl.learners.online_tokens import TokenFigures
 from jrl.rollout.rewards import FAILURES
@@ -198,6 +199,8 @@ class Run:
         several processes none can save alone: where they do not fail together, they end with the last checkpoint.
         """
         failure = self._unfinished(error) if isinstance(error, SystemExit) else error
+        if error is not None:
+            note_if_out_of_memory(error)
         self.interrupted = error is None and self.stopped
         with self._opened:
             saved = False

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -142,6 +143,17 @@ def test_what_a_function_does_to_its_tokenizer_is_not_exported(checkpoint, tmp_p
     assert found.sampling["chat_template_sha256"] == (template and fingerprint(template)[:16])
     exported = jrl.load_tokenizer(trainer.save_pretrained(tmp_path / "exported"))
     assert len(exported) == len(trainer.tokenizer) and exported.chat_template is None
+
+
+def test_a_run_that_a_device_has_no_memory_for_says_what_helps(checkpoint, tmp_path):
+    def update(*_):
+        return jax.jit(lambda: jnp.zeros(1 << 50, jnp.int8))()
+
+    trainer = ready(ppo_config(checkpoint, tmp_path))
+    trainer.update = update
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED") as caught:
+        trainer.learn()
+    assert sum("train.minibatch_size" in note for note in caught.value.__notes__) == 1
 
 
 class TestEvaluation:
