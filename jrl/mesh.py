@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
 EXPERT = "expert"
@@ -156,16 +157,40 @@ def make_mesh(
         return Mesh(split, axes, axis_types=types)
 
 
+@dataclass(frozen=True)
+class AbsentDevice(AbstractDevice):
+    """A kind of device that is only imagined.
+
+    Attributes:
+      compute_capability: Of an NVIDIA GPU, "9.0"; "" of others.
+    """
+
+    compute_capability: str
+
+
 def abstract_mesh(
-    data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, *, num_devices: int
+    data: int = -1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    expert: int = 1,
+    *,
+    num_devices: int,
+    device: AbsentDevice | None = None,
 ) -> AbstractMesh:
     """A mesh of devices that are only imagined; the sizes are those of `make_mesh`.
 
+    Args:
+      data: Size of the axis, as the other three.
+      fsdp: As above.
+      tensor: As above.
+      expert: As above.
+      num_devices: In all.
+      device: Their kind; None: any.
     Raises:
       ValueError: If the product of the sizes is not the number of devices.
     """
     sizes, axes = _named_sizes(*mesh_sizes(data, fsdp, tensor, expert, num_devices=num_devices))
-    return AbstractMesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes))
+    return AbstractMesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes), abstract_device=device)
 
 
 def _named_sizes(data: int, fsdp: int, tensor: int, expert: int) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 
 from jrl.cli.flat import is_flat
+from jrl.device_memory import GPU_ADVICE, GPU_SHARE
 from jrl.mesh import AXES, EXPERT, abstract_mesh, make_mesh, mesh_sizes, rows_parts
 from jrl.trainers.config.coercion import read_yaml
 from jrl.trainers.config.overrides import apply_overrides
@@ -38,6 +39,12 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         help="such as data=2,fsdp=8,tensor=4; default: the recipe's, or all on data",
     )
     command.add_argument(
+        "--target",
+        metavar="TARGET",
+        help="plan for these devices, and say whether it fits; no compiler is asked: gpu:rtx4090, gpu:h100x8, "
+        "tpu:v5e:2x4, ...",
+    )
+    command.add_argument(
         "--compile",
         nargs="+",
         metavar="TARGET",
@@ -62,21 +69,50 @@ def prepare(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[],
     sizes = {"data": -1, "fsdp": 1, "tensor": 1} | (read(1).train.mesh or {})
     if flags.mesh:
         sizes = {"data": 1, "fsdp": 1, "tensor": 1} | _sizes(flags.mesh)
+    if flags.target is not None and flags.compile:
+        raise ValueError("--target must not be given with --compile, which plans for its targets, too.")
+    for name, given in {"devices": flags.devices, "hbm": flags.hbm}.items():
+        if given is not None and (flags.target is not None or flags.compile):
+            flag = "--compile" if flags.compile else "--target"
+            raise ValueError(f"--{name} must not be given with {flag}: the target has it.")
     if flags.compile:
         return _compile(read, flags, sizes)
     for name, given in {"programs": flags.programs, "save": flags.save}.items():
         if given:
             raise ValueError(f"--{name} needs --compile TARGET: without it nothing is compiled.")
+    if flags.target is not None:
+        return _plan_for(read, flags.target, sizes)
     devices = flags.devices
     if devices is None:
         devices = 1
         for size in sizes.values():
             devices *= max(size, 1)
-    mesh = abstract_mesh(**sizes, num_devices=devices)
+    mesh = abstract_mesh(**sizes, num_devices=devices, device=None)
     found = plan_run(read(rows_parts(mesh)), mesh)
 
     def show() -> None:
-        print(found.table(None if flags.hbm is None else int(flags.hbm * GIB)))
+        device = None if flags.hbm is None else int(flags.hbm * GIB)
+        print(found.table(device))
+        if device is not None and GPU_SHARE * device < found.total <= device:
+            print(GPU_ADVICE)
+
+    return show
+
+
+def _plan_for(
+    read: Callable[[int], TRLConfig], name: str, sizes: Mapping[str, int]
+) -> Callable[[], int | None]:
+    """`jrl plan --target`."""
+    from jrl.trainers.plan.targets import parse_target  # other plans need no data sheets
+
+    target = parse_target(name)
+    mesh = abstract_mesh(**dict(sizes), num_devices=target.num_devices, device=target.device)
+    found = plan_run(read(rows_parts(mesh)), mesh)
+
+    def show() -> None:
+        print(found.table(target.usable_bytes))
+        if target.platform == "gpu" and found.total > GPU_SHARE * target.memory_bytes:
+            print(GPU_ADVICE)
 
     return show
 
@@ -108,8 +144,6 @@ def _compile(
     from jrl.trainers.plan.compiled import compile_run
     from jrl.trainers.plan.targets import parse_target
 
-    if flags.devices is not None or flags.hbm is not None:
-        raise ValueError("--devices and --hbm must not be given with --compile: the target has them.")
     targets = [parse_target(text) for text in flags.compile]
     # All are tried before the first is compiled, which takes minutes.
     split = [mesh_sizes(**dict(sizes), num_devices=target.num_devices) for target in targets]

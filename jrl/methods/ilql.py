@@ -17,7 +17,8 @@ def default_ilql_config() -> TRLConfig:
 
 def _footprint(config: TRLConfig) -> Footprint:
     assert isinstance(config.method, ILQLConfig), "the entry's own"
-    return Footprint(value_head=True, num_q_heads=2 if config.method.two_qs else 1)
+    heads = 2 if config.method.two_qs else 1
+    return Footprint(value_head=True, num_q_heads=heads, evaluation_rows=config.train.batch_size)
 
 
 ILQL = Method(

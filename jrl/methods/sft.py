@@ -22,6 +22,6 @@ SFT = Method(
     summary="supervised fine-tuning",
     tags=("sft",),
     data="samples",
-    footprint=lambda config: Footprint(),
+    footprint=lambda config: Footprint(evaluation_rows=config.train.batch_size),
     headlines={"sft/loss": "loss", "sft/token_accuracy": "accuracy", "sft/entropy": "entropy"},
 )

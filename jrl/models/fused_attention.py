@@ -16,9 +16,10 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractDevice
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jrl.mesh import constrain_rows, platform
+from jrl.mesh import AbsentDevice, constrain_rows, platform
 from jrl.models.config import LatentAttention, TransformerConfig
 
 AttnImplementation = Literal["auto", "einsum", "xla", "cudnn", "splash"]
@@ -122,18 +123,52 @@ def attend_fused(
     def clean(x: Float[Array, "B L _ H"]) -> Float[Array, "B M _ H"]:
         return jnp.pad(jnp.where(real, x, 0), ((0, 0), (0, spare), (0, 0), (0, 0)))
 
-    out = jax.nn.dot_product_attention(
-        clean(q),
-        clean(k.swapaxes(1, 2)),
-        clean(v.swapaxes(1, 2)),
-        scale=scale,
-        is_causal=True,
-        query_seq_lengths=rows.lengths,
-        key_value_seq_lengths=rows.lengths,
-        local_window_size=None if window is None or window >= length else (window - 1, 0),
-        implementation=rows.implementation,
-    )[:, :length]
-    return jnp.where(real, out, rows.fill[:, None, None, None].astype(out.dtype))
+    tokens = clean(q), clean(k.swapaxes(1, 2)), clean(v.swapaxes(1, 2))
+    if rows.implementation == "cudnn" and isinstance(_meant(), AbsentDevice):
+        out = _shape_of_cudnn(*tokens)
+    else:
+        out = jax.nn.dot_product_attention(
+            *tokens,
+            scale=scale,
+            is_causal=True,
+            query_seq_lengths=rows.lengths,
+            key_value_seq_lengths=rows.lengths,
+            local_window_size=None if window is None or window >= length else (window - 1, 0),
+            implementation=rows.implementation,
+        )
+    return jnp.where(real, out[:, :length], rows.fill[:, None, None, None].astype(out.dtype))
+
+
+@jax.custom_vjp
+def _shape_of_cudnn(
+    q: Float[Array, "B L N H"], k: Float[Array, "B L K H"], v: Float[Array, "B L K H"]
+) -> Float[Array, "B L N H"]:
+    """What cuDNN's kernel returns, as a shape, and what it keeps for its derivative.
+
+    JAX traces its own call only where cuDNN is installed. Nothing runs on a device that is only imagined.
+    """
+    return _keep_as_cudnn(q, k, v)[0]
+
+
+def _keep_as_cudnn(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, ...]]:
+    out = q @ jnp.eye(
+        q.shape[-1], dtype=q.dtype
+    )  # a product: no cheap result, which a pass backward makes again
+    statistics = jnp.sum(q, axis=-1, dtype=jnp.float32)  # one number of a head's query
+    return out, (q, k, v, statistics, out)
+
+
+def _gradients_as_cudnn(kept: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, Array]:
+    q, k, v, *_ = kept
+    return q * cotangent, 2 * k, 2 * v
+
+
+_shape_of_cudnn.defvjp(_keep_as_cudnn, _gradients_as_cudnn)
+
+
+def _meant() -> AbstractDevice | None:
+    """Kind of device that a program is made for; None: of those that are here."""
+    return jax.sharding.get_abstract_mesh().abstract_device
 
 
 def choose_attention(
@@ -203,9 +238,11 @@ def _no_cudnn(config: TransformerConfig, compute_dtype: Any) -> str | None:
     """
     if reason := _no_xla(config, compute_dtype):
         return reason
-    device, meant = jax.devices()[0], jax.sharding.get_abstract_mesh().abstract_device
+    device, meant = jax.devices()[0], _meant()
     is_absent = meant is not None and meant.device_kind != device.device_kind
-    if is_absent:  # it is compiled for others
+    if isinstance(meant, AbsentDevice):
+        device = meant
+    elif is_absent:  # it is compiled for others
         device = jax.sharding.get_mesh().devices.flat[0]
     # ROCm's GPUs have names of architectures there.
     if device.platform != "gpu" or not device.compute_capability[:1].isdigit():

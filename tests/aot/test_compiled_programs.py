@@ -261,6 +261,19 @@ class TestUpdate:
         assert 0.8 * needed < num_flops(case.programs["update"], rounds=4) * devices < 1.1 * needed
 
 
+@pytest.mark.parametrize("target", ["gpu:l4", "gpu:rtx4090", "gpu:a100", "gpu:b200"])
+def test_kernels_serve_gpus_that_are_no_hopper(target: str, compile_for: Compile) -> None:
+    """Compute capability 8.9 has less than half of an H100's shared memory for a block, 10.0 other instructions.
+
+    Heads are as wide as any that cuDNN's kernel takes there.
+    """
+    model = LlamaConfig(**NARROW, intermediate_size=4096, vocab_size=32000)
+    assert model.head_dim == 128
+    programs = compile_for(model, target, "data=1", ["sample", "update"])
+    assert DECODING in kernels(programs["sample"])
+    assert "__cudnn$fmhaSoftmaxBackward" in kernels(programs["update"])
+
+
 def test_zeros_of_the_size_of_the_parameters_are_made_once(tmp_path: Path) -> None:
     """Sums of gradients begin with them. No other array of zeros lies beside these in an update of Llama on 8 H100."""
     MODELS["llama"].save_pretrained(tmp_path / "model")

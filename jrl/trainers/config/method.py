@@ -29,6 +29,7 @@ class Footprint(NamedTuple):
       value_head: Whether the model has one.
       num_q_heads: Of the model.
       sampling_rows: Rows of a sampling call; 0: the algorithm does not sample.
+      evaluation_rows: Where it does not, rows of a sampling call of its evaluations; 0: they do not sample, either.
       slots: Rows that are written together where each ends by itself; 0: a call's rows end together.
       plays: Whether an environment answers, whose words slots read; told by limits of turns.
       slots_beside: Further collections, ahead of their updates, whose slots lie beside those of one.
@@ -47,6 +48,7 @@ class Footprint(NamedTuple):
     value_head: bool = False
     num_q_heads: int = 0
     sampling_rows: int = 0
+    evaluation_rows: int = 0
     slots: int = 0
     plays: bool = False
     slots_beside: int = 0

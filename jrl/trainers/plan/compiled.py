@@ -23,6 +23,7 @@ import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
+from jrl.device_memory import GPU_ADVICE, GPU_SHARE
 from jrl.models.cost import format_bytes
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
@@ -179,8 +180,8 @@ class CompiledPlan:
 
     @property
     def fits(self) -> bool:
-        """True where a device has as much memory."""
-        return not self.too_large and self.total <= self.target.memory_bytes
+        """True where programs may have as much of a device's memory."""
+        return not self.too_large and self.total <= self.target.usable_bytes
 
     def table(self) -> str:
         """Everything in lines, with what was planned beside what is reserved."""
@@ -211,6 +212,8 @@ class CompiledPlan:
         share = self.total / self.target.memory_bytes
         lines += ["", f"{'memory of each device, at most':<46}{_size(self.total)}"]
         lines.append(f"{verdict} into {format_bytes(self.target.memory_bytes)} ({share:.0%})")
+        if self.target.platform == "gpu" and share > GPU_SHARE:
+            lines.append(GPU_ADVICE)
         return "\n".join(lines)
 
 

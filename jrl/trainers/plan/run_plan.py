@@ -7,6 +7,7 @@ What the collectives send is arithmetic: docs/scaling.md derives it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jrl.mesh import (
     EXPERT,
+    AbsentDevice,
     experts_parts,
     logits_parts,
     path_name,
@@ -42,7 +44,7 @@ from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.config.trl_config import TRLConfig
 from jrl.trainers.loggers.description import describe_parameters
 from jrl.trainers.plan.model_part import LanguageShapes, ModelShapes, kept_reference, model_part
-from jrl.trainers.programs import optimizer_of, placed_bytes
+from jrl.trainers.programs import optimizer_of, placed_bytes, planned_settings
 from jrl.typing import ModelInputs
 
 Bytes = dict[str, int]
@@ -148,6 +150,13 @@ def plan_run(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
       ValueError: If the model cannot be what the configuration asks for, or the method is none that is planned.
     """
     config.validate()
+    # What a model does on a kind of device it asks of the mesh in force.
+    is_imagined = isinstance(mesh.abstract_device, AbsentDevice)
+    with jax.sharding.use_abstract_mesh(mesh) if is_imagined else contextlib.nullcontext():
+        return _plan(config, mesh)
+
+
+def _plan(config: TRLConfig, mesh: AbstractMesh) -> RunPlan:
     if config.train.sampling_mesh is not None:
         raise ValueError(
             "`train.sampling_mesh` must be None to be planned: a plan is of one mesh. Plan each with the devices that "
@@ -344,7 +353,7 @@ class _Run(_Held):
     @functools.cached_property
     def sampled(self) -> tuple[int, int]:
         """Bytes of the parameters that a sampling call makes of those that lie there, and those that it gathers."""
-        return _sampled(self.part, self.everything, self.as_read)
+        return _sampled(self.part, self.everything, self.as_read, is_tpu=self.platform == "tpu")
 
 
 def _held(run: _Held) -> Bytes:
@@ -616,7 +625,7 @@ def _read_layers(run: _Run) -> tuple[int, int]:
 def _sampling(run: _Run) -> Bytes:
     """Bytes that a sampling call takes beside them."""
     footprint = run.footprint
-    rows = footprint.slots or footprint.sampling_rows
+    rows = footprint.slots or footprint.sampling_rows or footprint.evaluation_rows
     if not rows:
         return {}
     if footprint.slots and run.has_context:
@@ -699,7 +708,9 @@ def _rows_read_together(run: _Run, rows: int) -> int:
 
 
 def _prompt_width(run: _Run) -> int:
-    return max(run.length - run.footprint.window, 1)
+    steers = run.footprint.num_q_heads > 0
+    settings = planned_settings(run.part, run.config.method.gen_kwargs, steers=steers)
+    return max(run.length - settings.max_new_tokens, 1)
 
 
 def _cache_apart(run: _Run, rows: int, cache: int) -> Bytes:
@@ -753,10 +764,13 @@ def _prefill_bytes(run: _Run, rows: int) -> int:
 def _reads_by_kernel(run: _Run, rows: int, config: TransformerConfig) -> bool:
     """True where prompts go through a kernel, as whole rows may.
 
-    Of GPUs that is known only where the mesh of their devices is in force, as it is while a run is compiled for them.
+    Of GPUs that is known only with their compute capability: of an imagined one, or where the mesh of their devices is
+    in force, as it is while a run is compiled for them.
     """
     with jax.sharding.use_abstract_mesh(run.mesh):
-        is_known = run.platform == "tpu" or (run.platform == "gpu" and not jax.sharding.get_mesh().empty)
+        is_imagined = isinstance(run.mesh.abstract_device, AbsentDevice)
+        is_gpu = run.platform == "gpu" and (is_imagined or not jax.sharding.get_mesh().empty)
+        is_known = run.platform == "tpu" or is_gpu
         if not is_known or run.everything.keys() & {PREFIX, PROMPT}:
             return False
         chosen = choose_attention(run.config.model.attn_implementation, config, run.part.dtype)
@@ -783,11 +797,19 @@ def _activations(run: _Run) -> tuple[int, int]:
     return kept, (everything - kept) // run.part.depth
 
 
-def _sampled(part: LanguageShapes, everything: Any, read: Any) -> tuple[int, int]:
+def _sampled(part: LanguageShapes, everything: Any, read: Any, *, is_tpu: bool) -> tuple[int, int]:
     """(bytes of the parameters that a sampling call makes of those that lie there, bytes that it gathers over fsdp).
 
-    Kernels are rounded to the dtype of the computation, then made whole over fsdp.
+    Kernels are rounded to the dtype of the computation, then made whole over fsdp. Q heads steer, and stay in float32
+    but on TPUs, whose products read float32 as bfloat16; their targets are not read.
     """
+    everything, read = (
+        {name: tree for name, tree in trees.items() if name != "target_q_heads"}
+        for trees in (everything, read)
+    )
+    if is_tpu and part.mesh.shape["fsdp"] > 1 and "q_heads" in read:
+        halved = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), read["q_heads"])  # type: ignore[no-untyped-call]
+        read = {**read, "q_heads": halved}
     whole = _bytes(read, part.mesh, whole=True)
     if part.mesh.shape["fsdp"] > 1:
         return whole, whole - _bytes(read, part.mesh)

@@ -19,6 +19,9 @@ from typing import Any
 from jax.experimental import topologies
 from packaging.requirements import Requirement
 
+from jrl.device_memory import GPU_MOST
+from jrl.mesh import AbsentDevice
+
 
 class MissingCompilerError(RuntimeError):
     """No compiler for a target is installed, or one that does not fit the installed JAX."""
@@ -33,11 +36,12 @@ class Target:
       platform: "tpu" or "gpu".
       num_devices: Of all hosts.
       devices_per_host: Of one host.
-      memory_bytes: What a program may use on one device.
+      memory_bytes: What one device has; of a TPU, what a program may use of it.
       matrix_flops: Peak FLOP/s of matrix products on one device, without sparsity, by the data type of the operands;
         those that the data sheet names.
       memory_rate: Bytes that one device reads or writes in a second.
       link_rate: Bytes that one device sends in a second to others of its slice or host, over all links together.
+      device: Their kind, for a plan that no compiler is asked for.
     """
 
     name: str
@@ -48,7 +52,13 @@ class Target:
     matrix_flops: Mapping[str, float]
     memory_rate: float
     link_rate: float | None
+    device: AbsentDevice
     _description: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory of a device that programs have if they get as much as they can."""
+        return int(GPU_MOST * self.memory_bytes) if self.platform == "gpu" else self.memory_bytes
 
     def devices(self) -> Sequence[Any]:
         """JAX's devices of the target, to make a mesh and to compile for; nothing can be run on them.
@@ -84,7 +94,8 @@ def parse_target(text: str) -> Target:
         chip, _, slice_name = rest.partition(":")
         return _tpu(text, _known(text, chip, _TPUS), slice_name)
     if platform == "gpu":
-        match = re.fullmatch(r"(\w+?)(?:x(\d+))?", rest)
+        # By the names that are known: one has an x of its own, rtx4090.
+        match = re.fullmatch(rf"({'|'.join(_GPUS)})(?:x(\d+))?", rest)
         chip, count = (match[1], int(match[2] or 1)) if match else (rest, 1)
         return _gpu(text, _known(text, chip, _GPUS), count)
     raise ValueError(
@@ -98,6 +109,7 @@ class _Chip:
     """A chip: figures of `Target`, its name in the compiler, and how it is described there.
 
     Attributes:
+      kind: Of a TPU, its name in JAX; a GPU's is that in the compiler.
       largest: Of a TPU, the sizes of its largest slice.
       host: Of a TPU, the sizes of what one host has.
       description: Of a GPU, what differs between chips in XLA's GpuTargetConfig.
@@ -108,6 +120,7 @@ class _Chip:
     memory_rate: float
     link_rate: float
     library_name: str
+    kind: str = ""
     largest: tuple[int, ...] = ()
     host: tuple[int, ...] = ()
     description: Mapping[str, str | int] = field(default_factory=dict)
@@ -125,6 +138,7 @@ _TPUS = {
         memory_rate=819e9,
         link_rate=400e9 / 2,
         library_name="v5e",
+        kind="TPU v5 lite",
         largest=(16, 16),
         host=(2, 2),
     ),
@@ -134,6 +148,7 @@ _TPUS = {
         memory_rate=2765e9,
         link_rate=1200e9 / 2,
         library_name="v5p",
+        kind="TPU v5",
         largest=(16, 16, 24),
         host=(2, 2, 1),
     ),
@@ -143,15 +158,17 @@ _TPUS = {
         memory_rate=1638e9,
         link_rate=800e9 / 2,
         library_name="v6e",
+        kind="TPU v6 lite",
         largest=(16, 16),
         host=(2, 2),
     ),
 }
 
-# NVIDIA's data sheets of A100 80GB SXM, H100 SXM and H200 SXM: dense rates (those printed with sparsity, halved),
-# float32 as TF32, which XLA takes for it unless told otherwise; NVLink's rate counts both directions. The total memory
-# and what describes the cores are what `cudaGetDeviceProperties` reports of them (CUDA programming guide, "Technical
-# specifications per compute capability").
+# NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM, L4, L40S and HGX B200, and its Ada white paper of the RTX
+# 4090 (sums in float32): dense rates (those printed with sparsity, halved), float32 as TF32, which XLA takes for it
+# unless told otherwise; rates of NVLink and PCIe count both directions. The total memory and what describes the cores
+# are what `cudaGetDeviceProperties` reports of them (CUDA programming guide, "Technical specifications per compute
+# capability"; B200: xla/backends/gpu/target_config/specs/b200.txtpb). Memory of L4, L40S and RTX 4090 is rounded down.
 _HOPPER: dict[str, str | int] = {
     "core_count": 132,
     "fpus_per_core": 128,
@@ -168,7 +185,56 @@ _HOPPER_FLOPS = {
     "int8": 1979e12,
     "float8": 1979e12,
 }
+_ADA: dict[str, str | int] = {
+    "fpus_per_core": 128,
+    "shared_memory_per_core": 100 << 10,
+    "shared_memory_per_block_optin": 99 << 10,
+    "threads_per_core_limit": 1536,
+    "cuda_compute_capability": "{ major: 8 minor: 9 }",
+}
 _GPUS = {
+    "l4": _Chip(
+        memory_bytes=int(22.0 * GIB),
+        matrix_flops={
+            "bfloat16": 121e12,
+            "float16": 121e12,
+            "float32": 60e12,
+            "int8": 242e12,
+            "float8": 242e12,
+        },
+        memory_rate=300e9,
+        link_rate=64e9 / 2,
+        library_name="NVIDIA L4",
+        description={**_ADA, "core_count": 58, "l2_cache_size": 48 << 20, "clock_rate_ghz": "2.04"},
+    ),
+    "l40s": _Chip(
+        memory_bytes=int(44.3 * GIB),
+        matrix_flops={
+            "bfloat16": 362e12,
+            "float16": 362e12,
+            "float32": 183e12,
+            "int8": 733e12,
+            "float8": 733e12,
+        },
+        memory_rate=864e9,
+        link_rate=64e9 / 2,
+        library_name="NVIDIA L40S",
+        description={**_ADA, "core_count": 142, "l2_cache_size": 96 << 20, "clock_rate_ghz": "2.52"},
+    ),
+    "rtx4090": _Chip(
+        memory_bytes=int(23.6 * GIB),
+        matrix_flops={
+            "bfloat16": 165e12,
+            "float16": 165e12,
+            "float32": 82.6e12,
+            "int8": 661e12,
+            "float8": 330e12,
+        },
+        memory_rate=1008e9,
+        link_rate=64e9 / 2,
+        library_name="NVIDIA GeForce RTX 4090",
+        description={**_ADA, "core_count": 128, "l2_cache_size": 72 << 20, "clock_rate_ghz": "2.52"},
+    ),
     "a100": _Chip(
         memory_bytes=85_100_068_864,
         matrix_flops={"bfloat16": 312e12, "float16": 312e12, "float32": 156e12, "int8": 624e12},
@@ -201,6 +267,26 @@ _GPUS = {
         library_name="NVIDIA H200",
         description=_HOPPER,
     ),
+    "b200": _Chip(
+        memory_bytes=191_514_411_008,
+        matrix_flops={
+            "bfloat16": 2250e12,
+            "float16": 2250e12,
+            "float32": 1125e12,
+            "int8": 4500e12,
+            "float8": 4500e12,
+        },
+        memory_rate=7672e9,
+        link_rate=1800e9 / 2,
+        library_name="NVIDIA B200",
+        description={
+            **_HOPPER,
+            "core_count": 148,
+            "l2_cache_size": 132_644_864,
+            "clock_rate_ghz": "1.965",
+            "cuda_compute_capability": "{ major: 10 feature_extension: ACCELERATED_FEATURES }",
+        },
+    ),
 }
 _GPUS_PER_HOST = 8
 
@@ -231,6 +317,7 @@ def _tpu(name: str, chip: _Chip, slice_name: str) -> Target:
         matrix_flops=MappingProxyType(dict(chip.matrix_flops)),
         memory_rate=chip.memory_rate,
         link_rate=chip.link_rate,
+        device=AbsentDevice(chip.kind, None, "tpu", ""),
         _description={"topology_name": f"{chip.library_name}:{slice_name}", "chips_per_host_bounds": bounds},
     )
 
@@ -242,6 +329,7 @@ def _gpu(name: str, chip: _Chip, count: int) -> Target:
             f"`{name}` must have up to {_GPUS_PER_HOST} GPUs, or a multiple of it: {_GPUS_PER_HOST} on each host; got "
             f"{count}."
         )
+    capability = re.findall(r"(?:major|minor): (\d+)", str(chip.description["cuda_compute_capability"]))
     return Target(
         name=name,
         platform="gpu",
@@ -251,6 +339,7 @@ def _gpu(name: str, chip: _Chip, count: int) -> Target:
         matrix_flops=MappingProxyType(dict(chip.matrix_flops)),
         memory_rate=chip.memory_rate,
         link_rate=chip.link_rate,
+        device=AbsentDevice(chip.library_name, None, "gpu", ".".join([*capability, "0"][:2])),
         _description={"target_config": _gpu_config(chip), "topology": f"1x{hosts}x{count // hosts}"},
     )
 
@@ -264,7 +353,7 @@ def _known(text: str, chip: str, chips: Mapping[str, _Chip]) -> _Chip:
 def _gpu_config(chip: _Chip) -> str:
     """XLA's GpuTargetConfig (xla/stream_executor/device_description.proto) as text."""
     device: dict[str, str | int] = {
-        # The same for compute capabilities 8.0 and 9.0.
+        # The same for all compute capabilities here but where a chip says otherwise.
         "threads_per_block_limit": 1024,
         "threads_per_warp": 32,
         "threads_per_core_limit": 2048,

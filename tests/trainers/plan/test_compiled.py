@@ -18,7 +18,7 @@ from jrl.cli import main
 from jrl.mesh import make_mesh
 from jrl.models.cost import device_bytes
 from jrl.trainers.plan import compiled, targets
-from jrl.trainers.plan.compiled import CompiledProgram, compile_run
+from jrl.trainers.plan.compiled import CompiledPlan, CompiledProgram, compile_run
 from jrl.trainers.plan.hlo import Collective, Work
 from jrl.trainers.plan.hlo_text import Array
 from jrl.trainers.plan.targets import Target, parse_target
@@ -91,14 +91,29 @@ def test_the_least_time_of_a_call_is_by_the_data_sheet() -> None:
     assert replace(program, round_bytes=None).least_seconds(target, "bfloat16")["memory"] == 0
 
 
-def test_arguments_take_as_much_as_the_compiler_lays_them_out(checkpoint: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def updating(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> CompiledPlan:
+    """A plan of an update alone."""
+    config = grpo_config(checkpoint, tmp_path_factory.mktemp("run"))
+    return compile_run(config, here(), make_mesh(devices=here().devices()), only=["update"])
+
+
+@pytest.mark.parametrize(
+    ("share", "fits", "is_told"), [(0.74, True, False), (0.94, True, True), (0.96, False, True)]
+)
+def test_a_gpu_gives_programs_a_part_of_its_memory(
+    updating: CompiledPlan, share: float, fits: bool, is_told: bool
+) -> None:
+    target = replace(updating.target, platform="gpu", memory_bytes=int(updating.total / share))
+    found = replace(updating, target=target)
+    assert found.fits is fits
+    assert ("XLA_CLIENT_MEM_FRACTION" in found.table()) is is_told
+    assert replace(found, target=replace(target, platform="tpu")).fits
+
+
+def test_arguments_take_as_much_as_the_compiler_lays_them_out(updating: CompiledPlan) -> None:
     """A program that does not read all of them has less than their shapes, which lie there all the same."""
-    found = compile_run(
-        grpo_config(checkpoint, tmp_path / "run"),
-        here(),
-        make_mesh(devices=here().devices()),
-        only=["update"],
-    )
+    found = updating
     (update,) = found.programs
     shapes = update.held_bytes + update.given_bytes
     for argument_bytes, padding in ((shapes + 1000, 1000), (shapes - 1000, 0)):
@@ -170,7 +185,10 @@ def test_the_status_says_whether_a_run_fits(
     [
         (["--save", "x"], "--save needs --compile"),
         (["--programs", "update"], "--programs needs --compile"),
-        (["--compile", "gpu:h100", "--hbm", "80"], "must not be given with --compile"),
+        (["--compile", "gpu:h100", "--hbm", "80"], "--hbm must not be given with --compile"),
+        (["--target", "gpu:h100", "--devices", "2"], "--devices must not be given with --target"),
+        (["--target", "gpu:h100", "--compile", "gpu:h100"], "--target must not be given with --compile"),
+        (["--target", "gpu:gtx"], "must name one of the chips"),
         (["--compile", "gpu:h100", "--mesh", "data=3"], "must multiply to the number of devices, 1"),
         (["--compile", "tpu:v5e:2x4"], r"jrl-post\[plan-tpu\]"),
     ],

@@ -13,6 +13,7 @@ from jax.sharding import AbstractDevice
 from transformers import GPT2Config, LlamaConfig, T5Config
 
 import jrl
+from benchmarks.compiled_plans import RECIPES, RESULTS, TARGETS, recorded, with_layers
 from jrl.api import prepare
 from jrl.cli import main
 from jrl.learners.dpo_config import DPOConfig
@@ -25,10 +26,12 @@ from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
 from jrl.trainers.plan.model_part import model_part
 from jrl.trainers.plan.run_plan import RunPlan, plan_run
+from jrl.trainers.plan.targets import parse_target
 from jrl.trainers.ppo import PPOTrainer
 from jrl.typing import ModelInputs
 from tests.models.family_cases import CASES
 from tests.models.family_cases_gemma4 import CASES as GEMMA4
+from tests.recipe_shapes import ARCHITECTURES
 from tests.trainers.runs import PROMPTS, count_vowels, ppo_config, save_tiny_checkpoint
 
 TINY = LlamaConfig(
@@ -226,7 +229,65 @@ def test_the_command_says_whether_it_fits(checkpoint, tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(ppo_config(checkpoint, tmp_path).to_dict()))
     assert main(["plan", "--config", str(recipe), "--mesh", "fsdp=4", "--hbm", "1"]) == 0
-    assert "fits into 1.0 GiB" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "fits into 1.0 GiB" in printed and "XLA_CLIENT_MEM_FRACTION" not in printed
+
+
+def test_the_command_says_where_a_gpu_must_be_told_to_give_more(checkpoint, tmp_path, capsys):
+    config = ppo_config(checkpoint, tmp_path)
+    total = plan_run(config, abstract_mesh(num_devices=1)).total
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(config.to_dict()))
+    said = {}
+    for share in (0.74, 0.76, 1.01):
+        assert main(["plan", "--config", str(recipe), "--hbm", str(total / share / 2**30)]) == 0
+        printed = capsys.readouterr().out
+        said[share] = "does not fit" not in printed, "XLA_CLIENT_MEM_FRACTION" in printed
+    assert said == {0.74: (True, False), 0.76: (True, True), 1.01: (False, False)}
+
+
+def test_a_kind_of_device_is_planned_as_for_a_mesh_of_such_devices():
+    """What `jrl plan --compile` plans beside the compiler's figures, which needs the compiler, is on file."""
+    row = next(
+        row
+        for row in recorded(RESULTS)
+        if (row["recipe"], row["target"]) == ("ppo_imdb_llama_7b_lora", "gpu:h200x4")
+    )
+    config = jrl.TRLConfig.load_recipe(row["recipe"])
+    model = with_layers(ARCHITECTURES[RECIPES[row["recipe"]]](), row["layers"])
+    target = parse_target(row["target"])
+    sizes = TARGETS[row["target"]]
+    mesh, unknown = (abstract_mesh(*sizes, num_devices=4, device=device) for device in (target.device, None))
+    config = config.evolve(model={"model_path": model})
+    found = plan_run(config, mesh)
+    assert sum(found.held.values()) == row["held_planned"]
+    for name, planned in found.program_bytes.items():
+        assert planned == pytest.approx(row["programs"][name]["planned"], rel=2e-3)
+    assert plan_run(config, unknown).step_bytes > found.step_bytes
+
+
+@pytest.mark.parametrize("method", ["sft", "ilql"])
+def test_an_evaluation_samples_where_the_algorithm_does_not(method, checkpoint, tmp_path):
+    """A smaller optimizer batch makes its calls smaller."""
+    defaults = {"sft": jrl.default_sft_config, "ilql": jrl.default_ilql_config}[method]()
+    config = defaults.evolve(model={"model_path": checkpoint}, train={"seq_length": 64})
+    large, small = (
+        plan_run(config.evolve(train={"batch_size": rows}), abstract_mesh(num_devices=1)) for rows in (64, 32)
+    )
+    assert large.sampling["cache"] == pytest.approx(2 * small.sampling["cache"], rel=1e-3)
+    assert large.program_bytes["sample"] == sum(large.sampling.values())
+
+
+def test_a_target_is_planned_for(checkpoint, tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(ppo_config(checkpoint, tmp_path).to_dict()))
+    command = ["plan", "--config", str(recipe), "--mesh", "fsdp=2", "--target", "gpu:rtx4090x2"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    # A twentieth of 23.6 GiB is CUDA's.
+    assert (
+        "fits into 22.4 GiB" in printed and "fsdp=2" in printed and "XLA_CLIENT_MEM_FRACTION" not in printed
+    )
 
 
 def test_a_method_that_is_not_planned_is_refused():
@@ -538,7 +599,7 @@ def test_a_plan_with_experts_or_mixers_does_not_say_that_it_is_the_most(case):
 
 
 def test_a_plan_without_sampling_or_of_plain_layers_alone_is_whole():
-    assert planned(jrl.default_sft_config(), model=CASES["mixtral"]).is_whole
+    assert planned(jrl.default_dpo_config(), model=CASES["mixtral"]).is_whole
     assert planned(jrl.default_ppo_config()).is_whole
 
 

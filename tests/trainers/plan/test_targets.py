@@ -50,6 +50,8 @@ def asked(monkeypatch):
         ("gpu:h200", 1, 1),
         ("gpu:a100x4", 4, 4),
         ("gpu:h100x16", 16, 8),
+        ("gpu:rtx4090", 1, 1),
+        ("gpu:rtx4090x2", 2, 2),
     ],
 )
 def test_a_name_says_how_many_devices(name, devices, per_host):
@@ -68,6 +70,11 @@ def test_a_name_says_how_many_devices(name, devices, per_host):
         ("gpu:a100", 312, 85.1, 2039, 300),
         ("gpu:h100", 989, 84.9, 3350, 450),
         ("gpu:h200", 989, 151.4, 4800, 450),
+        ("gpu:b200", 2250, 191.5, 7672, 900),
+        # The white paper and PCIe of the fourth generation; memory as PyTorch says it, in GiB.
+        ("gpu:l4", 121, 22.0 * 1.073741824, 300, 32),
+        ("gpu:l40s", 362, 44.3 * 1.073741824, 864, 32),
+        ("gpu:rtx4090", 165, 23.6 * 1.073741824, 1008, 32),
     ],
 )
 def test_figures_are_the_data_sheets(name, bfloat16, memory, rate, link):
@@ -84,7 +91,8 @@ def test_figures_are_the_data_sheets(name, bfloat16, memory, rate, link):
     [
         ("cpu:8", r"must begin with tpu: or gpu:, got 'cpu:8'"),
         ("tpu:v7e:2x4", r"one of the chips \['v5e', 'v5p', 'v6e'\], got 'v7e'"),
-        ("gpu:h10x8", r"one of the chips \['a100', 'h100', 'h200'\], got 'h10'"),
+        ("gpu:h10x8", r"one of the chips \['l4', .*'h100', .*\], got 'h10x8'"),
+        ("gpu:rtx4090ti", r"got 'rtx4090ti'"),
         ("tpu:v5e", r"a slice of 2 sizes, as v5e:4x4, each a multiple of a host's 2x2 .* got ''"),
         ("tpu:v5e:3x4", r"each a multiple of a host's 2x2 and at most 16x16; got '3x4'"),
         ("tpu:v5e:32x4", r"at most 16x16; got '32x4'"),
@@ -97,6 +105,26 @@ def test_figures_are_the_data_sheets(name, bfloat16, memory, rate, link):
 def test_an_impossible_name_says_what_is_known(name, message):
     with pytest.raises(ValueError, match=message):
         parse_target(name)
+
+
+def test_cuda_keeps_a_part_of_a_gpu():
+    chip, gpu = parse_target("tpu:v5e:2x4"), parse_target("gpu:h100")
+    assert chip.usable_bytes == chip.memory_bytes
+    assert gpu.usable_bytes == int(0.95 * gpu.memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "described"),
+    [
+        ("gpu:rtx4090", ["threads_per_core_limit: 1536 ", "{ major: 8 minor: 9 }", "_optin: 101376 "]),
+        ("gpu:b200", ["threads_per_core_limit: 2048 ", "{ major: 10 ", "_optin: 232448 "]),
+    ],
+)
+def test_a_chip_is_described_by_its_own_figures(asked, name, described):
+    parse_target(name).devices()
+    ((kwargs, _),) = asked
+    assert all(kwargs["target_config"].count(part) == 1 for part in described)
+    assert kwargs["target_config"].count("threads_per_core_limit") == 1
 
 
 def test_a_tpu_is_asked_for_with_its_slice_and_hosts(asked):
