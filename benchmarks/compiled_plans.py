@@ -296,8 +296,8 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
     older = [row for row in rows if not is_current(row)]
     if older:
         yield f"{len(older)}, marked by a star, are compiled as the code was before; their plans are of now."
-    yield "Of what a call takes beside what is held, so many plans are within a fifth of what is reserved (DPO's and"
-    yield "PPO's scoring, and evaluations, have no plan):"
+    yield "Of what a call takes beside what is held, so many plans are within a fifth of what is reserved (scoring has"
+    yield "no plan):"
     yield ""
     columns = ["devices", "program", "plans", "within a fifth", "too low", "too high", "furthest off"]
     columns += ["of older cases, within a fifth"] if older else []
