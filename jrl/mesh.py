@@ -180,10 +180,10 @@ def abstract_mesh(
     """A mesh of devices that are only imagined; the sizes are those of `make_mesh`.
 
     Args:
-      data: Size of the axis, as the other three.
-      fsdp: As above.
-      tensor: As above.
-      expert: As above.
+      data: Size of its axis; of one axis, -1 is what the others leave.
+      fsdp: Likewise.
+      tensor: Likewise.
+      expert: Likewise.
       num_devices: In all.
       device: Their kind; None: any.
     Raises:

@@ -5,7 +5,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jrl.device_memory import GPU_ADVICE, gpu_advice, note_if_out_of_memory
+import jrl
+from jrl.device_memory import GPU_ADVICE, gpu_advice, is_worth_more, note_if_out_of_memory
+from jrl.rollout.rewards import RewardError
+from jrl.trainers.loading import setup
+from tests.trainers.runs import count_vowels, ppo_config, save_tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A tiny checkpoint."""
+    return save_tiny_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -55,6 +65,36 @@ def test_a_device_without_memory_says_what_helps(gpu):
 def test_a_share_is_of_gpus_alone():
     (smaller,) = notes(out_of_memory())
     assert "too little memory" in smaller
+
+
+def test_a_device_without_memory_may_be_what_caused_an_error():
+    error = RewardError("a reward function raised")
+    error.__cause__ = out_of_memory()
+    (smaller,) = notes(error)
+    assert "too little memory" in smaller
+    assert notes(error) == []  # once
+
+
+def test_a_model_that_no_device_has_memory_for_says_what_helps(checkpoint, tmp_path, monkeypatch):
+    def place(*_):
+        raise out_of_memory()
+
+    monkeypatch.setattr(setup, "place", place)
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        jrl.PPOTrainer(ppo_config(checkpoint, tmp_path), reward_fn=count_vowels)
+    assert sum("too little memory" in note for note in caught.value.__notes__) == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "is_worth"), [(0.74, False), (0.76, True), (0.94, True), (0.96, False), (10.0, False)]
+)
+def test_more_is_worth_it_where_it_suffices(share, is_worth):
+    assert is_worth_more(int(share * (1 << 30)), 1 << 30) is is_worth
+
+
+def test_an_allocator_without_a_share_is_not_advised(gpu):
+    gpu.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
+    assert gpu_advice() is None
 
 
 @pytest.mark.parametrize("error", [ValueError("RESOURCE_EXHAUSTED"), jax.errors.JaxRuntimeError("INTERNAL")])

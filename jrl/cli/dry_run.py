@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jrl.cli.summary import Work
-from jrl.device_memory import gpu_advice, usable_bytes
+from jrl.device_memory import GPU_SHARE, gpu_advice, is_worth_more, usable_bytes
 from jrl.mesh import abstract_mesh, rows_parts
 from jrl.trainers.base import Trainer
 from jrl.trainers.checkpoints.resume import checkpoints_in
@@ -215,7 +215,7 @@ def _show_memory(console: Console, config: TRLConfig, trainer: Trainer) -> str |
         )  # of a method of the user's own there is no plan
     usable = usable_bytes()
     console.print(Text(plan.table(usable)), soft_wrap=True)
-    if usable is not None and plan.total > usable and (found := gpu_advice()):
+    if usable is not None and (found := gpu_advice()) and is_worth_more(plan.total, int(usable / GPU_SHARE)):
         _say(console, found)
     return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 
 from jrl.cli.flat import is_flat
-from jrl.device_memory import GPU_ADVICE, GPU_SHARE
+from jrl.device_memory import GPU_ADVICE, is_worth_more
 from jrl.mesh import AXES, EXPERT, abstract_mesh, make_mesh, mesh_sizes, rows_parts
 from jrl.trainers.config.coercion import read_yaml
 from jrl.trainers.config.overrides import apply_overrides
@@ -93,7 +93,7 @@ def prepare(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[],
     def show() -> None:
         device = None if flags.hbm is None else int(flags.hbm * GIB)
         print(found.table(device))
-        if device is not None and GPU_SHARE * device < found.total <= device:
+        if device is not None and is_worth_more(found.total, device):
             print(GPU_ADVICE)
 
     return show
@@ -102,17 +102,20 @@ def prepare(flags: argparse.Namespace, overrides: Sequence[str]) -> Callable[[],
 def _plan_for(
     read: Callable[[int], TRLConfig], name: str, sizes: Mapping[str, int]
 ) -> Callable[[], int | None]:
-    """`jrl plan --target`."""
+    """`jrl plan --target`; status 1 where the target is too small."""
     from jrl.trainers.plan.targets import parse_target  # other plans need no data sheets
 
     target = parse_target(name)
     mesh = abstract_mesh(**dict(sizes), num_devices=target.num_devices, device=target.device)
-    found = plan_run(read(rows_parts(mesh)), mesh)
+    with jax.sharding.use_abstract_mesh(mesh):  # of which a recipe may ask the dtype that it computes in
+        config = read(rows_parts(mesh))
+    found = plan_run(config, mesh)
 
-    def show() -> None:
+    def show() -> int:
         print(found.table(target.usable_bytes))
-        if target.platform == "gpu" and found.total > GPU_SHARE * target.memory_bytes:
+        if target.platform == "gpu" and is_worth_more(found.total, target.memory_bytes):
             print(GPU_ADVICE)
+        return int(found.total > target.usable_bytes)
 
     return show
 

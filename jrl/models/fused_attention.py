@@ -151,10 +151,9 @@ def _shape_of_cudnn(
 
 
 def _keep_as_cudnn(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, ...]]:
-    out = q @ jnp.eye(
-        q.shape[-1], dtype=q.dtype
-    )  # a product: no cheap result, which a pass backward makes again
-    statistics = jnp.sum(q, axis=-1, dtype=jnp.float32)  # one number of a head's query
+    # Products: a cheap result would count as made again in the pass backward.
+    out = q @ jnp.eye(q.shape[-1], dtype=q.dtype)
+    statistics = q.astype(jnp.float32) @ jnp.ones((q.shape[-1], 1))  # one number of a head's query
     return out, (q, k, v, statistics, out)
 
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from jrl.compilation import use_compilation_cache
 from jrl.data.sources.fingerprint import fingerprint
+from jrl.device_memory import noting_out_of_memory
 from jrl.distributed import join, on_main
 from jrl.learners.config import MethodConfig
 from jrl.learners.guards import clip_by_global_norm, skip_nonfinite
@@ -181,7 +182,7 @@ class Trainer(abc.ABC):
     def compile_learner(self, init: Callable[[Params], Any], update: Update, params: Params) -> None:
         """Makes the first state on the mesh, and the jitted update that takes it over by donation."""
         self.update, shardings = jit_update(init, update, params, self.mesh)
-        with jax.set_mesh(self.mesh):
+        with jax.set_mesh(self.mesh), noting_out_of_memory():
             self.state = jax.jit(init, out_shardings=shardings)(params)
 
     @classmethod

@@ -234,6 +234,7 @@ def footprint_of(config: TRLConfig) -> Footprint | None:
     recipe = entry.recipe(method)
     num_steps = recipe.num_steps(method.num_rollouts, config.train.batch_size)
     settings = method.gen_experience_kwargs or method.gen_kwargs
+    new_tokens = settings.get("max_new_tokens", 0)
     plays = any(settings.get(name) is not None for name in ("max_turns", "max_turn_tokens"))
     return Footprint(
         value_head=recipe.critic,
@@ -242,7 +243,8 @@ def footprint_of(config: TRLConfig) -> Footprint | None:
         plays=plays,
         # Where each begins at the prompt behind the one before, they come one after another.
         slots_beside=0 if recipe.sampling.refills else config.train.rollouts_ahead,
-        window=settings.get("max_new_tokens", 0),
+        # Of a list evaluations try each, and rollouts take the first.
+        window=new_tokens[0] if isinstance(new_tokens, list | tuple) else new_tokens,
         update_rows=method.num_rollouts,
         reference=None if recipe.kl is None else "branch",
         scores="rollouts"

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jrl.data.tokenizer import check_vocabulary
+from jrl.device_memory import noting_out_of_memory
 from jrl.distributed import join
 from jrl.learners.config import LanguageConfig, MethodConfig, OnlineConfig
 from jrl.mesh import experts_parts, make_mesh, place, platform, tree_shardings
@@ -127,6 +128,7 @@ def reward_mesh(config: TRLConfig) -> Mesh:
     return mesh if jax.process_count() == 1 else make_mesh(devices=jax.local_devices())
 
 
+@noting_out_of_memory()
 def load_policy(
     config: TRLConfig,
     mesh: Mesh,

@@ -199,8 +199,6 @@ class Run:
         several processes none can save alone: where they do not fail together, they end with the last checkpoint.
         """
         failure = self._unfinished(error) if isinstance(error, SystemExit) else error
-        if error is not None:
-            note_if_out_of_memory(error)
         self.interrupted = error is None and self.stopped
         with self._opened:
             saved = False
@@ -212,6 +210,8 @@ class Run:
                 failure = another
             if failure is None:
                 self._say_how_it_ended()
+            else:
+                note_if_out_of_memory(failure)
             if failure is not None and not saved and jax.process_count() > 1:
                 self.checkpoints.abandon(seconds=_LAST_SAVE_SECONDS)
                 say_end(failure, self.checkpoints.run_dir)

@@ -23,7 +23,7 @@ import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
-from jrl.device_memory import GPU_ADVICE, GPU_SHARE
+from jrl.device_memory import GPU_ADVICE, is_worth_more
 from jrl.models.cost import format_bytes
 from jrl.trainers.config.method import footprint_of
 from jrl.trainers.config.registry import get_trainer
@@ -209,10 +209,10 @@ class CompiledPlan:
                 lines.append(f"  {'its kernels one after another':<44}{_time(total):>12}: {waiting}")
         lines += [f"\n{name} does not fit: {said}" for name, said in self.too_large.items()]
         verdict = "fits" if self.fits else "does not fit"
-        share = self.total / self.target.memory_bytes
+        usable = self.target.usable_bytes
         lines += ["", f"{'memory of each device, at most':<46}{_size(self.total)}"]
-        lines.append(f"{verdict} into {format_bytes(self.target.memory_bytes)} ({share:.0%})")
-        if self.target.platform == "gpu" and share > GPU_SHARE:
+        lines.append(f"{verdict} into {format_bytes(usable)} ({self.total / usable:.0%})")
+        if self.target.platform == "gpu" and is_worth_more(self.total, self.target.memory_bytes):
             lines.append(GPU_ADVICE)
         return "\n".join(lines)
 

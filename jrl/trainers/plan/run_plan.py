@@ -708,9 +708,12 @@ def _rows_read_together(run: _Run, rows: int) -> int:
 
 
 def _prompt_width(run: _Run) -> int:
-    steers = run.footprint.num_q_heads > 0
-    settings = planned_settings(run.part, run.config.method.gen_kwargs, steers=steers)
-    return max(run.length - settings.max_new_tokens, 1)
+    """Tokens of a prompt, beside which a row has as many new ones as a sampling call writes."""
+    new_tokens = run.footprint.window
+    if not new_tokens:  # an update that reads all logits says nothing of it
+        steers = run.footprint.num_q_heads > 0
+        new_tokens = planned_settings(run.part, run.config.method.gen_kwargs, steers=steers).max_new_tokens
+    return max(run.length - new_tokens, 1)
 
 
 def _cache_apart(run: _Run, rows: int, cache: int) -> Bytes:

@@ -89,7 +89,7 @@ def parse_target(text: str) -> Target:
     Raises:
       ValueError: If there is no such chip, or its slice or number is impossible.
     """
-    platform, _, rest = text.partition(":")
+    platform, _, rest = text.lower().partition(":")
     if platform == "tpu":
         chip, _, slice_name = rest.partition(":")
         return _tpu(text, _known(text, chip, _TPUS), slice_name)

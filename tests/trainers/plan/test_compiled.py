@@ -99,7 +99,7 @@ def updating(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Compi
 
 
 @pytest.mark.parametrize(
-    ("share", "fits", "is_told"), [(0.74, True, False), (0.94, True, True), (0.96, False, True)]
+    ("share", "fits", "is_told"), [(0.74, True, False), (0.94, True, True), (0.96, False, False)]
 )
 def test_a_gpu_gives_programs_a_part_of_its_memory(
     updating: CompiledPlan, share: float, fits: bool, is_told: bool

@@ -139,6 +139,16 @@ def test_a_flat_recipe_of_ddpo_is_planned(
     assert line.endswith(f" {format_bytes(4 * image)}")
 
 
+@pytest.mark.parametrize(("target", "dtype"), [("--devices=1", "float32"), ("--target=gpu:h100", "bfloat16")])
+def test_a_flat_recipe_that_names_no_precision_computes_as_its_devices_do(
+    target: str, dtype: str, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"pretrained_model: {folder}", encoding="utf-8")
+    assert main(["plan", "--config", str(recipe), target]) == 0
+    assert f"computed in {dtype}" in capsys.readouterr().out
+
+
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy in the place of what a path names."""

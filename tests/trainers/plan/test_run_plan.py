@@ -262,8 +262,31 @@ def test_a_kind_of_device_is_planned_as_for_a_mesh_of_such_devices():
     found = plan_run(config, mesh)
     assert sum(found.held.values()) == row["held_planned"]
     for name, planned in found.program_bytes.items():
-        assert planned == pytest.approx(row["programs"][name]["planned"], rel=2e-3)
+        assert planned == pytest.approx(row["programs"][name]["planned"], rel=1e-6)
     assert plan_run(config, unknown).step_bytes > found.step_bytes
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "rollouts", "same_as"),
+    [(16, {"max_new_tokens": 120}, 120), (120, {"max_new_tokens": 16}, 16), ([120, 16], None, 120)],
+)
+def test_prompts_are_those_of_rollouts(evaluations, rollouts, same_as, checkpoint):
+    def planned(gen_kwargs, gen_experience_kwargs=None):
+        config = jrl.default_ppo_config().evolve(
+            model={"model_path": checkpoint},
+            train={"seq_length": 128, "batch_size": 32},
+            method={
+                "gen_kwargs": gen_kwargs,
+                "gen_experience_kwargs": gen_experience_kwargs,
+                "num_rollouts": 32,
+                "chunk_size": 32,
+            },
+        )
+        return plan_run(config, abstract_mesh(num_devices=1))
+
+    found = planned({"max_new_tokens": evaluations}, rollouts)
+    assert found.sampling == planned({"max_new_tokens": same_as}).sampling
+    assert found.sampling != planned({"max_new_tokens": 136 - same_as}).sampling
 
 
 @pytest.mark.parametrize("method", ["sft", "ilql"])
@@ -282,6 +305,8 @@ def test_a_target_is_planned_for(checkpoint, tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(ppo_config(checkpoint, tmp_path).to_dict()))
     command = ["plan", "--config", str(recipe), "--mesh", "fsdp=2", "--target", "gpu:rtx4090x2"]
+    assert main([*command, "--method.chunk_size", "16000000", "--method.num_rollouts", "16000000"]) == 1
+    assert "does not fit into 22.4 GiB" in capsys.readouterr().out
     assert main(command) == 0
     printed = capsys.readouterr().out
     # A twentieth of 23.6 GiB is CUDA's.
