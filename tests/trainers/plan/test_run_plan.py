@@ -249,15 +249,13 @@ def test_the_command_says_where_a_gpu_must_be_told_to_give_more(checkpoint, tmp_
 def test_a_kind_of_device_is_planned_as_for_a_mesh_of_such_devices():
     """What `jrl plan --compile` plans beside the compiler's figures, which needs the compiler, is on file."""
     row = next(
-        row
-        for row in recorded(RESULTS)
-        if (row["recipe"], row["target"]) == ("ppo_imdb_llama_7b_lora", "gpu:h200x4")
+        row for row in recorded(RESULTS) if (row["recipe"], row["target"]) == ("ppo_imdb", "gpu:h100x8")
     )
     config = jrl.TRLConfig.load_recipe(row["recipe"])
     model = with_layers(ARCHITECTURES[RECIPES[row["recipe"]]](), row["layers"])
     target = parse_target(row["target"])
     sizes = TARGETS[row["target"]]
-    mesh, unknown = (abstract_mesh(*sizes, num_devices=4, device=device) for device in (target.device, None))
+    mesh, unknown = (abstract_mesh(*sizes, num_devices=8, device=device) for device in (target.device, None))
     config = config.evolve(model={"model_path": model})
     found = plan_run(config, mesh)
     assert sum(found.held.values()) == row["held_planned"]
@@ -299,6 +297,24 @@ def test_an_evaluation_samples_where_the_algorithm_does_not(method, checkpoint, 
     )
     assert large.sampling["cache"] == pytest.approx(2 * small.sampling["cache"], rel=1e-3)
     assert large.program_bytes["sample"] == sum(large.sampling.values())
+
+
+def test_sampling_reads_q_heads_and_not_their_targets(checkpoint):
+    """Over `fsdp` they are made whole: in float32, and on TPUs as products read them."""
+    config = jrl.default_ilql_config().evolve(model={"model_path": checkpoint}, train={"seq_length": 64})
+
+    def further_head(read, name, mesh):
+        """Bytes by which a plan has more of something with a second Q head."""
+        two, one = (plan_run(config.evolve(method={"two_qs": two_qs}), mesh) for two_qs in (True, False))
+        return read(two)[name] - read(one)[name]
+
+    one_device = abstract_mesh(num_devices=1)
+    head_and_target = further_head(lambda plan: plan.held, "parameters that train", one_device)
+    for name, parts in (("gpu:h100x2", 2), ("tpu:v5e:2x2", 4)):
+        target = parse_target(name)
+        mesh = abstract_mesh(fsdp=-1, data=1, num_devices=target.num_devices, device=target.device)
+        found = further_head(lambda plan: plan.sampling, "parameters, as sampling reads them", mesh)
+        assert found == head_and_target // parts, name
 
 
 def test_a_target_is_planned_for(checkpoint, tmp_path, capsys):
