@@ -40,9 +40,8 @@ def usable_bytes() -> int | None:
 def gpu_advice() -> str | None:
     """Says how programs get more of this process's GPU; None: it has none, or the user has said how much they get."""
     is_told = any(os.environ.get(name) for name in (_VARIABLE, _OLD_VARIABLE))
-    if (
-        is_told or os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "platform"
-    ):  # which has no share
+    has_share = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() != "platform"
+    if is_told or not has_share:
         return None
     with suppress(RuntimeError):
         return GPU_ADVICE if jax.default_backend() == "gpu" else None

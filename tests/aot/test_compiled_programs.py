@@ -261,7 +261,7 @@ class TestUpdate:
         assert 0.8 * needed < num_flops(case.programs["update"], rounds=4) * devices < 1.1 * needed
 
 
-@pytest.mark.parametrize("target", ["gpu:l4", "gpu:rtx4090", "gpu:a100", "gpu:b200"])
+@pytest.mark.parametrize("target", ["gpu:l4", "gpu:l40s", "gpu:rtx4090", "gpu:a100", "gpu:b200"])
 def test_kernels_serve_gpus_that_are_no_hopper(target: str, compile_for: Compile) -> None:
     """Compute capability 8.9 has less than half of an H100's shared memory for a block, 10.0 other instructions.
 

@@ -126,6 +126,15 @@ class _Chip:
     description: Mapping[str, str | int] = field(default_factory=dict)
 
 
+def _tensor_cores(
+    *, half: float, single: float, int8: float, float8: float | None = None
+) -> dict[str, float]:
+    """`Target.matrix_flops` of TFLOP/s as a data sheet prints them; a chip without float8 has no rate for it."""
+    rates = {"bfloat16": half, "float16": half, "float32": single, "int8": int8}
+    rates |= {} if float8 is None else {"float8": float8}
+    return {dtype: rate * 1e12 for dtype, rate in rates.items()}
+
+
 GIB = 1 << 30
 
 # cloud.google.com/tpu/docs/v5e, /v5p, /v6e: "Peak compute per chip", "HBM bandwidth per chip", "Bidirectional
@@ -178,13 +187,7 @@ _HOPPER: dict[str, str | int] = {
     "shared_memory_per_block_optin": 227 << 10,
     "cuda_compute_capability": "{ major: 9 feature_extension: ACCELERATED_FEATURES }",
 }
-_HOPPER_FLOPS = {
-    "bfloat16": 989e12,
-    "float16": 989e12,
-    "float32": 494e12,
-    "int8": 1979e12,
-    "float8": 1979e12,
-}
+_HOPPER_FLOPS = _tensor_cores(half=989, single=494, int8=1979, float8=1979)
 _ADA: dict[str, str | int] = {
     "fpus_per_core": 128,
     "shared_memory_per_core": 100 << 10,
@@ -195,13 +198,7 @@ _ADA: dict[str, str | int] = {
 _GPUS = {
     "l4": _Chip(
         memory_bytes=int(22.0 * GIB),
-        matrix_flops={
-            "bfloat16": 121e12,
-            "float16": 121e12,
-            "float32": 60e12,
-            "int8": 242e12,
-            "float8": 242e12,
-        },
+        matrix_flops=_tensor_cores(half=121, single=60, int8=242, float8=242),
         memory_rate=300e9,
         link_rate=64e9 / 2,
         library_name="NVIDIA L4",
@@ -209,13 +206,7 @@ _GPUS = {
     ),
     "l40s": _Chip(
         memory_bytes=int(44.3 * GIB),
-        matrix_flops={
-            "bfloat16": 362e12,
-            "float16": 362e12,
-            "float32": 183e12,
-            "int8": 733e12,
-            "float8": 733e12,
-        },
+        matrix_flops=_tensor_cores(half=362, single=183, int8=733, float8=733),
         memory_rate=864e9,
         link_rate=64e9 / 2,
         library_name="NVIDIA L40S",
@@ -223,13 +214,7 @@ _GPUS = {
     ),
     "rtx4090": _Chip(
         memory_bytes=int(23.6 * GIB),
-        matrix_flops={
-            "bfloat16": 165e12,
-            "float16": 165e12,
-            "float32": 82.6e12,
-            "int8": 661e12,
-            "float8": 330e12,
-        },
+        matrix_flops=_tensor_cores(half=165, single=82.6, int8=661, float8=330),
         memory_rate=1008e9,
         link_rate=64e9 / 2,
         library_name="NVIDIA GeForce RTX 4090",
@@ -237,7 +222,7 @@ _GPUS = {
     ),
     "a100": _Chip(
         memory_bytes=85_100_068_864,
-        matrix_flops={"bfloat16": 312e12, "float16": 312e12, "float32": 156e12, "int8": 624e12},
+        matrix_flops=_tensor_cores(half=312, single=156, int8=624),
         memory_rate=2039e9,
         link_rate=600e9 / 2,
         library_name="NVIDIA A100-SXM4-80GB",
@@ -269,13 +254,7 @@ _GPUS = {
     ),
     "b200": _Chip(
         memory_bytes=191_514_411_008,
-        matrix_flops={
-            "bfloat16": 2250e12,
-            "float16": 2250e12,
-            "float32": 1125e12,
-            "int8": 4500e12,
-            "float8": 4500e12,
-        },
+        matrix_flops=_tensor_cores(half=2250, single=1125, int8=4500, float8=4500),
         memory_rate=7672e9,
         link_rate=1800e9 / 2,
         library_name="NVIDIA B200",

@@ -52,6 +52,7 @@ def asked(monkeypatch):
         ("gpu:h100x16", 16, 8),
         ("gpu:rtx4090", 1, 1),
         ("gpu:rtx4090x2", 2, 2),
+        ("gpu:RTX4090", 1, 1),
     ],
 )
 def test_a_name_says_how_many_devices(name, devices, per_host):
